@@ -229,6 +229,59 @@ def test_layers_without_gradients_are_named(tmp_path):
     assert both.flat_scores.tobytes() == alone.flat_scores.tobytes()
 
 
+def test_a_part_of_a_layer_is_refused(tmp_path):
+    images = Case("images", tmp_path / "m")
+    for ask in (images.memory.topk, images.memory.group_sum):
+        by = {"by": "sample"} if ask == images.memory.group_sum else {}
+        with pytest.raises(BadInput, match=r"'conv\.0' is a part of layer 'conv'"):
+            ask("conv.0", images.asked, score="gradient", **by)
+
+
+class Reused(nn.Module):
+    """Its table is a weight of the head as well, in a product that no layer makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.middle = nn.Embedding(CLASSES, 4), nn.Linear(4, 4)
+
+    def forward(self, words):
+        return nn.functional.linear(self.middle(self.words(words)).mean(1), self.words.weight)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the recorder's own
+def test_layers_whose_gradients_came_from_elsewhere_too_are_refused(tmp_path):
+    torch.manual_seed(0)
+    model, words = Reused(), torch.randint(0, CLASSES, (8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        for _ in range(3):
+            with recorder.step():
+                optimizer.zero_grad()
+                loss(model(words), torch.zeros(8, dtype=torch.long)).sum().backward()
+                optimizer.step()
+    memory = dualform.open(tmp_path / "m")
+    asked = memory.gradients(model, words[:2], torch.zeros(2, dtype=torch.long), loss)
+    with pytest.raises(Inexact, match="'words' has gradients that scores would be without, from step 0 on"):
+        memory.topk("*", asked, score="gradient")
+    assert memory.topk("middle", asked, score="gradient").ids.size
+
+
+def test_tables_of_a_greatest_norm_stay_as_they_are(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 4, max_norm=1.0), nn.Flatten(), nn.Linear(8, CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.randint(0, 5, (8, 2))
+    with dualform.Recorder(model, optimizer, tmp_path / "m", layers=["2"], quiet=True) as recorder, recorder.step():
+        loss(model(words), torch.zeros(8, dtype=torch.long)).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        model[0].weight.mul_(10)  # beyond the norm, as an update may leave it
+    before = model[0].weight.clone()
+    with pytest.warns(RuntimeWarning, match="the gradients are those at its own weights"):
+        dualform.open(tmp_path / "m").gradients(model, words, torch.zeros(8, dtype=torch.long), loss)
+    assert torch.equal(model[0].weight, before)
+
+
 def test_a_model_that_is_frozen_by_now_has_gradients_all_the_same(mlp):
     weight = mlp.model[0].weight
     weight.requires_grad_(False)

@@ -107,6 +107,30 @@ def test_another_training_is_refused_where_it_departs(tmp_path):
     assert not list((tmp_path / "scratch").iterdir())
 
 
+def test_other_labels_in_the_last_step_are_refused(tmp_path):
+    """No key follows the last update, so that only the weights at the end tell."""
+
+    def trained(recorder_of, last):
+        torch.manual_seed(3)
+        training = KINDS["linear layers"]
+        model = training.make()
+        optimizer = training.optimizer(model)
+        with recorder_of(model, optimizer) as recorder:
+            for step in range(4):
+                with recorder.step(sample=samples(step)):
+                    optimizer.zero_grad()
+                    given = labels(step) if step < 3 else last
+                    training.loss(model(training.inputs(step)), given).mean().backward()
+                    optimizer.step()
+        return recorder
+
+    trained(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False, quiet=True), labels(3))
+    influence = KINDS["linear layers"].influence()
+    with pytest.raises(RecordingError, match=r"the second training ended with another '0\.bias' than the first"):
+        trained(lambda *of: dualform.Replay(*of, tmp_path / "m", [influence]), 3 - labels(3))
+    assert trained(lambda *of: dualform.Replay(*of, tmp_path / "m", [influence]), labels(3)).answers()
+
+
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
-from dualform.query.groups import group_entries
+from dualform.query.groups import check_spaces, group_entries, joined_keys
 from dualform.query.view import Check, View
 from dualform.query.where import mask
 from dualform.store.layer import Layer
@@ -18,18 +18,20 @@ def groups_of_layers(
     view: View, layers: Mapping[str, Layer], by: tuple[str, ...], check: Check
 ) -> tuple[tuple[GroupKey, ...], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
     """The groups of all layers' slots, how many slots each has in all of their spaces, and by layer the group of each
-    entry.
+    entry. Raises NotFound for a column that there is not, BadInput where one says different things in several spaces.
     """
     every = {name: mask.selection(view, layer, None, check) for name, layer in layers.items()}
     own = {name: group_entries(view, layer, every[name], by, check) for name, layer in layers.items()}
-    keys = list(dict.fromkeys(key for groups in own.values() for key in groups.keys))
-    keys.sort(key=lambda key: [(value is None, value if value is not None else 0) for value in key])
-    number = {key: place for place, key in enumerate(keys)}
-    counts, numbers, counted = np.zeros(len(keys), dtype=np.int64), {}, set[str]()
-    for name, groups in own.items():
-        places = np.array([number[key] for key in groups.keys], dtype=np.int64)
-        numbers[name] = places[groups.numbers]
-        if layers[name].space not in counted:
-            counted.add(layers[name].space)
-            counts[places] += groups.counts
-    return tuple(keys), counts, numbers
+    check_spaces(view, {layer.space for layer in layers.values()}, by)
+    keys, places = joined_keys({name: groups.keys for name, groups in own.items()})
+    numbers = {name: places[name][groups.numbers] for name, groups in own.items()}
+    counts = np.zeros(len(keys), dtype=np.int64)
+    for space in {layer.space for layer in layers.values()}:
+        # A slot that several layers have counts once.
+        of_slots = np.full(view.snapshot.space(space).count, -1, dtype=np.int64)
+        for name, layer in layers.items():
+            if layer.space == space:
+                slots = view.snapshot.entries(name).slots
+                of_slots[slice(None) if slots is None else slots] = numbers[name]
+        counts += np.bincount(of_slots[of_slots >= 0], minlength=len(keys))
+    return keys, counts, numbers

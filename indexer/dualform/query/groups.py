@@ -5,10 +5,10 @@ Shapes: m entries that the mask leaves, H entries of the layer, T slots of its s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from math import inf, isnan, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,6 +117,45 @@ def group_entries(
     found = view.cache.get(key, made, check)
     _require_few(len(found.keys), most, by)
     return found
+
+
+def check_spaces(view: View, spaces: Collection[str], by: tuple[str, ...]) -> None:
+    """Raises BadInput where slots of several spaces are grouped by columns that say different things in them."""
+    if len(spaces) < 2:
+        return
+    for name in spaces:
+        if not view.snapshot.space(name).sample_columns.issuperset(by):
+            raise BadInput(
+                f"the layers have slots of several spaces, {', '.join(sorted(spaces))}.",
+                hint="Group by columns of the sample alone, or name layers of one space.",
+                field="by",
+            )
+
+
+def joined_keys(
+    keys: Mapping[str, Sequence[GroupKey]],
+) -> tuple[tuple[GroupKey, ...], dict[str, NDArray[np.int64]]]:
+    """All of several lists of groups, in value order, NULLs last; and by list, where each of its groups is among
+    them. NaN is one value.
+    """
+    alike = {name: [tuple(map(_one_nan, key)) for key in own] for name, own in keys.items()}
+    found = sorted(dict.fromkeys(key for own in alike.values() for key in own), key=_in_order)
+    number = {key: place for place, key in enumerate(found)}
+    places = {name: np.array([number[key] for key in own], dtype=np.int64) for name, own in alike.items()}
+    return tuple(found), places
+
+
+def _one_nan(value: Any) -> Any:
+    """The same object for every NaN, which are no equals of one another."""
+    return nan if _is_nan(value) else value
+
+
+def _in_order(key: GroupKey) -> list[tuple[bool, bool, Any]]:
+    return [(value is None, _is_nan(value), 0 if value is None or _is_nan(value) else value) for value in key]
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and isnan(value)
 
 
 def group(

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from dualform.errors import BadInput
 from dualform.questions.gradients import ExampleGradients, LayerGradients
@@ -23,12 +23,16 @@ def example_gradients(
     `batch_dims`, that nothing comes back to. Raises as SignalPasses.
     """
 
+    # Tables of a greatest norm write to their weights whenever they are read.
+    own_copy = any(getattr(module, "max_norm", None) is not None for module in model.modules())
+    weights = {name: own.detach().clone() for name, own in _state(model)} if own_copy else None
+
     def passes(size: int) -> Iterator[tuple[int, Mapping[str, LayerSignals]]]:
         start, stop = 0, 1
         while start < stop:
             own = SignalPasses(model, taps, batch_dims, examples, start, start + size)
             with own.attached():
-                yield start, own.signals().layers
+                yield start, own.signals(weights).layers
             start, stop = start + own.count, own.available
 
     try:
@@ -60,3 +64,9 @@ def example_gradients(
         for name, own in parts.items()
     }
     return ExampleGradients(count, joined)
+
+
+def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name, a tied one under its first name alone."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()

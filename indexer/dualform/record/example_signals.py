@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from dualform.errors import BadInput
-from dualform.record.model_arguments import Arguments, Inputs, device_of
+from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
 from dualform.record.probes import evaluating, uncompiled
 from dualform.record.signal_taker import SignalTaker
 from dualform.record.taps import Tap
@@ -29,6 +29,9 @@ from dualform.rules.update_rule import Doubles
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 """Of what the model returns and the labels: a loss for each example, as `cross_entropy(…, reduction="none")`."""
+
+
+Found = TypeVar("Found")
 
 
 class SharedRows(BadInput):
@@ -96,8 +99,8 @@ class SignalPasses:
         self._places, self._named = given.part(start, stop)
         self._labels = self._checked_labels(device)[start:stop]
         self._taker: SignalTaker | None = None
-        self._told_apart = False
-        """Whether it was seen that each row of a layer is of one example."""
+        self._passes = 0
+        """Forward and backward ones so far."""
 
     def _checked_labels(self, device: torch.device | None) -> Tensor:
         given, what = self._examples.labels, self._examples.what
@@ -143,31 +146,45 @@ class SignalPasses:
                 name: tensor.detach().requires_grad_(name in parameters and tensor.is_floating_point())
                 for name, tensor in weights.items()
             }
-        # A model that is frozen by now has gradients all the same.
-        with self._undisturbed(), self._tapped_with(given), _all_trained(parameters.values()), torch.enable_grad():
+
+        def send_back(losses: Tensor, factors: Tensor, again: bool) -> None:
+            """`again`: whether it is done once more."""
+            if given is not None:  # checkpointing of the older kind does without grad()
+                torch.autograd.backward(losses, factors, retain_graph=again)
+            else:  # nothing is added to gradients that the model has
+                wanted = [own for own in parameters.values() if own.requires_grad]
+                torch.autograd.grad(losses, wanted, factors, again, allow_unused=True)
+
+        def passed() -> Signals:
             taker.begin()
-            losses = self._losses(given)
+            losses = self._losses()
             if not losses.requires_grad:
                 raise BadInput(
                     f"the loss of {self._examples.what} has no gradient: it depends on no parameter.",
                     hint="Give a loss of the model's output that torch can differentiate.",
                     field="loss",
                 )
-            wanted = [tensor for tensor in (given or parameters).values() if tensor.requires_grad]
-            torch.autograd.grad(losses.sum(), wanted, allow_unused=True, retain_graph=not self._told_apart)
+            # What is zero at first tells nothing: it is looked at again in passes 2, 4, 8, and so on.
+            self._passes += 1
+            told = self._passes & (self._passes - 1) != 0
+            send_back(losses, torch.ones_like(losses), not told)
             found = self._collected(taker)
-            if not self._told_apart:
+            if not told:
                 taker.begin()
-                factors = torch.from_numpy(2.0 ** (np.arange(self.count) % 8 - 4)).to(losses)
-                torch.autograd.grad(losses, wanted, factors, allow_unused=True)
+                exponents = np.random.default_rng(self._passes).integers(-8, 9, self.count)
+                factors = torch.from_numpy(2.0**exponents).to(losses)
+                send_back(losses, factors, False)
                 _check_apart(found, self._collected(taker), factors.double().cpu().numpy())
-                self._told_apart = True
-        return Signals(losses.detach().double().cpu().numpy(), found)
+            return Signals(losses.detach().double().cpu().numpy(), found)
+
+        # A model that is frozen by now has gradients all the same.
+        with self._undisturbed(), self._tapped_with(given), _all_trained(parameters.values()), torch.enable_grad():
+            return self._at(given, passed)
 
     def losses(self, weights: Mapping[str, Tensor]) -> Doubles:
         """float64[n] at `weights`."""
         with self._undisturbed(), torch.no_grad():
-            return self._losses(weights).double().cpu().numpy()
+            return self._at(weights, self._losses).double().cpu().numpy()
 
     def along(self, weights: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Doubles:
         """float64[n]: how each loss changes along a direction of some weights, by forward differentiation.
@@ -178,7 +195,7 @@ class SignalPasses:
         moved = {name: fixed[name] for name in direction}
 
         def run(chosen: Mapping[str, Tensor]) -> Tensor:
-            return self._losses({**fixed, **chosen})
+            return self._at({**fixed, **chosen}, self._losses)
 
         try:
             with self._undisturbed(), warnings.catch_warnings():
@@ -193,11 +210,20 @@ class SignalPasses:
         found: Doubles = slope.detach().double().cpu().numpy()
         return found
 
-    def _losses(self, weights: Mapping[str, Tensor] | None) -> Tensor:
+    def _at(self, weights: Mapping[str, Tensor] | None, run: Callable[[], Found]) -> Found:
+        """What `run` finds while some weights stand in for the model's: all of it, for a backward pass may run parts of
+        the model again, as checkpointing does, and a loss may read weights of it.
+        """
         if weights is None:
-            output = self._model(*self._places, **self._named)
-        else:
-            output = functional_call(self._model, dict(weights), tuple(self._places), dict(self._named))
+            return run()
+        given = {f"model.{name}": tensor for name, tensor in weights.items()}
+        found: Found = functional_call(_Standing(self._model), given, (run,))
+        return found
+
+    def _losses(self) -> Tensor:
+        # A model may write to what it is given.
+        places, named = copied(self._places), copied(self._named)
+        output = self._model(*places, **named)
         losses, what = self._examples.loss(output, self._labels), self._examples.what
         if not isinstance(losses, Tensor) or losses.shape != (self.count,):
             said = f"{list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
@@ -262,9 +288,20 @@ class SignalPasses:
         return keys, errors, np.repeat(np.arange(self.count), len(keys) // self.count)
 
 
+class _Standing(nn.Module):
+    """A model whose weights others stand in for, as long as something runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, run: Callable[[], Found]) -> Found:
+        return run()
+
+
 @contextmanager
 def _all_trained(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """All of floating point require gradients, as long as it takes."""
+    """All parameters of floating point require gradients until it is left."""
     frozen = [own for own in parameters if own.is_floating_point() and not own.requires_grad]
     try:
         for own in frozen:

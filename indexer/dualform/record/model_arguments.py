@@ -90,6 +90,11 @@ def _each(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return type(part)(_each(own, change) for own in part) if isinstance(part, tuple | list) else part
 
 
+def copied(part: Any) -> Any:
+    """Arguments with tensors of their own."""
+    return _each(part, Tensor.clone)
+
+
 def _tensors(part: Any) -> Iterator[Tensor]:
     if isinstance(part, Tensor):
         yield part

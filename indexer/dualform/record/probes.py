@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dualform.errors import BadInput
 from dualform.record.column_values import as_array
-from dualform.record.model_arguments import Arguments, Inputs, device_of
+from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
 from dualform.record.taps import Tap
 
 
@@ -46,7 +46,8 @@ class ProbeTaker:
         with evaluating(model), torch.no_grad(), uncompiled():
             for start in range(0, given.examples, batch_size):
                 places, named = given.part(start, start + batch_size)
-                self._outcome(model(*places, **named))
+                # A model may write to what it is given, and a probe with a loss runs it again.
+                self._outcome(model(*copied(places), **copied(named)))
 
     def _outcome(self, output: Any) -> None:
         for name, keys in self._batch.items():

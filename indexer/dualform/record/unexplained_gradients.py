@@ -12,6 +12,7 @@ from dualform.record.pending_gradients import StepGradient
 from dualform.record.recorded_parameters import RecordedParameters
 from dualform.record.watch import roundoff
 from dualform.rules.half_precision import lost
+from dualform.store.batch import UNEXPLAINED
 
 
 def unexplained_gradients(
@@ -46,7 +47,7 @@ def _why(residual: float, name: str, step: int, dtype: torch.dtype | None, round
     """What may be the reason of a residual; `dtype`: of what the gradient was computed from, None for nothing seen;
     `rounded`: the share that rounding to a type of half precision accounts for.
     """
-    what = f"{residual:.1e} of the gradient of {name} at step {step} is not in the recorded slots"
+    what = f"{residual:.1e} of the gradient of {name} at step {step} {UNEXPLAINED}"
     elsewhere = "the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
     if rounded:
         half = str(dtype).removeprefix("torch.")

@@ -10,7 +10,7 @@ import numpy as np
 from dualform.errors import BadInput, RecordingError
 from dualform.store.batch import Batch
 from dualform.store.digests import Digest, digests
-from dualform.store.header import Header
+from dualform.store.header import Ending, Header
 from dualform.store.layer import Layer
 from dualform.store.snapshot import Snapshot
 
@@ -84,14 +84,22 @@ class FirstTraining:
             if one != other:
                 raise RecordingError(f"step {batch.step}, layer {name!r}: {_difference(one, other)}.", hint=_HINT)
 
-    def check_end(self) -> None:
-        """Raises RecordingError where the second run stopped early, or never reached a layer."""
+    def check_end(self, ending: Ending | None = None) -> None:
+        """Raises RecordingError where the second run stopped early, or never reached a layer; and where it ended with
+        other weights: what a last update is made of stands in no digest. `ending`: None where weights do not count.
+        """
         if self._seen < self._steps:
             raise RecordingError(
                 f"the second training stopped after {self._seen} of {self._steps} steps.",
                 hint="Run it to its end: an answer about a part of it would be another answer.",
             )
         self._require(sorted(self._missing), "the end")
+        first, again = self._memory.final(), None if ending is None else ending.final
+        if first is None or again is None:
+            return
+        for name in sorted(first.keys() | again.keys()):
+            if name not in first or name not in again or not np.array_equal(first[name], again[name], equal_nan=True):
+                raise RecordingError(f"the second training ended with another {name!r} than the first.", hint=_HINT)
 
     def _join(self, layers: Iterable[Layer], when: str, expected: Set[Shape] = frozenset()) -> None:
         """Take note of layers that the second run reaches.

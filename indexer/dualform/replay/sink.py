@@ -62,7 +62,7 @@ class ReplaySink:
         if not ending.finished:
             self.abandon()
             return
-        self._first.check_end()
+        self._first.check_end(ending if self._writer is not None else None)
         for buffer in self._buffers:
             buffer.finish()
         if self._writer is not None:

@@ -124,6 +124,10 @@ class StepLog:
     """Whether another log of this step came before, of other optimizers."""
 
 
+UNEXPLAINED = "is not in the recorded slots"
+"""What the reason of a defect says where it is a part of a gradient."""
+
+
 @dataclass(frozen=True)
 class Defect:
     """What may keep a layer from being rebuilt exactly from `step` on."""

@@ -12,13 +12,13 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import GroupKey, GroupSums, Hits
+from dualform.answers import GroupSums, Hits
 from dualform.answers.group_sums import largest
 from dualform.errors import BadInput
 from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, SUM_BYTES
 from dualform.query.gradients.scores import GradientScores, gradient_scores
 from dualform.query.gradients.screen import candidates
-from dualform.query.groups import Groups, group
+from dualform.query.groups import Groups, check_spaces, group, joined_keys
 from dualform.query.score.canonical import as_float32
 from dualform.query.search.cells import best_of_cells
 from dualform.query.search.screen import Screen
@@ -93,9 +93,8 @@ def gradient_sum(view: View, question: GradientSum, examples: ExampleGradients, 
     count, k = examples.count, question.k
     most = inf if k is not None else view.bounds.answer_bytes // (SUM_BYTES * (count + 1))
     own = {space: _groups(scores, space, question.by, check, most) for space in scores.spaces}
-    keys = _together(view, own, question.by)
-    number = {key: place for place, key in enumerate(keys)}
-    places = {space: np.array([number[key] for key in groups.keys], dtype=np.int64) for space, groups in own.items()}
+    check_spaces(view, own.keys(), question.by)
+    keys, places = joined_keys({space: groups.keys for space, groups in own.items()})
     counts = np.zeros(len(keys), dtype=np.int64)
     for space, groups in own.items():
         counts[places[space]] += groups.counts
@@ -132,17 +131,3 @@ def _groups(scores: GradientScores, space: str, by: tuple[str, ...], check: Chec
     """Of the slots of a space that stay, at most so many."""
     stays = scores.stays(space)
     return group(scores.view.snapshot.space(space), None, Selection("", stays), by, check, most)
-
-
-def _together(view: View, own: dict[str, Groups], by: tuple[str, ...]) -> tuple[GroupKey, ...]:
-    """The groups of all spaces, in value order. Raises BadInput where a column says different things in them."""
-    if len(own) > 1:
-        for name in own:
-            if not view.snapshot.space(name).sample_columns.issuperset(by):
-                raise BadInput(
-                    f"the layers have slots of several spaces, {', '.join(own)}.",
-                    hint="Group by columns of the sample alone, or name layers of one space.",
-                    field="by",
-                )
-    keys = dict.fromkeys(key for groups in own.values() for key in groups.keys)
-    return tuple(sorted(keys, key=lambda key: [(value is None, 0 if value is None else value) for value in key]))

@@ -25,6 +25,7 @@ from dualform.query.weights.slot_products import blocks, places
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions.gradients import ExampleGradients
+from dualform.store.batch import UNEXPLAINED
 from dualform.store.layer import Layer
 
 _BLOCK_BYTES = 8 << 20
@@ -135,7 +136,7 @@ def gradient_scores(
     examples' gradients do not fit the layers, EmptyMask where the mask leaves no slot of any.
     """
     every = {layer.name: layer for layer in view.snapshot.layers.values()}
-    asked = [view.snapshot.layer(name).stored.name for name in names]
+    asked = [_whole_layer(view, name) for name in names]
     layers = {
         name: layer
         for name, layer in every.items()
@@ -150,11 +151,37 @@ def gradient_scores(
             field="layer",
         )
     _check_fit(layers, examples, named=bool(names))
+    _check_explained(view, layers)
     selections = {name: mask.selection(view, layer, where, check) for name, layer in layers.items()}
     if not any(selection.count for selection in selections.values()):
         first = next(iter(selections.values()))
         mask.require_entries(first, where, view.datasets)
     return GradientScores(view, layers, selections, examples)
+
+
+def _whole_layer(view: View, name: str) -> str:
+    """Raises NotFound for what is no layer, BadInput for a part of one."""
+    layer = view.snapshot.layer(name)
+    if layer.stored.name != name:
+        raise BadInput(
+            f"{name!r} is a part of layer {layer.stored.name!r}, whose gradients are of all of it.",
+            hint=f"Name {layer.stored.name!r}.",
+            field="layer",
+        )
+    return name
+
+
+def _check_explained(view: View, layers: Mapping[str, Layer]) -> None:
+    """Raises Inexact where a part of the gradient of a layer's weights came from elsewhere than its slots."""
+    table = view.snapshot.table("defects")
+    for layer, step, reason in zip(*(table[name].to_pylist() for name in ("layer", "step", "reason")), strict=True):
+        if layer in layers and UNEXPLAINED in reason:
+            raise Inexact(
+                f"layer {layer!r} has gradients that scores would be without, from step {step} on: "
+                f"{reason.rstrip('.')}.",
+                hint="Record every layer that uses the weight, or name layers without it.",
+                field="layer",
+            )
 
 
 def _check_fit(layers: Mapping[str, Layer], examples: ExampleGradients, named: bool) -> None:
