@@ -1,0 +1,47 @@
+"""How well scores foresee what leaving samples out does, and how few of them turn a prediction.
+
+Shapes: t tests, n samples, m trainings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform_studies.attribution.ranks import Doubles, spearman
+
+
+def lds(scores: Doubles, kept: Sequence[NDArray[np.int64]], losses: Doubles) -> Doubles:
+    """float64[t]: the linear datamodeling score of each test (Park et al., 2023): Spearman's correlation, over the
+    subsets that networks were trained on, of the sum of the scores of a subset with what its network makes of the test.
+
+    `scores`: float64[t, n]; `losses`: float64[m, t], of each subset's network.
+    """
+    inside = np.zeros((len(kept), scores.shape[1]))
+    for training, rows in enumerate(kept):
+        inside[training, rows] = 1
+    return spearman(scores @ inside.T, -losses.T)
+
+
+def leave_one_out(scores: Doubles, removed: NDArray[np.int64], losses: Doubles, whole: Doubles) -> Doubles:
+    """float64[t]: Spearman's correlation, over the samples that were removed one by one, of a sample's score with how
+    much the test's loss rose without it.
+
+    `removed`: int64[m]; `losses`: float64[m, t], each without one sample; `whole`: float64[t], with all.
+    """
+    return spearman(scores[:, removed], (losses - whole).T)
+
+
+def highest(scores: Doubles, test: int, count: int) -> NDArray[np.int64]:
+    """int64[count]: the samples that are said to help a test most; equal ones in their order."""
+    return np.argsort(-scores[test], kind="stable")[:count]
+
+
+def smallest_turning(turned: NDArray[np.bool_], sizes: Sequence[int]) -> list[int | None]:
+    """Of each test, the least number of removed samples that turned its prediction, None where none of them did.
+
+    `turned`: bool[t, sizes].
+    """
+    return [next((size for size, one in zip(sizes, row, strict=True) if one), None) for row in turned]
