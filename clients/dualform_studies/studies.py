@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from dualform.errors import BadInput, NotFound
 from dualform_studies.assignment import Assignment, option_of
+from dualform_studies.attribution.study import run_attribution
 from dualform_studies.images.cifar10.study import run_cifar10
 from dualform_studies.images.compact.study import run_compact
 from dualform_studies.images.continual.study import run_continual
@@ -49,6 +50,9 @@ STUDIES = {
 NETWORKS = {"gpt2": Study(run_gpt2), "resnet18": Study(run_resnet18)}
 """Those of networks that people train, in the order of theirs."""
 
+CONTESTS = {"attribution": Study(run_attribution, frozenset({"quick"}))}
+"""Those that put dualform beside other packages."""
+
 _ALL_TAKE = {"out", "data", "steps", "seed", "progress"}
 
 
@@ -60,7 +64,7 @@ def run_study(name: str, assignment: Assignment) -> Report:
     Raises NotFound, listing the studies that exist, for another name; BadInput for fewer steps or runs than one, a
     negative seed, and an option that the study knows nothing of.
     """
-    studies = STUDIES | NETWORKS
+    studies = STUDIES | NETWORKS | CONTESTS
     if name not in studies:
         raise NotFound(f"there is no study {name!r}.", hint=f"Studies: {', '.join(studies)}.", field="study")
     for field in ("steps", "runs"):

@@ -38,6 +38,7 @@ _FOLDER = click.Path(path_type=Path)
 )
 @click.option("--replay", is_flag=True, help="aesop, wikitext2: store no keys, and train twice.")
 @click.option("--dry-run", is_flag=True, help="aesop, wikitext2: tell slots, bytes and seconds, and train nothing.")
+@click.option("--quick", is_flag=True, help="attribution: less of everything, for a look in minutes.")
 @json_option
 def study(name: str, as_json: bool, **options: Any) -> None:
     """Run a study of the paper: training, figures, tables.
@@ -47,6 +48,7 @@ def study(name: str, as_json: bool, **options: Any) -> None:
     \b
     Example:
       dualform study continual --data data --out runs/continual
+      dualform study attribution --data data --out runs/attribution --quick
       dualform study aesop --data data --out runs/aesop --prompt "the Fox and the"
     """
     require_studies()

@@ -23,8 +23,8 @@ _HIDDEN = ("1", "4")
 AttributeError."""
 
 
-def ways() -> dict[str, Way]:
-    """Raises ImportError without captum."""
+def ways(heavy: bool = True) -> dict[str, Way]:
+    """By name; none of them is heavy. Raises ImportError without captum."""
     import captum.influence  # noqa: F401
 
     return {"captum TracInCP": tracin, "captum similarity, last hidden layer": similarity}
@@ -49,10 +49,9 @@ def tracin(recorded: Recorded) -> Scores:
         batch_size=_AT_ONCE,
         sample_wise_grads_per_batch=True,
     )
-    parts = [
-        method.influence((recorded.attributed.inputs[at : at + _AT_ONCE], recorded.attributed.labels[at : at + _AT_ONCE]))
-        for at in range(0, len(recorded.attributed), _AT_ONCE)
-    ]  # fmt: skip
+    places = [slice(at, at + _AT_ONCE) for at in range(0, len(recorded.attributed), _AT_ONCE)]
+    examples = [recorded.attributed.of(place) for place in places]
+    parts = [method.influence((own.inputs, own.labels)) for own in examples]
     return np.concatenate([part.detach().double().numpy() for part in parts])
 
 

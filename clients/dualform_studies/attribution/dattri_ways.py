@@ -25,6 +25,8 @@ PACKAGE = "dattri"
 CG_TESTS = 50
 """Test examples that conjugate gradients are run for: each takes products with the Hessian of its own."""
 _AT_ONCE = 500
+_PROJECTED_AT_ONCE = 2500
+"""dattri draws its projection anew for each batch."""
 _ENSEMBLE = 10
 _DAMPING = 1e-2
 """Added to the Hessian, and to the eigenvalues of EK-FAC."""
@@ -33,17 +35,17 @@ _HESSIAN = 1000
 _LAST = "6"
 
 
-def ways() -> dict[str, Way]:
-    """Raises ImportError without dattri."""
+def ways(heavy: bool = True) -> dict[str, Way]:
+    """By name; `heavy`: also those that take minutes. Raises ImportError without dattri."""
     import dattri.algorithm  # noqa: F401
 
-    return {
-        f"dattri IF-CG (first {CG_TESTS} tests)": conjugate_gradients,
-        "dattri EK-FAC": ekfac,
-        "dattri TRAK-1": lambda recorded: trak(recorded, [recorded.network.state_dict()]),
-        f"dattri TRAK-{_ENSEMBLE}": lambda recorded: trak(recorded, ensemble(recorded)),
-        "dattri RPS": representer_points,
-    }
+    found: dict[str, Way] = {"dattri TRAK-1": lambda recorded: trak(recorded, [recorded.network.state_dict()])}
+    if heavy:
+        found[f"dattri TRAK-{_ENSEMBLE}"] = lambda recorded: trak(recorded, ensemble(recorded))
+        found[f"dattri IF-CG, first {CG_TESTS} tests"] = conjugate_gradients
+        found["dattri EK-FAC"] = ekfac
+        found["dattri RPS"] = representer_points
+    return found
 
 
 def conjugate_gradients(recorded: Recorded) -> Scores:
@@ -69,8 +71,8 @@ def trak(recorded: Recorded, states: Sequence[Mapping[str, Tensor]]) -> Scores:
     method = TRAKAttributor(
         _task(recorded, _margin, states), lambda *given: _probability(recorded.network, *given), regularization=_DAMPING
     )
-    method.cache(_loader(recorded.trained))
-    return _scores(method.attribute(_loader(recorded.attributed)))
+    method.cache(_loader(recorded.trained, _PROJECTED_AT_ONCE))
+    return _scores(method.attribute(_loader(recorded.attributed, _PROJECTED_AT_ONCE)))
 
 
 def ensemble(recorded: Recorded) -> list[Mapping[str, Tensor]]:
@@ -88,28 +90,26 @@ def representer_points(recorded: Recorded) -> Scores:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(outputs, targets)
 
-    method = RPSAttributor(_task(recorded, loss), _LAST)
+    method = RPSAttributor(_task(recorded, loss, of_network=False), _LAST)
     method.cache(_loader(recorded.trained))
     return _scores(method.attribute(_loader(recorded.trained), _loader(recorded.attributed)))
 
 
-def _task(recorded: Recorded, loss: Callable[..., Any], states: Sequence[Mapping[str, Tensor]] = ()) -> Any:
+def _task(
+    recorded: Recorded, loss: Callable[..., Any], states: Sequence[Mapping[str, Tensor]] = (), of_network: bool = True
+) -> Any:
+    """`of_network`: the loss takes the network, its parameters and the data, of which dattri hands over the last two,
+    by the names that it reads of the function.
+    """
     from dattri.task import AttributionTask
 
     network = recorded.recipe.build(recorded.trained.inputs.shape[1], recorded.trained.classes, 0).eval()
-    given = loss if loss not in (_mean_loss, _margin) else lambda *own: loss(network, *own)
-    if given is not loss:
-        given = _with_named_arguments(given)
+
+    def with_network(params: Mapping[str, Tensor], data: Any) -> Any:
+        return loss(network, params, data)
+
+    given = with_network if of_network else loss
     return AttributionTask(given, network, [dict(own) for own in states or [recorded.network.state_dict()]])
-
-
-def _with_named_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """dattri reads the names of a loss's arguments."""
-
-    def loss(params: Mapping[str, Tensor], data: Any) -> Any:
-        return function(params, data)
-
-    return loss
 
 
 def _mean_loss(network: nn.Module, params: Mapping[str, Tensor], data: Any) -> Tensor:

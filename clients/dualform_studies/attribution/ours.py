@@ -6,7 +6,7 @@ or is said to lower its loss. Attention knows no labels and no errors: its score
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -85,8 +85,3 @@ def _of_all(groups: tuple[tuple[object, ...], ...], sums: Scores, samples: int) 
     scores = np.zeros((len(sums), samples))
     scores[:, [int(str(sample)) for (sample,) in groups]] = sums
     return scores
-
-
-def self_scores(scores: Scores) -> Iterator[float]:
-    """Of each sample to itself, of scores whose tests are the samples."""
-    yield from np.diagonal(scores).tolist()

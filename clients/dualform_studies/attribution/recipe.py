@@ -21,7 +21,7 @@ class Recipe:
     momentum: float = 0.9
     batch: int = 64
     """Images a step; the last batch of an epoch has what is left."""
-    epochs: int = 20
+    epochs: int = 15
     trained: int = 5000
     """Training images: the first of the file."""
     tested: int = 500

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dualform_studies.attribution.detection import auc, auc_with_interval
-from dualform_studies.attribution.ranks import mean_of, spearman
+from dualform_studies.attribution.ranks import agreement, mean_of, spearman
 from dualform_studies.attribution.removal import highest, lds, leave_one_out, smallest_turning
 
 
@@ -39,7 +39,7 @@ def test_lds_correlates_sums_of_scores_with_what_the_subsets_made_of_a_test():
         spearman_by_hand([sum(scores[test, row] for row in rows) for rows in kept], (-losses[:, test]).tolist())
         for test in range(3)
     ]
-    np.testing.assert_allclose(lds(scores, kept, losses), expected, rtol=1e-12)
+    np.testing.assert_allclose(lds(scores, kept, losses).each(), expected, rtol=1e-12)
 
 
 def test_scores_that_add_up_to_the_fall_of_the_loss_have_an_lds_of_one():
@@ -47,7 +47,7 @@ def test_scores_that_add_up_to_the_fall_of_the_loss_have_an_lds_of_one():
     scores = draw.normal(size=(4, 9))
     kept = [draw.choice(9, 5, replace=False) for _ in range(7)]
     losses = -np.stack([scores[:, rows].sum(1) for rows in kept])
-    np.testing.assert_allclose(lds(scores, kept, losses), 1)
+    np.testing.assert_allclose(lds(scores, kept, losses).each(), 1)
 
 
 def test_leave_one_out_correlates_a_score_with_the_rise_of_the_loss():
@@ -57,7 +57,7 @@ def test_leave_one_out_correlates_a_score_with_the_rise_of_the_loss():
     expected = [
         spearman_by_hand(scores[test, removed].tolist(), (losses[:, test] - whole[test]).tolist()) for test in range(2)
     ]
-    np.testing.assert_allclose(leave_one_out(scores, removed, losses, whole), expected, rtol=1e-12)
+    np.testing.assert_allclose(leave_one_out(scores, removed, losses, whole).each(), expected, rtol=1e-12)
 
 
 def test_auc_counts_pairs():
@@ -79,6 +79,20 @@ def test_intervals_hold_the_value_and_are_drawn_from_the_seed():
     wrong = np.arange(40) < 8
     own = auc_with_interval(values + wrong, wrong, seed=3)
     assert own.low < own.value < own.high <= 1
+
+
+def test_the_bootstrap_of_an_agreement_draws_rows_and_columns():
+    draw = np.random.default_rng(6)
+    one = draw.normal(size=(12, 30))
+    other = one + draw.normal(size=(12, 30))
+    found = agreement(one, other, seed=1)
+    assert found.value == pytest.approx(spearman(one, other).mean())
+    by_hand = []
+    for _ in range(1000):
+        rows, columns = draw.integers(0, 12, 12), draw.integers(0, 30, 30)
+        by_hand.append(spearman(one[rows][:, columns], other[rows][:, columns]).mean())
+    np.testing.assert_allclose([found.low, found.high], np.percentile(by_hand, [2.5, 97.5]), atol=0.03)
+    assert agreement(one, np.ones((12, 30)), seed=1).plain() == [0, 0, 0]
 
 
 def test_the_highest_come_first_and_equal_ones_in_their_order():
