@@ -10,7 +10,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test drill soak lint coverage bench bench-quick reproduction reproduction-aesop reports networks protos released clean
+.PHONY: setup demo test drill soak lint coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
 
 setup: $(VENV)/ready
 
@@ -93,6 +93,16 @@ NETWORKS := gpt2 resnet18
 networks: setup
 	@$(MAKE) --jobs=$(JOBS) $(foreach run,$(NETWORKS),$(call REPORT,$(run)))
 	$(BIN)/python -m dualform_studies.networks.document runs docs
+
+# Ways to attribute a prediction to training data, put to the test by retraining, beside captum and dattri, an extra of their
+# own: half an hour on one core. docs/attribution.md is written from its report, as docs/networks.md is.
+attribution: $(VENV)/attribution-peers
+	@$(MAKE) $(call REPORT,attribution)
+	$(BIN)/python -m dualform_studies.attribution.document runs docs
+
+$(VENV)/attribution-peers: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers]'
+	@touch $@
 
 OPTIONS.aesop-paper := aesop --preset paper --replay --steps $(UPDATES)
 THREADS.aesop-paper := 2

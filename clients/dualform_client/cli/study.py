@@ -1,4 +1,4 @@
-"""dualform study: a study of the paper."""
+"""dualform study: a study of the paper, or of ours."""
 
 from __future__ import annotations
 
