@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
-from dualform_studies.attribution.ranks import Doubles, Measured
+from dualform_studies.attribution.ranks import Doubles, Measured, ranks
 
 _DRAWS = 1000
 
@@ -14,8 +13,7 @@ _DRAWS = 1000
 def auc(suspicion: Doubles, wrong: NDArray[np.bool_]) -> float:
     """The share of pairs of a wrong and a right sample in which the wrong one is more suspicious; ties count half."""
     bad = int(wrong.sum())
-    ranks = rankdata(suspicion)
-    return float((ranks[wrong].sum() - bad * (bad + 1) / 2) / (bad * (len(wrong) - bad)))
+    return float((ranks(suspicion)[wrong].sum() - bad * (bad + 1) / 2) / (bad * (len(wrong) - bad)))
 
 
 def auc_with_interval(suspicion: Doubles, wrong: NDArray[np.bool_], seed: int) -> Measured:

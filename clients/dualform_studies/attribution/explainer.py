@@ -69,4 +69,5 @@ class MemoryExplainer:
     def _toward(self, labels: Tensor) -> NDArray[np.float32]:
         """float32[tests, d_out]: the output of each test's target."""
         width = next(layer.d_out for layer in self._memory.info().layers if layer.name == self._layer)
-        return np.eye(width, dtype=np.float32)[labels.numpy()]
+        directions: NDArray[np.float32] = np.eye(width, dtype=np.float32)[labels.numpy()]
+        return directions

@@ -9,6 +9,8 @@ from dualform_studies.pages.frame import INK, MARKS, new_figure
 
 _A_WAY = 0.24
 """Inches."""
+_ENDS = ((1, 1), (-1, 2))
+"""Of an interval: which way it lies of the mean, and its place beside it."""
 _PACKAGES = ("dualform", "captum", "dattri", "none")
 
 

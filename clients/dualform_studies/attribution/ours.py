@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 import dualform
+from dualform.influence.influence import Method
 from dualform.query.engine import Engine, open_memory
 from dualform_studies.attribution.recorded import PROBE, Recorded, losses
 
@@ -69,7 +70,7 @@ def _by_sample(
     return _of_all(found.groups, np.asarray(found.sums, dtype=np.float64), len(recorded.trained))
 
 
-def _ledger(method: str) -> Way:
+def _ledger(method: Method) -> Way:
     def follow(recorded: Recorded) -> Scores:
         examples = dualform.Influence(
             PROBE, recorded.attributed.inputs, recorded.attributed.labels, losses, by=("sample",), method=method

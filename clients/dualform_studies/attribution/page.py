@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dualform_studies.attribution.figure import draw_ways
-from dualform_studies.attribution.findings import findings
+from dualform_studies.attribution.findings import findings, leaders
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
@@ -24,12 +24,13 @@ def attribution_page(out: Path, report: Report) -> Page:
     page.figure(
         draw_ways(report_folder(out) / "ways.png", report),
         "Spearman's correlation of what a way foresees with what trainings without some images did, in the mean over "
-        "the test images, with the interval that a bootstrap over them leaves.",
+        "the test images, with the interval of 95 % that a bootstrap over tests and trainings leaves.",
     )
     page.show(_foreseen(report))
     page.heading("What finds and turns")
     page.show(_found(report))
     page.heading("What each is good for")
+    page.show(leaders(report))
     for text in findings(report):
         page.paragraph(text)
     page.heading("How each way was run")
@@ -44,28 +45,30 @@ def _settings(report: Report) -> Iterator[str]:
     yield (
         f"The network and the data of dattri's MNIST benchmark: a perceptron, {report['recipe']}; the benchmark has 50 "
         f"epochs. It learns the first {recipe['trained']:,} training images and is asked about the first "
-        f"{recipe['tested']:,} test images, of which it recognises {percent(report['accuracy'])}. dualform recorded the "
-        "training once. Networks without some of the images are trained from the same initial weights, in the same "
-        "order and with the same dropout, many at once; trained so on all images, no test's loss departs from that "
+        f"{recipe['tested']:,} test images, of which it recognises {percent(report['accuracy'])}. dualform recorded "
+        "the training once. Networks without some of the images are trained from the same initial weights, in the same "
+        "order and from the same seed, many at once; trained so on all images, no test's loss departs from that "
         f"of the recorded network by more than {report['retrained_apart']:.1e}."
     )
     yield (
         f"The linear datamodeling score (LDS; Park et al., 2023): of {sizes['subsets']} subsets of "
-        f"{listed([percent(share, 'g') for share in sizes['shares']])} of the images each, drawn by chance, whether the "
-        "sum of a subset's scores ranks them as the loss of a network that is trained on it. Batches are those that a "
-        f"loader over the subset would make. Leave one out: whether the scores of {sizes['removed']} images, drawn by "
-        "chance, rank them as the loss does when one is removed from its batches, everything else the same (Wang et "
-        "al., 2024: trajectory-specific). Both are Spearman's correlation, in the mean over the test images; brackets "
-        "hold the interval of 95 % that a bootstrap over tests and trainings leaves, and say nothing of other seeds."
+        f"{listed([percent(share, 'g') for share in sizes['shares']])} of the images each, drawn by chance, whether "
+        "the sum of a subset's scores ranks them as the loss of a network that is trained on it. Batches are those "
+        "that a loader over the subset would make. Leave one out: whether the scores of "
+        f"{sizes['removed']} images, drawn by chance, rank them as the loss does when one is removed from its batches, "
+        "everything else the same (Wang et al., 2024: trajectory-specific). Both are Spearman's correlation, in the "
+        "mean over the test images; brackets hold the interval of 95 % that a bootstrap over tests and trainings "
+        "leaves, and say nothing of other seeds."
     )
+    wrong = percent(sizes["wrong"], "g")
     yield (
         f"Brittleness: the images that are said to help a test most are removed, {_counts(sizes['counts'])} of them, "
-        "until the network that is trained without gives another class; the mean of these numbers over "
+        "until the network that is trained without them gives another class; the mean of these numbers over "
         f"the {sizes['turned']} of the first {sizes['turned_among']} test images that are recognised by the least "
         f"margin, where one that none of them turns counts {2 * sizes['counts'][-1]}. Fewer is better. Wrong labels: a "
-        f"second training of {sizes['flipped']:,} images and {sizes['flipped_epochs']} epochs, {percent(sizes['wrong'], 'g')} of them with another label "
-        "than their own; the share of pairs of a wrong and a right one (AUC) of which the wrong one has the greater "
-        f"score for itself, and the lower mean score for {sizes['clean']} test images."
+        f"second training of {sizes['flipped']:,} images and {sizes['flipped_epochs']} epochs, {wrong} of them with "
+        "another label than their own; the share of pairs of a wrong and a right one (AUC) of which the wrong one has "
+        f"the greater score for itself, and the lower mean score for {sizes['clean']} test images."
     )
     if report["missing"]:
         yield f"Not run, as their packages are not installed: the ways of {listed(report['missing'])}."
@@ -129,10 +132,10 @@ def _ways(report: Report) -> Iterator[str]:
     yield (
         f"Other packages{theirs}: TracInCP over 5 checkpoints at equal distances; similarity is the cosine of what the "
         "last linear layer takes at the end; IF-CG with 10 iterations and a damping of 0.01 on the Hessian of the "
-        "first 1,000 images; EK-FAC with a damping of 0.01; TRAK with 512 projections, of the network itself, and of ten that "
-        "are trained from ten seeds; RPS with dattri's own settings. None was tuned on these measures, where dattri's "
-        "benchmark picks the best of several regularisations. IF-CG is judged by the tests that its name says, and not "
-        "by the wrong labels."
+        "first 1,000 images; EK-FAC with a damping of 0.01; TRAK with 512 projections, of the network itself, and of "
+        "ten that are trained from ten seeds; RPS with dattri's own settings. None was tuned on these measures, where "
+        "dattri's benchmark picks the best of several regularisations: tuned, they may do better. IF-CG is judged by "
+        "the tests that its name says, and not by the wrong labels."
     )
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 Doubles = NDArray[np.float64]
 
@@ -28,15 +27,23 @@ class Measured:
         return [self.value, self.low, self.high]
 
 
+def ranks(values: Doubles) -> Doubles:
+    """float64[n]: of each value its place in ascending order, from 1; equal ones have the mean of theirs."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    means: Doubles = np.cumsum(counts) - (counts - 1) / 2
+    return means[place]
+
+
 def spearman(ours: Doubles, theirs: Doubles) -> Doubles:
     """float64[r]: Spearman's correlation of each row of one with the same row of the other; ties have the mean of their
     ranks, and a row that is the same throughout correlates with nothing: 0.
     """
-    ranks = [rankdata(own, axis=1) for own in (ours, theirs)]
-    one, other = (own - own.mean(axis=1, keepdims=True) for own in ranks)
+    one, other = (_ranked(own) for own in (ours, theirs))
+    one, other = (own - own.mean(axis=1, keepdims=True) for own in (one, other))
     lengths = np.sqrt((one**2).sum(axis=1) * (other**2).sum(axis=1))
     products: Doubles = (one * other).sum(axis=1)
-    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    found: Doubles = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
+    return found
 
 
 def agreement(ours: Doubles, theirs: Doubles, seed: int) -> Measured:
@@ -47,13 +54,18 @@ def agreement(ours: Doubles, theirs: Doubles, seed: int) -> Measured:
     draw, (rows, columns) = np.random.default_rng(seed), ours.shape
     of_columns = draw.multinomial(columns, np.full(columns, 1 / columns), _DRAWS).astype(np.float64).T / columns
     of_rows = draw.multinomial(rows, np.full(rows, 1 / rows), _DRAWS).astype(np.float64) / rows
-    one, other = (_standard(rankdata(own, axis=1)) for own in (ours, theirs))
+    one, other = (_standard(_ranked(own)) for own in (ours, theirs))
     means, squares = ([own @ of_columns for own in pair] for pair in ((one, other), (one**2, other**2)))
     apart = (one * other) @ of_columns - means[0] * means[1]
     spread = np.sqrt(np.maximum((squares[0] - means[0] ** 2) * (squares[1] - means[1] ** 2), 0))
     drawn = np.divide(apart, spread, out=np.zeros_like(apart), where=spread > _NO_SPREAD)
     low, high = np.percentile((of_rows * drawn.T).sum(axis=1), [2.5, 97.5]).tolist()
     return Measured(float(spearman(ours, theirs).mean()), low, high)
+
+
+def _ranked(values: Doubles) -> Doubles:
+    """The ranks of each row."""
+    return np.stack([ranks(row) for row in values])
 
 
 def _standard(ranks: Doubles) -> Doubles:

@@ -68,7 +68,7 @@ def record(
                     torch.manual_seed(seed_of_step(seed, number))
                     loss = losses(network(trained.inputs[rows]), trained.labels[rows]).mean()
                 optimizer.zero_grad()
-                loss.backward()
+                torch.autograd.backward(loss)
                 optimizer.step()
             if number + 1 in kept:
                 checkpoints.append({name: own.detach().clone() for name, own in network.state_dict().items()})

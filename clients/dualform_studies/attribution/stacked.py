@@ -57,7 +57,7 @@ class StackedNetworks:
             labels = examples.labels[rows].expand(len(self), -1)
             losses = cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
             optimizer.zero_grad()
-            (losses * torch.from_numpy(step.weights)).sum().backward()
+            torch.autograd.backward((losses * torch.from_numpy(step.weights)).sum())
             optimizer.step()
 
     @torch.no_grad()

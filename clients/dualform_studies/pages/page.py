@@ -30,6 +30,8 @@ _PACKAGES = (
     "matplotlib",
     "transformers",
     "pytorch-lightning",
+    "captum",
+    "dattri",
 )
 
 

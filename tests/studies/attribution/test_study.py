@@ -78,7 +78,7 @@ def test_what_is_retrained_is_what_was_recorded(run):
 
 
 def test_the_page_says_what_was_not_run(run, tmp_path):
-    out, report = run
+    out, _ = run
     page = (out / "report" / "index.md").read_text()
     assert "Not run, as their packages are not installed: the ways of captum and dattri." in page
     assert "ledger, first order" in page
