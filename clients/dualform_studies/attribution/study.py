@@ -52,6 +52,7 @@ def run_attribution(assignment: Assignment, sizes: Sizes | None = None) -> Repor
         "sizes": asdict(sizes),
         **judged.by_retraining(assignment.out / "whole"),
     }
+    write_report(assignment.out, report)  # a study that is cut off leaves what it has
     judged.by_wrong_labels(assignment.out / "flipped", report)
     report["raised"] = judged.raised
     report["disk_bytes"] = bytes_on_disk(assignment.out)
