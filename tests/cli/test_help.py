@@ -16,7 +16,8 @@ SCORE = {"--score", "--abs", "--toward", "--at-step", "--allow-inexact"}
 """Of commands that take a score with all that belongs to it."""
 OPTIONS = {
     "demo": {"--out"},
-    "study": {"--data", "--out", "--steps", "--seed", "--runs", "--preset", "--prompt", "--replay", "--dry-run", "--quick"},
+    "study": {"--data", "--out", "--steps", "--seed", "--runs", "--preset", "--prompt", "--replay", "--dry-run"}
+    | {"--quick"},
     "estimate": {"--steps", "--samples", "--layers", "--tried", "--folder", "--budget"},
     "serve": {
         *(

@@ -25,8 +25,6 @@ PACKAGE = "dattri"
 CG_TESTS = 50
 """Test examples that conjugate gradients are run for: each takes products with the Hessian of its own."""
 _AT_ONCE = 500
-_PROJECTED_AT_ONCE = 2500
-"""dattri draws its projection anew for each batch."""
 _ENSEMBLE = 10
 _DAMPING = 1e-2
 """Added to the Hessian, and to the eigenvalues of EK-FAC."""
@@ -71,8 +69,8 @@ def trak(recorded: Recorded, states: Sequence[Mapping[str, Tensor]]) -> Scores:
     method = TRAKAttributor(
         _task(recorded, _margin, states), lambda *given: _probability(recorded.network, *given), regularization=_DAMPING
     )
-    method.cache(_loader(recorded.trained, _PROJECTED_AT_ONCE))
-    return _scores(method.attribute(_loader(recorded.attributed, _PROJECTED_AT_ONCE)))
+    method.cache(_loader(recorded.trained))
+    return _scores(method.attribute(_loader(recorded.attributed)))
 
 
 def ensemble(recorded: Recorded) -> list[Mapping[str, Tensor]]:

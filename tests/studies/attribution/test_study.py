@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from dualform_studies.attribution.examples import first_examples
 from dualform_studies.attribution.explainer import MemoryExplainer
 from dualform_studies.attribution.recipe import Recipe
 from dualform_studies.attribution.recorded import Recorded, losses, record
+from dualform_studies.attribution.removal import leave_one_out
 from dualform_studies.attribution.schedule import epochs_of
 from dualform_studies.attribution.sizes import QUICK, Sizes
 from dualform_studies.attribution.study import run_attribution
+from dualform_studies.attribution.trials import Trials
 from dualform_studies.images.data.datasets import digits
 
 SMALL = Recipe(hidden=(10, 8), batch=16, epochs=2, trained=60, tested=12)
@@ -133,6 +136,20 @@ def test_a_sample_whose_gradient_was_a_tests_own_helped_it(recorded):
     own, theirs = gradients(recorded, recorded.attributed), gradients(recorded, recorded.trained)
     expected, scores = (own @ theirs.T).numpy(), ours.ways()["GradDot, all layers"](recorded)
     assert np.corrcoef(expected.ravel(), scores.ravel())[0, 1] > 0.7
+
+
+def test_while_steps_are_small_the_ledger_foresees_leaving_one_out(tmp_path):
+    """All pieces together: removal, retraining, loss and sign."""
+    recipe = replace(SMALL, dropout=0.0, lr=1e-3, epochs=1)
+    dataset, order = digits(), epochs_of(60, 1, 2)
+    trained, tested = first_examples(dataset, dataset.train, 60), first_examples(dataset, dataset.test, 6)
+    own = record(trained, tested, recipe, 2, order, tmp_path / "memory")
+    removed = np.arange(0, 60, 5)
+    without, _ = Trials(trained, tested, recipe, 2, order, 5).without([np.empty(0, dtype=np.int64), *removed[:, None]])
+    for name in ("ledger, first order", "ledger, path"):
+        foreseen = leave_one_out(ours.ways()[name](own), removed, without[1:], without[0])
+        np.testing.assert_allclose(foreseen.foreseen, foreseen.found, atol=0.1 * np.abs(foreseen.found).max())
+        assert foreseen.each().min() > 0.9
 
 
 def test_an_explainer_gives_the_scores_as_quanda_takes_them(recorded):
