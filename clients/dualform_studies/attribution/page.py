@@ -93,8 +93,9 @@ def _foreseen(report: Report) -> Table:
     columns = ("way", "package", *(f"LDS, {share} kept" for share in shares), "leave one out", "seconds")
     caption = (
         "What each way foresees of trainings without some images: correlations, the greater the better. Seconds are "
-        "those of all scores, of every training image for every test image, on the threads that are named above; "
-        "recording the training and writing the memory is none of them, training a way's own networks is."
+        "those of all scores, of every training image for every test image, on the threads that are named above and "
+        "whatever else the machine was doing; recording the training and writing the memory is none of them, training "
+        "a way's own networks is."
     )
     return Table("foreseen", caption, columns, rows)
 
