@@ -115,9 +115,8 @@ def _figures(report: Report, own: Mapping[str, Report]) -> str:
     for measure in measures(report):
         if (best := measure.best(own)) is None:
             continue
-        value = (measure.of(own[best]) or [0.0])[0]
         which = f" ({_short(best)})" if len(own) > 1 else ""
-        found.append(f"{measure.words} {value:{measure.form}}{which}")
+        found.append(f"{measure.words} {_value(measure, own[best])}{which}")
     seconds = [way["seconds"] for way in own.values()]
     time = f"{seconds[0]:.1f}" if len(seconds) == 1 else f"{min(seconds):.1f} to {max(seconds):.1f}"
     return f"{'At best, ' if len(own) > 1 else ''}{'; '.join(found)}; {time} seconds.".replace(
@@ -134,16 +133,34 @@ def _short(name: str) -> str:
 
 
 def _above_floors(report: Report) -> Iterator[str]:
-    """Which ways are no better than each floor, by the first measure."""
+    """Which ways did better than each floor, by what they foresee."""
     ways: Mapping[str, Report] = report["ways"]
-    first = measures(report)[0]
     floors = [name for name, way in ways.items() if way["package"] == FLOOR]
-    for floor in floors:
-        equal = [name for name in ways if name not in floors and not first.beats(ways[name], ways[floor])]
-        which = f"all but {listed(equal)}" if equal else "all ways"
-        if len(equal) == len(ways) - len(floors):
-            which = "no way"
-        yield f"By {first.words}, with intervals that do not overlap, {which} did better than the floor called {floor}."
+    others = [name for name in ways if name not in floors]
+    for measure in measures(report)[: len(report["sizes"]["shares"]) + 1]:
+        for floor in floors:
+            better = [name for name in others if measure.beats(ways[name], ways[floor])]
+            yield (
+                f"By {measure.words}, {_which(better, others)} did better than the floor called {floor}, with an "
+                "interval that does not meet its."
+            )
+
+
+def _which(some: Sequence[str], every: Sequence[str]) -> str:
+    """Some of all ways, in as few words as may be."""
+    rest = [name for name in every if name not in some]
+    if not some:
+        return "no way"
+    if not rest:
+        return "every way"
+    return listed([_quoted(name) for name in some]) if len(some) <= len(rest) else (
+        f"every way but {listed([_quoted(name) for name in rest])}"
+    )  # fmt: skip
+
+
+def _quoted(name: str) -> str:
+    """Names have commas of their own."""
+    return f'"{name}"'
 
 
 def leaders(report: Report) -> Table:
@@ -167,7 +184,13 @@ def leaders(report: Report) -> Table:
 
 
 def _named(measure: Measure, ways: Mapping[str, Report], name: str) -> str:
-    return f"{name}: {(measure.of(ways[name]) or [0.0])[0]:{measure.form}}"
+    return f"{name}: {_value(measure, ways[name])}"
+
+
+def _value(measure: Measure, way: Report) -> str:
+    """In words; what rounds to nothing has no sign."""
+    mean = (measure.of(way) or [0.0])[0]
+    return f"{mean:z{measure.form}}"
 
 
 def _verdict(measure: Measure, own: Report, other: Report) -> str:
