@@ -13,6 +13,8 @@ from dualform_studies.pages.page import Page
 from dualform_studies.pages.words import listed, percent
 
 _PACKAGES = ("captum", "dattri")
+_PARTS = {"brittleness": "predictions that turn", "wrong_labels": "wrong labels"}
+"""Of what the report says of a way, what a study that is cut off lacks."""
 
 
 def attribution_page(out: Path, report: Report) -> Page:
@@ -70,6 +72,8 @@ def _settings(report: Report) -> Iterator[str]:
         "another label than their own; the share of pairs of a wrong and a right one (AUC) of which the wrong one has "
         f"the greater score for itself, and the lower mean score for {sizes['clean']} test images."
     )
+    if cut_off := [words for key, words in _PARTS.items() if not any(key in way for way in report["ways"].values())]:
+        yield f"The study was cut off: it has no figures of {listed(cut_off)}."
     if report["missing"]:
         yield f"Not run, as their packages are not installed: the ways of {listed(report['missing'])}."
     for name, error in report["raised"].items():
