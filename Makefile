@@ -95,7 +95,7 @@ networks: setup
 	$(BIN)/python -m dualform_studies.networks.document runs docs
 
 # Ways to attribute a prediction to training data, put to the test by retraining, beside captum and dattri, an extra of their
-# own: half an hour on one core. docs/attribution.md is written from its report, as docs/networks.md is.
+# own: an hour on one thread. docs/attribution.md is written from its report, as docs/networks.md is.
 attribution: $(VENV)/attribution-peers
 	@$(MAKE) $(call REPORT,attribution)
 	$(BIN)/python -m dualform_studies.attribution.document runs docs
