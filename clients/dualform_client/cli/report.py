@@ -12,7 +12,8 @@ _SHOWN_ROWS = 24
 
 
 def print_report(report: dict[str, Any], out: Path, as_json: bool) -> None:
-    """Its tables and where its page is; with `as_json` all of it. `out`: the folder of memory and page."""
+    """Its tables and where its page is; with `as_json` all of it. `out`: the folder of the page, which is a memory
+    or holds some."""
     if as_json:
         print_json(report)
         return
@@ -23,5 +24,9 @@ def print_report(report: dict[str, Any], out: Path, as_json: bool) -> None:
         print_table(caption, table["columns"], rows)
     index = out / "report" / "index.html"
     if index.is_file() and not report.get("dry_run"):
-        print_line(f"The memory is {out}; its figures and tables are shown in {index}.")
-        print_line(f"Ask it: dualform info {out}")
+        from dualform.store.manifest import FILE
+
+        memories = [out] if (out / FILE).is_file() else sorted(path.parent for path in out.glob(f"*/{FILE}"))
+        print_line(f"Figures and tables are shown in {index}.")
+        for memory in memories:
+            print_line(f"Ask the memory: dualform info {memory}")

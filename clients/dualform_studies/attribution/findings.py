@@ -92,8 +92,8 @@ _KINDS = {
     ),
     "dattri": (
         "dattri's ways",
-        "need the network of the end, and TRAK-10 nine further trainings. What they model is the optimum and not the "
-        "course of a training, so that they speak of trainings on other data most directly.",
+        "need the network of the end, and TRAK-10 nine further trainings. What they model is how the optimum "
+        "would lie without an image, and not the course of one training.",
     ),
 }
 """By how the names of its ways begin: what a kind is called, and what it is."""
