@@ -13,7 +13,7 @@ that is from the network's own output is another number, what is unexplained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import Contributions, GroupKey
 from dualform.errors import BadInput
-from dualform.query.groups import Groups, group_entries
+from dualform.query.groups import Groups, group_entries, joined_keys
 from dualform.query.resolved import Resolved
 from dualform.query.view import Check, View
 from dualform.query.weights.output import products
@@ -103,40 +103,37 @@ def _groups(resolved: Resolved[Contribution], partners: Mapping[str, Selection],
     """All groups that an entry of the layer is in, or one of a layer that shares a parameter."""
     question, view, layer, own = resolved.question, resolved.view, resolved.layer, resolved.groups
     assert own is not None, "a Contribution has columns to group by"
-    found = {layer.name: _by_key(own, resolved.selection)}
+    grouped, selections = {layer.name: own}, {layer.name: resolved.selection, **partners}
     for name, selection in partners.items():
         other = view.snapshot.layer(name)
         _require_columns_of_samples(view, layer, other, question.by)
-        found[name] = _by_key(group_entries(view, other, selection, question.by, check), selection)
-    keys = sorted({key for groups in found.values() for key in groups}, key=_order)
+        grouped[name] = group_entries(view, other, selection, question.by, check)
+    keys, places = joined_keys({name: groups.keys for name, groups in grouped.items()})
+    found = {
+        name: dict(zip(places[name].tolist(), _selections(groups, selections[name]), strict=True))
+        for name, groups in grouped.items()
+    }
     empty = {name: Selection("no slot", np.zeros_like(resolved.selection.stays)) for name in (layer.name,)}
     empty |= {name: Selection("no slot", np.zeros_like(selection.stays)) for name, selection in partners.items()}
     return [
         _Group(
             key,
-            found[layer.name].get(key, empty[layer.name]),
-            {name: found[name].get(key, empty[name]) for name in partners},
+            found[layer.name].get(number, empty[layer.name]),
+            {name: found[name].get(number, empty[name]) for name in partners},
         )
-        for key in keys
+        for number, key in enumerate(keys)
     ]
 
 
-def _by_key(groups: Groups, selection: Selection) -> dict[GroupKey, Selection]:
+def _selections(groups: Groups, selection: Selection) -> Iterator[Selection]:
     """The entries of each group."""
     order = np.argsort(groups.numbers, kind="stable")
     members = np.split(groups.entries[order], np.cumsum(groups.counts)[:-1])
-    found = {}
-    for number, (key, entries) in enumerate(zip(groups.keys, members, strict=True)):
+    for number, entries in enumerate(members):
         stays = np.zeros_like(selection.stays)
         stays[entries] = True
         # No SQL reads like this, so no mask has this identity.
-        found[key] = Selection(f"group {number} by {', '.join(groups.by)} of {selection.identity}", stays, stored=False)
-    return found
-
-
-def _order(key: GroupKey) -> tuple[tuple[bool, object], ...]:
-    """By values, NULLs last."""
-    return tuple((value is None, 0 if value is None else value) for value in key)
+        yield Selection(f"group {number} by {', '.join(groups.by)} of {selection.identity}", stays, stored=False)
 
 
 def _require_columns_of_samples(view: View, layer: Layer, other: Layer, by: Sequence[str]) -> None:
