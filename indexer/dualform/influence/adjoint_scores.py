@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dualform.influence.block_scores import Row, enter
 from dualform.influence.followed_blocks import BlockUpdate, Gains
+from dualform.influence.matmul import matmul
 from dualform.influence.products import Sides, by_example, sides
 from dualform.influence.slot_window import SlotRows, SlotWindow
 from dualform.rules import Update
@@ -142,9 +143,8 @@ def _products(layer: Layer, place: Parameter, slots: SlotRows, effect: Doubles) 
     """float64[m, n]: the dot product of each slot's gradient with the examples' matrices, `effect` [n, ...block]."""
     own = sides(layer, place, slots.keys, slots.errors)
     if own.right is None:
-        found: Doubles = own.left[0] @ effect.T
-        return found
+        return matmul(own.left[0], effect.T)
     matrices = effect.reshape(len(effect), len(own.left), -1, effect.shape[-1])
-    along = matrices @ own.right.transpose(0, 2, 1)  # [n, g, height, m]
+    along = matmul(matrices, own.right.transpose(0, 2, 1))  # [n, g, height, m]
     products: Doubles = np.einsum("nghm,gmh->mn", along, own.left, optimize=True)
     return products

@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from dualform.errors import Inexact
+from dualform.influence.matmul import matmul
 from dualform.influence.slot_window import SlotWindow
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
@@ -106,7 +107,7 @@ class FollowedBlock:
         self._of_slots: Arrays = {kind: np.zeros_like(self._state.buffers[kind]) for kind in shared}
         self._steps = view.snapshot.steps
         self._weighed: Arrays = {kind: np.zeros(self._steps) for kind in shared}
-        self._gradients = SlotGradients(view, holders, self._state.weight.shape, windows)
+        self._gradients = SlotGradients(view, holders, self._state.weight.shape, windows, matmul)
         self._alone = rounding_gradients(view, self.block.block_name)
         self._updates = {u.last_step: u for u in updates(view.snapshot, self.block.block_name, self._steps)}
         self._standing |= bool(self._alone.by_step) or any(map(_decays, self._updates.values()))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.influence.matmul import matmul
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
@@ -45,9 +46,9 @@ def sides(layer: Layer, place: Parameter, keys: NDArray[Any], errors: NDArray[An
 
 def pairs(slots: Sides, rows: Sides) -> Doubles:
     """float64[m, r]: the dot product of each slot's gradient with that of each row."""
-    left = slots.left @ rows.left.transpose(0, 2, 1)
+    left = matmul(slots.left, rows.left.transpose(0, 2, 1))
     if slots.right is not None and rows.right is not None:
-        left *= slots.right @ rows.right.transpose(0, 2, 1)
+        left *= matmul(slots.right, rows.right.transpose(0, 2, 1))
     found: Doubles = left.sum(axis=0)
     return found
 
@@ -55,10 +56,9 @@ def pairs(slots: Sides, rows: Sides) -> Doubles:
 def along(matrix: Doubles, rows: Sides) -> Doubles:
     """float64[r]: the dot product of a matrix of the block's shape with each row's gradient."""
     if rows.right is None:
-        found: Doubles = rows.left[0] @ matrix
-        return found
+        return matmul(rows.left[0], matrix)
     parts = matrix.reshape(len(rows.left), -1, matrix.shape[1])
-    of_weights: Doubles = np.einsum("grc,grc->r", rows.left @ parts, rows.right)
+    of_weights: Doubles = np.einsum("grc,grc->r", matmul(rows.left, parts), rows.right)
     return of_weights
 
 

@@ -9,7 +9,7 @@ Shapes: d_out and columns of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol, TypeAlias
@@ -26,6 +26,8 @@ from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
+Matmul: TypeAlias = Callable[..., Doubles]
+"""As numpy.matmul."""
 Holder: TypeAlias = tuple[Layer, Parameter, Selection]
 """A layer that holds a block, the block's place in it, and the slots of it that stay."""
 
@@ -49,10 +51,14 @@ class SlotGradients:
         holders: Sequence[Holder],
         shape: tuple[int, ...],
         read: Mapping[str, HeldSlots] | None = None,
+        matmul: Matmul = np.matmul,
     ) -> None:
-        """`shape`: of the block. `read`: by layer, what its keys and values are read through; the store where None."""
+        """`shape`: of the block. `read`: by layer, what its keys and values are read through; the store where None.
+        `matmul`: what multiplies them.
+        """
         self._shape = shape
-        self._whole, self._remaining = _Sum(shape), _Sum(shape)
+        self._matmul = matmul
+        self._whole, self._remaining = _Sum(shape, matmul), _Sum(shape, matmul)
         self._terms = [_LayerTerms(view, *holder, None if read is None else read[holder[0].name]) for holder in holders]
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
@@ -86,8 +92,8 @@ class SlotGradients:
     ) -> Doubles:
         """Add the products of one copy of the weight, in the order in which the training did; returns their sum."""
         rounded: Doubles | None = None
-        unrounded, own = np.zeros(self._shape), _Sum(self._shape)
-        stays = None if remaining is None else _Sum(self._shape)
+        unrounded, own = np.zeros(self._shape), _Sum(self._shape, self._matmul)
+        stays = None if remaining is None else _Sum(self._shape, self._matmul)
         for product in products:
             check()
             product.terms.add(product.start, product.stop, own.cleared(), None if stays is None else stays.cleared())
@@ -106,8 +112,8 @@ class SlotGradients:
 class _Sum:
     """A sum of products, kept in one array: to fill a new one for each product takes longer than the product."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._total, self._empty = np.empty(shape), True
+    def __init__(self, shape: tuple[int, ...], matmul: Matmul) -> None:
+        self._total, self._empty, self._matmul = np.empty(shape), True, matmul
 
     def cleared(self) -> _Sum:
         """This one, without what was added before."""
@@ -123,10 +129,10 @@ class _Sum:
 
     def add_product(self, left: Doubles, right: Doubles) -> None:
         if self._empty:
-            np.matmul(left, right, out=self._total)
+            self._matmul(left, right, out=self._total)
             self._empty = False
         else:
-            self._total += left @ right
+            self._total += self._matmul(left, right)
 
     def total(self) -> Doubles:
         """Valid until the sum is cleared; may be written to."""
