@@ -13,6 +13,7 @@ long_profile         what grows in a long training of small steps
 server_memory        what the process of a server holds, idle and asked
 engines, trainings   engines that have kept nothing yet; trainings recorded and not
 networks             the networks that are trained
+gradient_errors      how far dot products of gradients lie from autograd's
 token_memory         what opening and masking a memory of very many token slots takes
 result, words        what was found; how it is printed
 document             benchmarks.md, from benchmarks.json
