@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from dualform.errors import BadInput
 from dualform.query.engine import Engine
+from dualform_studies.attribution.ours import in_order
 from dualform_studies.attribution.recorded import losses
 
 
@@ -51,10 +52,8 @@ class MemoryExplainer:
             queries = self._memory.queries(self.model, test_data)[self._layer]
             toward = self._toward(labels) if self._score == "contribution" else None
             found = self._memory.group_sum(self._layer, queries, by="sample", score=self._score, toward=toward)
-        scores = torch.zeros(len(labels), len(self.train_dataset))
-        rows = [int(str(sample)) for (sample,) in found.groups]
-        scores[:, rows] = torch.from_numpy(np.asarray(found.sums, dtype=np.float32))
-        return scores
+        scores = in_order(found.groups, np.asarray(found.sums, dtype=np.float64), len(self.train_dataset))
+        return torch.from_numpy(scores.astype(np.float32))
 
     def self_influence(self, batch_size: int = 32) -> Tensor:
         """float32[samples]: the score of each training sample for itself."""

@@ -67,7 +67,7 @@ def _by_sample(
     memory: Engine, recorded: Recorded, layer: str, score: str, toward: NDArray[np.float32] | None = None
 ) -> Scores:
     found = memory.group_sum(layer, PROBE, by="sample", score=score, toward=toward)
-    return _of_all(found.groups, np.asarray(found.sums, dtype=np.float64), len(recorded.trained))
+    return in_order(found.groups, np.asarray(found.sums, dtype=np.float64), len(recorded.trained))
 
 
 def _ledger(method: Method) -> Way:
@@ -76,12 +76,12 @@ def _ledger(method: Method) -> Way:
             PROBE, recorded.attributed.inputs, recorded.attributed.labels, losses, by=("sample",), method=method
         )
         found = dualform.ledger(recorded.folder, recorded.network, examples)
-        return _of_all(found.groups, -found.sums, len(recorded.trained))
+        return in_order(found.groups, -found.sums, len(recorded.trained))
 
     return follow
 
 
-def _of_all(groups: tuple[tuple[object, ...], ...], sums: Scores, samples: int) -> Scores:
+def in_order(groups: tuple[tuple[object, ...], ...], sums: Scores, samples: int) -> Scores:
     """The sums in the order of the samples; one that is in no group has 0."""
     scores = np.zeros((len(sums), samples))
     scores[:, [int(str(sample)) for (sample,) in groups]] = sums

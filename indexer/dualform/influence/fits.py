@@ -6,7 +6,7 @@ from torch import nn
 
 from dualform.errors import BadInput
 from dualform.influence.influence import Influence
-from dualform.record.example_signals import SignalPasses
+from dualform.record.example_signals import SignalPasses, named_tensors
 from dualform.store.byte_counts import readable
 from dualform.store.machine_memory import memory_bytes
 
@@ -21,7 +21,7 @@ def count_examples(model: nn.Module, influence: Influence) -> int:
     finite.
     """
     passes = SignalPasses(model, [], {}, influence.examples)
-    passes.losses({**dict(model.named_parameters()), **dict(model.named_buffers())})
+    passes.losses(named_tensors(model))
     return passes.count
 
 

@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from dualform.errors import BadInput
 from dualform.questions.gradients import ExampleGradients, LayerGradients
-from dualform.record.example_signals import Examples, LayerSignals, SharedRows, SignalPasses
+from dualform.record.example_signals import Examples, LayerSignals, SharedRows, SignalPasses, named_tensors
 from dualform.record.taps import Tap
 
 
@@ -25,7 +25,7 @@ def example_gradients(
 
     # Tables of a greatest norm write to their weights whenever they are read.
     own_copy = any(getattr(module, "max_norm", None) is not None for module in model.modules())
-    weights = {name: own.detach().clone() for name, own in _state(model)} if own_copy else None
+    weights = {name: own.detach().clone() for name, own in named_tensors(model).items()} if own_copy else None
 
     def passes(size: int) -> Iterator[tuple[int, Mapping[str, LayerSignals]]]:
         start, stop = 0, 1
@@ -64,9 +64,3 @@ def example_gradients(
         for name, own in parts.items()
     }
     return ExampleGradients(count, joined)
-
-
-def _state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers by name, a tied one under its first name alone."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()

@@ -332,9 +332,14 @@ def _shared(layer: str) -> SharedRows:
     )
 
 
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, a tied one under its first name alone."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
 def tensors(arrays: Mapping[str, NDArray[Any]], model: nn.Module) -> dict[str, Tensor]:
     """Weights as the model holds them: in its types and on its devices, a tied one under its first name alone."""
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own = named_tensors(model)
     return {name: _tensor(array, own[name]) for name, array in arrays.items() if name in own}
 
 
