@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.attribution.ranks import Doubles, Measured, ranks
+from dualform_studies.attribution.ranks import Doubles, Measured
+from dualform_studies.rank_correlation import mean_ranks
 
 _DRAWS = 1000
 
@@ -13,7 +14,7 @@ _DRAWS = 1000
 def auc(suspicion: Doubles, wrong: NDArray[np.bool_]) -> float:
     """The share of pairs of a wrong and a right sample in which the wrong one is more suspicious; ties count half."""
     bad = int(wrong.sum())
-    return float((ranks(suspicion)[wrong].sum() - bad * (bad + 1) / 2) / (bad * (len(wrong) - bad)))
+    return float((mean_ranks(suspicion)[wrong].sum() - bad * (bad + 1) / 2) / (bad * (len(wrong) - bad)))
 
 
 def auc_with_interval(suspicion: Doubles, wrong: NDArray[np.bool_], seed: int) -> Measured:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform_studies.rank_correlation import mean_ranks, rank_correlation
+
 Doubles = NDArray[np.float64]
 
 _DRAWS = 1000
@@ -27,23 +29,11 @@ class Measured:
         return [self.value, self.low, self.high]
 
 
-def ranks(values: Doubles) -> Doubles:
-    """float64[n]: of each value its place in ascending order, from 1; equal ones have the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    means: Doubles = np.cumsum(counts) - (counts - 1) / 2
-    return means[place]
-
-
 def spearman(ours: Doubles, theirs: Doubles) -> Doubles:
     """float64[r]: Spearman's correlation of each row of one with the same row of the other; ties have the mean of their
     ranks, and a row that is the same throughout correlates with nothing: 0.
     """
-    one, other = (_ranked(own) for own in (ours, theirs))
-    one, other = (own - own.mean(axis=1, keepdims=True) for own in (one, other))
-    lengths = np.sqrt((one**2).sum(axis=1) * (other**2).sum(axis=1))
-    products: Doubles = (one * other).sum(axis=1)
-    found: Doubles = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
-    return found
+    return np.array([rank_correlation(one, other) or 0.0 for one, other in zip(ours, theirs, strict=True)])
 
 
 def agreement(ours: Doubles, theirs: Doubles, seed: int) -> Measured:
@@ -65,7 +55,7 @@ def agreement(ours: Doubles, theirs: Doubles, seed: int) -> Measured:
 
 def _ranked(values: Doubles) -> Doubles:
     """The ranks of each row."""
-    return np.stack([ranks(row) for row in values])
+    return np.stack([mean_ranks(row) for row in values])
 
 
 def _standard(ranks: Doubles) -> Doubles:

@@ -19,6 +19,7 @@ from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.claims.prevalence import OFTEN
 from dualform_studies.images.training.recorded import Checkpoint
 from dualform_studies.pages.folder import Report
+from dualform_studies.rank_correlation import rank_correlation
 
 HEADING = "Hubs"
 GREATEST = 10
@@ -55,21 +56,6 @@ def hubs_of(best: NDArray[np.int64], images: int) -> Hubs:
     first = np.ones(ordered.shape, dtype=np.bool_)
     first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     return Hubs(np.bincount(ordered[first], minlength=images).astype(np.int64), len(best))
-
-
-def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
-    """Spearman's: the correlation of ranks, equal values having their mean rank; None where either does not vary."""
-    ranks = [_mean_ranks(values) for values in (one, other)]
-    deviations = [rank - rank.mean() for rank in ranks]
-    scale = float(np.sqrt((deviations[0] ** 2).sum() * (deviations[1] ** 2).sum()))
-    return float((deviations[0] * deviations[1]).sum()) / scale if scale else None
-
-
-def _mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[places]
-    return ranks
 
 
 @dataclass(frozen=True, eq=False)
