@@ -42,18 +42,16 @@ class Row:
 
 
 _EVERYWHERE = (
-    plain.MLP, plain.CNN, plain.ENCODER, plain.TRANSLATOR, plain.LSTM, plain.BAG, plain.CONVOLVED, plain.UNET,
-    plain.FILM, plain.TIED, plain.LOW_RANK, published.RESNET, published.MOBILENET, published.CONVNEXT, published.VIT,
-    published.BERT, published.MASKED_BERT, published.GPT2, published.LLAMA, published.TIED_LLAMA, published.T5,
-    published.MIXTRAL,
-    published.LORA,
+    plain.MLP, plain.CNN, plain.ENCODER, plain.TRANSLATOR, plain.LSTM, plain.GRU, plain.BAG, plain.CONVOLVED,
+    plain.UNET, plain.FILM, plain.TIED, plain.LOW_RANK, published.RESNET, published.MOBILENET, published.CONVNEXT,
+    published.VIT, published.BERT, published.MASKED_BERT, published.GPT2, published.LLAMA, published.TIED_LLAMA,
+    published.T5, published.MIXTRAL, published.LORA,
 )  # fmt: skip
 _RULES = (
     "SGD", "SGD, momentum", "SGD, Nesterov", "Adam", "AdamW, fused", "AMSGrad", "NAdam", "RAdam", "Adamax", "RMSprop",
     "Adagrad", "Adadelta", "ASGD", "Rprop", "Adafactor", "SGD and AdamW",
 )  # fmt: skip
 _AUTOCAST = (plain.MLP, plain.CNN, plain.ENCODER, published.RESNET, published.VIT, published.GPT2, published.LLAMA)
-_GRU = "a GRU's candidate state has two error signals for one key, so that no values are stored"
 _COMPUTED = (
     "the weight that weight norm computes is scored; the optimizer moves what it is computed from, which is kept"
 )
@@ -65,7 +63,6 @@ _LEFT = "other parameters: LayerNorm multiplies by no matrix"
 
 ROWS: list[Row] = [
     *(Row(network, "AdamW") for network in _EVERYWHERE),
-    Row(plain.GRU, "AdamW", grade="scores only", because=_GRU),
     Row(plain.NORMED, "AdamW", grade="scores only", because=_COMPUTED),
     *(Row(plain.MLP, optimizer) for optimizer in _RULES),
     *(

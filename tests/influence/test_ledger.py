@@ -19,8 +19,8 @@ from tests.influence.trainings import (
     KINDS,
     ROWS,
     SAMPLES,
-    Gated,
     Training,
+    computed,
     labels,
     numbers,
     perceptron,
@@ -382,7 +382,7 @@ def test_a_model_that_is_frozen_by_now_has_the_same_ledger(tmp_path):
 
 
 def test_a_layer_without_values_is_among_the_other_parameters(tmp_path):
-    training = replace(KINDS["LSTM and embedding"], make=Gated)
+    training = replace(KINDS["linear layers"], make=computed)
     training.record(tmp_path / "m", STEPS)
     found = dualform.ledger(tmp_path / "m", training.make(), training.influence(method="path"))
     assert np.abs(found.lines["other parameters"]).max() > 1e-3

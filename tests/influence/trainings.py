@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrize import register_parametrization
 
 import dualform
 
@@ -74,6 +75,18 @@ class Training:
         return dualform.Influence("test", self.inputs(99)[:EXAMPLES], labels(99)[:EXAMPLES], self.loss, **options)
 
 
+class Cubed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x**3
+
+
+def computed() -> nn.Module:
+    """Its first layer has no values: the weight is computed from another."""
+    network = perceptron()
+    register_parametrization(network[0], "weight", Cubed())
+    return network
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 4))
 
@@ -88,8 +101,6 @@ class Recurrent(nn.Module):
 
 
 class Gated(nn.Module):
-    """Its recurrent layer has no values."""
-
     def __init__(self) -> None:
         super().__init__()
         self.words, self.gru, self.head = nn.Embedding(12, 6), nn.GRU(6, 5, batch_first=True), nn.Linear(5, 4)
@@ -136,6 +147,7 @@ MOMENTUM = sgd(lr=0.05, momentum=0.8)
 KINDS = {
     "linear layers": Training(perceptron, numbers((6,)), MOMENTUM),
     "LSTM and embedding": Training(Recurrent, words, MOMENTUM),
+    "GRU and embedding": Training(Gated, words, MOMENTUM),
     "convolution in groups": Training(convolution, numbers((4, 3, 3)), MOMENTUM),
     "attention": Training(Attention, words, MOMENTUM),
     "a tied weight": Training(Tied, words, MOMENTUM),

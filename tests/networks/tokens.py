@@ -150,8 +150,7 @@ Network(
     lambda: Recurrent(nn.GRU),
     texts,
     next_token,
-    layers=("embedding", "recurrent", "head"),
-    grades={"recurrent": "scores only"},
+    layers=("embedding", "recurrent.gates", "recurrent.candidate_input", "recurrent.candidate_hidden", "head"),
 )
 
 

@@ -16,6 +16,7 @@ from dualform.query.weights.block_grades import EXACT
 from dualform.query.weights.exactness import grade
 from dualform.query.weights.rebuilt_weights import rebuild
 from dualform.query.where import mask
+from tests.rules.own import Unruled
 
 from .measured_grades import LAYERS, graded, required
 from .trained import STEPS, WHEN, train
@@ -288,23 +289,21 @@ def test_grades_read_no_slot(tmp_path, monkeypatch):
     assert graded(trained).name == "exact"
 
 
+@pytest.mark.filterwarnings("ignore:.*no update rule:RuntimeWarning")
 def test_a_refused_network_names_the_layers_that_are_answered(tmp_path):
-    class Network(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.reads, self.head = torch.nn.GRU(3, 4, batch_first=True), torch.nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.head(self.reads(x)[0])
-
-    model = Network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
+    """No rule follows the optimizer of one of its layers."""
+    layers = {"reads": nn.Linear(3, 4), "between": nn.ReLU(), "head": nn.Linear(4, 2)}
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    optimizers = [Unruled(model.reads.parameters(), lr=0.1), torch.optim.SGD(model.head.parameters(), lr=0.1)]
+    with dualform.Recorder(model, optimizers, tmp_path / "m") as recorder:
         for _ in range(3):
             with recorder.step():
-                optimizer.zero_grad()
-                model(torch.randn(5, 6, 3)).square().mean().backward()
-                optimizer.step()
+                model.zero_grad()
+                model(torch.randn(5, 3)).square().mean().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
         for allow_inexact in (False, True):
             with pytest.raises(Inexact, match="layer 'reads' cannot be rebuilt") as refused:

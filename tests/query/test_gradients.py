@@ -29,17 +29,17 @@ class Images(nn.Module):
 class Words(nn.Module):
     """A table, a recurrent layer and a head whose weight is the table's."""
 
-    def __init__(self):
+    def __init__(self, kind=nn.LSTM):
         super().__init__()
-        self.words, self.lstm, self.head = (
+        self.words, self.inner, self.head = (
             nn.Embedding(CLASSES, 4),
-            nn.LSTM(4, 4, batch_first=True),
+            kind(4, 4, batch_first=True),
             nn.Linear(4, CLASSES),
         )
         self.head.weight = self.words.weight
 
     def forward(self, words):
-        return self.head(self.lstm(self.words(words))[0]).mean(1)
+        return self.head(self.inner(self.words(words))[0]).mean(1)
 
 
 class Attention(nn.Module):
@@ -55,6 +55,7 @@ NETWORKS = {
     "mlp": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES)), lambda n: torch.randn(n, 5)),
     "images": (Images, lambda n: torch.randn(n, 4, 5, 5)),
     "words": (Words, lambda n: torch.randint(0, CLASSES, (n, 6))),
+    "gated words": (lambda: Words(nn.GRU), lambda n: torch.randint(0, CLASSES, (n, 6))),
     "attention": (Attention, lambda n: torch.randn(n, 3, 4)),
 }
 

@@ -86,11 +86,11 @@ class ListSink:
                 for v in slot_column(batch, extent, name)]  # fmt: skip
 
     def rebuilt(self, parameter, steps):
-        """float64: a parameter once `steps` recorded steps were taken, from the record alone."""
+        """float64: a parameter once `steps` recorded steps were taken, from the record alone; a layer may hold rows."""
         holders = [(x, p) for x in self.layers for p in x.parameters if p.name == parameter]
         updates = []
         for log in (self.logs[step] for step in sorted(self.logs) if step < steps):
-            factor = next((f for f in log.factors if f.parameter == parameter), None)
+            factor = next((f for f in log.factors if f.parameter.split("[")[0] == parameter), None)
             if log.updated and factor is not None and factor.factor is not None:
                 settings = log.groups[factor.group].settings
                 updates.append(Update(log.first_step, log.step, factor.factor, settings))
@@ -104,7 +104,8 @@ class ListSink:
                 if step < steps:
                     keys, values = rows.keys.astype(np.float64), rows.values.astype(np.float64)
                     gradient = values.sum(0) if place in layer.biases else values.T @ keys[:, place.start : place.stop]
-                    total = total + weights.per_step[step] * gradient
+                    own = slice(*place.rows) if place.rows else slice(None)
+                    total[own] += weights.per_step[step] * gradient
         return total
 
 

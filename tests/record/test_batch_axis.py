@@ -170,10 +170,10 @@ def test_layers_that_disagree_are_refused_and_agree_in_spaces_of_their_own(tmp_p
     with refused.recorder, pytest.raises(RecordingError) as caught:
         one_step(refused, model, x)
     assert str(caught.value) == (
-        "layers 'first' and 'second' of space 'token' have the batch in axis 1 and 0. Say batch_dim= in recorder.step, "
-        "or give one of them another space, with spaces=."
+        "layers 'first.gates' and 'second.gates' of space 'token' have the batch in axis 1 and 0. Say batch_dim= in "
+        "recorder.step, or give one of them another space, with spaces=."
     )
-    opened = opened_on(model, tmp_path / "m", spaces={"second": "later"})
+    opened = opened_on(model, tmp_path / "m", spaces={"second.*": "later"})
     with opened.recorder:
         one_step(opened, model, x, label=[7, 8])
     for space in ("token", "later"):
@@ -193,5 +193,5 @@ def test_a_probe_of_a_time_first_model_comes_row_after_row(tmp_path):
         with opened.recorder.step():
             model(x)[0].sum().backward()
         opened.recorder.probe("test", x, batch_size=2, batch_dim=1)
-    queries = opened.sink.probes["test"][0][""]
+    queries = opened.sink.probes["test"][0]["gates"]
     np.testing.assert_array_equal(queries[:, 4:], x.transpose(0, 1).reshape(30, 3).numpy())

@@ -18,10 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from dualform.record.taps.recurrent import TappedRecurrent
+from dualform.store.parameter import Parameter
 
 
 class TappedLSTM(TappedRecurrent, module_type=nn.LSTM):
-    gates = 4
+    def __init__(self, name: str, module: nn.RNNBase, values: bool = True) -> None:
+        super().__init__(name, module, values)
+        hidden = module.hidden_size
+        self.d_in, self.d_out = hidden + module.input_size, 4 * hidden
+        places = {"weight_hh_l0": (0, hidden), "weight_ih_l0": (hidden, self.d_in)}
+        if module.bias:
+            places |= dict.fromkeys(("bias_hh_l0", "bias_ih_l0"), (self.d_in, self.d_in + 1))
+        self.parameters = {
+            Parameter(self.parameter_name(own), *place): getattr(module, own) for own, place in places.items()
+        }
 
     @staticmethod
     def _states(given: Any) -> tuple[Tensor, ...]:
@@ -30,7 +40,7 @@ class TappedLSTM(TappedRecurrent, module_type=nn.LSTM):
     @torch.no_grad()
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
         # In the training's own precision at best, and never in the halved one of an autocast around it.
-        dtype, time = torch.promote_types(key.dtype, torch.float32), self._time(key)
+        dtype, time = torch.promote_types(key.dtype, torch.float32), self.time_of(key)
         of_output, *of_states = [None if gradient is None else gradient.to(dtype) for gradient in gradients]
         with torch.autocast(key.device.type, enabled=False):
             weights = [p.to(dtype) for place, p in self.parameters.items() if place.start < self.d_in]

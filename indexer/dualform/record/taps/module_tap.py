@@ -100,6 +100,10 @@ class ModuleTap(Tap):
         """`Call.outputs` put together as the module returns them."""
         return outputs[0]
 
+    def refuse(self, listener: Listener, error: RecordingError) -> None:
+        """Report a call that has no keys."""
+        listener.refused(self, error)
+
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
         (error,) = gradients
         assert error is not None
@@ -157,7 +161,7 @@ class _Hook(ModelHook):
         try:
             call = self._tap.call_of(args, kwargs, output)
         except RecordingError as error:
-            self._listener.refused(self._tap, error)
+            self._tap.refuse(self._listener, error)
             return None
         if (early := self._tap.early) is not None:
             self._tap.early = None

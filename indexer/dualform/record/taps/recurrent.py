@@ -1,4 +1,4 @@
-"""What taps of recurrent layers share: one slot per token, whose key is the state before it and its input.
+"""What taps of recurrent layers share: one slot per token, whose key is the state before it and its input, or one.
 
 Shapes: B sequences of L tokens, X inputs, H hidden units; `...` is [B, L], [L, B] or [L] as the module is called.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,25 +23,12 @@ from dualform.errors import RecordingError
 from dualform.record.sharded_parameters import is_sharded
 from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.tap import Call
-from dualform.store.parameter import Parameter
 
 
 class TappedRecurrent(ModuleTap):
     """What nn.LSTM and nn.GRU share."""
 
     module: nn.RNNBase
-    gates: ClassVar[int]
-
-    def __init__(self, name: str, module: nn.RNNBase, values: bool = True) -> None:
-        super().__init__(name, module, values)
-        hidden = module.hidden_size
-        self.d_in, self.d_out = hidden + module.input_size, self.gates * hidden
-        places = {"weight_hh_l0": (0, hidden), "weight_ih_l0": (hidden, self.d_in)}
-        if module.bias:
-            places |= dict.fromkeys(("bias_hh_l0", "bias_ih_l0"), (self.d_in, self.d_in + 1))
-        self.parameters = {
-            Parameter(self.parameter_name(own), *place): getattr(module, own) for own, place in places.items()
-        }
 
     @classmethod
     def batch_dim_of(cls, module: nn.Module) -> int | None:
@@ -82,7 +69,7 @@ class TappedRecurrent(ModuleTap):
                 "with layers=.",
             )
         result, last = output[0], self._states(output[1])
-        time = self._time(argument)
+        time = self.time_of(argument)
         first = tuple(state.detach().transpose(0, time) for state in self._states(given)) if given is not None else ()
         return Call(_keys(argument, result, first[:1], time), (result, *last), raw=False, kept=first[1:])
 
@@ -90,7 +77,7 @@ class TappedRecurrent(ModuleTap):
         result, *states = outputs
         return result, states[0] if len(states) == 1 else tuple(states)
 
-    def _time(self, tokens: Tensor) -> int:
+    def time_of(self, tokens: Tensor) -> int:
         """The axis that tokens lie along."""
         return 1 if tokens.dim() == 3 and self.module.batch_first else 0
 
