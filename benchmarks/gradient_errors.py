@@ -52,6 +52,7 @@ NETWORKS = {
     ),
     "Embedding": _Network(lambda: _Words(nn.Tanh(), 12), _words),
     "LSTM": _Network(lambda: _Words(nn.LSTM(12, 10, batch_first=True), 10), _words),
+    "GRU": _Network(lambda: _Words(nn.GRU(12, 10, batch_first=True), 10), _words),
     "an attention block": _Network(
         lambda: _Words(nn.TransformerEncoderLayer(12, 3, 24, dropout=0.0, batch_first=True), 12), _words
     ),
