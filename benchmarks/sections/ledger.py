@@ -58,8 +58,7 @@ def run(plan: Plan) -> Section:
         f"A network of two hidden layers of {WIDTH} on MNIST, {steps} steps of {BATCH} images; examples are the first "
         "test images, followed by sample. The ledger is made from the record, beside the same training without a "
         "recorder, on all cores. Of a residual its size over that of the change of the loss, the median of "
-        f"{FOLLOWED} examples; that of first order has all curvature in it. A GRU has no gradients, for its layer "
-        "has no values."
+        f"{FOLLOWED} examples; that of first order has all curvature in it."
     )
     return section
 
