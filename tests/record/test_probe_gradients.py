@@ -215,3 +215,19 @@ def test_a_resumed_training_keeps_them_and_takes_more(tmp_path):
     sums = [memory.group_sum("*", name, by="step", score="gradient").sums for name in ("first", "second")]
     assert sums[0].shape == sums[1].shape == (2, 2)
     assert not np.allclose(*sums)
+
+
+@pytest.mark.parametrize("options", [{"keys": False}, {"values": False}])
+def test_a_memory_without_values_has_no_gradients(tmp_path, options):
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = torch.randn(3, 5), torch.tensor([0, 1, 2])
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, **options) as recorder:
+        with recorder.step():
+            loss(model(inputs), labels).sum().backward()
+            optimizer.step()
+        with pytest.raises(BadInput, match=r"^the memory stores no values, which probe 'test' would be held against"):
+            recorder.probe("test", inputs, labels, loss=loss)
+    if options != {"keys": False}:
+        with dualform.open(tmp_path / "m") as memory, pytest.raises(BadInput, match="stores no values"):
+            memory.gradients(model, inputs, labels, loss)

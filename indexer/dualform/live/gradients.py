@@ -13,7 +13,7 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadInput
 from dualform.live.queries import BATCH, check_widths, tell_of_other_weights
 from dualform.questions import ExampleGradients
-from dualform.record.example_gradients import example_gradients
+from dualform.record.example_gradients import check_values, example_gradients
 from dualform.record.example_signals import Examples, Loss
 from dualform.record.model_arguments import Inputs
 from dualform.record.module_taps import taps_named
@@ -41,6 +41,7 @@ def gradients(
     """
     model = whole_model(model)
     layers = {layer.name: layer for layer in info.layers if layer.values}
+    check_values(layers, "gradients")
     taps = taps_named(model, layers.keys())
     if not taps:
         raise BadInput(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from torch import nn
@@ -23,6 +23,7 @@ def example_gradients(
     `batch_dims`, that nothing comes back to. Raises as SignalPasses.
     """
 
+    check_values(batch_dims, examples.what)
     # Tables of a greatest norm write to their weights whenever they are read.
     own_copy = any(getattr(module, "max_norm", None) is not None for module in model.modules())
     weights = {name: own.detach().clone() for name, own in named_tensors(model).items()} if own_copy else None
@@ -64,3 +65,13 @@ def example_gradients(
         for name, own in parts.items()
     }
     return ExampleGradients(count, joined)
+
+
+def check_values(layers: Collection[str], what: str) -> None:
+    """Raises BadInput where no layer has values; `what` is asked of them."""
+    if not layers:
+        raise BadInput(
+            f"the memory stores no values, which {what} would be held against.",
+            hint="Record with keys and values; or leave out the loss, and follow the examples with dualform.Influence.",
+            field="loss",
+        )
