@@ -16,7 +16,7 @@ from tests.coverage import document
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = README + "".join((ROOT / "docs" / page).read_text() for page in ("recording.md", "influence.md"))
+PAGES = README + "".join((ROOT / "docs" / page).read_text() for page in ("recording.md", "influence.md", "asking.md"))
 EXAMPLES = dict(re.findall(r"<!-- tested: (\w+) -->\n```python\n(.*?)```", PAGES, re.DOTALL))
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LINKED = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
@@ -53,7 +53,7 @@ def test_the_readme_is_read_in_a_few_minutes():
 def test_every_example_is_about_fifteen_lines():
     assert EXAMPLES.keys() == {
         "record", "estimate", "lightning", "transformers", "ask", "replay", "client", "toward", "gradients", "ledger",
-        "followed",
+        "followed", "tables",
     }  # fmt: skip
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
@@ -79,6 +79,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     recorded = run("record")
     asked = run("ask")
+    assert len(run("tables", asked)["frame"]) == 10
     assert len(run("toward", asked)["pushed"].ranked()) == 10
     assert len(run("gradients", {**recorded, **asked})["helped"].ranked(17)) == 10
     ledger = run("ledger", recorded)["ledger"]
@@ -94,7 +95,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
         finally:
             server.stop(1)
     printed = capsys.readouterr().out
-    assert "Certificate(relative_error=" in printed
+    assert "Certificates: " in printed
     assert "(20, 10)" in printed
     assert "30 steps of" in printed
 

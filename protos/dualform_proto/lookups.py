@@ -28,7 +28,7 @@ def decode_slots(message: pb.SlotsRequest) -> SlotLookup:
 
 
 def encode_slots_answer(columns: Columns) -> pb.SlotsResponse:
-    return pb.SlotsResponse(slots=encode_columns(columns), scan=encode_scan(columns.scan), space=columns.space)
+    return pb.SlotsResponse(slots=encode_columns(columns.arrays), scan=encode_scan(columns.scan), space=columns.space)
 
 
 def decode_slots_answer(message: pb.SlotsResponse) -> Columns:
@@ -44,7 +44,7 @@ def decode_sql(message: pb.SqlRequest) -> SqlStatement:
 
 
 def encode_sql_answer(columns: Columns) -> pb.SqlResponse:
-    return pb.SqlResponse(rows=encode_columns(columns), scan=encode_scan(columns.scan))
+    return pb.SqlResponse(rows=encode_columns(columns.arrays), scan=encode_scan(columns.scan))
 
 
 def decode_sql_answer(message: pb.SqlResponse) -> Columns:

@@ -56,7 +56,7 @@ def test_every_kind_of_value_becomes_a_number_a_boolean_or_a_text(engine):
 
 def test_an_answer_without_rows_keeps_its_columns(engine):
     found = engine.sql("SELECT slot, note FROM slots WHERE false")
-    assert list(found) == ["slot", "note"]
+    assert found.keys() == ("slot", "note")
     assert found.rows == 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualform.answers import Columns
 from dualform.errors import BadInput, ServiceError
 from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
 from dualform.questions.arguments import KERNELS
@@ -62,11 +61,11 @@ def test_a_column_whose_parts_do_not_fit(column):
 def test_a_column_of_values_that_the_wire_lacks_is_told_how_to_cast():
     dates = np.array(["2020-01-01"], dtype="datetime64[D]")
     with pytest.raises(BadInput, match=r"column 'd' is of type datetime64\[D\].*CAST"):
-        columns.encode_columns(Columns({"d": dates}))
+        columns.encode_columns({"d": dates})
     lists = np.empty(1, dtype=object)
     lists[0] = [1]
     with pytest.raises(BadInput, match=r"column 'l' holds a value of type list.*VARCHAR"):
-        columns.encode_columns(Columns({"l": lists}))
+        columns.encode_columns({"l": lists})
 
 
 def test_hits_of_another_number_than_their_counts():

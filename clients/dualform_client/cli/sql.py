@@ -23,6 +23,6 @@ def sql(memory: Answers, statement: str, as_json: bool) -> None:
     """
     columns = memory.sql(statement)
     if as_json:
-        print_json({"columns": list(columns), "rows": columns.records()})
+        print_json({"columns": columns.keys(), "rows": columns.records()})
         return
-    print_table(f"{columns.rows} rows", list(columns), [list(record.values()) for record in columns.records()])
+    print_table(f"{columns.rows} rows", columns.keys(), [list(record.values()) for record in columns.records()])

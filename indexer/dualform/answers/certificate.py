@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from numpy.typing import NDArray
+
+from dualform.answers.columns import Columns, column_of
 from dualform.answers.grade import Grade
 from dualform.answers.scan import Scan
+from dualform.answers.table import Table, counted
 
 
-@dataclass(frozen=True)
-class Certificate:
+@dataclass(frozen=True, repr=False)
+class Certificate(Table):
     """How well the record rebuilds one layer's weights of the end, and the layer's grade."""
 
     relative_error: float | None
@@ -33,9 +38,20 @@ class Certificate:
         """Why the record is not exact; empty where it is."""
         return self.grade.reason
 
+    @property
+    def rows(self) -> int:
+        return 1
 
-@dataclass(frozen=True, eq=False)
-class Certificates(Mapping[str, Certificate]):
+    def table(self, most: int | None = None) -> Columns:
+        """One row: the grade, the relative error, and the reason."""
+        return Columns(_rows([self][:most]))
+
+    def title(self) -> str:
+        return "Certificate"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Certificates(Table, Mapping[str, Certificate]):
     """The certificate of each recorded layer, by its name, in the order of the layers: what `verify` answers."""
 
     certificates: Mapping[str, Certificate]
@@ -49,3 +65,24 @@ class Certificates(Mapping[str, Certificate]):
 
     def __len__(self) -> int:
         return len(self.certificates)
+
+    @property
+    def rows(self) -> int:
+        return len(self)
+
+    def table(self, most: int | None = None) -> Columns:
+        """A row a layer: layer, grade, relative error, and reason."""
+        shown = [*self.certificates.items()][:most]
+        layers = column_of([name for name, _ in shown])
+        return Columns({"layer": layers, **_rows([own for _, own in shown])}, self.scan)
+
+    def title(self) -> str:
+        return f"Certificates: {counted(len(self), 'layer')}"
+
+
+def _rows(certificates: Sequence[Certificate]) -> dict[str, NDArray[Any]]:
+    return {
+        "grade": column_of([str(own.grade) for own in certificates]),
+        "relative_error": column_of([own.relative_error for own in certificates]),
+        "reason": column_of([own.reason for own in certificates]),
+    }

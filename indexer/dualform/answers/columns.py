@@ -1,23 +1,32 @@
-"""A table, column by column."""
+"""A table, column by column, and how it is shown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from html import escape
+from typing import Any, SupportsIndex
 
+import numpy as np
 from numpy import ma
 from numpy.typing import NDArray
 
 from dualform.answers.scan import Scan
 from dualform.extras import optional
 
+SHOWN = 10
+"""Rows that a table shows of itself; where it has one or two more, those too."""
+_WIDEST = 60
+"""Characters of a cell that are shown."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Columns(Mapping[str, NDArray[Any]]):
-    """A table by column name: one NumPy array per column, all of one length.
+class Columns:
+    """A table of rows: one NumPy array per column, all of one length.
 
-    Numbers and booleans with NULLs are masked arrays; texts are object arrays in which NULL is None.
+    Numbers and booleans with NULLs are masked arrays; texts are object arrays in which NULL is None. `columns["label"]`
+    is a column, `len` counts rows, and each of them is iterated as a dict of plain Python values. pandas, polars and
+    pyarrow take it for the table that it is.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -28,37 +37,129 @@ class Columns(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.arrays[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays)
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """A row at a time; NULL is None."""
+        lists = [column.tolist() for column in self.arrays.values()]
+        return (dict(zip(self.arrays, row, strict=True)) for row in zip(*lists, strict=True))
 
     def __len__(self) -> int:
-        return len(self.arrays)
+        return self.rows
 
     @property
     def rows(self) -> int:
+        """How many."""
         return len(next(iter(self.arrays.values()))) if self.arrays else 0
+
+    def keys(self) -> Sequence[str]:
+        """The columns' names."""
+        return tuple(self.arrays)
+
+    def items(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The columns by name."""
+        return iter(self.arrays.items())
 
     def records(self) -> list[dict[str, Any]]:
         """One dict of plain Python values per row; NULL is None."""
-        lists = {name: column.tolist() for name, column in self.arrays.items()}
-        return [{name: values[row] for name, values in lists.items()} for row in range(self.rows)]
+        return list(self)
+
+    def first(self, rows: SupportsIndex) -> Columns:
+        """The first rows alone."""
+        return Columns({name: column[:rows] for name, column in self.arrays.items()}, self.scan, self.space)
 
     def to_arrow(self) -> Any:
         """A pyarrow.Table; raises MissingPackage where pyarrow is not installed."""
         pyarrow = optional("pyarrow")
         return pyarrow.table(
-            {name: pyarrow.array(column.tolist()) if _has_nulls(column) else column for name, column in self.items()}
+            {
+                name: pyarrow.array(column.tolist()) if _has_nulls(column) else column
+                for name, column in self.arrays.items()
+            }
         )
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame; raises MissingPackage where pandas is not installed."""
         return optional("pandas").DataFrame(
-            {name: column.tolist() if _has_nulls(column) else column for name, column in self.items()}
+            {name: column.tolist() if _has_nulls(column) else column for name, column in self.arrays.items()}
         )
 
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
     def __repr__(self) -> str:
-        return f"Columns({self.rows} rows: {', '.join(self)})"
+        return as_text(self, len(self))
+
+    def _repr_html_(self) -> str:
+        return as_html(self, len(self))
+
+
+def column_of(values: Sequence[Any]) -> NDArray[Any]:
+    """A column of plain values: numbers and booleans with None in them are masked, all else are objects."""
+    known = [value for value in values if value is not None]
+    types = {type(value) for value in known}
+    if len(types) != 1 or not types <= {int, float, bool} or (types == {int} and _too_large(known)):
+        column = np.empty(len(values), dtype=object)
+        column[:] = values
+        return column
+    if len(known) == len(values):
+        return np.array(values)
+    mask = [value is None for value in values]
+    return ma.array([known[0] if value is None else value for value in values], mask=mask)
+
+
+def as_text(table: Columns, rows: int, title: str = "") -> str:
+    """The first rows of a table that has so many, below each other; numbers to the right."""
+    names, cells, left = _shown(table, rows)
+    widths = [max(map(len, (name, *own)), default=0) for name, own in zip(names, cells, strict=True)]
+    right = [_is_number(column) for column in table.arrays.values()]
+    lines = [title] if title else []
+    for line in ([*names], *map(list, zip(*cells, strict=True))):
+        padded = zip(line, widths, right, strict=True)
+        lines.append("  ".join(f"{own:>{width}}" if number else f"{own:<{width}}" for own, width, number in padded))
+    return "\n".join(line.rstrip() for line in (*lines, *left))
+
+
+def as_html(table: Columns, rows: int, title: str = "") -> str:
+    """As `as_text`, for a notebook; whatever the memory holds is text in it."""
+    names, cells, left = _shown(table, rows)
+    caption = f"<caption>{escape(' '.join((title, *left)))}</caption>" if title or left else ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in zip(*cells, strict=True)
+    )
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _shown(table: Columns, rows: int) -> tuple[list[str], list[list[str]], list[str]]:
+    """The names of the columns, the cells of each, and what is to be said of the rows that are not shown."""
+    most = rows if rows <= SHOWN + 2 else SHOWN
+    shown = table.first(most)
+    left = [f"… {rows - most:,} more rows"] if rows > most else []
+    names = [_plain(name) for name in shown.arrays]
+    return names, [[_cell(value) for value in column.tolist()] for column in shown.arrays.values()], left
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = _plain(f"{value:.6g}" if isinstance(value, float) else str(value))
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
+def _plain(text: str) -> str:
+    """Without control characters: a label in somebody's data set must not steer the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _is_number(column: NDArray[Any]) -> bool:
+    return column.dtype.kind in "iuf"
 
 
 def _has_nulls(column: NDArray[Any]) -> bool:
     return isinstance(column, ma.MaskedArray) or column.dtype == object
+
+
+def _too_large(numbers: Sequence[int]) -> bool:
+    return not -(2**63) <= min(numbers) <= max(numbers) < 2**63

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.columns import Columns, column_of
 from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
 from dualform.answers.scan import Scan
+from dualform.answers.table import Table, beside, counted, first_places, group_columns
 
 
-@dataclass(frozen=True, eq=False)
-class Contributions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Contributions(Table):
     """The terms of a layer's output under a mask, all of which add up to it:
 
     output = initial + bias + standing + the sum of `sums` over the groups + residual        (paper, equation 13)
+
+    Iterated, it gives the terms of one query after another, each as Contributions.
     """
 
     groups: tuple[GroupKey, ...]
@@ -69,3 +74,43 @@ class Contributions:
         """float64[n, d_out]: what all of it adds up to, which `output` gives under the same mask."""
         total: NDArray[np.float64] = self.sums.sum(axis=1) + self.initial + self.bias + self.standing + self.residual
         return total
+
+    def __len__(self) -> int:
+        return len(self.sums)
+
+    def __iter__(self) -> Iterator[Contributions]:
+        return (self.part(query, query + 1) for query in range(len(self)))
+
+    @property
+    def rows(self) -> int:
+        n, groups, d_out = self.sums.shape
+        return int(n * (groups + len(_TERMS)) * d_out)
+
+    def table(self, most: int | None = None) -> Columns:
+        """A row a query, term and output: query, the term ("group", or another of the sum), the columns of `by`, which
+        only groups have, output, contribution, and the count of slots.
+        """
+        n, groups, d_out = self.sums.shape
+        query, place, output = first_places((n, groups + len(_TERMS), d_out), most)
+        others = np.stack([self.initial, np.broadcast_to(self.bias, (n, d_out)), self.standing, self.residual], axis=1)
+        of_group, other = place < groups, np.maximum(place - groups, 0)
+        value = others[query, other, output]
+        value[of_group] = self.sums[query[of_group], place[of_group], output[of_group]]
+        found = {
+            "query": query,
+            "term": column_of(["group" if place < groups else _TERMS[place - groups] for place in place.tolist()]),
+            "output": output,
+            "contribution": value,
+            "count": column_of([int(self.counts[place]) if place < groups else None for place in place.tolist()]),
+        }
+        keys = [*self.groups, *[(None,) * len(self.by)] * len(_TERMS)]
+        return Columns(beside(found, group_columns(self.by, keys, place), 2), self.scan, self.space)
+
+    def title(self) -> str:
+        by = f" by {', '.join(self.by)}" if self.by else ""
+        sizes = (counted(len(self), "query"), counted(len(self.groups), "group"), counted(self.sums.shape[2], "output"))
+        return f"Contributions{by}: {', '.join(sizes)}; {self.grade}"
+
+
+_TERMS = ("initial", "bias", "standing", "residual")
+"""What no group has, in the order of the rows."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.columns import Columns
 from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
 from dualform.answers.scan import Scan
+from dualform.answers.table import Table, beside, counted, first_places, group_columns
 
 
-@dataclass(frozen=True, eq=False)
-class GroupSums:
+@dataclass(frozen=True, eq=False, repr=False)
+class GroupSums(Table):
     """The summed attention weight of each group, for each query (paper section 5.2, figure 5). n queries, G groups.
 
     Where the question had `k`, each query has its own groups: the k whose sums are largest, whatever their sign, by
     size and then by value. `numbers` then says where they stand among `groups`, which are those of all queries.
-    `ranked` gives them by name, for either form.
+    `ranked` gives them by name, for either form. Iterated, it gives `ranked` of one query after another.
     """
 
     groups: tuple[GroupKey, ...]
@@ -69,6 +72,29 @@ class GroupSums:
         order = np.argsort(-np.abs(sums), kind="stable")
         named = (numbers[order].tolist(), sums[order].tolist())
         return [(self.groups[number], own, int(self.counts[number])) for number, own in zip(*named, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.sums)
+
+    def __iter__(self) -> Iterator[list[tuple[GroupKey, float, int]]]:
+        return map(self.ranked, range(len(self)))
+
+    @property
+    def rows(self) -> int:
+        return self.sums.size
+
+    def table(self, most: int | None = None) -> Columns:
+        """A row a query and group: query, the columns of `by`, sum and count."""
+        query, place = first_places(self.sums.shape, most)
+        numbers = place if self.numbers is None else self.numbers[query, place]
+        found = {"query": query, "sum": self.sums[query, place], "count": self.counts[numbers]}
+        groups = group_columns(self.by, self.groups, numbers)
+        return Columns(beside(found, groups, 1), self.scan, self.space)
+
+    def title(self) -> str:
+        groups = counted(len(self.groups) if self.total is None else self.total, "group")
+        by = f" by {', '.join(self.by)}" if self.by else ""
+        return f"GroupSums{by}: {counted(len(self), 'query')}, {groups}"
 
 
 def largest(sums: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.columns import Columns
 from dualform.answers.grade import Grade
 from dualform.answers.scan import Scan
+from dualform.answers.table import Table, beside, counted, group_columns
+
+
+class SlotLookup(Protocol):
+    """Who knows the columns of slots: a memory (dualform.methods)."""
+
+    def slots(self, ids: Any) -> Columns: ...
+
 
 GroupKey: TypeAlias = tuple[Any, ...]
 """The values of a grouping's columns that one group has; None stands for NULL."""
 
 
-@dataclass(frozen=True, eq=False)
-class Hits:
+class Hit(NamedTuple):
+    """One of the best slots of a query."""
+
+    rank: int
+    """From 1 on; within its group, where there are groups."""
+    slot: int
+    score: float
+    group: GroupKey | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Hits(Table):
     """The best slots of each query, best first: score descending, then slot ascending (paper section 5.2, figure 4).
 
     `slots[i]` is int64[hits] and `scores[i]` float32[hits] for query i. Where the question had `by`, `groups` holds one
     tuple of values per group, and `slots[i][g]`, `scores[i][g]` the best of group g. A group or mask with fewer than k
-    slots gives fewer hits, never padding.
+    slots gives fewer hits, never padding. Iterated, it gives the hits of one query after another.
     """
 
     ids: NDArray[np.int64]
@@ -65,3 +84,46 @@ class Hits:
 
     def __len__(self) -> int:
         return int(self.counts.shape[0])
+
+    def __iter__(self) -> Iterator[list[Hit]]:
+        return map(self._of_query, range(len(self)))
+
+    def _of_query(self, query: int) -> list[Hit]:
+        parts: list[tuple[GroupKey | None, Any, Any]] = [(None, self.slots[query], self.scores[query])]
+        if self.groups is not None:
+            parts = [*zip(self.groups, self.slots[query], self.scores[query], strict=True)]
+        return [
+            Hit(rank, slot, score, group)
+            for group, slots, scores in parts
+            for rank, (slot, score) in enumerate(zip(slots.tolist(), scores.tolist(), strict=True), 1)
+        ]
+
+    @property
+    def rows(self) -> int:
+        return len(self.ids)
+
+    def table(self, most: int | None = None) -> Columns:
+        """A row a hit: query, rank, the group's columns where the question had `by`, slot and score."""
+        own = slice(most)
+        counts = self.counts.ravel()
+        ends = np.cumsum(counts)
+        part = np.searchsorted(ends, np.arange(len(self.ids))[own], side="right")
+        found = {
+            "query": part // self.counts.shape[1],
+            "rank": np.arange(len(part)) - (ends - counts)[part] + 1,
+            "slot": self.ids[own],
+            "score": self.flat_scores[own],
+        }
+        groups = group_columns(self.by, self.groups or (), part % self.counts.shape[1]) if self.groups else {}
+        return Columns(beside(found, groups, 2), self.scan, self.space)
+
+    def joined(self, memory: SlotLookup) -> Columns:
+        """`table`, with the columns of each slot beside it, which the memory is asked for once."""
+        own = self.table()
+        said = memory.slots(self).items() if len(self.ids) else ()
+        others = {name: column for name, column in said if name != "slot" and name not in self.by}
+        return Columns(beside(own.arrays, others, len(own.arrays)), self.scan, self.space)
+
+    def title(self) -> str:
+        space = f" of space {self.space!r}" if self.space else ""
+        return f"Hits: {counted(len(self), 'query')}, {counted(len(self.ids), 'slot')}{space}"

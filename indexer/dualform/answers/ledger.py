@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.columns import Columns, column_of
 from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
+from dualform.answers.table import Table, beside, counted, first_places, group_columns
 
 
-@dataclass(frozen=True, eq=False)
-class Ledger:
+@dataclass(frozen=True, eq=False, repr=False)
+class Ledger(Table):
     """What moved the loss of each example from where the training began to where it ended:
 
         final - initial = the sum of `sums` over the groups + the sum of `lines` + residual
 
     A negative contribution lowered the loss. Of the path method the residual is what the points between leave; of
-    first order it is the curvature of all updates too.
+    first order it is the curvature of all updates too. Iterated, it gives all groups of one example after another, as
+    `best` does.
     """
 
     name: str
@@ -54,3 +57,33 @@ class Ledger:
         found = self.sums[example]
         order = np.argsort(-np.abs(found), kind="stable")[:k]
         return [(self.groups[group], float(found[group])) for group in order]
+
+    def __len__(self) -> int:
+        return len(self.sums)
+
+    def __iter__(self) -> Iterator[list[tuple[GroupKey, float]]]:
+        return (self.best(example, len(self.groups)) for example in range(len(self)))
+
+    @property
+    def rows(self) -> int:
+        return int(self.sums.shape[0] * (self.sums.shape[1] + len(self.lines) + 1))
+
+    def table(self, most: int | None = None) -> Columns:
+        """A row an example and term: example, the term ("group", a line, or "residual"), the columns of `by`, which
+        only groups have, and what it brought.
+        """
+        n, groups = self.sums.shape
+        terms = [*["group"] * groups, *self.lines, "residual"]
+        example, place = first_places((n, len(terms)), most)
+        others = np.stack([*self.lines.values(), self.residual], axis=1)
+        of_group = place < groups
+        value = others[example, np.maximum(place - groups, 0)]
+        value[of_group] = self.sums[example[of_group], place[of_group]]
+        found = {"example": example, "term": column_of([terms[own] for own in place.tolist()]), "contribution": value}
+        keys = [*self.groups, *[(None,) * len(self.by)] * (len(self.lines) + 1)]
+        return Columns(beside(found, group_columns(self.by, keys, place), 2))
+
+    def title(self) -> str:
+        by = f" by {', '.join(self.by)}" if self.by else ""
+        sizes = f"{counted(len(self), 'example')}, {counted(len(self.groups), 'group')}"
+        return f"Ledger {self.name!r}{by}, {self.method}: {sizes}"

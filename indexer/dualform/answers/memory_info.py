@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from dualform.answers.columns import Columns, column_of
 from dualform.answers.grade import Grade
+from dualform.answers.table import Table, counted
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ class ProbeInfo:
     layers: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class MemoryInfo:
-    """What a memory holds, as of one snapshot."""
+@dataclass(frozen=True, repr=False)
+class MemoryInfo(Table):
+    """What a memory holds, as of one snapshot. Iterated, it gives its layers."""
 
     format: int
     """The number of the form on disk (docs/format.md)."""
@@ -80,3 +82,34 @@ class MemoryInfo:
     """How slots were sampled to hold a budget, and what share is kept, in one sentence; empty where all are."""
     answered_by: str = ""
     """The backend that scores keys for whoever answers, and the compiled loops it has or why it has none."""
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[LayerInfo]:
+        return iter(self.layers)
+
+    @property
+    def rows(self) -> int:
+        return len(self.layers)
+
+    def table(self, most: int | None = None) -> Columns:
+        """A row a layer: its name, space, widths, slots, whether it has values, and how exact its record is."""
+        layers = self.layers[:most]
+        return Columns(
+            {
+                "layer": column_of([own.name for own in layers]),
+                "space": column_of([own.space for own in layers]),
+                "d_in": column_of([own.d_in for own in layers]),
+                "d_out": column_of([own.d_out for own in layers]),
+                "slots": column_of([own.slots for own in layers]),
+                "values": column_of([own.values for own in layers]),
+                "grade": column_of([str(own.grade) for own in layers]),
+            }
+        )
+
+    def title(self) -> str:
+        probes = ", ".join(f"{probe.name} ({probe.rows:,})" for probe in self.probes) or "none"
+        state = "still recording" if self.recording and not self.cut_off else self.cut_off
+        said = (counted(len(self.layers), "layer"), f"{counted(self.steps, 'step')} of {self.optimizer}", state)
+        return f"MemoryInfo: {', '.join(own for own in said if own)}; probes: {probes}"

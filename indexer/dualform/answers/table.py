@@ -1,0 +1,78 @@
+"""What answers that are tables have in common: how they print, what a notebook shows, what pandas and Arrow take."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers.columns import SHOWN, Columns, as_html, as_text, column_of
+
+
+class Table(ABC):
+    """An answer that is a table: its rows, and a line that says what they are."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> int:
+        """How many rows `table` has."""
+
+    @abstractmethod
+    def table(self, most: int | None = None) -> Columns:
+        """The answer, one row after another, as columns; only the first `most` rows where they are given."""
+
+    @abstractmethod
+    def title(self) -> str:
+        """What the rows are, in one line."""
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame of `table`; raises MissingPackage where pandas is not installed."""
+        return self.table().to_pandas()
+
+    def to_arrow(self) -> Any:
+        """A pyarrow.Table of `table`; raises MissingPackage where pyarrow is not installed."""
+        return self.table().to_arrow()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table().__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return as_text(self.table(SHOWN + 2), self.rows, self.title())
+
+    def _repr_html_(self) -> str:
+        return as_html(self.table(SHOWN + 2), self.rows, self.title())
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 query", "2,000 queries"."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def group_columns(by: Sequence[str], groups: Sequence[tuple[Any, ...]], numbers: NDArray[Any]) -> dict[str, Any]:
+    """The values of the groups of these numbers, a column for each of `by`."""
+    chosen = [groups[number] for number in numbers.tolist()]
+    names = by or [f"group_{place}" for place in range(len(groups[0]) if groups else 0)]
+    return {name: column_of([own[place] for own in chosen]) for place, name in enumerate(names)}
+
+
+def beside(own: Mapping[str, NDArray[Any]], of_user: Mapping[str, NDArray[Any]], at: int) -> dict[str, NDArray[Any]]:
+    """Columns of an answer with a user's among them, from place `at` on. A user's keeps its name: one of the answer
+    that is called alike has an underscore behind its own.
+    """
+    renamed = {f"{name}_" if name in of_user else name: column for name, column in own.items()}
+    names = [*list(renamed)[:at], *of_user, *list(renamed)[at:]]
+    return {name: {**renamed, **of_user}[name] for name in names}
+
+
+def first_places(shape: tuple[int, ...], most: int | None) -> tuple[NDArray[np.int64], ...]:
+    """The indices of the first numbers of an array of that shape, in its order, one array an axis."""
+    size = int(np.prod(shape))
+    return np.unravel_index(np.arange(size if most is None else min(size, most)), shape) if size else _none(shape)
+
+
+def _none(shape: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
+    return tuple(np.zeros(0, dtype=np.int64) for _ in shape)

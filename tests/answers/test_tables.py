@@ -1,0 +1,243 @@
+"""Answers as tables: what they print, and what pandas, polars and pyarrow take them for."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from numpy import ma
+
+from dualform.answers import (
+    Certificate,
+    Certificates,
+    Columns,
+    Contributions,
+    Grade,
+    GroupSums,
+    Hits,
+    LayerInfo,
+    Ledger,
+    MemoryInfo,
+    ProbeInfo,
+)
+
+HITS = Hits(
+    ids=np.array([7, 3, 9, 3, 1]),
+    flat_scores=np.array([0.5, 0.25, 0.125, 4.0, 2.0], dtype=np.float32),
+    counts=np.array([[2, 1], [0, 2]]),
+    groups=((1, "a"), (None, "b")),
+    by=("label", "dataset"),
+    space="sample",
+)
+PLAIN = Hits(np.array([7, 3, 9]), np.array([3.0, 2.0, 1.0], dtype=np.float32), np.array([[2], [1]]), space="token")
+SUMS = GroupSums(((0,), (1,), (None,)), np.array([[1.5, -2.5, 0.5], [3.0, 0.0, 9.0]]), np.array([4, 5, 6]), ("label",))
+TERMS = Contributions(
+    groups=((0,), (1,)),
+    sums=np.arange(12.0).reshape(2, 2, 3),
+    counts=np.array([4, 5]),
+    initial=np.full((2, 3), 20.0),
+    bias=np.array([30.0, 31.0, 32.0]),
+    standing=np.full((2, 3), 40.0),
+    residual=np.full((2, 3), 50.0),
+    by=("label",),
+)
+LEDGER = Ledger(
+    "test",
+    ((0,), (1,)),
+    np.array([[1.0, -3.0]]),
+    np.array([4, 5]),
+    np.array([5.0]),
+    np.array([3.5]),
+    {"decay": np.array([0.25])},
+    np.array([0.25]),
+    ("sample",),
+)
+CERTIFICATES = Certificates({
+    "a": Certificate(1e-7, Grade("exact")),
+    "b": Certificate(None, Grade("scores only", reason="no values")),
+})  # fmt: skip
+INFO = MemoryInfo(
+    format=1,
+    snapshot=2,
+    recording=False,
+    slots={"sample": 12},
+    steps=3,
+    optimizer="SGD",
+    layers=(LayerInfo("0", 4, 3, True, "sample", 12, 12, True, Grade("exact")),),
+    skipped={},
+    datasets={},
+    columns={},
+    probes=(ProbeInfo("test", 1000, ("0",)),),
+)
+COLUMNS = Columns({
+    "step": np.array([1, 2, 3]),
+    "label": ma.array([4, 5, 6], mask=[False, True, False]),
+    "text": np.array(["a", None, "<b>"], dtype=object),
+})  # fmt: skip
+ROWS = {
+    "hits": (HITS, [
+        {"query": 0, "rank": 1, "label": 1, "dataset": "a", "slot": 7, "score": 0.5},
+        {"query": 0, "rank": 2, "label": 1, "dataset": "a", "slot": 3, "score": 0.25},
+        {"query": 0, "rank": 1, "label": None, "dataset": "b", "slot": 9, "score": 0.125},
+        {"query": 1, "rank": 1, "label": None, "dataset": "b", "slot": 3, "score": 4.0},
+        {"query": 1, "rank": 2, "label": None, "dataset": "b", "slot": 1, "score": 2.0},
+    ]),
+    "hits without groups": (PLAIN, [
+        {"query": 0, "rank": 1, "slot": 7, "score": 3.0},
+        {"query": 0, "rank": 2, "slot": 3, "score": 2.0},
+        {"query": 1, "rank": 1, "slot": 9, "score": 1.0},
+    ]),
+    "sums": (SUMS, [
+        {"query": query, "label": label, "sum": total, "count": count}
+        for query, row in enumerate([[1.5, -2.5, 0.5], [3.0, 0.0, 9.0]])
+        for label, total, count in zip((0, 1, None), row, (4, 5, 6), strict=True)
+    ]),
+    "largest sums": (SUMS.of_largest(1), [
+        {"query": 0, "label": 1, "sum": -2.5, "count": 5}, {"query": 1, "label": None, "sum": 9.0, "count": 6},
+    ]),
+    "contributions": (TERMS, [
+        {"query": query, "term": term, "label": label, "output": output, "contribution": value, "count": count}
+        for query in range(2)
+        for term, label, count, of_outputs in (
+            ("group", 0, 4, [6.0 * query, 6.0 * query + 1, 6.0 * query + 2]),
+            ("group", 1, 5, [6.0 * query + 3, 6.0 * query + 4, 6.0 * query + 5]),
+            ("initial", None, None, [20.0] * 3),
+            ("bias", None, None, [30.0, 31.0, 32.0]),
+            ("standing", None, None, [40.0] * 3),
+            ("residual", None, None, [50.0] * 3),
+        )
+        for output, value in enumerate(of_outputs)
+    ]),
+    "ledger": (LEDGER, [
+        {"example": 0, "term": "group", "sample": 0, "contribution": 1.0},
+        {"example": 0, "term": "group", "sample": 1, "contribution": -3.0},
+        {"example": 0, "term": "decay", "sample": None, "contribution": 0.25},
+        {"example": 0, "term": "residual", "sample": None, "contribution": 0.25},
+    ]),
+    "certificates": (CERTIFICATES, [
+        {"layer": "a", "grade": "exact", "relative_error": 1e-7, "reason": ""},
+        {"layer": "b", "grade": "scores only", "relative_error": None, "reason": "no values"},
+    ]),
+    "certificate": (CERTIFICATES["a"], [{"grade": "exact", "relative_error": 1e-7, "reason": ""}]),
+    "info": (INFO, [
+        {"layer": "0", "space": "sample", "d_in": 4, "d_out": 3, "slots": 12, "values": True, "grade": "exact"},
+    ]),
+}  # fmt: skip
+
+
+def records(frame):
+    """Rows of a DataFrame, what is missing as None."""
+    return [
+        {name: None if pd.isna(value) else value for name, value in row.items()} for row in frame.to_dict("records")
+    ]
+
+
+@pytest.mark.parametrize(("answer", "expected"), ROWS.values(), ids=ROWS)
+def test_an_answer_is_its_rows_wherever_it_goes(answer, expected):
+    assert answer.rows == len(expected)
+    assert answer.table().records() == expected
+    assert answer.table(1).records() == expected[:1]
+    assert answer.table(0).rows == 0
+    assert answer.to_arrow().to_pylist() == expected
+    assert pa.table(answer).to_pylist() == expected
+    # Certificates are a mapping by layer, which polars looks for first.
+    assert pl.DataFrame(answer.to_arrow()).to_dicts() == expected
+    assert isinstance(answer, Certificates) or pl.DataFrame(answer).to_dicts() == expected
+    assert records(answer.to_pandas()) == expected
+
+
+@pytest.mark.parametrize(("answer", "expected"), ROWS.values(), ids=ROWS)
+def test_it_prints_its_rows_and_a_notebook_shows_them(answer, expected):
+    printed, html = repr(answer), answer._repr_html_()
+    names = [*expected[0]]
+    assert printed.splitlines()[0] == answer.title()
+    assert printed.splitlines()[1].split() == names
+    assert all(f"<th>{name}</th>" in html for name in names)
+    shown = len(expected) if len(expected) <= 12 else 10
+    assert len(printed.splitlines()) == 2 + shown + (shown < len(expected))
+    assert html.count("<tr>") == 1 + shown
+    if shown < len(expected):
+        assert f"… {len(expected) - shown} more rows" in printed
+        assert f"… {len(expected) - shown} more rows" in html
+
+
+def test_columns_are_a_table_to_all_who_take_tables():
+    expected = [
+        {"step": 1, "label": 4, "text": "a"}, {"step": 2, "label": None, "text": None},
+        {"step": 3, "label": 6, "text": "<b>"},
+    ]  # fmt: skip
+    assert [*COLUMNS] == COLUMNS.records() == expected
+    assert len(COLUMNS) == COLUMNS.rows == 3
+    assert COLUMNS.keys() == ("step", "label", "text")
+    assert "label" in COLUMNS
+    assert "rows" not in COLUMNS
+    assert dict(COLUMNS) == COLUMNS.arrays
+    assert records(pd.DataFrame(COLUMNS)) == records(COLUMNS.to_pandas()) == expected
+    assert pa.table(COLUMNS).to_pylist() == expected
+    assert pl.DataFrame(COLUMNS).to_dicts() == expected
+
+
+def test_columns_print_cells_and_what_a_memory_holds_is_text():
+    assert repr(COLUMNS).splitlines() == ["step  label  text", "   1      4  a", "   2      -  -", "   3      6  <b>"]
+    assert "&lt;b&gt;" in COLUMNS._repr_html_()
+    assert "<b>" not in COLUMNS._repr_html_()
+    strange = Columns({"te\x1b[2Jxt": np.array(["a\nb\x1b[31m" + "x" * 100], object)})
+    for shown in (repr(strange), strange._repr_html_()):
+        assert "\x1b" not in shown
+        assert "x" * 100 not in shown
+    assert len(repr(strange).splitlines()) == 2
+    assert repr(Columns({})) == ""
+    assert repr(Columns({"a": np.zeros(0)})) == "a"
+
+
+def test_a_users_column_keeps_its_name_beside_one_that_is_called_alike():
+    hits = Hits(np.array([7]), np.array([3.0], np.float32), np.array([[1]]), ((5,),), ("score",), space="sample")
+    assert hits.table().records() == [{"query": 0, "rank": 1, "score": 5, "slot": 7, "score_": 3.0}]
+
+
+def test_hits_are_joined_with_what_the_memory_says_of_their_slots():
+    class Memory:
+        asked = 0
+
+        def slots(self, hits):
+            self.asked += 1
+            return Columns({"slot": hits.ids, "step": hits.ids * 10, "label": np.arange(5), "rank": hits.ids + 100})
+
+    memory = Memory()
+    rows = HITS.joined(memory).records()
+    assert memory.asked == 1
+    assert rows[1] == {
+        "query": 0, "rank_": 2, "label": 1, "dataset": "a", "slot": 3, "score": 0.25, "step": 30, "rank": 103,
+    }  # fmt: skip
+    empty = Hits(np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((1, 1), np.int64))
+    assert empty.joined(memory).rows == 0
+    assert memory.asked == 1
+
+
+def test_answers_are_gone_through_query_by_query():
+    first, second = HITS
+    assert [(hit.rank, hit.slot, hit.score, hit.group) for hit in first] == [
+        (1, 7, 0.5, (1, "a")), (2, 3, 0.25, (1, "a")), (1, 9, 0.125, (None, "b")),
+    ]  # fmt: skip
+    assert [hit.slot for hit in second] == [3, 1]
+    assert [[hit.slot for hit in own] for own in PLAIN] == [[7, 3], [9]]
+    assert [*SUMS] == [SUMS.ranked(0), SUMS.ranked(1)]
+    assert len(SUMS) == len(TERMS) == 2
+    assert [own.output.tolist() for own in TERMS] == TERMS.output[:, None].tolist()
+    assert [*LEDGER] == [LEDGER.best(0, 2)]
+    assert [layer.name for layer in INFO] == ["0"]
+
+
+def test_a_large_answer_shows_its_first_rows_without_making_all_of_them():
+    groups = tuple((number,) for number in range(100))
+
+    class Counted(tuple):
+        taken = 0
+
+        def __getitem__(self, index):
+            Counted.taken += 1
+            return super().__getitem__(index)
+
+    sums = GroupSums(Counted(groups), np.ones((1000, 100)), np.ones(100, dtype=np.int64), ("label",))
+    assert "… 99,990 more rows" in repr(sums)
+    assert Counted.taken <= 20
