@@ -26,7 +26,7 @@ _EXTRAS = {
     "opentelemetry": "tracing",
     "pydantic": "serve",
     "pydantic_settings": "serve",
-    "matplotlib": "studies",
+    "matplotlib": "plot",
     "pooch": "studies",
     "sklearn": "studies",
     "tokenizers": "studies",
@@ -58,7 +58,7 @@ def optional(package: str) -> Any:
 def require_studies() -> None:
     """Raises MissingPackage, naming the extra, where a package that only the studies need is not installed."""
     for package, extra in _EXTRAS.items():
-        if extra == "studies" and find_spec(package) is None:
+        if extra in ("studies", "plot") and find_spec(package) is None:
             raise MissingPackage(
                 f"the studies are an extra of their own, and {package} is not installed.",
                 hint="pip install 'dualform[cpu,studies]' brings all that they need, or [gpu,studies].",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from dualform.answers.columns import Columns, column_of
 from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
+from dualform.answers.plots import axes_or_new, check_number, draw_terms, name_of
 from dualform.answers.scan import Scan
 from dualform.answers.table import Table, beside, counted, first_places, group_columns
 
@@ -105,6 +107,19 @@ class Contributions(Table):
         }
         keys = [*self.groups, *[(None,) * len(self.by)] * len(_TERMS)]
         return Columns(beside(found, group_columns(self.by, keys, place), 2), self.scan, self.space)
+
+    def plot(self, query: int = 0, most: int = 20, axes: Any = None) -> Any:
+        """One query's terms and outputs as a field of colours: the `most` groups that brought most, then what no group
+        has. Returns matplotlib's axes.
+        """
+        own = self.sums[check_number(query, len(self), "query")]
+        order = np.argsort(-np.abs(own).max(axis=1, initial=0.0), kind="stable")[:most]
+        others = [self.initial[query], self.bias, self.standing[query]]
+        axes = axes_or_new(axes)
+        names = [name_of(self.by, self.groups[group]) for group in order.tolist()]
+        draw_terms(axes, [*names, *_TERMS[:3]], np.stack([*own[order], *others]))
+        axes.set_ylabel(", ".join(self.by))
+        return axes
 
     def title(self) -> str:
         by = f" by {', '.join(self.by)}" if self.by else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from dualform.answers.columns import Columns
 from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
+from dualform.answers.plots import axes_or_new, check_number, draw_bars, name_of
 from dualform.answers.scan import Scan
 from dualform.answers.table import Table, beside, counted, first_places, group_columns
 
@@ -90,6 +92,14 @@ class GroupSums(Table):
         found = {"query": query, "sum": self.sums[query, place], "count": self.counts[numbers]}
         groups = group_columns(self.by, self.groups, numbers)
         return Columns(beside(found, groups, 1), self.scan, self.space)
+
+    def plot(self, query: int = 0, most: int = 20, axes: Any = None) -> Any:
+        """One query's sums as bars, the `most` largest first (paper, figure 5). Returns matplotlib's axes."""
+        shown = self.ranked(check_number(query, len(self), "query"))[:most]
+        axes = axes_or_new(axes)
+        draw_bars(axes, [name_of(self.by, group) for group, _, _ in shown], [own for _, own, _ in shown], "sum")
+        axes.set_ylabel(", ".join(self.by))
+        return axes
 
     def title(self) -> str:
         groups = counted(len(self.groups) if self.total is None else self.total, "group")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns
 from dualform.answers.grade import Grade
+from dualform.answers.plots import axes_or_new, check_number, draw_ranks, name_of
 from dualform.answers.scan import Scan
 from dualform.answers.table import Table, beside, counted, group_columns
 
@@ -116,6 +117,15 @@ class Hits(Table):
         }
         groups = group_columns(self.by, self.groups or (), part % self.counts.shape[1]) if self.groups else {}
         return Columns(beside(found, groups, 2), self.scan, self.space)
+
+    def plot(self, query: int = 0, axes: Any = None) -> Any:
+        """The scores of one query by rank, a line a group. Returns matplotlib's axes: those given, or new ones."""
+        hits = self._of_query(check_number(query, len(self), "query"))
+        names = {hit.group: name_of(self.by, hit.group) for hit in hits}
+        lines = [(name, np.array([hit.score for hit in hits if hit.group == group])) for group, name in names.items()]
+        axes = axes_or_new(axes)
+        draw_ranks(axes, lines, "score")
+        return axes
 
     def joined(self, memory: SlotLookup) -> Columns:
         """`table`, with the columns of each slot beside it, which the memory is asked for once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from dualform.answers.columns import Columns, column_of
 from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
+from dualform.answers.plots import axes_or_new, check_number, draw_bars, name_of
 from dualform.answers.table import Table, beside, counted, first_places, group_columns
 
 
@@ -82,6 +84,22 @@ class Ledger(Table):
         found = {"example": example, "term": column_of([terms[own] for own in place.tolist()]), "contribution": value}
         keys = [*self.groups, *[(None,) * len(self.by)] * (len(self.lines) + 1)]
         return Columns(beside(found, group_columns(self.by, keys, place), 2))
+
+    def plot(self, example: int = 0, most: int = 20, axes: Any = None) -> Any:
+        """What moved one example's loss, as bars that add up to its change: the `most` groups that moved it most, all
+        others together, the lines and the residual. Returns matplotlib's axes.
+        """
+        shown = self.best(check_number(example, len(self), "example"), most)
+        names = [name_of(self.by, group) for group, _ in shown]
+        rest = float(self.sums[example].sum()) - sum(own for _, own in shown)
+        others = {name: float(own[example]) for name, own in self.lines.items()}
+        drawn = {**others, "residual": float(self.residual[example])}
+        if len(shown) < len(self.groups):
+            drawn = {f"{len(self.groups) - len(shown):,} others": rest, **drawn}
+        axes = axes_or_new(axes)
+        draw_bars(axes, [*names, *drawn], [*(own for _, own in shown), *drawn.values()], "change of the loss")
+        axes.set_ylabel(", ".join(self.by))
+        return axes
 
     def title(self) -> str:
         by = f" by {', '.join(self.by)}" if self.by else ""
