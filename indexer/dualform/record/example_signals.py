@@ -25,6 +25,7 @@ from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
 from dualform.record.probes import evaluating, uncompiled
 from dualform.record.signal_taker import SignalTaker
 from dualform.record.taps import Tap
+from dualform.record.taps.tap import is_transformed
 from dualform.rules.update_rule import Doubles
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -232,7 +233,7 @@ class SignalPasses:
                 hint='Give one number an example, as cross_entropy(…, reduction="none") does.',
                 field="loss",
             )
-        if not torch._C._are_functorch_transforms_active() and not bool(losses.isfinite().all()):
+        if not is_transformed() and not bool(losses.isfinite().all()):
             where = int(torch.nonzero(~losses.isfinite())[0])
             raise BadInput(
                 f"the loss of {what} is {losses[where].item()} of example {where}.",

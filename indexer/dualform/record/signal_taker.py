@@ -8,6 +8,7 @@ from torch import Tensor
 from dualform.errors import RecordingError
 from dualform.record.followed_rows import FollowedRows, Rows
 from dualform.record.taps import Tap
+from dualform.record.taps.tap import is_transformed
 
 
 class SignalTaker:
@@ -29,7 +30,7 @@ class SignalTaker:
         return [own for _, own in sorted(self._found.get(tap.name, {}).items())]
 
     def forward_mode(self) -> str | None:
-        return "step" if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() else None
+        return "step" if torch.is_grad_enabled() and not is_transformed() else None
 
     def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
         self._calls += 1

@@ -30,6 +30,13 @@ from dualform.record.weight_casts import cast_of
 from dualform.store.parameter import Parameter
 
 
+def is_transformed() -> bool:
+    """Whether the code that runs now is under a transform of torch.func, as vmap is: tensors there are not those of one
+    example or one pass.
+    """
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 class Listener(Protocol):
     """Who a tap reports to."""
 
@@ -164,7 +171,7 @@ class Tap(ABC):
         mode = listener.forward_mode()
         if self.handle and is_compiling():  # code that is compiled once tells nothing of single calls
             return mode if torch.is_grad_enabled() else None
-        if mode is not None and torch._C._are_functorch_transforms_active():
+        if mode is not None and is_transformed():
             listener.unseen(self)
             return None
         if mode == "step" and not torch.is_grad_enabled():

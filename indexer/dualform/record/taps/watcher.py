@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dualform.record.taps.hook import ModelHook
 from dualform.record.taps.product import MatrixProduct, products_of
-from dualform.record.taps.tap import Listener
+from dualform.record.taps.tap import Listener, is_transformed
 
 
 class Watcher(ABC):
@@ -135,7 +135,7 @@ class _Enter(ModelHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         watcher, listener = self._watcher, self._watcher.listener
         mode = None if listener is None else listener.forward_mode()
-        transformed = torch._C._are_functorch_transforms_active()
+        transformed = is_transformed()
         if listener is not None and mode == "step" and (transformed or not torch.is_grad_enabled()):
             watcher.unseen(listener)
             mode = None
