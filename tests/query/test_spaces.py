@@ -107,15 +107,15 @@ def test_sql_sees_a_view_of_each_space(made):
     engine, wanted = made
     for view, columns in (("slots", wanted.columns), ("token", wanted.tokens)):
         found = engine.sql(f"SELECT * FROM {view} ORDER BY slot")
-        assert list(found) == list(columns)
-        assert {name: found[name].tolist() for name in found} == columns
+        assert [*found.keys()] == [*columns]
+        assert {name: column.tolist() for name, column in found.items()} == columns
     assert engine.sql("SELECT count(*) AS n FROM steps").records() == [{"n": 4}]
 
 
 def test_slots_are_looked_up_in_their_space(made):
     engine, wanted = made
     found = engine.slots([5, 0, 9], space="token")
-    assert {name: found[name].tolist() for name in found} == {
+    assert {name: column.tolist() for name, column in found.items()} == {
         name: [column[i] for i in (5, 0, 9)] for name, column in wanted.tokens.items()
     }
 

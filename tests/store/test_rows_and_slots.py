@@ -123,4 +123,4 @@ def test_sql_reads_the_slots_of_all_shards(tmp_path):
         assert wanted["row"].null_count
         assert -5 in wanted["sample"].to_pylist()  # what is said of those slots
         found = memory.sql("SELECT * FROM slots ORDER BY slot")
-        assert {name: found[name].tolist() for name in found} == wanted.to_pydict()
+        assert {name: column.tolist() for name, column in found.items()} == wanted.to_pydict()
