@@ -124,7 +124,7 @@ def test_a_column_that_is_called_run_but_for_case_is_the_only_one(tmp_path):
     training.record({})
     training.record({"Run": 70 + NUMBERS})
     with dualform.open(tmp_path / "m") as memory:
-        assert [name for name in memory.slots([0]).keys() if name.lower() == "run"] == ["Run"]
+        assert [name for name in memory.slots([0]).arrays if name.lower() == "run"] == ["Run"]
         assert memory.sql('SELECT max("run") AS last FROM slots').records() == [{"last": 73}]
 
 
