@@ -138,9 +138,9 @@ def joined_keys(
     """All of several lists of groups, in value order, NULLs last; and by list, where each of its groups is among
     them. NaN is one value.
     """
-    if len(keys) == 1:  # in order already, and there may be as many as samples
-        ((name, own),) = keys.items()
-        return tuple(own), {name: np.arange(len(own))}
+    first = next(iter(keys.values()), [])
+    if all(own == first for own in keys.values()):  # in order already, and there may be as many as samples
+        return tuple(first), {name: np.arange(len(first)) for name in keys}
     alike = {name: [tuple(map(_one_nan, key)) for key in own] for name, own in keys.items()}
     found = sorted(dict.fromkeys(key for own in alike.values() for key in own), key=_in_order)
     number = {key: place for place, key in enumerate(found)}
