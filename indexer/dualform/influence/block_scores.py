@@ -14,7 +14,7 @@ Shapes: n examples, r rows of theirs, m slots, T recorded steps, G groups, d_out
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,10 @@ class Row(NamedTuple):
 
     layer: Layer
     place: Parameter
-    keys: Doubles
-    """float64[r, d_in]."""
-    errors: Doubles
-    """float64[r, d_out]."""
+    keys: NDArray[Any]
+    """[r, d_in], in the type that products are made in."""
+    errors: NDArray[Any]
+    """[r, d_out]."""
     examples: NDArray[np.int64]
     """int64[r]."""
 
@@ -60,8 +60,8 @@ class BlockScores:
         """Those that E_t are sums of, without their errors; None before there are any, and where they do not stay."""
         self._changes = False
         """Whether some layer took other keys of the examples than before."""
-        self._added: dict[int, list[Doubles]] = {}
-        """By step, E_t: float64[r, d_out] for each of the rows."""
+        self._added: dict[int, list[NDArray[Any]]] = {}
+        """By step, E_t: [r, d_out] for each of the rows."""
 
     def add(self, update: BlockUpdate, rows: Sequence[Row]) -> Doubles:
         """Take in one update; returns float64[n]: what was entered into the sums meanwhile."""
@@ -125,9 +125,11 @@ class BlockScores:
         self, slots: SlotRows, layer: Layer, place: Parameter, rows: Sequence[Row], weights: Doubles | None
     ) -> Doubles:
         """Enter the products of some slots with the rows under the slots' groups; `weights` float64[m], None for 1."""
-        own, brought = sides(layer, place, slots.keys, slots.errors), np.zeros((len(slots.keys), self._count))
+        brought = np.zeros((len(slots.keys), self._count))
         for row in rows:
-            found = pairs(own, sides(row.layer, row.place, row.keys, row.errors))
+            dtype = row.errors.dtype
+            own = sides(layer, place, slots.keys, slots.errors, dtype)
+            found = pairs(own, sides(row.layer, row.place, row.keys, row.errors, dtype))
             brought += by_example(found, row.examples, self._count)
         if weights is not None:
             brought *= weights[:, None]

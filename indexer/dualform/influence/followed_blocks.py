@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.errors import Inexact
+from dualform.influence.linear_updates import LinearUpdate
 from dualform.influence.matmul import matmul
 from dualform.influence.slot_window import SlotWindow
 from dualform.query.view import Check, View
@@ -27,8 +30,8 @@ from dualform.query.weights.coefficients import updates
 from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.query.weights.trajectory import start_of
-from dualform.rules import Scale, State, Update, UpdateRule, updated
-from dualform.rules.update_rule import Arrays, Doubles
+from dualform.rules import LinearRule, Scale, State, Update, UpdateRule, updated
+from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
@@ -51,7 +54,7 @@ class Gains:
 
 @dataclass(frozen=True, eq=False)
 class BlockUpdate:
-    """What one update did to a block, as it is stored."""
+    """What one update did to a block, as it is stored. Its arrays are overwritten by the update after the next."""
 
     update: Update
     before: Doubles
@@ -101,20 +104,27 @@ class FollowedBlock:
                 field="influence",
             )
         self._state = State(*start_of(view, self.block))
-        shared = [kind for kind in self._rules.first.buffers if kind in self._state.buffers]
-        self._standing = bool(shared)
-        """Whether something else than recorded gradients moves the block, too."""
-        self._of_slots: Arrays = {kind: np.zeros_like(self._state.buffers[kind]) for kind in shared}
+        self._room: State | None = None
+        """What the state was before the last update."""
         self._steps = view.snapshot.steps
-        self._weighed: Arrays = {kind: np.zeros(self._steps) for kind in shared}
-        self._gradients = SlotGradients(view, holders, self._state.weight.shape, windows, matmul)
         self._alone = rounding_gradients(view, self.block.block_name)
         self._updates = {u.last_step: u for u in updates(view.snapshot, self.block.block_name, self._steps)}
-        self._standing |= bool(self._alone.by_step) or any(map(_decays, self._updates.values()))
         rounded = any(len(view.products(layer).step) for layer, _ in self.holders)
         keeps = any(self._rules.at(step).keeps(update.settings) for step, update in self._updates.items())
         self.at_once = not (rounded or keeps)
-        """Whether each slot moves the block in one update alone, by its own gradient to the bit."""
+        """Whether each slot moves the block in one update alone, by its own gradient."""
+        narrow = self.linear and self.at_once and view.stored_weights("initial")[self.block.name].dtype == np.float32
+        self.dtype: type[np.floating[Any]] = np.float32 if narrow else np.float64
+        """Of products of its slots and examples: as the training had it, where no line of the ledger is the difference
+        of what slots brought and of their products."""
+        self._gradients = SlotGradients(view, holders, self._state.weight.shape, windows, matmul, self.dtype)
+        shared = [kind for kind in self._rules.first.buffers if kind in self._state.buffers]
+        self._standing = bool(shared or self._alone.by_step) or any(map(_decays, self._updates.values()))
+        """Whether something else than recorded gradients moves the block, too."""
+        self._of_slots = State(np.zeros(1), {kind: np.zeros_like(self._state.buffers[kind]) for kind in shared})
+        """What the buffers have of recorded gradients, beside a weight of zeros, of which nothing decays."""
+        self._weighed = State(np.zeros(1), {kind: np.zeros(self._steps) for kind in shared})
+        """How much they have of each step's."""
 
     @property
     def weight(self) -> Doubles:
@@ -126,25 +136,40 @@ class FollowedBlock:
         update = self._updates.get(step)
         if update is None:
             return None
-        rule, before = self._rules.at(step), self._state.weight
-        held = [kind for kind in rule.buffers if kind in self._state.buffers]
+        rule = self._rules.at(step)
         gradient, _ = self._gradients.of(update.first_step, update.last_step, None, check)
-        gradient = gradient * update.factor
+        if self.linear:
+            return self._advance_linear(cast("LinearRule", rule), update, gradient)
+        gradient = gradient * update.factor  # which the rule may keep, where the next one is written over this one
+        before, held = self._state.weight, self._held(rule)
         whole = self._alone.put(step, gradient.copy()) if step in self._alone.by_step else gradient
         self._state, scale = updated(rule, self._state, whole, update.settings)
         of_slots = None
         if self._standing:
-            # Of a weight of zeros nothing decays: what is left is the gradients' own.
-            moved = rule.advance(State(np.zeros_like(before), self._of_slots), gradient, update.settings, scale)
-            of_slots, self._of_slots = moved.weight, {**self._of_slots, **moved.buffers}
-        coefficients, gains = None, None
-        if self.linear:
-            used = self._used(update)
-            weighed = rule.advance(State(np.zeros_like(used), self._weighed), used, update.settings, scale)
-            coefficients, self._weighed = weighed.weight, {**self._weighed, **weighed.buffers}
-        else:
-            gains = _gains(rule, held, before.shape, update, scale)
-        return BlockUpdate(update, before, self._state.weight, of_slots, coefficients, gains)
+            zeros = State(np.zeros_like(before), self._of_slots.buffers)
+            moved = rule.advance(zeros, gradient, update.settings, scale)
+            of_slots, self._of_slots = moved.weight, State(np.zeros(1), {**zeros.buffers, **moved.buffers})
+        gains = _gains(rule, held, before.shape, update, scale)
+        return BlockUpdate(update, before, self._state.weight, of_slots, None, gains)
+
+    def _advance_linear(self, rule: LinearRule, update: Update, gradient: NDArray[Any]) -> BlockUpdate:
+        """`gradient`: without the update's factor."""
+        before, linear = self._state, LinearUpdate(rule, self._held(rule), update.settings)
+        whole, factor = gradient, update.factor
+        if update.last_step in self._alone.by_step:
+            whole, factor = self._alone.put(update.last_step, factor * gradient), 1.0
+        self._state, self._room = linear.advanced(before, whole, factor, self._room), before
+        of_slots = None
+        if self._standing:
+            moved = linear.advanced(self._of_slots, gradient, update.factor)
+            of_slots, self._of_slots = moved.weight, State(np.zeros(1), moved.buffers)
+        weighed = linear.advanced(self._weighed, self._used(update))
+        self._weighed = State(np.zeros(1), weighed.buffers)
+        return BlockUpdate(update, before.weight, self._state.weight, of_slots, weighed.weight, None)
+
+    def _held(self, rule: UpdateRule) -> list[str]:
+        """The buffers of gradients that there are."""
+        return [kind for kind in rule.buffers if kind in self._state.buffers]
 
     def _used(self, update: Update) -> Doubles:
         """float64[T]: how much of each step's gradient the update took in."""

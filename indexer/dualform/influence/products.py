@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dualform.influence.matmul import matmul
 from dualform.rules.update_rule import Doubles
@@ -24,18 +24,22 @@ from dualform.store.parameter import Parameter
 class Sides(NamedTuple):
     """The gradients of rows, each an outer product for each of g blocks along the diagonal."""
 
-    left: Doubles
-    """float64[g, rows, height of a block]."""
-    right: Doubles | None
-    """float64[g, rows, width]; None of a bias, where it would be 1."""
+    left: NDArray[Any]
+    """[g, rows, height of a block], in float32 or float64."""
+    right: NDArray[Any] | None
+    """[g, rows, width]; None of a bias, where it would be 1."""
 
 
-def sides(layer: Layer, place: Parameter, keys: NDArray[Any], errors: NDArray[Any]) -> Sides:
-    """The gradients of a layer's rows for a block in its place there; `keys` and `errors` in float32 or float64."""
-    errors = errors.astype(np.float64, copy=False)
+def sides(
+    layer: Layer, place: Parameter, keys: NDArray[Any], errors: NDArray[Any], dtype: DTypeLike = np.float64
+) -> Sides:
+    """The gradients of a layer's rows for a block in its place there, in `dtype`; `keys` and `errors` in float32 or
+    float64.
+    """
+    errors = errors.astype(dtype, copy=False)
     if place in layer.biases:
         return Sides(errors[None], None)
-    keys = keys.astype(np.float64, copy=False)
+    keys = keys.astype(dtype, copy=False)
     if layer.groups > 1:
         rows, parts = len(keys), layer.groups
         own = errors.reshape(rows, parts, -1).transpose(1, 0, 2)
@@ -45,11 +49,15 @@ def sides(layer: Layer, place: Parameter, keys: NDArray[Any], errors: NDArray[An
 
 
 def pairs(slots: Sides, rows: Sides) -> Doubles:
-    """float64[m, r]: the dot product of each slot's gradient with that of each row."""
+    """float64[m, r]: the dot product of each slot's gradient with that of each row. Both are of one type."""
     left = matmul(slots.left, rows.left.transpose(0, 2, 1))
-    if slots.right is not None and rows.right is not None:
-        left *= matmul(slots.right, rows.right.transpose(0, 2, 1))
-    found: Doubles = left.sum(axis=0)
+    if slots.right is None or rows.right is None:
+        found: Doubles = left.sum(axis=0, dtype=np.float64)
+        return found
+    right = matmul(slots.right, rows.right.transpose(0, 2, 1))
+    found = np.multiply(left[0], right[0], dtype=np.float64)
+    for own, other in zip(left[1:], right[1:], strict=True):
+        found += np.multiply(own, other, dtype=np.float64)
     return found
 
 

@@ -191,7 +191,7 @@ class Walk:
             if (update := moved.get(id(block))) is None:
                 continue
             rows = [
-                Row(layer, place, own.keys, weight * own.errors, own.examples)
+                Row(layer, place, own.keys.astype(block.dtype), weight * own.errors.astype(block.dtype), own.examples)
                 for weight, signals in passes
                 for layer, place in block.holders
                 if (own := signals.layers.get(layer.name)) is not None

@@ -58,10 +58,10 @@ class Examples:
 class LayerSignals:
     """What a layer took and what came back to it, of all of its calls."""
 
-    keys: Doubles
-    """float64[r, d_in]."""
-    errors: Doubles
-    """float64[r, d_out]: the gradient of each example's own loss with respect to the layer's output."""
+    keys: NDArray[Any]
+    """[r, d_in], in the type that the network computes in."""
+    errors: NDArray[Any]
+    """[r, d_out]: the gradient of each example's own loss with respect to the layer's output."""
     examples: NDArray[np.int64]
     """int64[r]."""
 
@@ -143,8 +143,11 @@ class SignalPasses:
         parameters = dict(self._model.named_parameters())
         given = None
         if weights is not None:
+            spared = self._spared()
             given = {
-                name: tensor.detach().requires_grad_(name in parameters and tensor.is_floating_point())
+                name: tensor.detach().requires_grad_(
+                    name in parameters and name not in spared and tensor.is_floating_point()
+                )
                 for name, tensor in weights.items()
             }
 
@@ -242,6 +245,19 @@ class SignalPasses:
             )
         return losses
 
+    def _spared(self) -> set[str]:
+        """Parameters whose gradients need not be computed: every layer that holds them has another, smaller one, its
+        bias, for whose sake error signals come back to it.
+        """
+        names = {id(own): name for name, own in self._model.named_parameters()}
+        asked, held = set[str](), set[str]()
+        for tap in self._taps:
+            own = {names[id(tensor)]: tensor.dim() for tensor in tap.parameters.values() if id(tensor) in names}
+            vectors = {name for name, axes in own.items() if axes == 1}
+            held |= own.keys()
+            asked |= vectors or own.keys()
+        return held - asked
+
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         devices = {own.device for own in self._model.parameters()}
@@ -278,15 +294,21 @@ class SignalPasses:
                 found[tap.name] = LayerSignals(np.concatenate(keys), np.concatenate(errors), np.concatenate(examples))
         return found
 
-    def _rows(self, tap: Tap, key: Tensor, error: Tensor) -> tuple[Doubles, Doubles, NDArray[np.int64]]:
+    def _rows(self, tap: Tap, key: Tensor, error: Tensor) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
         """Of one call: keys, errors and the example of each row."""
         axis = self._batch_dims[tap.name] if len(tap.key_form.leading(key)) > 1 else 0
         owned = tap.key_form.owned(key.detach().movedim(axis, 0))
-        keys = torch.cat([rows for _, rows in tap.key_form.blocks(owned)]).double().numpy()
-        errors = error.detach().movedim(axis, 0).reshape(len(keys), -1).double().cpu().numpy()
+        keys = _numbers(torch.cat([rows for _, rows in tap.key_form.blocks(owned)]))
+        errors = _numbers(error.detach().movedim(axis, 0).reshape(len(keys), -1))
         if self.count > 1 and tap.key_form.leading(key)[axis] != self.count:
             raise _shared(tap.name)
         return keys, errors, np.repeat(np.arange(self.count), len(keys) // self.count)
+
+
+def _numbers(rows: Tensor) -> NDArray[Any]:
+    """In float32, or float64 where they are."""
+    found: NDArray[Any] = rows.to(torch.promote_types(rows.dtype, torch.float32)).cpu().numpy()
+    return found
 
 
 class _Standing(nn.Module):

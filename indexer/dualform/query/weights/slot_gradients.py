@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dualform.query.view import Check, View
 from dualform.query.weights.outer_products import outer_product
@@ -52,19 +52,22 @@ class SlotGradients:
         shape: tuple[int, ...],
         read: Mapping[str, HeldSlots] | None = None,
         matmul: Matmul = np.matmul,
+        dtype: DTypeLike = np.float64,
     ) -> None:
         """`shape`: of the block. `read`: by layer, what its keys and values are read through; the store where None.
-        `matmul`: what multiplies them.
+        `matmul`: what multiplies them, in `dtype`; of gradients that were rounded, in float64.
         """
         self._shape = shape
         self._matmul = matmul
-        self._whole, self._remaining = _Sum(shape, matmul), _Sum(shape, matmul)
-        self._terms = [_LayerTerms(view, *holder, None if read is None else read[holder[0].name]) for holder in holders]
+        self._whole, self._remaining = _Sum(shape, matmul, dtype), _Sum(shape, matmul, dtype)
+        self._terms = [
+            _LayerTerms(view, *holder, None if read is None else read[holder[0].name], dtype) for holder in holders
+        ]
         self.all_stay = all(bool(selection.stays.all()) for _, _, selection in holders)
         """Whether the mask leaves every slot."""
 
     def of(self, first_step: int, last_step: int, half: HalfType | None, check: Check) -> tuple[Doubles, Doubles]:
-        """Both of the block's shape, float64: what the slots of the steps made, both ends included, and what those
+        """Both of the block's shape: what the slots of the steps made, both ends included, and what those
         that stay did. The same array where all stay. The caller's until the next call, to write to as well. `half`: the
         type of a gradient that is of half precision itself.
         """
@@ -112,8 +115,8 @@ class SlotGradients:
 class _Sum:
     """A sum of products, kept in one array: to fill a new one for each product takes longer than the product."""
 
-    def __init__(self, shape: tuple[int, ...], matmul: Matmul) -> None:
-        self._total, self._empty, self._matmul = np.empty(shape), True, matmul
+    def __init__(self, shape: tuple[int, ...], matmul: Matmul, dtype: DTypeLike = np.float64) -> None:
+        self._total, self._empty, self._matmul = np.empty(shape, dtype), True, matmul
 
     def cleared(self) -> _Sum:
         """This one, without what was added before."""
@@ -158,7 +161,13 @@ class _LayerTerms:
     """Of one layer."""
 
     def __init__(
-        self, view: View, layer: Layer, place: Parameter, selection: Selection, read: HeldSlots | None
+        self,
+        view: View,
+        layer: Layer,
+        place: Parameter,
+        selection: Selection,
+        read: HeldSlots | None,
+        dtype: DTypeLike,
     ) -> None:
         self._steps, self._stays = view.slot_steps(layer), selection.stays
         self._products = view.products(layer)
@@ -167,7 +176,8 @@ class _LayerTerms:
         self._keys = None if place in layer.biases else keys
         self._columns, self._transposed, self._groups = slice(place.start, place.stop), place.transposed, layer.groups
         self._size = block_size(max(layer.d_in, layer.d_out))
-        self._scratch: dict[str, Doubles] = {}
+        self._scratch: dict[str, NDArray[Any]] = {}
+        self._dtype = dtype
 
     def unrounded(self, first_step: int, last_step: int) -> Iterator[tuple[int, int]]:
         """Ranges of the entries of some steps that are no product of half precision."""
@@ -205,10 +215,10 @@ class _LayerTerms:
                 if total is not None and first < last:
                     self._add(total, values[first:last], None if keys is None else keys[first:last])
 
-    def _wide(self, rows: NDArray[Any], order: slice | NDArray[np.int64], what: str) -> Doubles:
-        """In float64 and in that order, in an array that is used again."""
+    def _wide(self, rows: NDArray[Any], order: slice | NDArray[np.int64], what: str) -> NDArray[Any]:
+        """In that order, in an array that is used again."""
         if what not in self._scratch:
-            self._scratch[what] = np.empty((self._size, rows.shape[1]))
+            self._scratch[what] = np.empty((self._size, rows.shape[1]), self._dtype)
         wide = self._scratch[what][: len(rows)]
         np.copyto(wide, rows[order])
         return wide
