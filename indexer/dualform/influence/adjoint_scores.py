@@ -58,11 +58,12 @@ class AdjointScores:
     def add(self, update: BlockUpdate, rows: Sequence[Row]) -> Doubles:
         """Take in one update; returns float64[n]: what was entered into the sums meanwhile."""
         assert update.gains is not None
+        assert update.way is not None
         left = float(np.max(np.abs(update.gains.kept_buffer)))
         if 0 < left < 1:
             steps = math.ceil(math.log(self._tail) / math.log(left)) if self._tail else _MOST_UPDATES
             self._fading = max(self._fading, min(steps, _MOST_UPDATES))
-        self._shape = update.before.shape
+        self._shape = update.way.shape
         self._held.append(_Held(update.update, update.gains, rows))
         if len(self._held) < 2 * self._fading:
             return np.zeros(self._count)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -54,32 +53,17 @@ class Gains:
 
 @dataclass(frozen=True, eq=False)
 class BlockUpdate:
-    """What one update did to a block, as it is stored. Its arrays are overwritten by the update after the next."""
+    """What one update did to a block, as it is stored."""
 
     update: Update
-    before: Doubles
-    """The block before it."""
-    after: Doubles
-    gradients: Doubles | None
-    """What recorded gradients brought, those of earlier steps through the buffer among them; None for all of it."""
+    way: Doubles | None
+    """What it added to the block; None where each slot moves it in one update alone, and nothing else does."""
+    of_slots: Doubles | None
+    """The part of its way that recorded gradients brought, those of earlier steps through the buffer among them."""
     coefficients: Doubles | None
     """float64[T]: `of_slots` is the sum of these times the outer products of each step. None where no number does."""
     gains: Gains | None
     """None where there are coefficients."""
-
-    @cached_property
-    def way(self) -> Doubles:
-        """What it added."""
-        return self.after - self.before
-
-    @property
-    def of_slots(self) -> Doubles:
-        """The part of its way that recorded gradients brought."""
-        return self.way if self.gradients is None else self.gradients
-
-    def at(self, place: float) -> Doubles:
-        """The block at a place of the way, from 0 to 1."""
-        return self.before + place * self.way if place else self.before
 
 
 class FollowedBlock:
@@ -104,8 +88,6 @@ class FollowedBlock:
                 field="influence",
             )
         self._state = State(*start_of(view, self.block))
-        self._room: State | None = None
-        """What the state was before the last update."""
         self._steps = view.snapshot.steps
         self._alone = rounding_gradients(view, self.block.block_name)
         self._updates = {u.last_step: u for u in updates(view.snapshot, self.block.block_name, self._steps)}
@@ -144,28 +126,33 @@ class FollowedBlock:
         before, held = self._state.weight, self._held(rule)
         whole = self._alone.put(step, gradient.copy()) if step in self._alone.by_step else gradient
         self._state, scale = updated(rule, self._state, whole, update.settings)
-        of_slots = None
+        way = of_slots = self._state.weight - before
         if self._standing:
             zeros = State(np.zeros_like(before), self._of_slots.buffers)
             moved = rule.advance(zeros, gradient, update.settings, scale)
             of_slots, self._of_slots = moved.weight, State(np.zeros(1), {**zeros.buffers, **moved.buffers})
-        gains = _gains(rule, held, before.shape, update, scale)
-        return BlockUpdate(update, before, self._state.weight, of_slots, None, gains)
+        return BlockUpdate(update, way, of_slots, None, _gains(rule, held, before.shape, update, scale))
 
     def _advance_linear(self, rule: LinearRule, update: Update, gradient: NDArray[Any]) -> BlockUpdate:
         """`gradient`: without the update's factor."""
-        before, linear = self._state, LinearUpdate(rule, self._held(rule), update.settings)
+        linear, state = LinearUpdate(rule, self._held(rule), update.settings), self._state
         whole, factor = gradient, update.factor
         if update.last_step in self._alone.by_step:
             whole, factor = self._alone.put(update.last_step, factor * gradient), 1.0
-        self._state, self._room = linear.advanced(before, whole, factor, self._room), before
-        of_slots = None
+        self._state = State(state.weight, linear.buffers(state, whole, factor))
+        way, of_slots = None, None
+        if self.at_once and not self._standing:
+            linear.add_way(state, whole, factor)
+        else:
+            way = of_slots = linear.way(state, whole, factor)
+            state.weight[...] += way
         if self._standing:
-            moved = linear.advanced(self._of_slots, gradient, update.factor)
-            of_slots, self._of_slots = moved.weight, State(np.zeros(1), moved.buffers)
-        weighed = linear.advanced(self._weighed, self._used(update))
-        self._weighed = State(np.zeros(1), weighed.buffers)
-        return BlockUpdate(update, before.weight, self._state.weight, of_slots, weighed.weight, None)
+            of_slots = linear.way(self._of_slots, gradient, update.factor)
+            self._of_slots = State(self._of_slots.weight, linear.buffers(self._of_slots, gradient, update.factor))
+        used = self._used(update)
+        coefficients = linear.way(self._weighed, used)
+        self._weighed = State(self._weighed.weight, linear.buffers(self._weighed, used))
+        return BlockUpdate(update, way, of_slots, coefficients, None)
 
     def _held(self, rule: UpdateRule) -> list[str]:
         """The buffers of gradients that there are."""

@@ -14,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.rules import LinearRule, Settings, State
-from dualform.rules.update_rule import Doubles
+from dualform.rules.update_rule import Arrays, Doubles
 
 
 class LinearUpdate:
+    """What it makes of a state and `factor` times a gradient, in float64."""
+
     def __init__(self, rule: LinearRule, held: Sequence[str], settings: Settings) -> None:
         """`held`: the buffers that there are before it."""
         ones = np.eye(2 + len(held))
@@ -29,35 +31,41 @@ class LinearUpdate:
         self._buffers = {kind: own - before.get(kind, 0.0) for kind, own in made.buffers.items()}
         """What is added to each buffer, or makes one that there was not."""
 
-    def advanced(self, state: State, gradient: NDArray[Any], factor: float = 1.0, room: State | None = None) -> State:
-        """The state after the update with `factor` times a gradient, in float64. `room`: a state whose arrays are
-        written to, but for those that are also of `state`.
-        """
-        parts = [state.weight, *(state.buffers[kind] for kind in self._held), gradient]
+    def way(self, state: State, gradient: NDArray[Any], factor: float = 1.0) -> Doubles:
+        """What is added to the weight, which may be one number for all of it."""
+        return self._sum(_NONE, self._weight, state, gradient, factor)
 
-        def made(before: Doubles, shares: Doubles, out: Doubles | None) -> Doubles:
-            own = [*shares[:-1].tolist(), factor * float(shares[-1])]
-            return _sum(before, own, parts, np.empty(gradient.shape) if out is None or out is before else out)
-
-        weight = made(state.weight, self._weight, None if room is None else room.weight)
-        rooms = {} if room is None else room.buffers
-        buffers = {
-            kind: made(state.buffers.get(kind, _NONE), shares, rooms.get(kind))
+    def buffers(self, state: State, gradient: NDArray[Any], factor: float = 1.0) -> Arrays:
+        """After it."""
+        made = {
+            kind: self._sum(state.buffers.get(kind, _NONE), shares, state, gradient, factor)
             for kind, shares in self._buffers.items()
         }
-        return State(weight, {**state.buffers, **buffers})
+        return {**state.buffers, **made}
+
+    def add_way(self, state: State, gradient: NDArray[Any], factor: float = 1.0) -> None:
+        """To the weight itself."""
+        self._sum(state.weight, self._weight, state, gradient, factor, state.weight)
+
+    def _sum(
+        self,
+        before: Doubles,
+        shares: Doubles,
+        state: State,
+        gradient: NDArray[Any],
+        factor: float,
+        out: Doubles | None = None,
+    ) -> Doubles:
+        """An array, and shares of the others added to it, into `out`."""
+        out = np.empty(gradient.shape) if out is None else out
+        total, made = torch.from_numpy(out), torch.from_numpy(before).expand(out.shape)
+        parts = [state.weight, *(state.buffers[kind] for kind in self._held), gradient]
+        for share, part in zip([*shares[:-1].tolist(), factor * float(shares[-1])], parts, strict=True):
+            if share:
+                made = torch.add(made, torch.from_numpy(part), alpha=share, out=total)
+        if made is not total:
+            total.copy_(made)
+        return out
 
 
 _NONE = np.zeros(1)
-
-
-def _sum(before: Doubles, shares: Sequence[float], parts: Sequence[NDArray[Any]], out: Doubles) -> Doubles:
-    """An array and others, each times its share, into `out`; some may be one number for all of it."""
-    total = torch.from_numpy(out)
-    made = torch.from_numpy(before).expand(out.shape)
-    for share, part in zip(shares, parts, strict=True):
-        if share:
-            made = torch.add(made, torch.from_numpy(part), alpha=share, out=total)
-    if made is not total:
-        total.copy_(made)
-    return out

@@ -11,14 +11,15 @@ Shapes: n examples, G groups, T recorded steps, d_in and d_out of a layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from os import PathLike
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from dualform.answers import Ledger
 from dualform.errors import BadInput, Inexact, RecordingError
@@ -98,8 +99,10 @@ class Walk:
         self._lines = {line: np.zeros(count) for line in LINES}
         self._parameters = {name for name, _ in model.named_parameters()}
         self._explained = _explained(view, self._blocks)
-        self._reached = self._others(0)
+        self._others = self._others_at(0)
         """What is of no block, as of the step that was reached."""
+        self._weights = self._tensors(self._others)
+        """The state dict as of that step, as the model holds it."""
         self.steps = view.snapshot.steps
         """To be taken."""
 
@@ -119,14 +122,21 @@ class Walk:
 
     def losses(self) -> Doubles:
         """float64[n], as of the step that was reached."""
-        return self._passes.losses(self._tensors(self._reached, {}, 0.0))
+        return self._passes.losses(self._weights)
 
     def advance(self, step: int) -> None:
         """Take a step; called for each of them, in order."""
         self._check()
         moved = {id(b): update for b in self._blocks if (update := b.advance(step, self._check)) is not None}
-        before, self._reached = self._reached, self._others(step + 1)
-        self._update(moved, before, self._reached)
+        others, self._others = self._others, self._others_at(step + 1)
+        apart = {
+            name
+            for name, own in self._others.items()
+            if name not in self._explained and own is not others[name] and own.tobytes() != others[name].tobytes()
+        }
+        of_blocks = {block.block.name for block in self._blocks if id(block) in moved}
+        before, self._weights = self._weights, {**self._weights, **self._tensors(apart | of_blocks)}
+        self._update(moved, before, self._weights, apart & self._parameters & before.keys())
 
     def ledger(self) -> Ledger:
         """Of all steps, of which none was taken before."""
@@ -158,30 +168,27 @@ class Walk:
         )
 
     def _update(
-        self, moved: Mapping[int, BlockUpdate], before: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]
+        self,
+        moved: Mapping[int, BlockUpdate],
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        others: Set[str],
     ) -> None:
-        """Enter one update, of which nothing may have moved."""
-        apart = {
-            name
-            for name, own in after.items()
-            if name not in self._explained and own.tobytes() != before[name].tobytes()
-        }
-        ways = {name: after[name] - before[name] for name in apart & self._parameters}
-        if moved or ways:
+        """Enter one update, of which nothing may have moved; `others`: parameters of no block that did."""
+        changed = {name for name, own in after.items() if own is not before[name]}
+        trained = changed & self._parameters
+        if trained:
             passes = list[tuple[float, Signals]]()
             for place, weight in self._influence.places:
-                between = {**before, **{name: before[name] + place * way for name, way in ways.items()}}
-                given = self._tensors(between, moved, place)
+                given = _between(before, after, trained, place)
                 passes.append((weight, self._passes.signals(given)))
-                if ways:
-                    direction = {name: way.astype(before[name].dtype) for name, way in ways.items()}
-                    slope = self._passes.along(given, tensors(direction, self._model))
+                if others:
+                    slope = self._passes.along(given, {name: after[name] - before[name] for name in others})
                     self._lines["other parameters"] += weight * slope
             self._enter(moved, passes)
-        if apart != ways.keys():
-            of_buffers = {**before, **{name: after[name] for name in ways}}
-            reached, behind = (self._passes.losses(self._tensors(own, moved, 1.0)) for own in (of_buffers, after))
-            self._lines["buffers"] += behind - reached
+        if changed != trained:
+            of_buffers = _between(before, after, trained, 1.0)
+            self._lines["buffers"] += self._passes.losses(after) - self._passes.losses(of_buffers)
 
     def _enter(self, moved: Mapping[int, BlockUpdate], passes: Sequence[tuple[float, Signals]]) -> None:
         """Enter what recorded blocks did to the losses in one update; `passes`: at each place of its segment, with what
@@ -196,11 +203,13 @@ class Walk:
                 for layer, place in block.holders
                 if (own := signals.layers.get(layer.name)) is not None
             ]
-            if update.gradients is not None:
-                self._lines["decay"] += self._along(update.way - update.gradients, rows)
             entered = scores.add(update, rows)
-            if not block.at_once:
-                self._lines["truncated"] += self._along(update.of_slots, rows) - entered
+            if update.way is not None and update.of_slots is not None:
+                brought = self._along(update.of_slots, rows)
+                if update.way is not update.of_slots:
+                    self._lines["decay"] += self._along(update.way, rows) - brought
+                if not block.at_once:
+                    self._lines["truncated"] += brought - entered
 
     def _along(self, matrix: Doubles, rows: Sequence[Row]) -> Doubles:
         """float64[n]: the dot products of a matrix with the examples' gradients."""
@@ -210,7 +219,7 @@ class Walk:
             found += by_example(along(matrix, own), row.examples, len(found))
         return found
 
-    def _others(self, at_step: int) -> dict[str, NDArray[Any]]:
+    def _others_at(self, at_step: int) -> dict[str, NDArray[Any]]:
         """The state dict as of a step, in which recorded blocks are still to be put. Raises Inexact where some of it is
         known of the end of the training alone.
         """
@@ -223,22 +232,29 @@ class Walk:
             )
         return dict(found.arrays)
 
-    def _tensors(
-        self, others: Mapping[str, NDArray[Any]], moved: Mapping[int, BlockUpdate], place: float
-    ) -> dict[str, Any]:
-        """The state dict at a place of an update's segment: 0.0 for where it began, 1.0 for its end."""
-        arrays = dict(others)
-        for block in self._blocks:
-            update, name = moved.get(id(block)), block.block.name
-            own = block.weight if update is None or place == 1.0 else update.at(place)
-            if own.size == others[name].size:
-                arrays[name] = own.reshape(others[name].shape)
-                continue
-            if arrays[name] is others[name]:
-                arrays[name] = np.array(others[name], dtype=np.float64)
-            block.block.stored_block_of(arrays[name])[...] = own
+    def _tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Of the state dict as of the step that was reached, as the model holds it."""
+        arrays = {name: self._array(name) for name in names}
         aliases = {name: arrays[known] for name, known in self._view.snapshot.aliases.items() if known in arrays}
         return tensors({**arrays, **aliases}, self._model)
+
+    def _array(self, name: str) -> NDArray[Any]:
+        found = self._others[name]
+        for block in self._blocks:
+            if block.block.name != name:
+                continue
+            if block.weight.size == found.size:
+                return block.weight.reshape(found.shape)
+            found = found.astype(np.float64, copy=found is self._others[name])
+            block.block.stored_block_of(found)[...] = block.weight
+        return found
+
+
+def _between(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], moved: Set[str], place: float
+) -> Mapping[str, Tensor]:
+    """A state dict in which what moved is at a place of an update's segment: 0.0 for its begin, 1.0 for its end."""
+    return {**before, **{name: torch.lerp(before[name], after[name], place) for name in moved if place}}
 
 
 def _explained(view: View, blocks: Sequence[FollowedBlock]) -> set[str]:

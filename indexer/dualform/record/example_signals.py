@@ -135,21 +135,17 @@ class SignalPasses:
             self._taker = None
 
     def signals(self, weights: Mapping[str, Tensor] | None = None) -> Signals:
-        """At `weights`, by their names in the state dict; at the model's own where there are none. Raises BadInput for
-        a loss that is not one finite number an example.
+        """At copies of `weights`, by their names in the state dict; at the model's own where there are none. Raises
+        BadInput for a loss that is not one finite number an example.
         """
         taker = self._taker
         assert taker is not None
         parameters = dict(self._model.named_parameters())
         given = None
         if weights is not None:
-            spared = self._spared()
-            given = {
-                name: tensor.detach().requires_grad_(
-                    name in parameters and name not in spared and tensor.is_floating_point()
-                )
-                for name, tensor in weights.items()
-            }
+            given = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            for name in parameters.keys() & given.keys() - self._spared():
+                given[name].requires_grad_(given[name].is_floating_point())
 
         def send_back(losses: Tensor, factors: Tensor, again: bool) -> None:
             """`again`: whether it is done once more."""
@@ -186,16 +182,17 @@ class SignalPasses:
             return self._at(given, passed)
 
     def losses(self, weights: Mapping[str, Tensor]) -> Doubles:
-        """float64[n] at `weights`."""
+        """float64[n] at copies of `weights`."""
+        given = {name: tensor.clone() for name, tensor in weights.items()}
         with self._undisturbed(), torch.no_grad():
-            return self._at(weights, self._losses).double().cpu().numpy()
+            return self._at(given, self._losses).double().cpu().numpy()
 
     def along(self, weights: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Doubles:
         """float64[n]: how each loss changes along a direction of some weights, by forward differentiation.
 
         Raises BadInput where an operation of the network has none.
         """
-        fixed = {name: tensor.detach() for name, tensor in weights.items()}
+        fixed = {name: tensor.detach().clone() for name, tensor in weights.items()}
         moved = {name: fixed[name] for name in direction}
 
         def run(chosen: Mapping[str, Tensor]) -> Tensor:

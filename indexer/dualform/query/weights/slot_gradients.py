@@ -216,7 +216,9 @@ class _LayerTerms:
                     self._add(total, values[first:last], None if keys is None else keys[first:last])
 
     def _wide(self, rows: NDArray[Any], order: slice | NDArray[np.int64], what: str) -> NDArray[Any]:
-        """In that order, in an array that is used again."""
+        """In that order and in the sum's type: as they are, or in an array that is used again."""
+        if rows.dtype == self._dtype and isinstance(order, slice):
+            return rows
         if what not in self._scratch:
             self._scratch[what] = np.empty((self._size, rows.shape[1]), self._dtype)
         wide = self._scratch[what][: len(rows)]
