@@ -122,7 +122,7 @@ class Walk:
 
     def losses(self) -> Doubles:
         """float64[n], as of the step that was reached."""
-        return self._passes.losses(self._weights)
+        return self._passes.losses(_copied(self._weights))
 
     def advance(self, step: int) -> None:
         """Take a step; called for each of them, in order."""
@@ -179,16 +179,16 @@ class Walk:
         trained = changed & self._parameters
         if trained:
             passes = list[tuple[float, Signals]]()
+            ways = {name: after[name] - before[name] for name in others}
             for place, weight in self._influence.places:
                 given = _between(before, after, trained, place)
+                if ways:
+                    self._lines["other parameters"] += weight * self._passes.along(_copied(given), ways)
                 passes.append((weight, self._passes.signals(given)))
-                if others:
-                    slope = self._passes.along(given, {name: after[name] - before[name] for name in others})
-                    self._lines["other parameters"] += weight * slope
             self._enter(moved, passes)
         if changed != trained:
-            of_buffers = _between(before, after, trained, 1.0)
-            self._lines["buffers"] += self._passes.losses(after) - self._passes.losses(of_buffers)
+            of_buffers = {**before, **{name: after[name] for name in trained}}
+            self._lines["buffers"] += self._passes.losses(_copied(after)) - self._passes.losses(_copied(of_buffers))
 
     def _enter(self, moved: Mapping[int, BlockUpdate], passes: Sequence[tuple[float, Signals]]) -> None:
         """Enter what recorded blocks did to the losses in one update; `passes`: at each place of its segment, with what
@@ -253,8 +253,19 @@ class Walk:
 def _between(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], moved: Set[str], place: float
 ) -> Mapping[str, Tensor]:
-    """A state dict in which what moved is at a place of an update's segment: 0.0 for its begin, 1.0 for its end."""
-    return {**before, **{name: torch.lerp(before[name], after[name], place) for name in moved if place}}
+    """A state dict in which what moved is at a place of an update's segment: 0.0 for its begin, 1.0 for its end.
+
+    A model may write to it: what moved is not needed as it was any more, and the rest is copied.
+    """
+    return {
+        name: own.clone() if name not in moved else torch.lerp(own, after[name], place) if place else own
+        for name, own in before.items()
+    }
+
+
+def _copied(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """A model may write to what it is given."""
+    return {name: own.clone() for name, own in weights.items()}
 
 
 def _explained(view: View, blocks: Sequence[FollowedBlock]) -> set[str]:

@@ -99,6 +99,8 @@ class SignalPasses:
         """n."""
         self._places, self._named = given.part(start, stop)
         self._labels = self._checked_labels(device)[start:stop]
+        self._parameters = dict(model.named_parameters())
+        self._spared = _spared(self._parameters, taps)
         self._taker: SignalTaker | None = None
         self._passes = 0
         """Forward and backward ones so far."""
@@ -135,16 +137,15 @@ class SignalPasses:
             self._taker = None
 
     def signals(self, weights: Mapping[str, Tensor] | None = None) -> Signals:
-        """At copies of `weights`, by their names in the state dict; at the model's own where there are none. Raises
-        BadInput for a loss that is not one finite number an example.
+        """At `weights`, by their names in the state dict, which the model may write to; at its own where there are
+        none. Raises BadInput for a loss that is not one finite number an example.
         """
         taker = self._taker
         assert taker is not None
-        parameters = dict(self._model.named_parameters())
-        given = None
+        parameters, given = self._parameters, None
         if weights is not None:
-            given = {name: tensor.detach().clone() for name, tensor in weights.items()}
-            for name in parameters.keys() & given.keys() - self._spared():
+            given = {name: tensor.detach() for name, tensor in weights.items()}
+            for name in parameters.keys() & given.keys() - self._spared:
                 given[name].requires_grad_(given[name].is_floating_point())
 
         def send_back(losses: Tensor, factors: Tensor, again: bool) -> None:
@@ -182,17 +183,16 @@ class SignalPasses:
             return self._at(given, passed)
 
     def losses(self, weights: Mapping[str, Tensor]) -> Doubles:
-        """float64[n] at copies of `weights`."""
-        given = {name: tensor.clone() for name, tensor in weights.items()}
+        """float64[n] at `weights`, which the model may write to."""
         with self._undisturbed(), torch.no_grad():
-            return self._at(given, self._losses).double().cpu().numpy()
+            return self._at(weights, self._losses).double().cpu().numpy()
 
     def along(self, weights: Mapping[str, Tensor], direction: Mapping[str, Tensor]) -> Doubles:
         """float64[n]: how each loss changes along a direction of some weights, by forward differentiation.
 
         Raises BadInput where an operation of the network has none.
         """
-        fixed = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        fixed = {name: tensor.detach() for name, tensor in weights.items()}
         moved = {name: fixed[name] for name in direction}
 
         def run(chosen: Mapping[str, Tensor]) -> Tensor:
@@ -242,19 +242,6 @@ class SignalPasses:
             )
         return losses
 
-    def _spared(self) -> set[str]:
-        """Parameters whose gradients need not be computed: every layer that holds them has another, smaller one, its
-        bias, for whose sake error signals come back to it.
-        """
-        names = {id(own): name for name, own in self._model.named_parameters()}
-        asked, held = set[str](), set[str]()
-        for tap in self._taps:
-            own = {names[id(tensor)]: tensor.dim() for tensor in tap.parameters.values() if id(tensor) in names}
-            vectors = {name for name, axes in own.items() if axes == 1}
-            held |= own.keys()
-            asked |= vectors or own.keys()
-        return held - asked
-
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         devices = {own.device for own in self._model.parameters()}
@@ -272,7 +259,7 @@ class SignalPasses:
         if weights is None:
             yield
             return
-        names = {id(own): name for name, own in self._model.named_parameters()}
+        names = {id(own): name for name, own in self._parameters.items()}
         held = [(tap, tap.parameters) for tap in self._taps]
         try:
             for tap, parameters in held:
@@ -300,6 +287,20 @@ class SignalPasses:
         if self.count > 1 and tap.key_form.leading(key)[axis] != self.count:
             raise _shared(tap.name)
         return keys, errors, np.repeat(np.arange(self.count), len(keys) // self.count)
+
+
+def _spared(parameters: Mapping[str, Tensor], taps: Iterable[Tap]) -> set[str]:
+    """Parameters whose gradients need not be computed: every layer that holds them has another, smaller one, its bias,
+    for whose sake error signals come back to it.
+    """
+    names = {id(own): name for name, own in parameters.items()}
+    asked, held = set[str](), set[str]()
+    for tap in taps:
+        own = {names[id(tensor)]: tensor.dim() for tensor in tap.parameters.values() if id(tensor) in names}
+        vectors = {name for name, axes in own.items() if axes == 1}
+        held |= own.keys()
+        asked |= vectors or own.keys()
+    return held - asked
 
 
 def _numbers(rows: Tensor) -> NDArray[Any]:
