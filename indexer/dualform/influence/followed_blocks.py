@@ -87,7 +87,7 @@ class FollowedBlock:
                 hint="Ask for contributions of a layer, which follow every rule.",
                 field="influence",
             )
-        self._state = State(*start_of(view, self.block))
+        start = State(*start_of(view, self.block))
         self._steps = view.snapshot.steps
         self._alone = rounding_gradients(view, self.block.block_name)
         self._updates = {u.last_step: u for u in updates(view.snapshot, self.block.block_name, self._steps)}
@@ -99,11 +99,13 @@ class FollowedBlock:
         self.dtype: type[np.floating[Any]] = np.float32 if narrow else np.float64
         """Of products of its slots and examples: as the training had it, where no line of the ledger is the difference
         of what slots brought and of their products."""
-        self._gradients = SlotGradients(view, holders, self._state.weight.shape, windows, matmul, self.dtype)
-        shared = [kind for kind in self._rules.first.buffers if kind in self._state.buffers]
+        self._gradients = SlotGradients(view, holders, start.weight.shape, windows, matmul, self.dtype)
+        shared = [kind for kind in self._rules.first.buffers if kind in start.buffers]
         self._standing = bool(shared or self._alone.by_step) or any(map(_decays, self._updates.values()))
         """Whether something else than recorded gradients moves the block, too."""
-        self._of_slots = State(np.zeros(1), {kind: np.zeros_like(self._state.buffers[kind]) for kind in shared})
+        moved_in_place = narrow and not self._standing  # as the training moved it, which rounded each update, too
+        self._state = State(start.weight.astype(np.float32), start.buffers) if moved_in_place else start
+        self._of_slots = State(np.zeros(1), {kind: np.zeros_like(start.buffers[kind]) for kind in shared})
         """What the buffers have of recorded gradients, beside a weight of zeros, of which nothing decays."""
         self._weighed = State(np.zeros(1), {kind: np.zeros(self._steps) for kind in shared})
         """How much they have of each step's."""

@@ -34,8 +34,10 @@ class SlotWindow:
 
     def __init__(self, view: View, layer: Layer, groups: NDArray[np.int64]) -> None:
         """`groups`: int64[H], the group of each entry."""
-        self._keys: Keys = view.snapshot.keys(layer.name)
-        self._values: Rows = view.snapshot.values(layer.name)
+        keys = view.snapshot.keys(layer.name)
+        # What is gone through once is not held. Rows that several slots share come back, in any order.
+        self._keys: Keys = keys.passing() if keys.order is None else keys
+        self._values: Rows = view.snapshot.values(layer.name).passing()
         self._steps, self._groups = view.slot_steps(layer), groups
         self._ahead = _READ_AHEAD // (layer.d_in + layer.d_out)
         self._start = self._stop = 0

@@ -37,7 +37,7 @@ from dualform.query.view import Check, View, never
 from dualform.query.weights import other_parameters
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask
-from dualform.record.example_signals import SignalPasses, Signals, tensors
+from dualform.record.example_signals import LayerSignals, SignalPasses, Signals, tensors
 from dualform.record.module_taps import taps_named
 from dualform.record.open_models import recorded_parameters
 from dualform.record.wrappers import whole_model
@@ -198,7 +198,7 @@ class Walk:
             if (update := moved.get(id(block))) is None:
                 continue
             rows = [
-                Row(layer, place, own.keys.astype(block.dtype), weight * own.errors.astype(block.dtype), own.examples)
+                Row(layer, place, *_in_type(block.dtype, own, weight), own.examples)
                 for weight, signals in passes
                 for layer, place in block.holders
                 if (own := signals.layers.get(layer.name)) is not None
@@ -248,6 +248,12 @@ class Walk:
             found = found.astype(np.float64, copy=found is self._others[name])
             block.block.stored_block_of(found)[...] = block.weight
         return found
+
+
+def _in_type(dtype: type[np.floating[Any]], signals: LayerSignals, weight: float) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Keys and weighted error signals."""
+    errors = signals.errors.astype(dtype, copy=False)
+    return signals.keys.astype(dtype, copy=False), errors if weight == 1.0 else weight * errors
 
 
 def _between(

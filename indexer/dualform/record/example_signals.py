@@ -275,14 +275,15 @@ class SignalPasses:
             parts = [self._rows(tap, key, error) for key, error in taker.of(tap)]
             if parts:
                 keys, errors, examples = zip(*parts, strict=True)
-                found[tap.name] = LayerSignals(np.concatenate(keys), np.concatenate(errors), np.concatenate(examples))
+                found[tap.name] = LayerSignals(*map(_joined, (keys, errors, examples)))
         return found
 
     def _rows(self, tap: Tap, key: Tensor, error: Tensor) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
         """Of one call: keys, errors and the example of each row."""
         axis = self._batch_dims[tap.name] if len(tap.key_form.leading(key)) > 1 else 0
         owned = tap.key_form.owned(key.detach().movedim(axis, 0))
-        keys = _numbers(torch.cat([rows for _, rows in tap.key_form.blocks(owned)]))
+        blocks = [rows for _, rows in tap.key_form.blocks(owned)]
+        keys = _numbers(blocks[0] if len(blocks) == 1 else torch.cat(blocks))
         errors = _numbers(error.detach().movedim(axis, 0).reshape(len(keys), -1))
         if self.count > 1 and tap.key_form.leading(key)[axis] != self.count:
             raise _shared(tap.name)
@@ -301,6 +302,10 @@ def _spared(parameters: Mapping[str, Tensor], taps: Iterable[Tap]) -> set[str]:
         held |= own.keys()
         asked |= vectors or own.keys()
     return held - asked
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _numbers(rows: Tensor) -> NDArray[Any]:
