@@ -18,6 +18,8 @@ def test_exactly_these_names_are_offered():
         "Columns",
         "Contribution",
         "Contributions",
+        "Distribution",
+        "Distributions",
         "DualformError",
         "Engine",
         "Estimate",

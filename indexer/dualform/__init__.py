@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Certificates as Certificates,
         Columns as Columns,
         Contributions as Contributions,
+        Distributions as Distributions,
         Grade as Grade,
         GroupSums as GroupSums,
         Hits as Hits,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from dualform.query.engine import Engine as Engine, open_memory as open
     from dualform.questions import (
         Contribution as Contribution,
+        Distribution as Distribution,
         ExampleGradients as ExampleGradients,
         GradientSum as GradientSum,
         GradientTopK as GradientTopK,
@@ -81,6 +83,7 @@ _HOME = {
         name: ("dualform.questions", name)
         for name in (
             "Contribution",
+            "Distribution",
             "ExampleGradients",
             "GradientSum",
             "GradientTopK",
@@ -104,6 +107,7 @@ _HOME = {
             "Certificates",
             "Columns",
             "Contributions",
+            "Distributions",
             "Grade",
             "GroupSums",
             "Hits",
@@ -126,6 +130,8 @@ __all__ = [
     "Columns",
     "Contribution",
     "Contributions",
+    "Distribution",
+    "Distributions",
     "DualformError",
     "Engine",
     "Estimate",

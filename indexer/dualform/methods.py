@@ -21,6 +21,7 @@ from dualform.answers import GroupSums, Hits, Weights
 from dualform.errors import BadInput
 from dualform.questions import (
     Contribution,
+    Distribution,
     ExampleGradients,
     GradientSum,
     GradientTopK,
@@ -47,6 +48,7 @@ from dualform.questions import (
     as_toward,
 )
 from dualform.questions.gradients import GRADIENT
+from dualform.questions.scores import POINTS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -156,6 +158,35 @@ class _Methods:
             _refuse_beside_gradients(allow_partial=allow_partial)
             return GradientSum(as_layer_names(layer), _gradients(queries), as_by(by), where, k)
         return GroupSum(cast("str", layer), _given(queries), as_by(by), where, score, allow_partial, own, k)
+
+    @_asks
+    def distribution(
+        self,
+        layer: str,
+        queries: QueriesLike | None = None,
+        where: str | None = None,
+        score: str = "signed",
+        *,
+        toward: TowardLike | None = None,
+        at_step: int | None = None,
+        allow_inexact: bool = False,
+        points: int = POINTS,
+        inputs: Any = None,
+        model: nn.Module | None = None,
+    ) -> Distribution:
+        """Distributions: the scores of all slots by rank, at no more than `points` ranks (at least 11) that lie evenly
+        on a logarithmic axis; and how many slots share them, in effect.
+
+        Scores are those of `topk`, bit for bit, with `score`, `toward`, `at_step`, `allow_inexact`, `inputs` and
+        `model` as there; score="gradient" has none. Every slot that the mask leaves is scored canonically, so that a
+        query takes as long as reading all keys once. Raises as `topk`.
+        """
+        own = as_toward(score, toward, at_step, allow_inexact)
+        if score == GRADIENT:
+            raise BadInput(
+                f'score="{GRADIENT}" has no distribution.', hint="Ask topk, or group_sum by step.", field="score"
+            )
+        return Distribution(layer, _given(queries), where, score, own, points)
 
     @_asks
     def output(

@@ -4,6 +4,7 @@ from dualform.answers.cancellation import Cancellation as Cancellation, Concentr
 from dualform.answers.certificate import Certificate as Certificate, Certificates as Certificates
 from dualform.answers.columns import Columns as Columns
 from dualform.answers.contributions import Contributions as Contributions
+from dualform.answers.distributions import Distributions as Distributions
 from dualform.answers.grade import Grade as Grade
 from dualform.answers.group_sums import GroupSums as GroupSums
 from dualform.answers.hits import GroupKey as GroupKey, Hits as Hits

@@ -39,12 +39,17 @@ def name_of(by: Sequence[str], group: Sequence[Any] | None) -> str:
 def draw_ranks(axes: Any, lines: Sequence[tuple[str, NDArray[Any]]], ylabel: str) -> None:
     """Scores by rank, on a logarithmic axis of ranks; a line a group."""
     for name, scores in lines:
-        axes.plot(np.arange(1, len(scores) + 1), scores, marker="o", markersize=3, linewidth=1.2, label=name or None)
+        draw_curve(axes, np.arange(1, len(scores) + 1), scores, ylabel, name)
+    if len(lines) > 1:
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def draw_curve(axes: Any, ranks: NDArray[Any], scores: NDArray[Any], ylabel: str, name: str = "") -> None:
+    """Scores at some ranks, on a logarithmic axis of ranks."""
+    axes.plot(ranks, scores, marker="o", markersize=3, linewidth=1.2, label=name or None)
     axes.set_xscale("log")
     axes.set_xlabel("rank")
     axes.set_ylabel(ylabel)
-    if len(lines) > 1:
-        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def draw_bars(axes: Any, names: Sequence[str], numbers: Sequence[float], xlabel: str) -> None:

@@ -31,7 +31,7 @@ from dualform.questions.rebuilt import (
     NetworkWeights as NetworkWeights,
     Output as Output,
 )
-from dualform.questions.scores import GroupSum as GroupSum, TopK as TopK
+from dualform.questions.scores import Distribution as Distribution, GroupSum as GroupSum, TopK as TopK
 from dualform.questions.toward import (
     Toward as Toward,
     TowardLike as TowardLike,

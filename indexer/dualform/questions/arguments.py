@@ -14,6 +14,8 @@ from dualform.errors import BadInput
 
 MOST_COLUMNS = 8
 """That a question groups by."""
+LEAST_POINTS = 11
+"""Ranks at which a distribution is given: each of the first ten, and the last."""
 KERNELS = ("linear", "softmax")
 """What weighs a layer's slots: their inner products with a query, or the softmax of those."""
 
@@ -59,6 +61,17 @@ def as_k(k: int, noun: str) -> int:
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise BadInput(f"k is {k!r}.", hint=f"Ask for at least 1 {noun}.", field="k")
     return int(k)
+
+
+def as_points(points: int) -> int:
+    """At how many ranks scores are asked for. Raises BadInput where there is no room for the first ten and the last."""
+    if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < LEAST_POINTS:
+        raise BadInput(
+            f"points is {points!r}.",
+            hint=f"Ask for at least {LEAST_POINTS}: the first {LEAST_POINTS - 1} ranks, and the last.",
+            field="points",
+        )
+    return int(points)
 
 
 def check_layer(layer: str) -> None:

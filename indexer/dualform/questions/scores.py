@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from dualform.answers import GroupSums, Hits
+from dualform.answers import Distributions, GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, as_flag, as_k, check_score
+from dualform.questions.arguments import as_by, as_flag, as_k, as_points, check_score
 from dualform.questions.layer_question import LayerQuestion
 from dualform.questions.question import Answer_co
 from dualform.questions.toward import Toward, as_toward
+
+POINTS = 200
+"""Ranks at which a distribution is given, where nothing else is asked for: enough to draw it."""
+_JOINED = 16
+"""Queries about distributions that share a pass over the keys: each costs nearly as much as it would alone."""
 
 
 class ScoreQuestion(LayerQuestion[Answer_co]):
@@ -96,3 +101,33 @@ class GroupSum(ScoreQuestion[GroupSums]):
     @property
     def bytes_a_query(self) -> float | None:
         return None if self.k is None else 16.0 * self.k
+
+
+@dataclass(frozen=True)
+class Distribution(ScoreQuestion[Distributions]):
+    """How the attention weights of each query are spread over all training datapoints: by rank, and in sum.
+
+    As a value, for `Answers.ask`; `Answers.distribution` makes one, and says what its fields mean. Raises BadInput for
+    what cannot be asked of any memory.
+    """
+
+    where: str | None = None
+    score: str = "signed"
+    """As in TopK."""
+    toward: Toward | None = None
+    """As in TopK."""
+    points: int = POINTS
+    """At most so many ranks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_score()
+        object.__setattr__(self, "points", as_points(self.points))
+
+    @property
+    def bytes_a_query(self) -> float | None:
+        return 12.0 * self.points + 16
+
+    @property
+    def most_joined(self) -> int | None:
+        return _JOINED
