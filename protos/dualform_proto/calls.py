@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from dualform.errors import BadInput
 from dualform.questions import (
     Contribution,
+    Distribution,
     GradientSum,
     GradientTopK,
     GroupSum,
@@ -25,7 +26,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_proto import contributions, gradients, info, lookups, rebuilt, scores
+from dualform_proto import contributions, distributions, gradients, info, lookups, rebuilt, scores
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -127,6 +128,13 @@ CALLS: dict[type[Question[Any]], Call] = {
         lambda _: Verification(),
         lookups.encode_certificates,
         lookups.decode_certificates,
+    ),
+    Distribution: Call(
+        "Distribution",
+        distributions.encode_distribution,
+        distributions.decode_distribution,
+        distributions.encode_distributions,
+        distributions.decode_distributions,
     ),
 }
 

@@ -33,7 +33,7 @@ def encode_topk(question: TopK) -> pb.TopKRequest:
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
         allow_partial=question.allow_partial,
-        toward=_encode_toward(question.toward),
+        toward=encode_toward(question.toward),
     )
 
 
@@ -44,9 +44,9 @@ def decode_topk(message: pb.TopKRequest) -> TopK:
         k=message.k,
         where=message.where if message.HasField("where") else None,
         by=tuple(message.by),
-        score=_decode_score(message),
+        score=decode_score(message),
         allow_partial=message.allow_partial,
-        toward=_decode_toward(message),
+        toward=decode_toward(message),
     )
 
 
@@ -90,7 +90,7 @@ def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
         allow_partial=question.allow_partial,
-        toward=_encode_toward(question.toward),
+        toward=encode_toward(question.toward),
         k=None if question.k is None else encode_int64(question.k, "k"),
     )
 
@@ -101,9 +101,9 @@ def decode_group_sum(message: pb.GroupSumRequest) -> GroupSum:
         queries=decode_queries(message.queries),
         by=tuple(message.by),
         where=message.where if message.HasField("where") else None,
-        score=_decode_score(message),
+        score=decode_score(message),
         allow_partial=message.allow_partial,
-        toward=_decode_toward(message),
+        toward=decode_toward(message),
         k=message.k if message.HasField("k") else None,
     )
 
@@ -156,7 +156,7 @@ def check_group_sums(question: GroupSum | GradientSum, answer: GroupSums) -> Non
         )
 
 
-def _encode_toward(toward: Toward | None) -> pb.Toward | None:
+def encode_toward(toward: Toward | None) -> pb.Toward | None:
     if toward is None:
         return None
     return pb.Toward(
@@ -168,7 +168,7 @@ def _encode_toward(toward: Toward | None) -> pb.Toward | None:
     )
 
 
-def _decode_toward(message: pb.TopKRequest | pb.GroupSumRequest) -> Toward | None:
+def decode_toward(message: pb.TopKRequest | pb.GroupSumRequest | pb.DistributionRequest) -> Toward | None:
     if not message.HasField("toward"):
         return None
     said = message.toward
@@ -182,7 +182,7 @@ def _decode_toward(message: pb.TopKRequest | pb.GroupSumRequest) -> Toward | Non
     )
 
 
-def _decode_score(message: pb.TopKRequest | pb.GroupSumRequest) -> str:
+def decode_score(message: pb.TopKRequest | pb.GroupSumRequest | pb.DistributionRequest) -> str:
     if message.score == pb.SCORE_NAMED:
         return message.score_name
     if message.score not in _SCORE_NAMES:

@@ -32,7 +32,7 @@ SMALL_QUERIES = 16
 """Most queries of a question that waits for others to share a scan."""
 QUERIES = 128
 """Most queries that share a scan; a question may say that fewer of its kind are worth it."""
-PARTED = ("queries", "k", "by")
+PARTED = ("queries", "k", "by", "points")
 """Fields of questions that share a scan whose error may be one asker's alone, or that of all of them together: an
 answer to all may be too large where the answers to halves are not."""
 LINGER = 0.03

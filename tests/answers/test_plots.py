@@ -7,7 +7,7 @@ import pytest
 from dualform.answers import Contributions, GroupSums, Hits
 from dualform.errors import BadInput, DualformError
 
-from .test_tables import HITS, LEDGER, PLAIN, SUMS, TERMS
+from .test_tables import HITS, LEDGER, PLAIN, SPREAD, SUMS, TERMS
 
 mpl.use("Agg")
 
@@ -26,6 +26,13 @@ def test_scores_by_rank_a_line_a_group():
     assert [(own.get_label(), own.get_ydata().tolist()) for own in lines] == [
         ("1 | a", [0.5, 0.25]), ("- | b", [0.125]),
     ]  # fmt: skip
+
+
+def test_a_distribution_by_rank():
+    axes = SPREAD.plot(0)
+    (line,) = axes.get_lines()
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 2, 4], [3.0, 0.5, -0.5])
+    assert axes.get_xscale() == "log"
 
 
 def test_sums_as_bars_the_largest_on_top():
@@ -64,7 +71,9 @@ def test_axes_of_ones_own_and_names_that_are_no_formula():
     assert "\x1b" not in name
 
 
-@pytest.mark.parametrize(("answer", "noun"), [(HITS, "query"), (SUMS, "query"), (TERMS, "query"), (LEDGER, "example")])
+@pytest.mark.parametrize(
+    ("answer", "noun"), [(HITS, "query"), (SUMS, "query"), (SPREAD, "query"), (TERMS, "query"), (LEDGER, "example")]
+)
 def test_what_is_not_there_is_refused(answer, noun):
     for number in (-1, len(answer)):
         with pytest.raises(BadInput, match=f"^{noun} is {number}, and the answer has {len(answer)}") as refused:

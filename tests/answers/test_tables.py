@@ -12,6 +12,7 @@ from dualform.answers import (
     Certificates,
     Columns,
     Contributions,
+    Distributions,
     Grade,
     GroupSums,
     Hits,
@@ -40,6 +41,15 @@ TERMS = Contributions(
     standing=np.full((2, 3), 40.0),
     residual=np.full((2, 3), 50.0),
     by=("label",),
+)
+SPREAD = Distributions(
+    np.array([1, 2, 4]),
+    np.array([[3.0, 0.5, -0.5], [0.0, 0.0, 0.0]], dtype=np.float32),
+    np.array([[3.0, 3.5, 4.0], [0.0, 0.0, 0.0]]),
+    np.array([4.0, 0.0]),
+    np.array([1.6, 0.0]),
+    4,
+    space="token",
 )
 LEDGER = Ledger(
     "test",
@@ -107,6 +117,12 @@ ROWS = {
             ("residual", None, None, [50.0] * 3),
         )
         for output, value in enumerate(of_outputs)
+    ]),
+    "distributions": (SPREAD, [
+        {"query": 0, "rank": 1, "score": 3.0, "cumulative": 3.0, "share": 0.75},
+        {"query": 0, "rank": 2, "score": 0.5, "cumulative": 3.5, "share": 0.875},
+        {"query": 0, "rank": 4, "score": -0.5, "cumulative": 4.0, "share": 1.0},
+        *({"query": 1, "rank": rank, "score": 0.0, "cumulative": 0.0, "share": 0.0} for rank in (1, 2, 4)),
     ]),
     "ledger": (LEDGER, [
         {"example": 0, "term": "group", "sample": 0, "contribution": 1.0},
@@ -224,6 +240,8 @@ def test_answers_are_gone_through_query_by_query():
     assert [*SUMS] == [SUMS.ranked(0), SUMS.ranked(1)]
     assert len(SUMS) == len(TERMS) == 2
     assert [own.output.tolist() for own in TERMS] == TERMS.output[:, None].tolist()
+    assert [own.scores.tolist() for own in SPREAD] == SPREAD.scores[:, None].tolist()
+    assert [own.effective_slots.tolist() for own in SPREAD] == [[1.6], [0.0]]
     assert [*LEDGER] == [LEDGER.best(0, 2)]
     assert [layer.name for layer in INFO] == ["0"]
 

@@ -9,6 +9,7 @@ import pytest
 
 from dualform.questions import (
     Contribution,
+    Distribution,
     GradientSum,
     GradientTopK,
     GroupSum,
@@ -84,6 +85,26 @@ def test_directions_that_are_none_are_refused(dualform, address, options):
 def test_what_belongs_to_a_direction_is_refused_without_one(dualform, address, options):
     told = dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "label", *options, "--json")
     assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
+
+
+def test_distribution(dualform, address, engine):
+    asked = ["distribution", address, "--layer", "fc", "--query", "test/0,1", "--where", "label <> 3"]
+    told = dualform(*asked, "--abs", "--points", 11, "--json")
+    one = {"scores": [2.5, 0.5, -1], "cumulative": [2.5, 3, 4], "total": 4, "effective_slots": 16 / 7.5}
+    assert told.json == {
+        "ranks": [1, 2, 3],
+        "count": 3,
+        "distributions": [one, one],
+        "score": "abs",
+        "space": "sample",
+    }
+    assert engine.asked[0] == Distribution("fc", ProbeRows("test", (0, 1)), "label <> 3", "abs", None, 11)
+    told = dualform(*asked, "--toward", "3-8")
+    assert "3 of 4 sample slots, 0.25 s; effective slots 2.13333, 2.13333" in told.out
+    assert "fc: off by 2.5e-01 since step 3" in told.err
+    table = [line.split() for line in told.out.splitlines()]
+    assert ["query", "rank", "score", "cumulative", "share"] in table
+    assert table.count(["1", "2", "0.5", "3", "0.75"]) == 1
 
 
 def test_terms(dualform, address, engine):

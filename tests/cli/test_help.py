@@ -43,6 +43,7 @@ OPTIONS = {
     "info": REACHING,
     "topk": {*REACHING, "--layer", "--query", "-k", "--where", "--by", *SCORE},
     "sums": {*REACHING, "--layer", "--query", "--where", "--by", *SCORE, "--top"},
+    "distribution": {*REACHING, "--layer", "--query", "--where", "--points", *SCORE},
     "output": {
         *(*REACHING, "--layer", "--query", "--where", "--at-step", "--allow-inexact"),
         *("--kernel", "--temperature", "--no-initial"),

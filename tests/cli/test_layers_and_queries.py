@@ -20,6 +20,7 @@ def test_several_layers_are_asked_one_after_the_other(dualform, folder):
     asked = {
         "topk": ["--query", "test/3:5", "-k", 2],
         "sums": ["--query", "test", "--by", "label"],
+        "distribution": ["--query", "test/3:5", "--where", "label <> 1"],
         "terms": ["--query", "test/2", "--by", "label"],
         "output": ["--query", "test/1", "--where", "step < 3"],
     }

@@ -12,6 +12,7 @@ from dualform import ProbeRows, SlotKeys, Toward, Vectors, errors
 from dualform.answers import Scan
 from dualform.questions import (
     Contribution,
+    Distribution,
     ExampleGradients,
     GradientSum,
     GradientTopK,
@@ -58,6 +59,13 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "sums of absolute values": ("group_sum", "0", WIDE, "sample", None, "abs"),
     "sums of cosines": ("group_sum", "2", "test", "label", "step > 1", "cosine"),
     "sums by a column of NULLs": ("group_sum", "0", WIDE, "position"),
+    "a distribution": ("distribution", "0", WIDE),
+    "a distribution of absolute scores, masked": ("distribution", "2", "test", "label <> 1", "abs"),
+    "a distribution of cosines at few ranks": ("ask", Distribution("0", Vectors(WIDE), score="cosine", points=11)),
+    "a distribution of contributions": (
+        "ask",
+        Distribution("0", Vectors(WIDE), "step < 5", "contribution", Toward(1, 0, at_step=4)),
+    ),
     "contributions to an output": ("ask", TopK("0", Vectors(WIDE), 5, score="contribution", toward=1)),
     "contributions to a margin": (
         "ask",
@@ -135,6 +143,9 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     "sums of a score that there is not": (("group_sum", "0", WIDE, "label", None, "nix"), errors.BadInput, "score"),
     "a score that is no text": (("topk", "0", WIDE, 3, None, None, 3), errors.BadInput, "score"),
     "k of none": (("topk", "0", WIDE, 0), errors.BadInput, "k"),
+    "a distribution of a score that there is not": (("distribution", "0", WIDE, None, "nix"), errors.BadInput, "score"),
+    "a distribution of gradients": (("distribution", "0", WIDE, None, "gradient"), errors.BadInput, "score"),
+    "a distribution of no slot": (("distribution", "0", WIDE, "step > 99"), errors.EmptyMask, "where"),
     "a contribution without a direction": (
         ("topk", "0", WIDE, 3, None, None, "contribution"),
         errors.BadInput,

@@ -12,7 +12,7 @@ from dualform.query import groups
 from dualform.query.bounds import QuestionBounds
 from dualform.query.search import top_k
 from dualform.query.sums import group_sum
-from dualform.questions import GroupSum, NetworkWeights, Output, SlotKeys, SlotLookup, TopK, Vectors
+from dualform.questions import Distribution, GroupSum, NetworkWeights, Output, SlotKeys, SlotLookup, TopK, Vectors
 from tests.query import arrays
 
 SLOTS, WIDTH, OUTPUTS = 600, 4, 3
@@ -48,11 +48,13 @@ def sums_of(count):
         (lambda n: TopK("fc", queries(n), k=2, by=("label",)), 1000 // (3 * 32)),
         # More than the mask leaves are no more hits.
         (lambda n: TopK("fc", queries(n), k=2**62, where="slot < 5"), 1000 // 68),
+        # 12 bytes a rank, the sum of all scores, and the effective slots.
+        (lambda n: Distribution("fc", queries(n), "slot < 5"), 1000 // 76),
         (lambda n: Output("fc", queries(n)), 1000 // (4 * OUTPUTS)),
         (lambda n: Output("fc", queries(n), kernel="softmax"), 1000 // (4 * OUTPUTS + 8)),
         (lambda n: SlotLookup(np.zeros(n, np.int64)), None),
     ],
-    ids=["topk", "topk by", "all that are left", "output", "softmax", "slots"],
+    ids=["topk", "topk by", "all that are left", "distribution", "output", "softmax", "slots"],
 )
 def test_what_fits_is_answered_and_one_query_more_refused_with_what_would_fit(engine, question, says):
     with pytest.raises(BadInput, match=r"The answer would take .* MiB, and a message holds at most") as refused:

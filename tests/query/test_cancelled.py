@@ -13,7 +13,7 @@ from dualform.query import groups
 from dualform.query.cache import Cache
 from dualform.query.score.rescoring import score_pairs
 from dualform.query.where import mask
-from dualform.questions import GroupSum, Output, TopK, Vectors
+from dualform.questions import Distribution, GroupSum, Output, TopK, Vectors
 from tests.query import arrays
 
 QUERY = Vectors(np.ones((1, 4), dtype=np.float32))
@@ -24,6 +24,8 @@ QUESTIONS = [
     GroupSum("fc", QUERY, by=("label",), score="abs"),
     TopK("fc", QUERY, score="cosine"),
     GroupSum("fc", QUERY, by=("label",), score="cosine"),
+    Distribution("fc", QUERY),
+    Distribution("fc", QUERY, score="cosine"),
     Output("fc", QUERY),
     Output("fc", QUERY, kernel="softmax"),
     Output("fc", QUERY, initial=False),
@@ -47,6 +49,8 @@ NAMES = [
     "absolute sums",
     "topk by cosine",
     "sums of cosines",
+    "distribution",
+    "distribution of cosines",
     "output",
     "softmax",
     "slots alone",

@@ -65,6 +65,7 @@ def asked(memory, number):
         lambda: memory.group_sum(layer, query, by="label"),
         lambda: memory.group_sum(layer, query, by="step", where="label <> 3", score="abs"),
         lambda: memory.group_sum(layer, query, by="row", score="cosine"),
+        lambda: memory.distribution(layer, query, "label <> 2", "abs"),
     ]
     return replace(kinds[number // 2 % len(kinds)](), scan=Scan())
 
@@ -76,7 +77,7 @@ SCREENED = pytest.param(
 
 @pytest.mark.parametrize("backend", ["numpy", SCREENED])
 @settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(numbers=st.lists(st.integers(0, 27), min_size=6, max_size=14), most=st.sampled_from([120_000, 250_000, 800_000]))
+@given(numbers=st.lists(st.integers(0, 31), min_size=6, max_size=14), most=st.sampled_from([120_000, 250_000, 800_000]))
 def test_answers_under_a_small_budget_have_the_same_bits_and_caches_hold_no_more(run, backend, numbers, most):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(needs, "WORK", 1000)
@@ -151,6 +152,7 @@ def ask(path, memory=None):
                 memory.topk(layer, queries, k=2, by="label", where="label < 4", score="abs")
                 memory.group_sum(layer, queries, by="step")
                 memory.group_sum(layer, queries, by="label", score="abs")
+                memory.distribution(layer, queries)
                 look()
 peak, done = [0], threading.Event()
 def look():

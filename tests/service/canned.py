@@ -16,6 +16,7 @@ from dualform.answers import (
     Columns,
     Concentration,
     Contributions,
+    Distributions,
     Grade,
     GroupSums,
     Hits,
@@ -32,6 +33,7 @@ from dualform.methods import Answers
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import (
     Contribution,
+    Distribution,
     GradientSum,
     GradientTopK,
     GroupSum,
@@ -71,7 +73,7 @@ COLUMNS = {
 }
 
 
-def _grade_of(question: TopK | GroupSum) -> Grade | None:
+def _grade_of(question: TopK | GroupSum | Distribution) -> Grade | None:
     return None if question.toward is None else OFF
 
 
@@ -111,7 +113,7 @@ class Canned(Answers):
             return self._info()
         self._begin(question, cancelled)
         match question:
-            case TopK() | GroupSum() | Output() | Contribution():
+            case TopK() | GroupSum() | Distribution() | Output() | Contribution():
                 return self._scanned(question)
             case GradientTopK():
                 return Hits(
@@ -155,6 +157,12 @@ class Canned(Answers):
             beside = question.by, SCAN, "sample", _grade_of(question)
             sums = GroupSums(keys, np.array([[1.5, 2.5]]), np.array([3, 1]), *beside)
             return sums if question.k is None else sums.of_largest(question.k)
+        if isinstance(question, Distribution):
+            asked, ranks = question.queries.count or 1, np.array([1, 2, 3])
+            scores = np.tile(np.array([2.5, 0.5, -1], np.float32), (asked, 1))
+            beside = np.full(asked, 4.0), np.full(asked, 16 / 7.5)
+            sums = np.tile([2.5, 3.0, 4.0], (asked, 1))
+            return Distributions(ranks, scores, sums, *beside, 3, SCAN, "sample", _grade_of(question))
         if isinstance(question, Contribution):
             keys = tuple((key,) * len(question.by) for key in (3, None))
             one, sums = np.array([[0.5, np.inf]]), np.array([[[1.5, 2.5], [0, -1]]])

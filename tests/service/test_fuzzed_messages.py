@@ -17,6 +17,7 @@ import pytest
 
 from dualform.questions import (
     Contribution,
+    Distribution,
     ExampleGradients,
     GradientSum,
     GradientTopK,
@@ -56,6 +57,8 @@ QUESTIONS = [
     GroupSum("fc", QUERY, ("label", "dataset"), "slot < 50"),
     TopK("fc", QUERY, 3, score="contribution", toward="0-1"),
     GroupSum("fc", QUERY, ("label",), score="contribution", toward=np.ones((2, 2)), k=1),
+    Distribution("fc", QUERY, "label <> 1", "abs"),
+    Distribution("fc", QUERY, score="contribution", toward="0-1", points=11),
     GradientTopK((), GRADIENTS, 3, "label <> 1"),
     GradientSum(("fc",), GRADIENTS, ("label",), "slot < 50", 2),
     Output("fc", QUERY, "label = 1", 1),

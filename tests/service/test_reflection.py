@@ -25,6 +25,7 @@ METHODS = {
         "Sql",
         "Probe",
         "Verify",
+        "Distribution",
     },
     "grpc.health.v1.Health": {"Check", "List", "Watch"},
     "grpc.reflection.v1.ServerReflection": {"ServerReflectionInfo"},

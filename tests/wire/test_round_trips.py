@@ -15,6 +15,7 @@ from dualform.questions.scores import ScoreQuestion
 from dualform_proto import (
     columns,
     contributions,
+    distributions,
     grade,
     gradients,
     info,
@@ -36,6 +37,12 @@ CASES = {
     "GradientSum": (values.gradient_sums, gradients.encode_gradient_sum, gradients.decode_gradient_sum),
     "Output": (values.outputs, rebuilt.encode_output, rebuilt.decode_output),
     "Contribution": (values.contributions, contributions.encode_contribution, contributions.decode_contribution),
+    "Distribution": (values.distributions, distributions.encode_distribution, distributions.decode_distribution),
+    "Distributions": (
+        values.distributions_answers,
+        distributions.encode_distributions,
+        distributions.decode_distributions,
+    ),
     "NetworkWeights": (values.network_weights, rebuilt.encode_weights, rebuilt.decode_weights),
     "MaskCancellation": (values.mask_cancellations, rebuilt.encode_cancellation, rebuilt.decode_cancellation),
     "SlotLookup": (values.slot_lookups, lookups.encode_slots, lookups.decode_slots),

@@ -17,6 +17,7 @@ from dualform.answers import (
     Columns,
     Concentration,
     Contributions,
+    Distributions,
     Grade,
     GroupSums,
     Hits,
@@ -30,6 +31,7 @@ from dualform.answers import (
 )
 from dualform.questions import (
     Contribution,
+    Distribution,
     ExampleGradients,
     GradientSum,
     GradientTopK,
@@ -112,7 +114,14 @@ def group_sum_questions(draw: Any) -> GroupSum:
     return GroupSum(*map(draw, asked), *draw(scored()), draw(st.none() | st.integers(1, 2**62)))
 
 
-topks, group_sums = topk_questions(), group_sum_questions()
+@st.composite
+def distribution_questions(draw: Any) -> Distribution:
+    asked = texts, queries, st.none() | texts
+    score, _, toward = draw(scored())
+    return Distribution(*map(draw, asked), score, toward, draw(st.integers(11, 2**62)))
+
+
+topks, group_sums, distributions = topk_questions(), group_sum_questions(), distribution_questions()
 
 
 @st.composite
@@ -269,7 +278,18 @@ def contributions_values(draw: Any) -> Contributions:
     )
 
 
-contributions_answers = contributions_values()
+@st.composite
+def distributions_values(draw: Any) -> Distributions:
+    n, r = draw(FEW), draw(FEW)
+    return Distributions(
+        draw(arrays.arrays(np.int64, r)),
+        draw(arrays.arrays(np.float32, (n, r))),
+        *(draw(arrays.arrays(np.float64, shape)) for shape in ((n, r), n, n)),
+        *map(draw, (counts, scans, texts, st.none() | grades)),
+    )
+
+
+contributions_answers, distributions_answers = contributions_values(), distributions_values()
 parameters = st.sampled_from(["f2", "f4", "f8", "i8", "?", "c8", "c16"]).flatmap(
     lambda dtype: arrays.arrays(np.dtype(dtype), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 )

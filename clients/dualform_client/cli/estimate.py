@@ -54,7 +54,7 @@ def estimate(
     budget: str | None,
     as_json: bool,
 ) -> None:
-    """Tell what recording a training will take, from its first steps.
+    """Tell what recording a training takes, from its first steps.
 
     That is bytes on disk, bytes a second, and seconds of questions and of a replay.
 

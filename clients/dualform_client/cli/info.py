@@ -18,7 +18,7 @@ from dualform_client.cli.target import asks_target
 @asks_target
 @json_option
 def info(memory: Answers, as_json: bool) -> None:
-    """Show layers, slots, datasets and probes, and what was skipped.
+    """Show layers, slots, datasets, probes, and what was skipped.
 
     \b
     Example:

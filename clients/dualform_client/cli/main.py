@@ -19,12 +19,14 @@ import click
 from dualform_client.cli.failure import report_failure
 
 COMMANDS = (
-    "check", "compare", "copy", "demo", "estimate", "forget", "health", "info", "output", "serve",
+    "check", "compare", "copy", "demo", "distribution", "estimate", "forget", "health", "info", "output", "serve",
     "sql", "study", "sums", "terms", "token", "topk", "verify", "weights",
 )  # fmt: skip
 """Each in a file of its name."""
 
-ASKING = frozenset(("serve", "info", "topk", "sums", "output", "terms", "compare", "weights", "verify", "sql"))
+ASKING = frozenset(
+    ("serve", "info", "topk", "sums", "distribution", "output", "terms", "compare", "weights", "verify", "sql")
+)
 """Commands that do nothing but answer questions about a memory."""
 
 _SWITCH_SECONDS = 0.0005

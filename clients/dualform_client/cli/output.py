@@ -60,7 +60,7 @@ def output(
     temperature: float | None,
     no_initial: bool,
 ) -> LayerAnswer:
-    """Compute a layer's output under a mask, or as of an earlier step.
+    """Compute a layer's output, masked or as of an earlier step.
 
     \b
     Example:

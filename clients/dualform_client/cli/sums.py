@@ -36,7 +36,7 @@ def sums(
     top: int | None,
     score: Score,
 ) -> LayerAnswer:
-    """Add up attention by label, dataset, position or another column.
+    """Add up attention by label, dataset or another column.
 
     With --toward, what the slots brought to an output of the layer. With --score gradient, dot products of gradients
     with those of a probe that was taken with a loss, over all layers that --layer names.

@@ -47,7 +47,7 @@ def terms(
     at_step: int | None,
     allow_inexact: bool,
 ) -> LayerAnswer:
-    """Take an output apart: what each group of slots brought to it.
+    """Take an output apart: what each group brought to it.
 
     The initial weights, the bias and what stands outside the record make up the rest, to the last digits, which are
     the residual. What is unexplained comes on top: the network's own output, less what the record makes of it.

@@ -78,7 +78,7 @@ class Distributions(Table):
     def table(self, most: int | None = None) -> Columns:
         """A row a query and rank: query, rank, score, the absolute scores up to there, and their share of all."""
         query, place = first_places(self.scores.shape, most)
-        found = {
+        found: dict[str, NDArray[Any]] = {
             "query": query,
             "rank": self.ranks[place],
             "score": self.scores[query, place],

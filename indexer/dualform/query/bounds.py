@@ -11,8 +11,9 @@ from math import inf
 
 from dualform.errors import BadInput
 
-HIT_BYTES, COUNT_BYTES, SUM_BYTES = 12, 8, 8
-"""Of a slot with its score; of how many hits a query has in a group; of the sum that a query gives to a group."""
+HIT_BYTES, COUNT_BYTES, SUM_BYTES, RANK_BYTES = 12, 8, 8, 12
+"""Of a slot with its score; of how many hits a query has in a group; of the sum that a query gives to a group; of the
+score at a rank, with the sum up to there."""
 
 
 @dataclass(frozen=True)

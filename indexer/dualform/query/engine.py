@@ -32,6 +32,7 @@ from dualform.query.sums.group_sum import group_sum
 from dualform.query.view import Check, View
 from dualform.questions import (
     Contribution,
+    Distribution,
     GradientSum,
     GradientTopK,
     GroupSum,
@@ -183,11 +184,16 @@ class Engine(Answers):
                     return self._sql.run(question.text, check, view.bounds.answer_bytes)
         # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
         from dualform.query import info, network
+        from dualform.query.distribution import distributions
         from dualform.query.gradients.answers import gradient_sum, gradient_top_k
         from dualform.query.gradients.examples import examples_of
         from dualform.query.weights import certificate, contributions
 
         match question:
+            case Distribution():
+                spread = self._resolved(question, view, check)
+                with self._room(lambda: needs.of_distribution(spread), check, _FEWER_QUERIES):
+                    return distributions(spread, check)
             case Output():
                 asked = self._resolved(question, view, check)
                 with self._room(lambda: needs.of_output(asked), check):

@@ -11,13 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dualform.query.bounds import RANK_BYTES
 from dualform.query.resolved import Resolved
 from dualform.query.score.rescoring import HELD_BYTES
 from dualform.query.sql.process import ANSWER, MEMORY, Sql
 from dualform.query.sums.group_sum import LARGEST
 from dualform.query.sums.grouping import BATCH, many
 from dualform.query.view import View
-from dualform.questions import Contribution, ExampleGradients, GradientSum, GradientTopK, GroupSum, Output, TopK
+from dualform.questions import (
+    Contribution,
+    Distribution,
+    ExampleGradients,
+    GradientSum,
+    GradientTopK,
+    GroupSum,
+    Output,
+    TopK,
+)
 from dualform.store.layer import Layer
 from dualform.store.weights import WEIGHTS
 
@@ -76,6 +86,14 @@ def of_group_sum(resolved: Resolved[GroupSum]) -> int:
         return needed if absolute else needed + 8 * (min(BATCH, queries) + 2) * entries
     # Sums of keys; of absolute scores also what float32 may be off by, and what is asked again in float64.
     return needed + 2 * 8 * groups * resolved.layer.d_in + 4 * answer * absolute
+
+
+def of_distribution(resolved: Resolved[Distribution]) -> int:
+    queries, entries = len(resolved.queries), resolved.selection.count
+    # Products of one batch, and what is sorted and summed of one query.
+    needed = _blocks() + 8 * (_COLUMNS + min(BATCH, queries)) * entries
+    needed += 2 * RANK_BYTES * queries * min(resolved.question.points, entries)
+    return needed if resolved.directed is None else needed + 8 * _COLUMNS * entries
 
 
 def of_output(resolved: Resolved[Output]) -> int:

@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 
 from dualform.answers import Scan
 from dualform.errors import BadInput
-from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, SUM_BYTES
+from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, RANK_BYTES, SUM_BYTES
 from dualform.query.groups import Groups, group_entries
 from dualform.query.score import kinds
 from dualform.query.slots import entries_of, within
 from dualform.query.view import Check, View, never
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
-from dualform.questions import Contribution, GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
+from dualform.questions import Contribution, Distribution, GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
 from dualform.store.layer import Layer
 
 if TYPE_CHECKING:
     from dualform.query.directed.directed_values import DirectedValues
 
-Q = TypeVar("Q", TopK, GroupSum, Output, Contribution)
+Q = TypeVar("Q", TopK, GroupSum, Distribution, Output, Contribution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Resolved(Generic[Q]):
     @property
     def score(self) -> kinds.Kind:
         """Raises BadInput where the question's score is unknown."""
-        assert isinstance(self.question, TopK | GroupSum), "others have no score"
+        assert isinstance(self.question, TopK | GroupSum | Distribution), "others have no score"
         return kinds.named(self.question.score)
 
     def scan(self) -> Scan:
@@ -73,7 +73,7 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
     queries = vectors(view, layer, question.queries)
     selection = mask.require_entries(mask.selection(view, layer, question.where, check), question.where, view.datasets)
     directed = None
-    if isinstance(question, TopK | GroupSum) and question.toward is not None:
+    if isinstance(question, TopK | GroupSum | Distribution) and question.toward is not None:
         from dualform.query.directed.directed_values import directed_values  # scores of keys need none of it
         from dualform.query.weights.slot_values import WithoutValues
 
@@ -81,7 +81,7 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
             directed = directed_values(view, layer, selection, question.toward, len(queries), check)
             selection = directed.selection
         except WithoutValues:
-            if isinstance(question, TopK):
+            if not isinstance(question, GroupSum):
                 raise
     groups = _groups(view, layer, question, len(queries), selection, check)
     return Resolved(question, view, layer, queries, selection, groups, directed, began)
@@ -90,7 +90,7 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
 def _groups(
     view: View,
     layer: Layer,
-    question: TopK | GroupSum | Output | Contribution,
+    question: TopK | GroupSum | Distribution | Output | Contribution,
     queries: int,
     selection: Selection,
     check: Check,
@@ -99,6 +99,10 @@ def _groups(
     if isinstance(question, Output):
         bytes_each = 4 * layer.d_out + (8 if question.kernel == "softmax" else 0)
         view.bounds.require(queries, bytes_each, "Ask with at most {} queries at a time.", "queries")
+        return None
+    if isinstance(question, Distribution):
+        bytes_each = RANK_BYTES * min(question.points, selection.count) + 2 * SUM_BYTES
+        view.bounds.require(queries, bytes_each, "Ask with at most {} queries at a time, or fewer points.", "points")
         return None
     most = view.bounds.answer_bytes
     if isinstance(question, Contribution):
@@ -121,7 +125,7 @@ def _groups(
     return groups
 
 
-def _require_one(layer: Layer, question: TopK | GroupSum | Output | Contribution) -> None:
+def _require_one(layer: Layer, question: TopK | GroupSum | Distribution | Output | Contribution) -> None:
     """Raises BadInput for scores of a layer that is several: none of its outputs attends by all columns of its keys."""
     linear = isinstance(question, Contribution) or (isinstance(question, Output) and question.kernel == "linear")
     if layer.groups > 1 and not linear:

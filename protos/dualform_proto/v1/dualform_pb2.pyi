@@ -1723,3 +1723,103 @@ class Certificate(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_relative_error", b"_relative_error"]) -> typing.Literal["relative_error"] | None: ...
 
 Global___Certificate: typing_extensions.TypeAlias = Certificate
+
+@typing.final
+class DistributionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: builtins.int
+    QUERIES_FIELD_NUMBER: builtins.int
+    WHERE_FIELD_NUMBER: builtins.int
+    SCORE_FIELD_NUMBER: builtins.int
+    SCORE_NAME_FIELD_NUMBER: builtins.int
+    TOWARD_FIELD_NUMBER: builtins.int
+    POINTS_FIELD_NUMBER: builtins.int
+    layer: builtins.str
+    where: builtins.str
+    score: Global___Score.ValueType
+    score_name: builtins.str
+    """of SCORE_NAMED"""
+    points: builtins.int
+    """at most so many ranks, 11 or more; absent: 200"""
+    @property
+    def queries(self) -> Global___Queries: ...
+    @property
+    def toward(self) -> Global___Toward:
+        """as in TopKRequest"""
+
+    def __init__(
+        self,
+        *,
+        layer: builtins.str = ...,
+        queries: Global___Queries | None = ...,
+        where: builtins.str | None = ...,
+        score: Global___Score.ValueType = ...,
+        score_name: builtins.str = ...,
+        toward: Global___Toward | None = ...,
+        points: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_points", b"_points", "_where", b"_where", "points", b"points", "queries", b"queries", "toward", b"toward", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_points", b"_points", "_where", b"_where", "layer", b"layer", "points", b"points", "queries", b"queries", "score", b"score", "score_name", b"score_name", "toward", b"toward", "where", b"where"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_points", b"_points"]) -> typing.Literal["points"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
+
+Global___DistributionRequest: typing_extensions.TypeAlias = DistributionRequest
+
+@typing.final
+class DistributionResponse(google.protobuf.message.Message):
+    """Slots by score descending, then id ascending; r of their ranks, evenly on a logarithmic axis."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: builtins.int
+    SCORES_FIELD_NUMBER: builtins.int
+    CUMULATIVE_FIELD_NUMBER: builtins.int
+    TOTALS_FIELD_NUMBER: builtins.int
+    EFFECTIVE_SLOTS_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
+    GRADE_FIELD_NUMBER: builtins.int
+    ranks: builtins.bytes
+    """int64[r], ascending, from 1 to count; each of the first ten"""
+    totals: builtins.bytes
+    """float64[n]: the sum of the absolute scores of all slots"""
+    effective_slots: builtins.bytes
+    """float64[n]: the square of that over the sum of the squared scores; 0 where all are 0"""
+    count: builtins.int
+    """slots that have a rank"""
+    space: builtins.str
+    @property
+    def scores(self) -> Global___Matrix:
+        """float32[n, r]: the score at each rank"""
+
+    @property
+    def cumulative(self) -> Global___Matrix:
+        """float64[n, r]: the sum of the absolute scores of all ranks up to it"""
+
+    @property
+    def scan(self) -> Global___Scan: ...
+    @property
+    def grade(self) -> Global___Grade:
+        """of contributions; absent for scores of keys alone"""
+
+    def __init__(
+        self,
+        *,
+        ranks: builtins.bytes = ...,
+        scores: Global___Matrix | None = ...,
+        cumulative: Global___Matrix | None = ...,
+        totals: builtins.bytes = ...,
+        effective_slots: builtins.bytes = ...,
+        count: builtins.int = ...,
+        scan: Global___Scan | None = ...,
+        space: builtins.str = ...,
+        grade: Global___Grade | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["cumulative", b"cumulative", "grade", b"grade", "scan", b"scan", "scores", b"scores"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "cumulative", b"cumulative", "effective_slots", b"effective_slots", "grade", b"grade", "ranks", b"ranks", "scan", b"scan", "scores", b"scores", "space", b"space", "totals", b"totals"]) -> None: ...
+
+Global___DistributionResponse: typing_extensions.TypeAlias = DistributionResponse

@@ -99,6 +99,11 @@ class MemoryStub(object):
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.Distribution = channel.unary_unary(
+                '/dualform.v1.Memory/Distribution',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionResponse.FromString,
+                _registered_method=True)
 
 
 class MemoryServicer(object):
@@ -195,6 +200,13 @@ class MemoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Distribution(self, request, context):
+        """How the scores of each query are spread over all training datapoints, by rank.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MemoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -262,6 +274,11 @@ def add_MemoryServicer_to_server(servicer, server):
                     servicer.Verify,
                     request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.VerifyRequest.FromString,
                     response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.VerifyResponse.SerializeToString,
+            ),
+            'Distribution': grpc.unary_unary_rpc_method_handler(
+                    servicer.Distribution,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -615,6 +632,33 @@ class Memory(object):
             '/dualform.v1.Memory/Verify',
             dualform__proto_dot_v1_dot_dualform__pb2.VerifyRequest.SerializeToString,
             dualform__proto_dot_v1_dot_dualform__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Distribution(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualform.v1.Memory/Distribution',
+            dualform__proto_dot_v1_dot_dualform__pb2.DistributionRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.DistributionResponse.FromString,
             options,
             channel_credentials,
             insecure,

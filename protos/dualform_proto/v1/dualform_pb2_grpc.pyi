@@ -238,7 +238,23 @@ _MemoryVerifyType = typing_extensions.TypeVar(
     ],
 )
 
-class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryGradientTopKType, _MemoryGradientSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType]):
+_MemoryDistributionType = typing_extensions.TypeVar(
+    '_MemoryDistributionType',
+    grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.DistributionRequest,
+        dualform_proto.v1.dualform_pb2.DistributionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.DistributionRequest,
+        dualform_proto.v1.dualform_pb2.DistributionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.DistributionRequest,
+        dualform_proto.v1.dualform_pb2.DistributionResponse,
+    ],
+)
+
+class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryGradientTopKType, _MemoryGradientSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType, _MemoryDistributionType]):
     @typing.overload
     def __init__(self: MemoryStub[
         grpc.UnaryUnaryMultiCallable[
@@ -292,6 +308,10 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.VerifyRequest,
             dualform_proto.v1.dualform_pb2.VerifyResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.DistributionRequest,
+            dualform_proto.v1.dualform_pb2.DistributionResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -349,6 +369,10 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.VerifyRequest,
             dualform_proto.v1.dualform_pb2.VerifyResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.DistributionRequest,
+            dualform_proto.v1.dualform_pb2.DistributionResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Info: _MemoryInfoType
@@ -389,6 +413,9 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
 
     Verify: _MemoryVerifyType
     """How well the record rebuilds each layer."""
+
+    Distribution: _MemoryDistributionType
+    """How the scores of each query are spread over all training datapoints, by rank."""
 
 MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -442,6 +469,10 @@ MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.VerifyRequest,
         dualform_proto.v1.dualform_pb2.VerifyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.DistributionRequest,
+        dualform_proto.v1.dualform_pb2.DistributionResponse,
     ],
 ]
 
@@ -549,5 +580,13 @@ class MemoryServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[dualform_proto.v1.dualform_pb2.VerifyResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.VerifyResponse]]:
         """How well the record rebuilds each layer."""
+
+    @abc.abstractmethod
+    def Distribution(
+        self,
+        request: dualform_proto.v1.dualform_pb2.DistributionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.DistributionResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.DistributionResponse]]:
+        """How the scores of each query are spread over all training datapoints, by rank."""
 
 def add_MemoryServicer_to_server(servicer: MemoryServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

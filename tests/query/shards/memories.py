@@ -91,8 +91,10 @@ def queries(layer, count=3, seed=5):
 
 
 def same(one, other):
-    for name in ("ids", "flat_scores", "sums", "counts", "values"):
-        own = [getattr(answer, name, np.empty(0)) for answer in (one, other)]
-        assert own[0].tobytes() == own[1].tobytes(), name
+    names = ("ids", "flat_scores", "sums", "counts", "values", "ranks", "cumulative", "totals", "effective_slots")
+    for name in names:
+        own = [getattr(answer, name, None) for answer in (one, other)]
+        assert [part is None for part in own] in ([True, True], [False, False]), name
+        assert own[0] is None or own[0].tobytes() == own[1].tobytes(), name
     assert getattr(one, "groups", None) == getattr(other, "groups", None)
     assert (one.scan.slots_scanned, one.scan.slots_matching) == (other.scan.slots_scanned, other.scan.slots_matching)

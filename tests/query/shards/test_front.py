@@ -88,6 +88,7 @@ def test_every_answer_has_the_bits_of_one_engine(memory, data, tmp_path_factory)
             k = data.draw(st.integers(1, 9))
             _compared(one, front, lambda e: e.topk(layer, own, k, where, None, score))  # noqa: B023
             _compared(one, front, lambda e: e.topk(layer, own, k, where, by, score))  # noqa: B023
+            _compared(one, front, lambda e: e.distribution(layer, own, where, score))  # noqa: B023
             sums = "signed" if score == "abs" else score
             _compared(one, front, lambda e: e.group_sum(layer, own, by, where, sums))  # noqa: B023
             _compared(one, front, lambda e: e.group_sum(layer, own, by, where, "abs"), _close)  # noqa: B023

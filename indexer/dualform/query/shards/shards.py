@@ -85,9 +85,15 @@ class Shards:
                 summer.add_block(found)
         return summer.sums()
 
-    def scores(self, grouping: Grouping, queries: NDArray[np.float32]) -> NDArray[np.float64]:
-        """float64[n, m]: the inner products of the entries of `grouping`, in their order."""
-        layer, entries, selection = grouping.layer, grouping.groups.entries, grouping.selection
+    def scores(
+        self,
+        layer: Layer,
+        selection: Selection,
+        entries: NDArray[np.int64],
+        queries: NDArray[np.float32],
+        check: Check,
+    ) -> NDArray[np.float64]:
+        """float64[n, m]: the inner products of the entries int64[m] of a selection, in their order, which ascends."""
         found, shards = np.empty((len(queries), len(entries))), self._shard_of(layer)[entries]
         size = max(1, _BYTES // (8 * len(queries)))
         for start in range(0, len(entries), size):
@@ -95,7 +101,7 @@ class Shards:
             first, last = int(entries[own][0]), int(entries[own][-1]) + 1
             share = ScoresShare(layer.name, _source(selection), queries, first, last)
             asked = np.unique(shards[own]).tolist()
-            for shard, scores in self._ask_some(share, asked, grouping.check).items():
+            for shard, scores in self._ask_some(share, asked, check).items():
                 found[:, own][:, shards[own] == shard] = scores
         return found
 

@@ -125,7 +125,10 @@ class Grouping:
                 own, index = np.unique(own, return_inverse=True)
         for start in range(0, len(queries), BATCH):
             batch = queries[start : start + BATCH]
-            products = shards.scores(self, batch) if shards else score_every(rows.keys, own, batch, self.check)
+            if shards is not None:
+                products = shards.scores(self.layer, self.selection, groups.entries, batch, self.check)
+            else:
+                products = score_every(rows.keys, own, batch, self.check)
             if divisors is not None:
                 products /= divisors.numbers[own]
             for i, scores in enumerate(products if of is None else of(products), start):
