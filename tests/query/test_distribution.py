@@ -158,7 +158,7 @@ def test_slots_that_share_an_update_have_no_contributions_of_their_own(tmp_path)
 
 
 def test_scores_of_one_batch_are_held_and_less_than_is_claimed(rng):
-    entries, queries = 200_000, 3 * distribution.BATCH
+    entries, queries = 400_000, 3 * distribution.BATCH
     made = arrays.memory({"fc": rng.standard_normal((entries, 4), np.float32)}, {"label": [0] * entries})
     memory = arrays.engine(made)
     question = Distribution("fc", Vectors(rng.standard_normal((queries, 4), np.float32)))

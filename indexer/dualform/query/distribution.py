@@ -22,11 +22,15 @@ from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.kinds import Kind, ProductKind
 from dualform.query.score.kinds.signed import Signed
 from dualform.query.score.rescoring import score_every
+from dualform.query.search.scan import Scorer
 from dualform.query.search.searcher import Search
+from dualform.query.search.searchers import ScanSearcher
 from dualform.query.sums.grouping import BATCH
 from dualform.query.view import Check
 from dualform.questions import Distribution
 
+_BLOCK = 1 << 16
+"""Rows that are scored at once."""
 _EACH = 10
 """Ranks from the first on, of which each is given."""
 
@@ -77,7 +81,7 @@ def _sorted_scores(resolved: Resolved[Distribution], check: Check) -> Iterator[N
     kind: Kind = resolved.score if resolved.directed is None else Signed()
     if isinstance(kind, ProductKind):
         return _product_scores(resolved, kind, check)
-    return _searched_scores(resolved, kind, check)
+    return _other_scores(resolved, kind, check)
 
 
 def _product_scores(resolved: Resolved[Distribution], kind: ProductKind, check: Check) -> Iterator[NDArray[np.float64]]:
@@ -110,13 +114,31 @@ def _own_rows(rows: KeyRows, entries: NDArray[np.int64]) -> tuple[NDArray[np.int
     return own, index
 
 
-def _searched_scores(resolved: Resolved[Distribution], kind: Kind, check: Check) -> Iterator[NDArray[np.float64]]:
-    """Of a score that depends on more: what its searcher finds where all entries are asked for, query after query."""
-    view, layer, selection = resolved.view, resolved.layer, resolved.selection
+def _other_scores(resolved: Resolved[Distribution], kind: Kind, check: Check) -> Iterator[NDArray[np.float64]]:
+    """Of a score that depends on more: what the scan ranks by, or what another searcher finds where all entries are
+    asked for.
+    """
+    view, layer, selection, queries = resolved.view, resolved.layer, resolved.selection, resolved.queries
     rows = key_rows(view, layer.name, selection, check)
     search = Search(view, layer.name, rows, None, selection.count, check)
     searcher = kind.searchers(view.backend)[-1]  # which decides every query
-    for query in range(len(resolved.queries)):
-        (found,) = searcher.find(search, resolved.queries[query, None])
-        assert found is not None, "the last searcher decides every query"
-        yield np.sort(found[1])
+    own, index = _own_rows(rows, selection.entries)
+    for start in range(len(queries)):
+        query = queries[start : start + 1]
+        if isinstance(searcher, ScanSearcher):
+            scores = _scanned(searcher.scorer(search, query), own, check)
+            yield np.sort(scores if index is None else scores[index])
+        else:
+            (found,) = searcher.find(search, query)
+            assert found is not None, "the last searcher decides every query"
+            yield np.sort(found[1])
+
+
+def _scanned(scorer: Scorer, rows: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
+    """float64[c]: the canonical scores of some rows with the scorer's first query."""
+    scores = np.empty(len(rows))
+    for first in range(0, len(rows), _BLOCK):
+        check()
+        part = slice(first, first + _BLOCK)
+        scores[part] = scorer.canonical(rows[part], 0)
+    return scores
