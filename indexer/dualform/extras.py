@@ -27,6 +27,7 @@ _EXTRAS = {
     "pydantic": "serve",
     "pydantic_settings": "serve",
     "matplotlib": "plot",
+    "mcp": "mcp",
     "pooch": "studies",
     "sklearn": "studies",
     "tokenizers": "studies",

@@ -41,6 +41,7 @@ OPTIONS = {
         *("--memory", "--ray", "--shard-deadline"),
     },
     "info": REACHING,
+    "mcp": REACHING,
     "topk": {*REACHING, "--layer", "--query", "-k", "--where", "--by", *SCORE},
     "sums": {*REACHING, "--layer", "--query", "--where", "--by", *SCORE, "--top"},
     "distribution": {*REACHING, "--layer", "--query", "--where", "--points", *SCORE},

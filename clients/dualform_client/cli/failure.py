@@ -24,17 +24,18 @@ def report_failure(error: BaseException, as_json: bool) -> int:
     if isinstance(error, click.Abort | KeyboardInterrupt):
         _print_failure("interrupted", "Interrupted.", "", as_json)
         return INTERRUPTED
-    if os.environ.get(TRACEBACK):
-        traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, click.ClickException):
         _print_failure("usage", error.format_message(), _usage_hint(error), as_json)
         return BAD_INPUT
-    ours = _as_ours(error)
+    ours = as_dualform_error(error)
     _print_failure(ours.code, ours.message, ours.hint, as_json, ours.request_id)
     return BAD_INPUT if isinstance(ours, BadInput | NotFound) else FAILED
 
 
-def _as_ours(error: BaseException) -> DualformError:
+def as_dualform_error(error: BaseException) -> DualformError:
+    """The error itself where it is one of dualform, or one that says what happened."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, DualformError):
         return error
     if isinstance(error, ImportError) and (missing := missing_package(error)) is not None:

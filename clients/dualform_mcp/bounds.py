@@ -1,0 +1,64 @@
+"""What an answer may take of an agent's context. What is left out of one is counted in it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+MOST_BYTES = 32 << 10
+"""Of an answer as JSON."""
+MOST_ROWS = 200
+MOST_TEXT = 300
+"""Letters of a text that a memory holds."""
+MOST_NAMES = 30
+"""Of datasets, columns, probes and the like."""
+MOST_QUERIES = 8
+"""Stored examples that a question may be asked with."""
+
+
+def bounded(record: Mapping[str, Any], rows: str) -> dict[str, Any]:
+    """An answer as JSON has it, with as many of its `rows` as there is room for, and how many were left out."""
+    found = {name: plain(value) for name, value in record.items()}
+    every, kept = found[rows], []
+    room = MOST_BYTES - _bytes({**found, rows: [], f"{rows}_left_out": len(every)})
+    for row in every[:MOST_ROWS]:
+        room -= _bytes(row) + 2
+        if room < 0:
+            break
+        kept.append(row)
+    return {**found, rows: kept, f"{rows}_left_out": len(every) - len(kept)}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: NaN and infinity, which it lacks, become null, and long texts are cut."""
+    if isinstance(value, Mapping):
+        return {_cut(str(name)): plain(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float) else _cut(str(value))
+
+
+def as_json(value: Any) -> str:
+    """In one line, as short as JSON can be."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def first(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The first of many names."""
+    return dict(list(named.items())[:MOST_NAMES])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+
+
+def _bytes(value: Any) -> int:
+    return len(as_json(value).encode(errors="replace"))

@@ -1,0 +1,98 @@
+"""What the tools that ask about one layer have in common: their arguments, and what they say beside an answer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import Field
+
+from dualform.answers import Grade, Scan
+from dualform.errors import BadInput
+from dualform.methods import Answers
+from dualform.questions import ProbeRows, as_queries
+from dualform.questions.toward import CONTRIBUTION
+from dualform_mcp.bounds import MOST_QUERIES
+from dualform_mcp.tool import Arguments
+
+WHERE = (
+    "Only slots for which this SQL expression over their columns is true, for example: label <> 3 AND step < 100; "
+    "info lists the columns. All slots where it is left out. A mask takes terms out of this training's sum; it is not "
+    "retraining without them."
+)
+
+
+class LayerArguments(Arguments):
+    layer: str = Field(description="A layer's name, as info lists it.")
+    query: str = Field(
+        description="Stored examples to ask with, as PROBE/ROW: test/17, test/3,17 for two, test/10:14 for rows 10 to "
+        f"13. At most {MOST_QUERIES}. info lists the probes and how many rows each has."
+    )
+    where: str | None = Field(None, description=WHERE)
+    at_step: int | None = Field(None, ge=0, description="As of so many recorded steps; the end where it is left out.")
+    allow_inexact: bool = Field(
+        False, description="Answer from a record that is further from the training's weights than the bound allows."
+    )
+
+
+class ScoreArguments(LayerArguments):
+    score: str | None = Field(
+        None,
+        description="signed (the inner product of key and query; the default), abs, cosine, contribution (what a slot "
+        "brought to an output; needs toward), or gradient (dot products of gradients, of a probe that was taken with a "
+        'loss; layer "*" sums them over all layers).',
+    )
+    toward: str | None = Field(
+        None,
+        description='Of score contribution: an output of the layer by its number, "3", or one less another, "3-8". '
+        "at_step and allow_inexact go with it alone.",
+    )
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Arguments of the methods that ask."""
+        score = self.score or ("signed" if self.toward is None else CONTRIBUTION)
+        return {
+            "score": score,
+            "toward": self.toward,
+            "at_step": self.at_step,
+            "allow_inexact": self.allow_inexact,
+        }
+
+
+def few_queries(memory: Answers, said: str) -> ProbeRows:
+    """The stored examples that a text names. Raises BadInput for more than an answer has room for."""
+    asked = as_queries(said)
+    assert isinstance(asked, ProbeRows), "a text names rows of a probe"
+    count = asked.count
+    if count is None:
+        count = next((probe.rows for probe in memory.info().probes if probe.name == asked.probe), 0)
+    if count > MOST_QUERIES:
+        raise BadInput(
+            f"{said!r} names {count} examples; a question takes at most {MOST_QUERIES}.",
+            hint=f"Name rows, for example {asked.probe}/0:{MOST_QUERIES}.",
+            field="query",
+        )
+    return asked
+
+
+def name_of(asked: ProbeRows, query: int) -> str:
+    """Of one query of an answer, as it can be asked with again."""
+    return f"{asked.probe}/{query if asked.rows is None else asked.rows[query]}"
+
+
+def beside(scan: Scan, space: str, grade: Grade | None) -> dict[str, Any]:
+    """What an answer stands on. Scores of keys alone have no grade: they need nothing but the keys."""
+    return {
+        "space": space,
+        "grade": None if grade is None else {**asdict(grade), "exact": grade.exact},
+        "slots_scanned": scan.slots_scanned,
+        "slots_matching": scan.slots_matching,
+        "snapshot": scan.snapshot,
+        **({"share": scan.share} if scan.sample else {}),
+    }
+
+
+def names(said: str | None) -> tuple[str, ...]:
+    """ "dataset, label" as the names of columns."""
+    return tuple(name.strip() for name in said.split(",")) if said else ()

@@ -1,0 +1,94 @@
+"""The server: tools over one memory, spoken over stdin and stdout."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+from mcp import types
+from mcp.server import Server, ServerRequestContext
+from mcp.server.stdio import stdio_server
+
+from dualform.methods import Answers
+from dualform_client.cli.failure import as_dualform_error
+from dualform_mcp.bounds import as_json
+from dualform_mcp.info import INFO
+from dualform_mcp.output import OUTPUT
+from dualform_mcp.slots import SLOTS
+from dualform_mcp.sql import SQL, is_offered
+from dualform_mcp.sums import SUMS
+from dualform_mcp.tool import Tool
+from dualform_mcp.topk import TOPK
+
+INSTRUCTIONS = """\
+A record of a neural network's training that answers exact questions. A linear layer trained by gradient descent is a
+key-value memory: its output is W_0 q plus the sum over all training datapoints t (slots) of (x_t . q) e_t, where x_t is
+the layer's input then (key), e_t its error signal (value), q its input now (query) and x_t . q the score, or attention.
+Ask info first. Then sums for what a prediction attends to (by dataset, label, step), topk for single datapoints, and
+output for what a layer answers without some of them. A score says how alike two inputs are to a layer; a contribution
+says what a datapoint brought to an output; neither says what the network would have been without it.
+"""
+
+
+def mcp_server(memory: Answers) -> Server[Any]:
+    """A server whose tools ask the memory. Raises what the memory raises where it cannot be asked at all."""
+    every: list[Tool[Any]] = [INFO, TOPK, SUMS, OUTPUT, SLOTS]
+    tools = {tool.name: tool for tool in (*every, *([SQL] if is_offered(memory) else []))}
+
+    async def list_tools(
+        context: ServerRequestContext[Any], asked: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[_described(tool) for tool in tools.values()])
+
+    async def call_tool(context: ServerRequestContext[Any], asked: types.CallToolRequestParams) -> types.CallToolResult:
+        if asked.name not in tools:
+            return _failed("not_found", f"there is no tool {asked.name!r}.", f"Tools: {', '.join(tools)}.")
+        return await anyio.to_thread.run_sync(_called, memory, tools[asked.name], asked.arguments or {})
+
+    return Server(
+        "dualform",
+        version=version("dualform"),
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+def serve(memory: Answers) -> None:
+    """Answers over stdin and stdout until stdin ends."""
+    server = mcp_server(memory)
+
+    async def run() -> None:
+        async with stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+    anyio.run(run)
+
+
+def _described(tool: Tool[Any]) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        description=tool.description,
+        input_schema=tool.schema,
+        annotations=types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
+    )
+
+
+def _called(memory: Answers, tool: Tool[Any], given: dict[str, Any]) -> types.CallToolResult:
+    """What a tool answers, or the error that it says, of which no traceback leaves this process."""
+    try:
+        refresh = getattr(memory, "refresh", None)  # a folder's; a server sees by itself what is new
+        if refresh is not None:
+            refresh()
+        answer = tool.call(memory, given)
+    except Exception as error:
+        ours = as_dualform_error(error)
+        return _failed(ours.code, ours.message, ours.hint)
+    return types.CallToolResult(content=[types.TextContent(text=as_json(answer))], structured_content=answer)
+
+
+def _failed(code: str, message: str, hint: str) -> types.CallToolResult:
+    said = {"error": {"code": code, "message": message, "hint": hint}}
+    text = f"{message} {hint}".strip()
+    return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=said, is_error=True)

@@ -1,0 +1,44 @@
+"""Free SQL over the tables of a memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from dualform.errors import Forbidden
+from dualform.methods import Answers
+from dualform_mcp.bounds import MOST_ROWS
+from dualform_mcp.tool import Arguments, Tool
+
+
+class SqlArguments(Arguments):
+    statement: str = Field(
+        description="One SELECT of DuckDB's SQL, for example: SELECT label, count(*) AS slots FROM slots GROUP BY label"
+    )
+
+
+def answer(memory: Answers, asked: SqlArguments) -> Mapping[str, Any]:
+    found = memory.sql(asked.statement)
+    return {"columns": list(found.keys()), "rows": found.records(), "snapshot": found.scan.snapshot}
+
+
+def is_offered(memory: Answers) -> bool:
+    """Whether the memory answers SQL; a server does so only where it was started with --sql, and a token allows it."""
+    try:
+        memory.sql("SELECT 1")
+    except Forbidden:
+        return False
+    return True
+
+
+SQL = Tool(
+    "sql",
+    "Run one read-only SELECT over the tables slots (slot, step, row, position, dataset, label, sample, and more; of "
+    f"further slot spaces a table of the space's name), steps and labels. At most {MOST_ROWS} rows come back: "
+    "aggregate, or add LIMIT. Scores are not in the tables; ask topk and sums for those.",
+    SqlArguments,
+    answer,
+    "rows",
+)

@@ -1,0 +1,147 @@
+"""The tools as they are described, what they refuse, and how much an answer takes at most."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from mcp import Client
+
+import dualform
+from dualform.answers import Columns
+from dualform_mcp.bounds import MOST_BYTES, MOST_ROWS, MOST_TEXT, bounded
+from dualform_mcp.server import mcp_server
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
+from tests.service import canned
+from tests.service.canned import Canned
+
+TOOLS = ["info", "topk", "sums", "output", "slots", "sql"]
+
+
+async def asked(memory, tool, **arguments):
+    async with Client(mcp_server(memory)) as agent:
+        return await agent.call_tool(tool, arguments)
+
+
+async def test_each_says_what_it_answers_and_takes(memory):
+    async with Client(mcp_server(memory)) as agent:
+        tools = {tool.name: tool for tool in (await agent.list_tools()).tools}
+        assert "ask info first" in " ".join(agent.instructions.split()).lower()
+    assert list(tools) == TOOLS
+    for tool in tools.values():
+        assert len(tool.description) > 80
+        assert tool.annotations.read_only_hint
+        assert tool.input_schema["additionalProperties"] is False
+        for name, said in tool.input_schema["properties"].items():
+            assert said["description"], (tool.name, name)
+    limits = {name: tools[name].input_schema["properties"] for name in TOOLS}
+    assert limits["topk"]["k"]["maximum"] == limits["sums"]["k"]["maximum"] == 100
+    assert limits["slots"]["ids"]["maxItems"] == 100
+
+
+async def test_a_server_without_sql_has_no_tool_for_it():
+    with Server(Canned(), ServiceConfig("127.0.0.1:0")) as server, dualform.connect(server.address) as memory:
+        async with Client(mcp_server(memory)) as agent:
+            assert [tool.name for tool in (await agent.list_tools()).tools] == TOOLS[:-1]
+        told = await asked(memory, "sql", statement="SELECT 1")
+    assert told.is_error
+    assert told.structured_content["error"] == {
+        "code": "not_found",
+        "message": "there is no tool 'sql'.",
+        "hint": "Tools: info, topk, sums, output, slots.",
+    }
+
+
+MISTAKES = {
+    "an unknown layer": ("topk", {"layer": "nix", "query": "test/1"}, "not_found", "there is no layer 'nix'"),
+    "a mask that leaves nothing": (
+        "topk", {"layer": "0", "query": "test/1", "where": "step > 99"}, "empty_mask", "leaves none of 48 slots",
+    ),
+    "a mask that is no expression": (
+        "sums", {"layer": "0", "query": "test/1", "by": "label", "where": "label ="}, "bad_mask", "where",
+    ),
+    "an argument that there is not": (
+        "topk", {"layer": "0", "query": "test/1", "were": "label = 1"}, "bad_input", "were: Extra inputs",
+    ),
+    "no layer": ("topk", {"query": "test/1"}, "bad_input", "layer: Field required"),
+    "too many slots": ("topk", {"layer": "0", "query": "test/1", "k": 101}, "bad_input", "k: Input should be less"),
+    "too many queries": ("topk", {"layer": "0", "query": "test/0:9"}, "bad_input", "names 9 examples"),
+    "a score that there is not": (
+        "topk", {"layer": "0", "query": "test/1", "score": "nix"}, "bad_input", "score is 'nix'",
+    ),
+    "a step without a direction": (
+        "topk", {"layer": "0", "query": "test/1", "at_step": 2}, "bad_input", "takes no at_step",
+    ),
+    "an output that the layer has not": (
+        "output", {"layer": "2", "query": "test/1", "outputs": [4]}, "bad_input", "has 4 outputs, and outputs names 4",
+    ),
+    "a slot that there is not": ("slots", {"ids": [48]}, "not_found", "48"),
+    "SQL that writes": ("sql", {"statement": "DROP TABLE slots"}, "bad_input", "SELECT"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "arguments", "code", "message"), MISTAKES.values(), ids=MISTAKES)
+async def test_mistakes_are_errors_with_a_hint(memory, tool, arguments, code, message):
+    told = await asked(memory, tool, **arguments)
+    assert told.is_error
+    error = told.structured_content["error"]
+    assert error["code"] == code
+    assert message in f"{error['message']} {error['hint']}"
+    (content,) = told.content
+    assert content.text == f"{error['message']} {error['hint']}".strip()
+
+
+async def test_a_fault_is_an_error_without_a_traceback():
+    memory = Canned()
+    server = mcp_server(memory)
+    memory.error = RuntimeError("what nobody foresaw")
+    async with Client(server) as agent:
+        told = await agent.call_tool("info", {})
+    assert told.is_error
+    assert "what nobody foresaw" in told.content[0].text
+    assert "Traceback" not in told.content[0].text
+    assert "fault of dualform" in told.structured_content["error"]["hint"]
+
+
+async def test_what_was_committed_meanwhile_is_seen():
+    memory = Canned()
+    assert not (await asked(memory, "info")).is_error
+    assert memory.refreshed.is_set()
+
+
+async def test_an_answer_has_room_for_so_much_and_says_what_is_left_out(memory):
+    told = await asked(memory, "sql", statement="SELECT range AS number FROM range(1000)")
+    rows = [{"number": number} for number in range(MOST_ROWS)]
+    assert told.structured_content["rows"] == rows
+    assert told.structured_content["rows_left_out"] == 1000 - MOST_ROWS
+    told = await asked(memory, "sql", statement="SELECT repeat('ü', 999) AS text FROM range(150)")
+    found = told.structured_content
+    assert len(told.content[0].text.encode()) <= MOST_BYTES
+    assert len(found["rows"]) + found["rows_left_out"] == 150
+    assert {row["text"] for row in found["rows"]} == {"ü" * (MOST_TEXT - 1) + "…"}
+    assert json.loads(told.content[0].text) == found
+
+
+async def test_a_network_of_many_layers_is_told_in_parts():
+    memory = Canned()
+    layers = tuple(replace(canned.LAYER, name=f"h.{number}.fc", views=()) for number in range(500))
+    many = {f"{'n' * 60}{number}": "x" * 150 for number in range(100)}
+    columns = {space: dict.fromkeys(list(many)[:40], "BIGINT") for space in ("sample", "token")}
+    datasets = dict.fromkeys(many, 3)
+    memory.contents = replace(canned.INFO, layers=layers, skipped=many, datasets=datasets, columns=columns)
+    told = await asked(memory, "info")
+    found = told.structured_content
+    assert len(told.content[0].text.encode()) <= MOST_BYTES
+    assert [one["layer"] for one in found["layers"]] == [f"h.{number}.fc" for number in range(len(found["layers"]))]
+    assert 0 < len(found["layers"]) == 500 - found["layers_left_out"]
+    assert found["in_all"] == {"layers": 500, "probes": 1, "datasets": 100, "skipped": 100}
+    found = (await asked(memory, "info", layers="h.49?.fc")).structured_content
+    assert [one["layer"] for one in found["layers"]] == [f"h.{number}.fc" for number in range(490, 500)]
+
+
+def test_numbers_that_json_lacks_are_null():
+    rows = Columns({"x": np.array([np.nan, np.inf, 1.5], np.float32)}).records()
+    assert bounded({"rows": rows}, "rows") == {"rows": [{"x": None}, {"x": None}, {"x": 1.5}], "rows_left_out": 0}
