@@ -14,7 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dualform
 from dualform.errors import BadInput, DualformError, NotFound, ServiceError, Unauthenticated
-from dualform.questions import Contribution, GroupSum, MaskCancellation, Output, ProbeLookup, TopK, Vectors
+from dualform.questions import (
+    Contribution,
+    Distribution,
+    GroupSum,
+    MaskCancellation,
+    Output,
+    ProbeLookup,
+    TopK,
+    Vectors,
+)
 from dualform_client import Client
 from dualform_proto.calls import CALLS
 from dualform_service import metrics_port
@@ -300,6 +309,7 @@ def test_no_question_about_a_layer_that_is_not_there_has_an_answer(tmp_path):
         GroupSum("none", asked_by, by=("step",)),
         Output("none", asked_by),
         Contribution("none", asked_by, by=("step",)),
+        Distribution("none", asked_by),
         MaskCancellation("step < 2", layer="none"),
         ProbeLookup("test", "none"),
     ]
