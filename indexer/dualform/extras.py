@@ -31,6 +31,10 @@ _EXTRAS = {
     "pooch": "studies",
     "sklearn": "studies",
     "tokenizers": "studies",
+    "jinja2": "explore",
+    "markupsafe": "explore",
+    "starlette": "explore",
+    "uvicorn": "explore",
 }
 """By import name."""
 

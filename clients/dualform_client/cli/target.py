@@ -77,7 +77,7 @@ def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
         with open_target(target, memory, **reach) as answers:
             return command(answers, **rest)
 
-    return _reaching(opened, "target")
+    return reaching(opened, "target")
 
 
 def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
         with open_target(a, own[0], **reach) as first, open_target(b, own[1], **reach) as second:
             return command((first, second), **rest)
 
-    return _reaching(opened, "b", "a")
+    return reaching(opened, "b", "a")
 
 
 def _shared_bound(memory: str) -> Bound:
@@ -108,7 +108,7 @@ def _shared_bound(memory: str) -> Bound:
     return MemoryBudget.shared(bytes_of(memory, "memory"))
 
 
-def _reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
+def reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
     """The command with arguments, the last one first, and the options to reach what they name."""
     file = click.Path(path_type=Path)
     for option in (

@@ -1,0 +1,114 @@
+"""dualform explore: pages over memories, for a browser."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dualform.errors import BadInput
+from dualform.methods import Answers
+from dualform_client.cli.options import json_option
+from dualform_client.cli.printing import print_json, print_line
+from dualform_client.cli.target import REACH, reaching, read_token
+from dualform_client.target import check_folder, connect
+from dualform_proto.memory_name import is_served
+
+
+@click.command()
+@reaching
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@click.option(
+    "--address",
+    default="127.0.0.1:50080",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where the pages are; port 0 is a free one. One that other machines can reach needs --access.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A further name that browsers may ask by, as that of a proxy in front; repeatable. Default: none.",
+)
+@click.option(
+    "--access",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File whose first line is the token that visitors must have. Default: none is asked for.",
+)
+@click.option(
+    "--root-path", default="", metavar="PATH", help="Where a proxy in front has the pages, as /explorer. Default: /."
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(0, min_open=True),
+    default=15.0,
+    show_default=True,
+    help="Seconds that a part of a page may take.",
+)
+@click.option("--open/--no-open", "browse", help="Open the start page in a browser. Default: --no-open.")
+@json_option
+def explore(
+    targets: tuple[str, ...],
+    memory: str | None,
+    address: str,
+    hosts: tuple[str, ...],
+    access: Path | None,
+    root_path: str,
+    deadline: float,
+    browse: bool,
+    as_json: bool,
+    **reach: Any,
+) -> None:
+    """Look at memories in a browser: predictions, what speaks for them, and what undoes them.
+
+    Nothing is written, and nothing of a memory runs. It goes on until Ctrl-C.
+
+    \b
+    Example:
+      dualform explore runs/demo
+      dualform explore 127.0.0.1:50051 --address 127.0.0.1:0 --open
+    """
+    from dualform_explorer.memories import names_of
+    from dualform_explorer.server import ExplorerConfig, serve
+
+    for target in targets:
+        if Path(target).exists() or not is_served(target):
+            check_folder(Path(target))
+    if len(set(targets)) < len(targets):
+        raise BadInput("A target is given twice.", hint="Name each once.", field="targets")
+    token = None if access is None else read_token(access)
+    config = ExplorerConfig(address, hosts, token, root_path, deadline)
+    opened = {
+        name: partial(_opened, target, memory, {own: reach[own] for own in REACH})
+        for name, target in zip(names_of(targets), targets, strict=True)
+    }
+
+    def ready(url: str) -> None:
+        if as_json:
+            print_json({"url": url})
+        else:
+            print_line(f"exploring {', '.join(opened)} at {url}")
+        sys.stdout.flush()
+
+    serve(opened, config, ready, browse)
+
+
+def _opened(target: str, memory: str | None, reach: dict[str, Any]) -> Answers:
+    token_file = reach["token_file"]
+    served = not Path(target).exists()
+    return connect(
+        target,
+        timeout=reach["timeout"],
+        token=read_token(token_file) if token_file and served else None,
+        tls=reach["tls"],
+        authority=reach["tls_ca"],
+        certificate=reach["tls_cert"],
+        key=reach["tls_key"],
+        memory=None if served else memory,
+    )

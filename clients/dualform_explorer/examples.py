@@ -1,0 +1,86 @@
+"""The examples of a probe: how many there are, what the network made of them, and which one follows which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import MemoryInfo
+from dualform.errors import NotFound
+from dualform.methods import Answers
+from dualform_explorer.reading import layer_of, layers_of, probe_of
+from dualform_explorer.state import MISREAD, State
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """n examples of a probe."""
+
+    probe: str
+    count: int
+    labels: NDArray[np.int64] | None
+    """int64[n], -1 where unknown."""
+    outputs: NDArray[np.float32] | None
+    """float32[n, outputs] of the network when the probe was taken."""
+
+    @property
+    def read(self) -> NDArray[np.int64] | None:
+        """int64[n]: the output that is largest; None where there are no outputs."""
+        return None if self.outputs is None else self.outputs.argmax(axis=1)
+
+    @property
+    def misread(self) -> NDArray[np.int64]:
+        """Rows of examples whose largest output is not their label."""
+        if self.read is None or self.labels is None or self.outputs is None:
+            return np.empty(0, np.int64)
+        known = (self.labels >= 0) & (self.labels < self.outputs.shape[1])
+        return np.flatnonzero(known & (self.read != self.labels))
+
+    def label(self, row: int) -> int | None:
+        known = self.labels is not None and row < len(self.labels) and self.labels[row] >= 0
+        return int(self.labels[row]) if known and self.labels is not None else None
+
+    def among(self, which: str) -> NDArray[np.int64]:
+        return self.misread if which == MISREAD else np.arange(self.count)
+
+
+def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
+    probe = memory.probe(name)
+    stored = probe_of(info, name)
+    rows = 0 if stored is None else stored.rows
+    given = [own for own in (probe.labels, probe.outputs) if own is not None]
+    return Examples(name, len(given[0]) if given else rows, probe.labels, probe.outputs)
+
+
+def tokens_of(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> int:
+    """How many queries of a layer an example has: one, or one for each token or place."""
+    found, probe = layer_of(info, layer), probe_of(info, examples.probe)
+    if found is None or probe is None or not examples.count:
+        return 1
+    first = layers_of(info, probe)[0]
+    if found.space == first.space:
+        rows = probe.rows
+    elif found.space == "sample":
+        rows = examples.count
+    else:
+        queries = memory.probe(examples.probe, found.name).queries
+        rows = examples.count if queries is None else len(queries)
+    return rows // examples.count if rows % examples.count == 0 else 1
+
+
+def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None = None) -> str:
+    """The stored query of the page's example in a layer, as questions name it. Raises NotFound for a token or an
+    example that there is not.
+    """
+    examples = examples_of(memory, info, state.probe)
+    tokens = tokens_of(memory, info, examples, state.layer if layer is None else layer)
+    if state.row >= examples.count:
+        raise NotFound(f"The probe {state.probe} has no example {state.row}: it has 0 to {examples.count - 1}.")
+    if tokens == 1:
+        return state.item
+    token = tokens - 1 if state.token is None else state.token
+    if token >= tokens:
+        raise NotFound(f"The example has no token {token}: it has 0 to {tokens - 1}.")
+    return f"{state.probe}/{state.row * tokens + token}"

@@ -1,0 +1,82 @@
+"""The groups of slots that a page shows, with what it calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+from dualform.answers import GroupSums, MemoryInfo
+from dualform.methods import Answers
+from dualform_explorer.labels import LabelNames, label_names
+
+HUES = 10
+MOST_GROUPS = 24
+
+
+@dataclass(frozen=True)
+class Group:
+    columns: tuple[str, ...]
+    values: tuple[Any, ...]
+    """Of these columns; None for the slots without one."""
+    name: str
+    """What its label is called; empty where there is no such name."""
+    hue: int
+    """Of its colour, alike on all pages of a memory: 0 to HUES - 1."""
+    sum: float
+    """Of the scores of its slots."""
+    count: int
+    """Its slots."""
+
+    @property
+    def key(self) -> str:
+        """Its values in one text, for whoever reads the page by program."""
+        return "/".join("" if value is None else str(value) for value in self.values)
+
+
+def groups_of(memory: Answers, info: MemoryInfo, by: Sequence[str], sums: GroupSums) -> tuple[Group, ...]:
+    """The groups of one query's answer, in the order of their values where those are few, else the largest first."""
+    names = label_names(memory) if "label" in by else LabelNames()
+    ranked = sums.ranked()
+    if (sums.total or len(sums.groups)) <= MOST_GROUPS:
+        place = {group: number for number, group in enumerate(sums.groups)}
+        ranked.sort(key=lambda own: place[own[0]])
+    return tuple(
+        Group(tuple(by), values, name_of(names, by, values), hue_of(info, by, values), total, count)
+        for values, total, count in ranked
+    )
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A group with and without the page's mask."""
+
+    group: Group
+    """As the mask leaves it; without the mask where it is `gone`."""
+    unmasked: float | None
+    """The sum without the mask; None where there is no mask, or the group is not among the largest then."""
+    gone: bool = False
+    """Whether the mask leaves none of its slots."""
+
+
+def rows_of(masked: Sequence[Group], whole: Sequence[Group]) -> tuple[GroupRow, ...]:
+    """`whole`: without the mask; none where there is no mask. Where those are all groups they keep their places."""
+    left, was = {own.values: own for own in masked}, {own.values: own for own in whole}
+    if len(whole) < MOST_GROUPS and left.keys() <= was.keys():
+        return tuple(GroupRow(left.get(own.values, own), own.sum, own.values not in left) for own in whole)
+    return tuple(GroupRow(own, was[own.values].sum if own.values in was else None) for own in masked)
+
+
+def name_of(names: LabelNames, by: Sequence[str], values: Sequence[Any]) -> str:
+    """What the label of a group is called."""
+    said = dict(zip(by, values, strict=True))
+    return names.of(said["label"], said.get("dataset")) if "label" in said else ""
+
+
+def hue_of(info: MemoryInfo, by: Sequence[str], values: Sequence[Any]) -> int:
+    """By its first column."""
+    column, value = by[0], values[0]
+    if column == "dataset" and value in (known := sorted(info.datasets)):
+        return known.index(value) % HUES
+    return value % HUES if isinstance(value, int) else crc32(str(value).encode()) % HUES

@@ -1,0 +1,79 @@
+"""Who may look: requests of the right host and, where one is asked for, with the token; and what browsers are told."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HEADERS = {
+    # Nothing of a page comes from elsewhere, and nothing in it runs or paints but files of ours.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_PUBLIC = "/static/"
+"""What needs no token: the same for everyone."""
+
+
+class Guard:
+    """Around the application. A page elsewhere must not read a server of this machine by giving its own name this
+    machine's address, so that a request's Host must be one of the names that the server has.
+    """
+
+    def __init__(
+        self, application: ASGIApp, hosts: Collection[str], door: str, token: str | None = None, prefix: str = ""
+    ) -> None:
+        """`hosts`: names without a port, in lower case. `door`: the page that takes a token. `prefix`: of the path,
+        where a proxy in front leaves it there."""
+        self._application, self._hosts, self._door = application, frozenset(hosts), door
+        self._token = None if token is None else token.encode()
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._application(scope, receive, send)
+            return
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        if self._prefix and scope["path"].startswith(f"{self._prefix}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
+        answer: ASGIApp = self._application
+        if host_of(headers.get("host", "")) not in self._hosts:
+            listed = ", ".join(sorted(self._hosts))
+            answer = PlainTextResponse(
+                f"This server is not {headers.get('host')!r}. It answers as {listed}; "
+                "dualform explore --host NAME adds a name.",
+                421,
+            )
+        elif not scope["path"].startswith(_PUBLIC) and not self._admits(headers.get("authorization", "")):
+            answer = HTMLResponse(self._door, 401, {"WWW-Authenticate": "Bearer"})
+        await answer(scope, receive, marked)
+
+    def _admits(self, authorization: str) -> bool:
+        if self._token is None:
+            return True
+        scheme, _, token = authorization.partition(" ")
+        right = hmac.compare_digest(token.strip().encode(), self._token)
+        return scheme.lower() == "bearer" and right
+
+
+def host_of(header: str) -> str:
+    """The name in a Host header, without its port, in lower case."""
+    name = header.lower()
+    if name.startswith("["):
+        return name.partition("]")[0] + "]"
+    return name.rpartition(":")[0] if ":" in name else name

@@ -1,0 +1,48 @@
+"""What is left out of the sum: the mask as SQL, how many slots it leaves, and what may be added to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dualform.answers import MemoryInfo
+from dualform.methods import Answers
+from dualform_explorer.examples import query_of
+from dualform_explorer.groups import MOST_GROUPS, Group, groups_of
+from dualform_explorer.questions import where_before
+from dualform_explorer.reading import layer_of
+from dualform_explorer.state import State
+
+
+@dataclass(frozen=True)
+class MaskPanel:
+    sql: str
+    """All that is left out, as one condition; empty without a mask."""
+    matching: int
+    """Slots of the layer that stay."""
+    slots: int
+    """Of the layer."""
+    columns: dict[str, str]
+    """Of the layer's slots, with their types."""
+    groups: tuple[tuple[Group, ...], ...]
+    """What may be left out: datasets, where there are several, and labels."""
+    steps: int
+    """Recorded ones."""
+
+
+def mask_panel(memory: Answers, info: MemoryInfo, state: State) -> MaskPanel:
+    layer = layer_of(info, state.layer)
+    query = query_of(memory, info, state)
+    columns = {} if layer is None else dict(info.columns[layer.space])
+    offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(info.datasets) > 1)]
+    sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered or ["step"]}
+    whole = next(iter(sums.values()))
+    condition = where_before(info, state)
+    left = whole if condition is None else memory.group_sum(state.layer, query, by="dataset", where=condition)
+    return MaskPanel(
+        sql=condition or "",
+        matching=left.scan.slots_matching,
+        slots=whole.scan.slots_scanned,
+        columns=columns,
+        groups=tuple(groups_of(memory, info, (by,), sums[by]) for by in offered),
+        steps=info.steps,
+    )

@@ -1,0 +1,77 @@
+"""What is asked about: one example of a probe, and what the network made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dualform.answers import MemoryInfo
+from dualform.errors import NotFound
+from dualform.methods import Answers
+from dualform_explorer.examples import examples_of, tokens_of
+from dualform_explorer.labels import label_names
+from dualform_explorer.looks import Look, looks_of_examples
+from dualform_explorer.state import State
+
+
+@dataclass(frozen=True)
+class QueryPanel:
+    probe: str
+    row: int
+    count: int
+    """Examples of the probe."""
+    label: int | None
+    label_name: str
+    read: int | None
+    """The network's largest output when the probe was taken."""
+    read_name: str
+    misread: int
+    """Examples of the probe whose largest output is not their label."""
+    place: int | None
+    """Of this example among those that are gone through, from 1; None where it is not one of them."""
+    among: int
+    """How many are gone through."""
+    before: int | None
+    after: int | None
+    look: Look
+    token: int | None
+    """The place in the example that is asked about; None of a layer that sees examples whole."""
+    tokens: int
+
+    @property
+    def wrong(self) -> bool:
+        return self.label is not None and self.read is not None and self.label != self.read
+
+
+def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
+    examples = examples_of(memory, info, state.probe)
+    if state.row >= examples.count:
+        raise NotFound(
+            f"The probe {state.probe} has no example {state.row}: it has 0 to {examples.count - 1}.", field="item"
+        )
+    names = label_names(memory)
+    rows = examples.among(state.among)
+    at = int(np.searchsorted(rows, state.row))
+    here = at < len(rows) and rows[at] == state.row
+    after = at + 1 if here else at
+    tokens = tokens_of(memory, info, examples, state.layer)
+    token = None if tokens == 1 else tokens - 1 if state.token is None else state.token
+    label, read = examples.label(state.row), None if examples.read is None else int(examples.read[state.row])
+    return QueryPanel(
+        probe=state.probe,
+        row=state.row,
+        count=examples.count,
+        label=label,
+        label_name=names.of(label),
+        read=read,
+        read_name=names.of(read),
+        misread=len(examples.misread),
+        place=at + 1 if here else None,
+        among=len(rows),
+        before=int(rows[at - 1]) if at > 0 else None,
+        after=int(rows[after]) if after < len(rows) else None,
+        look=looks_of_examples(memory, info, state.probe, [state.row], token)[0],
+        token=token,
+        tokens=tokens,
+    )

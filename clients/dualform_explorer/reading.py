@@ -1,0 +1,241 @@
+"""Reads a page's state from its URL. What is unknown or wrong is named, beside what there is; nothing is guessed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from dualform.answers import LayerInfo, MemoryInfo, ProbeInfo
+from dualform.errors import BadInput
+from dualform_explorer.chip import Chip, read_chip
+from dualform_explorer.state import ALL, KS, MISREAD, SCORES, State, query_of
+
+T = TypeVar("T")
+Params = Sequence[tuple[str, str]]
+_MOST_CHOICES = 40
+_MOST_BY = 3
+_LONGEST = 4000
+"""Letters of a parameter."""
+_SINGLE = (
+    *("memory", "item", "token", "layer", "score", "toward", "by", "where", "w0", "at", "k", "as", "among"),
+    *("inexact", "verify"),
+)
+_REPEATED = ("without", "only")
+_FORM = ("keep", "column", "value", "first", "last")
+"""What the forms of the page send for a chip that is added; `Reading.forms` says that the URL is to be written anew."""
+_TOWARD = re.compile(r"\d{1,9}(-\d{1,9})?")
+
+
+@dataclass(frozen=True)
+class Fault:
+    parameter: str
+    message: str
+    choices: tuple[tuple[str, str], ...] = ()
+    """What may stand there instead: its name, and the part of the URL behind the question mark."""
+
+
+@dataclass
+class Reading:
+    """What was read of a URL."""
+
+    state: State | None
+    """None where there are faults."""
+    faults: tuple[Fault, ...] = ()
+    forms: bool = False
+    """Whether the URL is that of a form, and the state's own is another one."""
+
+
+def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
+    """The recorded layer of a name, which may be that of one of its parts."""
+    return next((layer for layer in info.layers if layer.name == name or name in layer.views), None)
+
+
+def probe_of(info: MemoryInfo, name: str) -> ProbeInfo | None:
+    return next((probe for probe in info.probes if probe.name == name), None)
+
+
+def layers_of(info: MemoryInfo, probe: ProbeInfo) -> list[LayerInfo]:
+    """Those that a probe has queries of."""
+    return [layer for layer in info.layers if layer.name in probe.layers]
+
+
+def default_by(info: MemoryInfo) -> tuple[str, ...]:
+    """The columns that groups are of where none are named."""
+    return ("dataset", "label") if len(info.datasets) > 1 else ("label",)
+
+
+def read_state(params: Params, info: MemoryInfo, memory: str = "") -> Reading:
+    """`memory`: the name that the state has for it; empty where there is only one."""
+    reader = _Reader(params, info)
+    state = reader.read(memory)
+    return Reading(state, tuple(reader.faults), any(name in _FORM for name, _ in params))
+
+
+@dataclass
+class _Reader:
+    params: Params
+    info: MemoryInfo
+    faults: list[Fault] = field(default_factory=list)
+
+    def read(self, memory: str) -> State | None:
+        self._names()
+        probe, row = self._item()
+        if probe is None:
+            return None
+        layer = self._layer(probe)
+        if layer is None:
+            return None
+        columns = dict(self.info.columns.get(layer.space, {}))
+        state = State(
+            memory=memory,
+            probe=probe.name,
+            row=row,
+            layer=self.one("layer") or layer.name,
+            by=self._by(columns),
+            token=self._number("token", None, 0, None),
+            score=self._choice("score", "signed", SCORES),
+            toward=self._toward(layer),
+            chips=self._chips(columns),
+            where=self.one("where").strip(),
+            initial=self._choice("w0", "on", ("on", "off")) == "on",
+            at=self._at(),
+            k=int(self._choice("k", str(State.k), [str(k) for k in KS])),
+            by_sample=self._choice("as", "slots", ("slots", "samples")) == "samples",
+            among=self._choice("among", ALL, (ALL, MISREAD)),
+            inexact=self._choice("inexact", "no", ("no", "yes")) == "yes",
+            verify=self._choice("verify", "no", ("no", "yes")) == "yes",
+        )
+        if state.score == "contribution" and not state.toward:
+            self._fault(
+                "toward", "A contribution is measured toward an output of the layer, or a margin of two: 3, or 3-8."
+            )
+        return None if self.faults else state
+
+    def one(self, name: str) -> str:
+        return next((value for own, value in self.params if own == name), "")
+
+    def all(self, name: str) -> list[str]:
+        return [value for own, value in self.params if own == name]
+
+    def _fault(self, name: str, message: str, choices: Iterable[str] = (), near: str = "") -> None:
+        """`choices` may stand in its place."""
+        named = list(choices)
+        if len(named) > _MOST_CHOICES:
+            named = difflib.get_close_matches(near, named, _MOST_CHOICES, 0.3) or named[:_MOST_CHOICES]
+        links = [(own, query_of([*((n, v) for n, v in self.params if n != name), (name, own)])) for own in named]
+        self.faults.append(Fault(name, message, tuple(links)))
+
+    def _names(self) -> None:
+        known = (*_SINGLE, *_REPEATED, *_FORM)
+        for name in dict.fromkeys(name for name, _ in self.params):
+            if name not in known:
+                listed = ", ".join((*_SINGLE, *_REPEATED))
+                self.faults.append(Fault(name, f"The page knows no parameter {name!r}. It knows {listed}."))
+            elif name in _SINGLE and len(self.all(name)) > 1:
+                self._fault(name, f"The parameter {name} is given {len(self.all(name))} times.", self.all(name))
+            if any(len(value) > _LONGEST for value in self.all(name)):
+                self._fault(name, f"The parameter {name} is longer than {_LONGEST} letters.")
+
+    def _item(self) -> tuple[ProbeInfo | None, int]:
+        said = self.one("item")
+        if not self.info.probes:
+            self._fault(
+                "item", "This memory has no probe: recorder.probe(NAME, inputs, label) stores examples to ask by."
+            )
+            return None, 0
+        name, _, row = said.rpartition("/") if said else (self.info.probes[0].name, "", "0")
+        probe = probe_of(self.info, name)
+        if probe is None:
+            names = [f"{probe.name}/0" for probe in self.info.probes]
+            self._fault("item", f"There is no probe {name or said!r}; an item is PROBE/ROW.", names, f"{name}/0")
+            return None, 0
+        if not (row.isascii() and row.isdecimal() and len(row) < 10 and int(row) < probe.rows):
+            message = f"The probe {name} has no row {row!r}: it has the rows 0 to {probe.rows - 1}."
+            self._fault("item", message, [f"{name}/0", f"{name}/{probe.rows - 1}"])
+            return probe, 0
+        return probe, int(row)
+
+    def _layer(self, probe: ProbeInfo) -> LayerInfo | None:
+        own = layers_of(self.info, probe)
+        if not own:
+            self._fault("item", f"The probe {probe.name} has queries of no recorded layer.")
+            return None
+        said = self.one("layer") or own[-1].name
+        found = layer_of(self.info, said)
+        if found is None or found not in own:
+            names = [name for layer in own for name in (layer.name, *layer.views)]
+            there = f"The probe {probe.name} has no queries of" if found else "There is no"
+            self._fault("layer", f"{there} layer {said!r}.", names, said)
+            return None
+        return found
+
+    def _choice(self, name: str, default: str, choices: Iterable[str]) -> str:
+        said = self.one(name) or default
+        if said not in choices:
+            listed = [own for own in choices if own != default or name in ("by", "score")]
+            self._fault(name, f"{name} is {said!r}, which is none of: {', '.join(choices)}.", listed, said)
+            return default
+        return said
+
+    def _by(self, columns: dict[str, str]) -> tuple[str, ...]:
+        by = tuple(self.one("by").split(",")) if self.one("by") else default_by(self.info)
+        for name in by:
+            if name not in columns:
+                self._fault("by", f"There is no column {name!r} to group by.", columns, name)
+        if len(set(by)) < len(by) or len(by) > _MOST_BY:
+            self._fault("by", f"by is {self.one('by')!r}; it names up to {_MOST_BY} columns, each once.", columns)
+        return by
+
+    def _number(self, name: str, default: int | None, least: int, most: int | None) -> int | None:
+        said = self.one(name)
+        if not said:
+            return default
+        if not (said.isascii() and said.isdecimal() and len(said) < 12 and (most is None or int(said) <= most)):
+            bounds = f"from {least} on" if most is None else f"{least} to {most}"
+            self._fault(
+                name, f"{name} is {said!r}; it is a whole number, {bounds}.", [] if most is None else [str(most)]
+            )
+            return default
+        return int(said)
+
+    def _at(self) -> int | None:
+        at = self._number("at", None, 0, self.info.steps)
+        return None if at == self.info.steps else at
+
+    def _toward(self, layer: LayerInfo) -> str:
+        said = self.one("toward").replace(" ", "")
+        if not said:
+            return ""
+        outputs = [int(part) for part in said.split("-")] if _TOWARD.fullmatch(said) else []
+        if not outputs or max(outputs) >= layer.d_out or len(set(outputs)) < len(outputs):
+            self._fault(
+                "toward",
+                f"toward is {said!r}; it is an output of layer {layer.name}, 0 to {layer.d_out - 1}, or a margin of "
+                "two, as 0-1.",
+            )
+            return ""
+        return said
+
+    def _chips(self, columns: dict[str, str]) -> tuple[Chip, ...]:
+        chips: list[Chip] = []
+        for name in _REPEATED:
+            for said in self.all(name):
+                self._chip(chips, name, said, columns)
+        if column := self.one("column"):
+            value = self.one("value") or _range(self.one("first"), self.one("last"))
+            keep = self._choice("keep", "without", _REPEATED)
+            self._chip(chips, keep, f"{column}:{value}" if value else column, columns)
+        return tuple(dict.fromkeys(chips))
+
+    def _chip(self, chips: list[Chip], name: str, said: str, columns: dict[str, str]) -> None:
+        try:
+            chips.append(read_chip(said, name == "only", columns))
+        except BadInput as error:
+            self._fault(name, f"{error} Columns: {', '.join(columns)}.")
+
+
+def _range(first: str, last: str) -> str:
+    return f"{first}..{last}" if first and last else first or last

@@ -1,0 +1,68 @@
+"""Answers that are remembered: panels of one page, and pages one after another, ask the same questions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future
+from threading import Lock
+from typing import Any, TypeVar, cast
+
+from dualform.answers import MemoryInfo
+from dualform.methods import Answers
+from dualform.questions import Inventory, Question, SlotLookup
+
+A = TypeVar("A")
+_MOST = 400
+"""Answers that are kept: those of some dozens of pages."""
+
+
+class RememberedAnswers(Answers):
+    """Whoever answers for a memory, asked each question once as of a snapshot. Safe to use from several threads.
+
+    A question that is being answered is not asked again beside it: who asks it too waits for the same answer.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._lock = Lock()
+        self._found: OrderedDict[Any, Future[Any]] = OrderedDict()
+        self._snapshot = -1
+
+    def ask(self, question: Question[A]) -> A:
+        if isinstance(question, Inventory):
+            return cast("A", self._info(question))
+        if isinstance(question, SlotLookup):  # each is its own
+            return self._answers.ask(question)
+        with self._lock:
+            found = self._found.get(question)
+            mine = found is None
+            if found is None:
+                found = self._found[question] = Future()
+                if len(self._found) > _MOST:
+                    self._found.popitem(last=False)
+            else:
+                self._found.move_to_end(question)
+        if mine:
+            self._answer(question, found)
+        return cast("A", found.result())
+
+    def _answer(self, question: Question[Any], found: Future[Any]) -> None:
+        try:
+            found.set_result(self._answers.ask(question))
+        except BaseException as error:
+            with self._lock:
+                if self._found.get(question) is found:
+                    del self._found[question]
+            found.set_exception(error)
+
+    def _info(self, question: Inventory) -> MemoryInfo:
+        """Always asked: it says of which snapshot answers are, and those of another one are forgotten."""
+        info = self._answers.ask(question)
+        with self._lock:
+            if info.snapshot != self._snapshot:
+                self._snapshot = info.snapshot
+                self._found.clear()
+        return info
+
+    def close(self) -> None:
+        self._answers.close()

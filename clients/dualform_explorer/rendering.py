@@ -1,0 +1,42 @@
+"""Templates, and what they are given: links that hold a page's whole state, numbers, figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from dualform_explorer.drawing.bars import bar, columns
+from dualform_explorer.drawing.histogram import histogram
+from dualform_explorer.numbers import decimals, fixed, number, percent, rounded
+
+
+def templates(asynchronous: bool = False) -> Environment:
+    """Everything that is put into a page is text in it, unless it was drawn here."""
+    found = Environment(
+        loader=PackageLoader("dualform_explorer", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        enable_async=asynchronous,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "num": number,
+        "percent": percent,
+        "rounded": rounded,
+        "fixed": fixed,
+        "decimals": decimals,
+        "heat": heat,
+    }
+    found.globals |= {"bar": bar, "columns": columns, "histogram": histogram}
+    return found
+
+
+def heat(value: float, largest: float) -> str:
+    """The class of a cell: how far it is from zero, in six levels, and on which side."""
+    level = round(6 * min(1.0, abs(value) / largest)) if largest else 0
+    return f"{'plus' if value >= 0 else 'minus'}-{level}"
+
+
+Context = dict[str, Any]

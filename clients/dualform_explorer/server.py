@@ -1,0 +1,106 @@
+"""The pages on an address of this machine, until the process is interrupted."""
+
+from __future__ import annotations
+
+import socket
+import webbrowser
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import uvicorn
+
+from dualform.errors import BadInput
+from dualform.methods import Answers
+from dualform_explorer.application import DEADLINE, Pages
+from dualform_explorer.guard import Guard
+from dualform_explorer.memories import Memories
+from dualform_explorer.rendering import templates
+from dualform_proto.address import parse_address
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_CLOSING_SECONDS = 3
+
+
+@dataclass(frozen=True)
+class ExplorerConfig:
+    address: str
+    """host:port; port 0 is a free one."""
+    hosts: Collection[str] = ()
+    """Further names that requests may be addressed to, as those of a proxy in front."""
+    token: str | None = None
+    """That visitors must have; None asks for none, on addresses of this machine alone."""
+    root_path: str = ""
+    """Where a proxy in front has the pages, as /explorer."""
+    deadline: float = DEADLINE
+    """Seconds that a panel may take."""
+
+    def __post_init__(self) -> None:
+        if self.token is None and not parse_address(self.address).loopback:
+            raise BadInput(
+                f"{self.address} can be reached from other machines, and no token is asked for.",
+                hint="Give --access FILE, whose first line is the token, or listen on 127.0.0.1.",
+                field="address",
+            )
+        if self.root_path and not self.root_path.startswith("/"):
+            raise BadInput(f"root_path is {self.root_path!r}.", hint="It begins with a slash.", field="root_path")
+
+
+def application(memories: Memories, config: ExplorerConfig) -> Guard:
+    """The pages behind their guard, as any ASGI server runs them."""
+    host, _, _ = config.address.rpartition(":")
+    names = {name.lower() for name in (host, *config.hosts)}
+    if parse_address(config.address).loopback:
+        names |= set(_LOOPBACK)
+    door = templates().get_template("door.html").render()
+    return Guard(
+        Pages(memories, config.deadline).application(), names, door, config.token, config.root_path.rstrip("/")
+    )
+
+
+def serve(
+    opened: Mapping[str, Callable[[], Answers]],
+    config: ExplorerConfig,
+    ready: Callable[[str], None],
+    browse: bool = False,
+) -> None:
+    """Until the process is interrupted. `ready` is told the address of the start page.
+
+    Raises BadInput where the address cannot be had.
+    """
+    listening = _listening(config.address)
+    port = listening.getsockname()[1]
+    host = config.address.rpartition(":")[0]
+    url = f"http://{host}:{port}{config.root_path.rstrip('/')}/"
+    guarded = application(Memories(opened), config)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            guarded,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSING_SECONDS,
+        )
+    )
+    ready(url)
+    if browse:
+        webbrowser.open(url)
+    with suppress(KeyboardInterrupt), listening:
+        server.run(sockets=[listening])
+
+
+def _listening(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    name = host.strip("[]")
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((name, int(port)))
+    except (OSError, OverflowError) as error:
+        found.close()
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise BadInput(
+            f"Nothing can listen at {address}: {why}.", hint="Give another --address.", field="address"
+        ) from None
+    return found

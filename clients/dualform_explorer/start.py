@@ -1,0 +1,138 @@
+"""Where people begin: what a memory holds, and the examples of its probes that are worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dualform.answers import MemoryInfo
+from dualform.errors import DualformError, NotFound
+from dualform.methods import Answers
+from dualform_explorer.chip import Chip
+from dualform_explorer.completeness import complete_columns
+from dualform_explorer.examples import Examples, examples_of
+from dualform_explorer.groups import hue_of
+from dualform_explorer.labels import label_names
+from dualform_explorer.looks import Look, looks_of_examples
+from dualform_explorer.mask import where_of
+from dualform_explorer.output_layer import OutputLayer, output_layer
+from dualform_explorer.reading import default_by, layers_of, probe_of
+
+_SHOWN = 12
+_TRIED = 1000
+"""Misread examples that masks are tried on."""
+_MOST_DATASETS = 6
+
+
+@dataclass(frozen=True)
+class ExampleCard:
+    row: int
+    label: int | None
+    label_name: str
+    read: int | None
+    read_name: str
+    look: Look
+
+
+@dataclass(frozen=True)
+class Mended:
+    """Misread examples that the output layer reads right without one dataset."""
+
+    dataset: str
+    hue: int
+    count: int
+    cards: tuple[ExampleCard, ...]
+
+
+@dataclass(frozen=True)
+class ProbePanel:
+    probe: str
+    count: int
+    misread: int | None
+    """None where labels or outputs are not known."""
+    tried: int
+    """Of the misread ones, on how many masks were tried."""
+    mended: tuple[Mended, ...]
+    layer: str
+    """That a page begins with."""
+    by: tuple[str, ...]
+    output_layer: OutputLayer | None
+    cards: tuple[ExampleCard, ...]
+    """Misread ones, or the first of all where none is known to be misread."""
+    trouble: str
+    """Why masks were not tried."""
+
+
+def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
+    probe = probe_of(info, name)
+    own = [] if probe is None else layers_of(info, probe)
+    if not own:
+        raise NotFound(f"The probe {name} has queries of no recorded layer.")
+    examples = examples_of(memory, info, name)
+    known = examples.labels is not None and examples.outputs is not None
+    misread = examples.misread
+    found, mended, trouble = None, (), ""
+    try:
+        found = output_layer(memory, info, examples)
+        if found is not None and len(misread) and 1 < len(info.datasets) <= _MOST_DATASETS:
+            mended = _mended(memory, info, examples, found.name)
+    except DualformError as error:
+        trouble = str(error)
+    rows = misread[:_SHOWN] if len(misread) else np.arange(min(examples.count, _SHOWN))
+    return ProbePanel(
+        probe=name,
+        count=examples.count,
+        misread=len(misread) if known else None,
+        tried=min(len(misread), _TRIED),
+        mended=mended,
+        layer=own[-1].name if found is None else found.name,
+        by=default_by(info),
+        output_layer=found,
+        cards=_cards(memory, info, examples, rows),
+        trouble=trouble,
+    )
+
+
+def _mended(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> tuple[Mended, ...]:
+    tried = examples.misread[:_TRIED]
+    assert examples.labels is not None
+    query = f"{examples.probe}/{','.join(map(str, tried.tolist()))}"
+    whole = np.asarray(memory.output(layer, query)).argmax(axis=1)
+    found: dict[str, np.ndarray] = {}
+    for dataset in info.datasets:
+        mask = where_of([Chip.of(False, ("dataset",), (dataset,))], complete=complete_columns(info))
+        left = np.asarray(memory.output(layer, query, mask)).argmax(axis=1)
+        found[dataset] = tried[(left == examples.labels[tried]) & (whole != left)]
+    return tuple(_ranked(memory, info, examples, found))
+
+
+def _ranked(memory: Answers, info: MemoryInfo, examples: Examples, found: Mapping[str, np.ndarray]) -> list[Mended]:
+    """The dataset that mends most first; those that mend nothing are left out."""
+    order = sorted((name for name in found if len(found[name])), key=lambda name: -len(found[name]))
+    return [
+        Mended(
+            name,
+            hue_of(info, ("dataset",), (name,)),
+            len(found[name]),
+            _cards(memory, info, examples, found[name][:_SHOWN]),
+        )
+        for name in order
+    ]
+
+
+def _cards(memory: Answers, info: MemoryInfo, examples: Examples, rows: np.ndarray) -> tuple[ExampleCard, ...]:
+    names, read = label_names(memory), examples.read
+    looks = looks_of_examples(memory, info, examples.probe, rows.tolist())
+    return tuple(
+        ExampleCard(
+            row,
+            examples.label(row),
+            names.of(examples.label(row)),
+            None if read is None else int(read[row]),
+            names.of(None if read is None else int(read[row])),
+            look,
+        )
+        for row, look in zip(rows.tolist(), looks, strict=True)
+    )

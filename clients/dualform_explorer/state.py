@@ -1,0 +1,109 @@
+"""What a page shows, as one value: the whole of its URL. It is written here, and read in `reading.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from dualform_explorer.chip import Chip
+from dualform_explorer.mask import where_of
+
+SCORES = {"signed": "attention", "abs": "absolute", "contribution": "contribution"}
+"""By name in the URL and of the question: what the page calls it."""
+KS = (12, 24, 60, 120, 500)
+"""How many of the best slots may be shown."""
+ALL, MISREAD = "all", "misread"
+"""Which of a probe's examples the reader goes through."""
+
+
+@dataclass(frozen=True)
+class State:
+    memory: str
+    """By the name under which it is shown."""
+    probe: str
+    row: int
+    """Of the probe's examples."""
+    layer: str
+    by: tuple[str, ...]
+    """The columns that group slots."""
+    token: int | None = None
+    """The place in the example, for layers that see tokens; None for its last."""
+    score: str = "signed"
+    toward: str = ""
+    """Of contributions: an output, or a margin as 3-8."""
+    chips: tuple[Chip, ...] = ()
+    where: str = ""
+    """A condition of one's own, beside the chips."""
+    initial: bool = True
+    """Whether W_0 and the bias speak."""
+    at: int | None = None
+    """As of so many steps; None for the end."""
+    k: int = 24
+    by_sample: bool = False
+    """Whether slots of one sample are shown as one."""
+    among: str = ALL
+    inexact: bool = False
+    """Whether an answer is wanted of a record that is not exact."""
+    verify: bool = False
+    """Whether certificates are asked for, which takes a pass over all keys and values."""
+
+    @property
+    def item(self) -> str:
+        """As questions name it."""
+        return f"{self.probe}/{self.row}"
+
+    @property
+    def masked(self) -> bool:
+        """Whether anything is left out of the sum as it stood."""
+        return bool(self.chips or self.where or not self.initial)
+
+    def mask(self, complete: frozenset[str] = frozenset()) -> str | None:
+        """The slots that stay, for questions that take `at_step`."""
+        return where_of(self.chips, self.where, None, complete)
+
+    def mask_before(self, complete: frozenset[str] = frozenset()) -> str | None:
+        """The slots that stay, for questions about scores: those of steps up to `at` alone."""
+        return where_of(self.chips, self.where, self.at, complete)
+
+    def params(self, **changes: Any) -> list[tuple[str, str]]:
+        """What stands in the URL, in order; with some fields changed."""
+        state = replace(self, **changes)
+        chips = [("only" if chip.only else "without", chip.written) for chip in state.chips]
+        written: list[tuple[str, str | None]] = [
+            ("memory", state.memory or None),
+            ("item", state.item),
+            ("token", None if state.token is None else str(state.token)),
+            ("layer", state.layer),
+            ("score", None if state.score == "signed" else state.score),
+            ("toward", state.toward or None),
+            ("by", ",".join(state.by)),
+            *chips,
+            ("where", state.where or None),
+            ("w0", None if state.initial else "off"),
+            ("at", None if state.at is None else str(state.at)),
+            ("k", None if state.k == State.k else str(state.k)),
+            ("as", "samples" if state.by_sample else None),
+            ("among", None if state.among == ALL else state.among),
+            ("inexact", "yes" if state.inexact else None),
+            ("verify", "yes" if state.verify else None),
+        ]
+        return [(name, value) for name, value in written if value is not None]
+
+    def query(self, **changes: Any) -> str:
+        """The part of the URL behind its question mark."""
+        return query_of(self.params(**changes))
+
+    def with_chip(self, only: bool, columns: Sequence[str], values: Sequence[Any]) -> State:
+        """One chip more, or less where it is there already. It takes the place of its opposite."""
+        chip, other = Chip.of(only, columns, values), Chip.of(not only, columns, values)
+        chips = tuple(own for own in self.chips if own not in (chip, other))
+        return replace(self, chips=chips if chip in self.chips else (*chips, chip))
+
+    def without_chip(self, chip: Chip) -> State:
+        return replace(self, chips=tuple(own for own in self.chips if own != chip))
+
+
+def query_of(params: list[tuple[str, str]] | Mapping[str, str]) -> str:
+    return urlencode(params, quote_via=quote, safe="/:,-")
