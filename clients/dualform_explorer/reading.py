@@ -221,8 +221,8 @@ class _Reader:
 
     def _chips(self, columns: dict[str, str]) -> tuple[Chip, ...]:
         chips: list[Chip] = []
-        for name in _REPEATED:
-            for said in self.all(name):
+        for name, said in self.params:
+            if name in _REPEATED:
                 self._chip(chips, name, said, columns)
         if column := self.one("column"):
             value = self.one("value") or _range(self.one("first"), self.one("last"))

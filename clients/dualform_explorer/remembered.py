@@ -32,7 +32,7 @@ class RememberedAnswers(Answers):
         if isinstance(question, Inventory):
             return cast("A", self._info(question))
         if isinstance(question, SlotLookup):  # each is its own
-            return self._answers.ask(question)
+            return cast("A", self._answers.ask(question))
         with self._lock:
             found = self._found.get(question)
             mine = found is None

@@ -20,6 +20,7 @@ from dualform_proto.address import parse_address
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _CLOSING_SECONDS = 3
+_BACKLOG = 128
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def serve(
 
     Raises BadInput where the address cannot be had.
     """
-    listening = _listening(config.address)
+    listening = listening_at(config.address)
     port = listening.getsockname()[1]
     host = config.address.rpartition(":")[0]
     url = f"http://{host}:{port}{config.root_path.rstrip('/')}/"
@@ -89,7 +90,7 @@ def serve(
         server.run(sockets=[listening])
 
 
-def _listening(address: str) -> socket.socket:
+def listening_at(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     name = host.strip("[]")
     family = socket.AF_INET6 if ":" in name else socket.AF_INET
@@ -97,6 +98,7 @@ def _listening(address: str) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((name, int(port)))
+        found.listen(_BACKLOG)  # whoever is told the address may ask at once
     except (OSError, OverflowError) as error:
         found.close()
         why = error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -73,7 +73,8 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
     examples = examples_of(memory, info, name)
     known = examples.labels is not None and examples.outputs is not None
     misread = examples.misread
-    found, mended, trouble = None, (), ""
+    found, trouble = None, ""
+    mended: tuple[Mended, ...] = ()
     try:
         found = output_layer(memory, info, examples)
         if found is not None and len(misread) and 1 < len(info.datasets) <= _MOST_DATASETS:

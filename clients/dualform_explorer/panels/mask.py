@@ -34,8 +34,8 @@ def mask_panel(memory: Answers, info: MemoryInfo, state: State) -> MaskPanel:
     query = query_of(memory, info, state)
     columns = {} if layer is None else dict(info.columns[layer.space])
     offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(info.datasets) > 1)]
-    sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered or ["step"]}
-    whole = next(iter(sums.values()))
+    sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
+    whole = memory.group_sum(state.layer, query, by="dataset", k=MOST_GROUPS)
     condition = where_before(info, state)
     left = whole if condition is None else memory.group_sum(state.layer, query, by="dataset", where=condition)
     return MaskPanel(

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dualform
+from dualform.answers import MemoryInfo
+from dualform.methods import Answers
+from tests.explorer.recorded import record
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("explorer") / "run")
+
+
+@pytest.fixture(scope="session")
+def memory(folder: Path) -> Iterator[Answers]:
+    with dualform.open(folder) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def info(memory: Answers) -> MemoryInfo:
+    return memory.info()

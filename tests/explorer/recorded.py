@@ -1,0 +1,46 @@
+"""A small training on images of two datasets, the second of which makes the network forget some of the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import dualform
+
+SIDE, CLASSES, IMAGES, ROWS, STEPS = 6, 4, 60, 12, 60
+NAMES = {"shapes": ["bar", "cross", "dot", "frame"], "noise <b>": ["one", "two", "three", "four"]}
+
+
+def images_of(dataset: int, seed: int) -> tuple[Tensor, Tensor]:
+    """float32[IMAGES, SIDE * SIDE] and their labels: each class a pattern of its dataset, with noise."""
+    patterns = torch.randn(CLASSES, SIDE * SIDE, generator=torch.Generator().manual_seed(100 + dataset))
+    drawn = torch.Generator().manual_seed(seed)
+    labels = torch.arange(IMAGES) % CLASSES
+    return patterns[labels] + 0.8 * torch.randn(IMAGES, SIDE * SIDE, generator=drawn), labels
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(SIDE * SIDE, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, CLASSES))
+
+
+def record(path: Path) -> Path:
+    """STEPS steps of ROWS samples, the first half of "shapes"; a probe of each dataset."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with dualform.Recorder(model, optimizer, path, label_names=NAMES, quiet=True) as recorder:
+        for part, name in enumerate(NAMES):
+            inputs, labels = images_of(part, part)
+            drawn = torch.Generator().manual_seed(part)
+            for _ in range(STEPS // 2):
+                index = torch.randint(IMAGES, (ROWS,), generator=drawn)
+                with recorder.step(dataset=name, label=labels[index], sample=index, bright=inputs[index].mean(dim=1)):
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
+                    optimizer.step()
+        for part, probe in enumerate(("shapes", "noise")):
+            inputs, labels = images_of(part, 10 + part)
+            recorder.probe(probe, inputs, label=labels)
+    return path

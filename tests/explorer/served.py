@@ -1,0 +1,54 @@
+"""The pages on a port of this machine, for as long as a test needs them."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import uvicorn
+
+from dualform.methods import Answers
+from dualform_explorer.memories import Memories
+from dualform_explorer.server import ExplorerConfig, listening_at, application
+
+
+class Page(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+
+class Served(NamedTuple):
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def get(self, path: str, **headers: str) -> Page:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return Page(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode())
+        finally:
+            connection.close()
+
+
+@contextmanager
+def served(opened: Mapping[str, Callable[[], Answers]], **config: object) -> Iterator[Served]:
+    given = ExplorerConfig(**{"address": "127.0.0.1:0", **config})
+    listening = listening_at(given.address)
+    server = uvicorn.Server(uvicorn.Config(application(Memories(opened), given), log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="explorer under test")
+    thread.start()
+    try:
+        yield Served(listening.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listening.close()
+        assert not thread.is_alive()

@@ -1,0 +1,262 @@
+"""The pages as they are sent: whole without scripts, safe, and with errors in their place."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+import dualform
+from dualform.errors import Unavailable
+from dualform.methods import Answers
+from dualform.questions import Contribution, GroupSum
+from dualform_client import Client
+from dualform_explorer.panels import PANELS
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
+from tests.explorer.served import Served, served
+
+
+@pytest.fixture(scope="module")
+def pages(folder) -> Iterator[Served]:
+    with served({"run": lambda: dualform.open(folder)}) as found:
+        yield found
+
+
+class Troubled(Answers):
+    """Answers as another one does, but for questions of one kind."""
+
+    def __init__(self, answers: Answers, kind: type, trouble) -> None:
+        self.answers, self.kind, self.trouble = answers, kind, trouble
+
+    def ask(self, question):
+        if isinstance(question, self.kind):
+            self.trouble()
+        return self.answers.ask(question)
+
+    def close(self) -> None:
+        self.answers.close()
+
+
+def panels_of(text: str) -> dict[str, str]:
+    """By name, each panel's HTML."""
+    return {
+        found[1]: found[0] for found in re.finditer(r'<section id="panel-(\w+)".*?</section>', text, flags=re.DOTALL)
+    }
+
+
+def failed(text: str) -> set[str]:
+    return {name for name, html in panels_of(text).items() if "data-failure" in html}
+
+
+def test_a_page_without_scripts_is_whole(pages):
+    page = pages.get("/explore?item=shapes/3&without=label:1")
+    assert page.status == 200
+    assert list(panels_of(page.text)) == [*PANELS]
+    assert not failed(page.text)
+
+
+def test_numbers_have_all_their_digits_beside_them(pages, memory):
+    text = panels_of(pages.get("/explore?item=shapes/3").text)["sums"]
+    shown = re.findall(
+        r'<td class="right sum"><data class="n" value="([^"]+)" data-value="([^"]+)" title="([^"]+)"', text
+    )
+    sums = memory.group_sum("4", "shapes/3", by=("dataset", "label")).sums[0].tolist()
+    assert [tuple(map(float, own)) for own in shown] == [(own,) * 3 for own in sums]
+
+
+def test_the_start_page_leads_to_examples(pages):
+    page = pages.get("/")
+    assert page.status == 200
+    links = re.findall(r'href="(explore\?item=shapes/[^"]+)"', page.text)
+    assert links
+    assert pages.get("/" + links[0].replace("&amp;", "&")).status == 200
+
+
+def test_all_that_a_page_loads_or_links_to_is_relative_and_ours(pages):
+    for path in ("/", "/explore?item=shapes/3&without=dataset:shapes"):
+        for address in re.findall(r'(?:href|src|action)="([^"]+)"', pages.get(path).text):
+            parts = urlsplit(address)
+            assert not parts.netloc
+            assert parts.scheme in ("", "data")
+            assert not address.startswith("/")
+
+
+def test_what_a_memory_holds_is_text_in_the_page(pages):
+    text = pages.get("/explore?item=noise/1").text
+    assert "noise <b>" not in text
+    assert "noise &lt;b&gt;" in text
+    assert "<script>alert(1)</script>" not in pages.get("/explore?layer=<script>alert(1)</script>").text
+
+
+def test_faults_of_an_address_are_named_with_what_there_is(pages):
+    page = pages.get("/explore?item=shapes/3&layer=9&score=abs")
+    assert page.status == 400
+    assert "There is no layer &#39;9&#39;." in page.text
+    assert 'href="explore?item=shapes/3&amp;score=abs&amp;layer=2"' in page.text
+    assert "panel-" not in page.text
+
+
+def test_a_form_is_answered_with_the_states_own_address(pages):
+    page = pages.get("/explore?item=shapes/3&layer=4&by=label&column=step&first=3&last=9&keep=only")
+    assert page.status == 303
+    assert page.headers["location"] == "explore?item=shapes/3&layer=4&by=label&only=step:3..9"
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("label = 99", "leaves no"),
+        ("label =", "where"),
+        ("colour = 3", "no slot column"),
+    ],
+)
+def test_a_mask_that_cannot_be_says_so_in_the_place_of_each_answer(pages, where, message):
+    from urllib.parse import quote
+
+    page = pages.get(f"/explore?item=shapes/3&where={quote(where)}")
+    assert page.status == 200
+    assert {"sums", "slots", "steps"} <= failed(page.text)
+    assert "query" not in failed(page.text)
+    assert message in panels_of(page.text)["sums"]
+
+
+def test_one_panel_that_fails_leaves_the_others(folder):
+    def gone():
+        raise Unavailable("The server went away.", hint="Start it again.")
+
+    with served({"run": lambda: Troubled(dualform.open(folder), Contribution, gone)}) as pages:
+        text = pages.get("/explore?item=shapes/3").text
+    assert failed(text) == {"terms"}
+    assert "The server went away." in panels_of(text)["terms"]
+    assert "Start it again." in panels_of(text)["terms"]
+
+
+def test_a_fault_of_ours_shows_no_traceback(folder, caplog):
+    def broken():
+        raise ZeroDivisionError("in the midst of it")
+
+    with served({"run": lambda: Troubled(dualform.open(folder), Contribution, broken)}) as pages:
+        text = pages.get("/explore?item=shapes/3").text
+    assert failed(text) == {"terms"}
+    assert "Traceback" not in text
+    assert "ZeroDivisionError: in the midst of it" in panels_of(text)["terms"]
+    assert "the panel terms failed" in caplog.text
+
+
+def test_a_panel_that_is_late_says_so_and_the_others_stand(folder):
+    let_go = threading.Event()
+    with served({"run": lambda: Troubled(dualform.open(folder), Contribution, let_go.wait)}, deadline=3.0) as pages:
+        text = pages.get("/explore?item=shapes/3").text
+        let_go.set()
+    assert failed(text) == {"terms"}
+    assert "There was no answer within 3 seconds." in panels_of(text)["terms"]
+
+
+def test_the_same_question_is_asked_once(folder):
+    asked = []
+
+    class Counted(Troubled):
+        def ask(self, question):
+            asked.append(question)
+            return super().ask(question)
+
+    with served({"run": lambda: Counted(dualform.open(folder), int, None)}) as pages:
+        pages.get("/explore?item=shapes/3&by=label")
+        first = [question for question in asked if isinstance(question, GroupSum)]
+        pages.get("/explore?item=shapes/3&by=label")
+    assert len(set(first)) == len(first) > 3
+    assert [question for question in asked if isinstance(question, GroupSum)] == first
+
+
+def test_a_server_elsewhere_gives_the_same_page_and_its_end_is_told(folder, pages):
+    with dualform.open(folder) as engine:
+        server = Server(engine, ServiceConfig("127.0.0.1:0", sql=True))
+        server.start()
+        with served({"run": lambda: Client(server.address, timeout=20)}) as remote:
+            path = "/explore?item=shapes/3&without=label:2"
+            here, there = panels_of(pages.get(path).text), panels_of(remote.get(path).text)
+            del here["record"], there["record"]  # which says how long answering took
+            assert here == there
+            server.stop(grace=0)
+            gone = remote.get("/explore?item=shapes/4")
+    assert gone.status == 502
+    assert "The memory does not answer" in gone.text
+    assert server.address in gone.text
+
+
+def test_a_damaged_file_is_named(folder, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "memory.json").write_text("{")
+    with served({"whole": lambda: dualform.open(folder), "broken": lambda: dualform.open(copy)}) as pages:
+        start = pages.get("/")
+        assert start.status == 200
+        assert "memory.json" in start.text
+        assert "shapes" in start.text
+        assert pages.get("/explore?memory=broken&item=shapes/1").status == 502
+        assert pages.get("/explore?memory=whole&item=shapes/1").status == 200
+        assert pages.get("/explore?memory=none").status == 502
+
+
+def test_a_browser_is_told_that_nothing_comes_from_elsewhere(pages):
+    for path in ("/", "/explore", "/static/explorer.css", "/nowhere"):
+        headers = pages.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "set-cookie" not in headers
+    text = pages.get("/explore?item=shapes/3").text
+    assert not re.search(r"<script(?![^>]* src=)|\sstyle=|\son\w+=|javascript:", text)
+
+
+def test_a_request_by_another_name_is_refused(pages):
+    for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::2]:1"):
+        page = pages.get("/explore", Host=name)
+        assert page.status == 421
+        assert "shapes" not in page.text
+    for name in ("localhost", f"127.0.0.1:{pages.port}", "LOCALHOST:1", "[::1]:9"):
+        assert pages.get("/", Host=name).status == 200
+
+
+def test_a_name_that_was_given_is_let_in(folder):
+    with served({"run": lambda: dualform.open(folder)}, hosts=["hub.example.org"]) as pages:
+        assert pages.get("/", Host="hub.example.org").status == 200
+        assert pages.get("/", Host="hub.example.com").status == 421
+
+
+def test_with_a_token_nothing_of_a_memory_is_shown_without_it(folder):
+    with served({"run": lambda: dualform.open(folder)}, token="sesame-sesame-sesame") as pages:
+        for path in ("/", "/explore", "/explore?item=shapes/3"):
+            for headers in ({}, {"Authorization": "Bearer sesame"}, {"Authorization": "Basic sesame-sesame-sesame"}):
+                page = pages.get(path, **headers)
+                assert page.status == 401
+                assert "shapes" not in page.text
+                assert "sesame" not in page.text
+            assert pages.get(path, Authorization="Bearer sesame-sesame-sesame").status == 200
+        assert pages.get("/static/explorer.css").status == 200
+
+
+def test_it_works_under_a_prefix_that_a_proxy_leaves_in_the_path_or_takes_away(folder):
+    with served({"run": lambda: dualform.open(folder)}, root_path="/user/me/explorer") as pages:
+        for prefix in ("", "/user/me/explorer"):
+            assert pages.get(f"{prefix}/").status == 200
+            assert pages.get(f"{prefix}/explore?item=shapes/3").status == 200
+            assert pages.get(f"{prefix}/static/explorer.css").status == 200
+
+
+def test_only_get_is_answered(pages):
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", pages.port, timeout=30)
+    for method in ("POST", "PUT", "DELETE"):
+        connection.request(method, "/explore")
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 405
+    connection.close()

@@ -1,0 +1,275 @@
+"""Every number that a panel holds is the API's, asked for by itself, to the bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dualform.errors import BadMask, EmptyMask, NotFound
+from dualform_explorer.chip import Chip, Range
+from dualform_explorer.panels.layers import layers_panel
+from dualform_explorer.panels.mask import mask_panel
+from dualform_explorer.panels.output import output_panel
+from dualform_explorer.panels.query import query_panel
+from dualform_explorer.panels.record import record_panel
+from dualform_explorer.panels.removal import removal_panel
+from dualform_explorer.panels.slots import slots_panel
+from dualform_explorer.panels.steps import steps_panel
+from dualform_explorer.panels.sums import sums_panel
+from dualform_explorer.panels.terms import terms_panel
+from dualform_explorer.start import probe_panel
+from dualform_explorer.state import State
+
+PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
+WITHOUT = replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),))
+WHERE = "dataset <> 'noise <b>'"
+STATES = {
+    "plain": (PLAIN, {}),
+    "absolute, in the first layer": (replace(PLAIN, layer="0", score="abs"), {"score": "abs"}),
+    "masked": (WITHOUT, {"where": WHERE}),
+    "as of a step": (replace(PLAIN, at=40), {"where": "step < 40"}),
+    "a margin": (
+        replace(WITHOUT, score="contribution", toward="3-0", at=50),
+        {"score": "contribution", "toward": "3-0", "at_step": 50, "where": f"{WHERE} AND step < 50"},
+    ),
+}
+EACH = pytest.mark.parametrize(("state", "asked"), STATES.values(), ids=STATES)
+
+
+@EACH
+def test_sums_are_those_of_group_sum(memory, info, state, asked):
+    panel = sums_panel(memory, info, state)
+    answer = memory.group_sum(state.layer, state.item, by=("dataset", "label"), **asked)
+    shown = {row.group.values: (row.group.sum, row.group.count) for row in panel.rows if not row.gone}
+    assert shown == {
+        group: (own, count)
+        for group, own, count in zip(answer.groups, answer.sums[0].tolist(), answer.counts.tolist(), strict=True)
+    }
+    assert (panel.matching, panel.scanned) == (answer.scan.slots_matching, answer.scan.slots_scanned)
+
+
+def test_beside_a_mask_stand_the_sums_without_it(memory, info):
+    panel = sums_panel(memory, info, WITHOUT)
+    whole = memory.group_sum("4", "shapes/3", by=("dataset", "label"))
+    assert [row.group.values for row in panel.rows] == list(whole.groups)
+    assert [row.unmasked for row in panel.rows] == whole.sums[0].tolist()
+    assert {row.group.values[0] for row in panel.rows if row.gone} == {"noise <b>"}
+
+
+def test_of_many_groups_the_largest_sums_are_shown(memory, info):
+    panel = sums_panel(memory, info, replace(PLAIN, by=("dataset", "sample")))
+    answer = memory.group_sum("4", "shapes/3", by=("dataset", "sample"), k=24)
+    assert [row.group.sum for row in panel.rows] == answer.sums[0].tolist()
+    assert panel.total == answer.total > 24
+
+
+@EACH
+def test_slots_are_those_of_topk_with_their_columns(memory, info, state, asked):
+    panel = slots_panel(memory, info, state)
+    hits = memory.topk(state.layer, state.item, k=25, **asked)
+    assert [own.slot for own in panel.slots] == hits.slots[0][:24].tolist()
+    assert [own.score for own in panel.slots] == hits.scores[0][:24].tolist()
+    rows = memory.slots(hits.slots[0][:24], "sample").records()
+    assert [(own.step, own.dataset, own.label, own.sample) for own in panel.slots] == [
+        (row["step"], row["dataset"], row["label"], row["sample"]) for row in rows
+    ]
+    assert [own.others for own in panel.slots] == [{"bright": row["bright"]} for row in rows]
+    assert panel.gap == hits.scores[0].tolist()[23] - hits.scores[0].tolist()[24]
+    times = Counter((row["dataset"], row["sample"]) for row in rows)
+    assert [own.times for own in panel.slots] == [times[row["dataset"], row["sample"]] for row in rows]
+    assert panel.samples == len(times) < 24
+
+
+def test_by_sample_each_sample_stands_once_at_its_best_slot(memory, info):
+    slots, samples = slots_panel(memory, info, PLAIN), slots_panel(memory, info, replace(PLAIN, by_sample=True))
+    best = {}
+    for own in slots.slots:
+        best.setdefault((own.dataset, own.sample), own)
+    assert [own.slot for own in samples.slots] == [own.slot for own in best.values()]
+    for own in samples.slots:
+        alike = [slot for slot in slots.slots if (slot.dataset, slot.sample) == (own.dataset, own.sample)]
+        assert own.times == len(alike)
+        assert own.total == sum(slot.score for slot in alike)
+        assert own.steps == (min(slot.step for slot in alike), max(slot.step for slot in alike))
+
+
+def test_slots_have_the_names_of_their_datasets_labels(memory, info):
+    names = {("shapes", 0): "bar", ("shapes", 3): "frame", ("noise <b>", 3): "four"}
+    found = {(own.dataset, own.label): own.label_name for own in slots_panel(memory, info, PLAIN).slots}
+    assert {key: name for key, name in found.items() if key in names}.items() <= names.items()
+    assert found
+
+
+def test_a_mask_that_leaves_fewer_slots_shows_those_and_no_gap(memory, info):
+    panel = slots_panel(memory, info, replace(PLAIN, where="slot < 5"))
+    assert sorted(own.slot for own in panel.slots) == [0, 1, 2, 3, 4]
+    assert panel.gap is None
+
+
+@EACH
+def test_the_histogram_is_the_group_sum_by_step(memory, info, state, asked):
+    panel = steps_panel(memory, info, state)
+    answer = memory.group_sum(state.layer, state.item, by="step", **asked)
+    sums = {step: own for (step,), own in zip(answer.groups, answer.sums[0].tolist(), strict=True)}
+    for bar in panel.bars:
+        assert bar.first == bar.last  # so few steps that each has its bar
+        assert bar.sum == pytest.approx(sums.get(bar.first, 0.0), rel=1e-12, abs=1e-12)
+        assert sum(size for _, _, size in bar.parts) == pytest.approx(bar.sum, rel=1e-12, abs=1e-12)
+    assert sum(bar.count for bar in panel.bars) == answer.counts.sum()
+
+
+def test_of_many_steps_a_bar_has_several(memory, info, monkeypatch):
+    monkeypatch.setattr("dualform_explorer.panels.steps.MOST_BARS", 7)
+    panel = steps_panel(memory, info, PLAIN)
+    answer = memory.group_sum("4", "shapes/3", by="step")
+    sums = dict(zip((step for (step,) in answer.groups), answer.sums[0].tolist(), strict=True))
+    assert [(bar.first, bar.last) for bar in panel.bars] == [(9 * n, min(9 * n + 8, 59)) for n in range(7)]
+    for bar in panel.bars:
+        own = sum(sums[step] for step in range(bar.first, bar.last + 1))
+        assert bar.sum == pytest.approx(own, rel=1e-12)
+
+
+def test_the_output_is_the_networks_and_is_found_by_asking(memory, info):
+    panel = output_panel(memory, info, replace(PLAIN, layer="0"))
+    assert panel.network
+    assert panel.layer == "4"
+    assert [own.full for own in panel.outputs] == np.asarray(memory.output("4", "shapes/3"))[0].tolist()
+    stored = memory.probe("shapes").outputs
+    assert [own.full for own in panel.outputs] == pytest.approx(stored[3].tolist(), abs=1e-4)
+    assert panel.full == panel.stored == stored[3].argmax()
+    assert [own.number for own in panel.outputs if own.label] == [3]
+    assert panel.masked is None
+
+
+def test_the_masked_output_is_that_of_the_same_mask(memory, info):
+    panel = output_panel(memory, info, replace(WITHOUT, at=50, initial=False))
+    masked = np.asarray(memory.output("4", "shapes/3", WHERE, 50, initial=False))[0]
+    full = np.asarray(memory.output("4", "shapes/3", None, 50))[0]
+    assert [own.masked for own in panel.outputs] == masked.tolist()
+    assert [own.full for own in panel.outputs] == full.tolist()
+    assert [own.difference for own in panel.outputs] == [
+        float(left) - float(whole) for left, whole in zip(masked, full, strict=True)
+    ]
+    assert panel.flips == (masked.argmax() != full.argmax())
+
+
+def test_it_flips_where_the_largest_output_is_another_one_under_the_mask(memory, info):
+    rows = ",".join(map(str, range(60)))
+    full = np.asarray(memory.output("4", f"shapes/{rows}")).argmax(axis=1)
+    masked = np.asarray(memory.output("4", f"shapes/{rows}", WHERE)).argmax(axis=1)
+    flips = {output_panel(memory, info, replace(WITHOUT, row=row)).flips for row in np.flatnonzero(full != masked)[:3]}
+    stays = {output_panel(memory, info, replace(WITHOUT, row=row)).flips for row in np.flatnonzero(full == masked)[:3]}
+    assert (flips, stays) == ({True}, {False})
+
+
+def test_terms_are_those_of_contributions_and_add_up(memory, info):
+    panel = terms_panel(memory, info, replace(WITHOUT, layer="0"))
+    answer = memory.contributions("4", "shapes/3", ("dataset", "label"), WHERE)
+    groups = [term for term in panel.terms if term.kind == "group"]
+    assert {term.said: term.values for term in groups} == {
+        group: tuple(values.tolist()) for group, values in zip(answer.groups, answer.sums[0], strict=True)
+    }
+    by_kind = {term.kind: np.array(term.values) for term in panel.terms}
+    assert by_kind["initial"].tolist() == answer.initial[0].tolist()
+    assert by_kind["bias"].tolist() == answer.bias.tolist()
+    total = sum(np.array(term.values) for term in panel.terms if term.kind not in ("output", "residual"))
+    assert np.abs(total - by_kind["output"]).max() <= panel.residual + 1e-12
+    assert by_kind["output"] == pytest.approx(np.asarray(memory.output("4", "shapes/3", WHERE))[0], abs=1e-5)
+    assert panel.unexplained == np.abs(answer.unexplained[0]).max()
+
+
+def test_of_many_groups_the_terms_of_the_others_are_one(memory, info):
+    panel = terms_panel(memory, info, replace(PLAIN, by=("dataset", "sample")))
+    answer = memory.contributions("4", "shapes/3", ("dataset", "sample"))
+    parts = [np.array(term.values) for term in panel.terms if term.kind in ("group", "rest")]
+    assert sum(parts) == pytest.approx(answer.sums[0].sum(axis=0), rel=1e-9)
+    counts = [term.count for term in panel.terms if term.kind in ("group", "rest")]
+    assert sum(counts) == answer.counts.sum()
+
+
+def test_every_layer_has_its_groups(memory, info):
+    panel = layers_panel(memory, info, WITHOUT)
+    assert [card.name for card in panel.cards] == ["0", "2", "4"]
+    for card in panel.cards:
+        masked = memory.group_sum(card.name, "shapes/3", by=("dataset", "label"), where=WHERE)
+        whole = memory.group_sum(card.name, "shapes/3", by=("dataset", "label"))
+        assert [row.group.sum for row in card.rows if not row.gone] == masked.sums[0].tolist()
+        assert [row.unmasked for row in card.rows] == whole.sums[0].tolist()
+
+
+def test_the_mask_is_shown_as_it_is_asked(memory, info):
+    panel = mask_panel(memory, info, replace(WITHOUT, at=40))
+    assert panel.sql == f"{WHERE} AND step < 40"
+    scan = memory.group_sum("4", "shapes/3", by="label", where=panel.sql).scan
+    assert (panel.matching, panel.slots) == (scan.slots_matching, scan.slots_scanned)
+    assert [[group.values for group in row] for row in panel.groups] == [
+        [("noise <b>",), ("shapes",)],
+        [(0,), (1,), (2,), (3,)],
+    ]
+
+
+def test_beside_a_mask_stands_its_cancellation(memory, info):
+    assert removal_panel(memory, info, PLAIN).cancellation is None
+    assert removal_panel(memory, info, WITHOUT).cancellation == memory.cancellation(WHERE)["4"]
+    assert (
+        removal_panel(memory, info, replace(WITHOUT, at=45, layer="0")).cancellation
+        == (memory.cancellation(WHERE, 45)["0"])
+    )
+
+
+def test_the_record_says_its_grade_and_when_asked_its_certificate(memory, info):
+    panel = record_panel(memory, info, PLAIN)
+    assert panel.grade == info.layers[2].grade
+    assert panel.certificate is None
+    assert record_panel(memory, info, replace(PLAIN, verify=True)).certificate == memory.verify()["4"].relative_error
+    assert (panel.scanned, panel.steps, panel.distinct_keys) == (720, 60, info.layers[2].distinct_keys)
+
+
+def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
+    probe = memory.probe("shapes")
+    read = probe.outputs.argmax(axis=1)
+    misread = np.flatnonzero(read != probe.labels)
+    assert len(misread) > 2
+    row = int(misread[1])
+    panel = query_panel(memory, info, replace(PLAIN, row=row, among="misread"))
+    assert (panel.label, panel.read, panel.wrong) == (probe.labels[row], read[row], True)
+    assert (panel.before, panel.after) == (misread[0], misread[2])
+    assert (panel.place, panel.among, panel.misread) == (2, len(misread), len(misread))
+    right = query_panel(memory, info, replace(PLAIN, row=int(np.flatnonzero(read == probe.labels)[0])))
+    assert not right.wrong
+    first = query_panel(memory, info, replace(PLAIN, row=0))
+    assert (first.before, first.after, first.place) == (None, 1, 1)
+    last = query_panel(memory, info, replace(PLAIN, row=59))
+    assert (last.before, last.after) == (58, None)
+
+
+def test_the_start_page_begins_with_examples_that_a_mask_mends(memory, info):
+    panel = probe_panel(memory, info, "shapes")
+    probe = memory.probe("shapes")
+    misread = np.flatnonzero(probe.outputs.argmax(axis=1) != probe.labels)
+    query = f"shapes/{','.join(map(str, misread))}"
+    masked = np.asarray(memory.output("4", query, WHERE)).argmax(axis=1)
+    mended = misread[masked == probe.labels[misread]]
+    (own,) = [own for own in panel.mended if own.dataset == "noise <b>"]
+    assert own.count == len(mended) > 0
+    assert [card.row for card in own.cards] == mended[:12].tolist()
+    assert [card.row for card in panel.cards] == misread[:12].tolist()
+    assert panel.output_layer.name == "4"
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        (replace(PLAIN, where="label ="), BadMask),
+        (replace(PLAIN, where="label = 99"), EmptyMask),
+        (replace(PLAIN, chips=(Chip.of(True, ("step",), (Range(100, 200),)),)), EmptyMask),
+        (replace(PLAIN, where="colour = 1"), NotFound),
+    ],
+)
+def test_what_a_mask_may_not_say_is_an_error(memory, info, state, error):
+    for panel in (sums_panel, slots_panel, steps_panel, output_panel, terms_panel, mask_panel, record_panel):
+        with pytest.raises(error):
+            panel(memory, info, state)

@@ -1,0 +1,117 @@
+"""A page's state: written as an address, and read from one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from urllib.parse import parse_qsl
+
+import pytest
+from hypothesis import given, strategies as st
+
+from dualform_explorer.chip import Chip, Condition, Range
+from dualform_explorer.reading import read_state
+from dualform_explorer.state import State
+
+START = State("", "shapes", 3, "4", ("dataset", "label"))
+
+
+def read(query: str, info, memory: str = ""):
+    return read_state(parse_qsl(query, keep_blank_values=True), info, memory)
+
+
+def faults(query: str, info) -> dict[str, str]:
+    return {fault.parameter: fault.message for fault in read(query, info).faults}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"score": "abs", "by": ("label",), "k": 120, "by_sample": True, "among": "misread"},
+        {"score": "contribution", "toward": "3-0", "at": 30, "inexact": True, "verify": True},
+        {"chips": (Chip.of(False, ("dataset",), ("noise <b>",)), Chip.of(True, ("step",), (Range(10, 19),)))},
+        {"chips": (Chip.of(False, ("dataset", "label"), ("shapes", 3)), Chip.of(True, ("label",), (None,)))},
+        {"chips": (Chip.of(True, ("bright",), (Range(-0.5, 1e-3),)), Chip.of(False, ("bright",), (0.25,)))},
+        {"where": "label = 3 -- all of it\n OR step > 100 & 'ü;:,'", "initial": False},
+        {"layer": "0", "token": 0},
+    ],
+)
+def test_what_was_written_is_read(info, changes):
+    state = replace(START, **changes)
+    assert read(state.query(), info).state == state
+
+
+@given(st.text(min_size=1))
+def test_any_text_that_a_column_may_hold_is_written_and_read(text):
+    from dualform_explorer.chip import read_chip
+
+    chip = Chip(False, (Condition("dataset", text), Condition("label", 3)))
+    assert read_chip(chip.written, False, {"dataset": "VARCHAR", "label": "BIGINT"}) == chip
+
+
+def test_an_address_without_parameters_is_the_first_example_in_the_last_layer(info):
+    assert read("", info).state == replace(START, row=0)
+
+
+def test_the_end_of_the_training_is_not_written(info):
+    assert read(f"at={info.steps}", info).state == replace(START, row=0)
+
+
+@pytest.mark.parametrize(
+    ("query", "parameter", "says"),
+    [
+        ("layr=4", "layr", "The page knows no parameter 'layr'."),
+        ("layer=9", "layer", "There is no layer '9'."),
+        ("layer=4&layer=2", "layer", "The parameter layer is given 2 times."),
+        ("item=none/3", "item", "There is no probe 'none'; an item is PROBE/ROW."),
+        ("item=shapes/60", "item", "The probe shapes has no row '60': it has the rows 0 to 59."),
+        ("item=shapes/-1", "item", "The probe shapes has no row '-1': it has the rows 0 to 59."),
+        ("by=colour", "by", "There is no column 'colour' to group by."),
+        ("by=label,label", "by", "by is 'label,label'; it names up to 3 columns, each once."),
+        ("score=loud", "score", "score is 'loud', which is none of: signed, abs, contribution."),
+        ("score=contribution", "toward", "A contribution is measured toward an output of the layer"),
+        ("toward=4", "toward", "toward is '4'; it is an output of layer 4, 0 to 3, or a margin of two, as 0-1."),
+        ("toward=1-1", "toward", "toward is '1-1';"),
+        ("at=61", "at", "at is '61'; it is a whole number, 0 to 60."),
+        ("at=-1", "at", "at is '-1'; it is a whole number, 0 to 60."),
+        ("k=13", "k", "k is '13', which is none of: 12, 24, 60, 120, 500."),
+        ("w0=no", "w0", "w0 is 'no', which is none of: on, off."),
+        ("without=colour:3", "without", "There is no column 'colour'."),
+        ("without=label:x", "without", "'x' is no number, and the column label has numbers."),
+        ("only=step:9..3", "only", "9..3 of the column step ends before it begins."),
+        ("where=" + "x" * 4001, "where", "The parameter where is longer than 4000 letters."),
+    ],
+)
+def test_what_is_wrong_is_named_and_nothing_is_guessed(info, query, parameter, says):
+    assert read(query, info).state is None
+    assert faults(query, info)[parameter].startswith(says)
+
+
+def test_what_may_stand_in_the_place_of_a_fault_keeps_the_rest(info):
+    (fault,) = read("layer=9&score=abs", info).faults
+    assert dict(fault.choices) == {name: f"score=abs&layer={name}" for name in ("0", "2", "4")}
+
+
+@pytest.mark.parametrize(
+    ("query", "chip"),
+    [
+        ("column=step&first=3&last=9&keep=only", Chip.of(True, ("step",), (Range(3, 9),))),
+        ("column=label&value=2&keep=without", Chip.of(False, ("label",), (2,))),
+        ("column=label&value=", Chip.of(False, ("label",), (None,))),
+    ],
+)
+def test_a_form_adds_a_chip_and_asks_for_the_states_own_address(info, query, chip):
+    found = read(f"item=shapes/3&{query}", info)
+    assert found.forms
+    assert found.state == replace(START, chips=(chip,))
+
+
+def test_a_chip_takes_the_place_of_its_opposite_and_goes_when_it_is_given_again():
+    once = START.with_chip(False, ("label",), (3,))
+    assert [chip.written for chip in once.chips] == ["label:3"]
+    assert [chip.only for chip in once.with_chip(True, ("label",), (3,)).chips] == [True]
+    assert once.with_chip(False, ("label",), (3,)) == START
+
+
+def test_a_memory_among_several_stands_in_the_address(info):
+    assert read("", info, "runs/a").state.query().startswith("memory=runs/a&")
