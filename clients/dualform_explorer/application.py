@@ -2,6 +2,7 @@
 
     ./                  memories, probes, examples worth a look
     ./explore?item=…    one example: its output, and what in the training speaks for it
+    ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
     ./static/…          stylesheet and scripts
 
 Addresses within a page are relative, so that it works under any path.
@@ -10,6 +11,7 @@ Addresses within a page are relative, so that it works under any path.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,7 +21,7 @@ from typing import Any
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -29,12 +31,22 @@ from dualform.methods import Answers
 from dualform_explorer.asking import Desk, Failure
 from dualform_explorer.memories import Memories
 from dualform_explorer.panels import PANELS
-from dualform_explorer.reading import Reading, layer_of, read_state
+from dualform_explorer.reading import Params, layer_of, read_state
 from dualform_explorer.rendering import templates
 from dualform_explorer.start import probe_panel
 from dualform_explorer.state import KS, SCORES, State, query_of
 
 STATIC = Path(__file__).parent / "static"
+_SEE_OTHER, _BAD_REQUEST, _BAD_GATEWAY = 303, 400, 502
+_KEYS = (
+    ("j  k", "the next example, the one before"),
+    ("l  h", "the next layer, the one before"),
+    ("/", "add to the mask"),
+    ("u", "take the mask back"),
+    ("s", "slots, or samples"),
+    ("t", "theme"),
+    ("?", "these keys"),
+)
 _OF_PLACE = frozenset(("slot", "step", "row", "position", "call"))
 """Columns that say where a slot stands, and not what it is of."""
 DEADLINE = 15.0
@@ -51,6 +63,8 @@ class Pages:
             routes=[
                 Route("/", self.start, methods=["GET"]),
                 Route("/explore", self.explore, methods=["GET"]),
+                Route("/panels", self.panels, methods=["GET"]),
+                Route("/news", self.news, methods=["GET"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
             lifespan=self._lifespan,
@@ -64,7 +78,7 @@ class Pages:
 
     async def start(self, request: Request) -> Response:
         """Memories, and of each its probes."""
-        opened = [(name, await self._opened(name)) for name in self._memories.names]
+        opened = [(name, await self._opened(name, newest=True)) for name in self._memories.names]
         several = len(opened) > 1
         jobs: dict[tuple[str, str], asyncio.Task[Markup]] = {}
         for name, found in opened:
@@ -84,25 +98,80 @@ class Pages:
     async def explore(self, request: Request) -> Response:
         """One example."""
         params = request.query_params.multi_items()
-        names = self._memories.names
-        name = next((value for own, value in params if own == "memory"), names[0] if len(names) == 1 else "")
-        found = await self._opened(name)
+        name = self._name(params)
+        found = await self._opened(name, newest=True)
         if isinstance(found, Failure):
-            links = [(own, "explore?" + query_of({"memory": own})) for own in names]
-            return self._stream("trouble.html", {"failure": found, "links": links}, (), 404 if not name else 502)
+            links = [(own, "explore?" + query_of({"memory": own})) for own in self._memories.names]
+            return self._stream("trouble.html", {"failure": found, "links": links}, (), _BAD_GATEWAY)
         memory, info = found
-        reading = read_state(params, info, name if len(names) > 1 else "")
+        reading = read_state(params, info, self._written(name))
         if reading.state is None:
-            return self._stream("faults.html", {"faults": reading.faults, "memory": name}, (), 400)
+            return self._stream("faults.html", {"faults": reading.faults, "memory": name}, (), _BAD_REQUEST)
         state = reading.state
         if reading.forms:
-            return RedirectResponse(f"explore?{state.query()}", 303)
-        return self._page(memory, info, name, reading)
+            return RedirectResponse(f"explore?{state.query()}", _SEE_OTHER)
+        context = self._context(info, name, state)
+        jobs = self._jobs(memory, info, state, context)
 
-    def _page(self, memory: Answers, info: MemoryInfo, name: str, reading: Reading) -> Response:
-        state = reading.state
-        assert state is not None
-        context = {
+        async def panel(key: str) -> Markup:
+            return await jobs[key]
+
+        return self._stream("explore.html", {**context, "panel": panel}, jobs.values())
+
+    async def panels(self, request: Request) -> Response:
+        """The parts of such a page, for scripts: a line of JSON each, as they are ready; the first says which page it is
+        and at which address it stands.
+        """
+        params = request.query_params.multi_items()
+        name = self._name(params)
+        found = await self._opened(name)
+        if isinstance(found, Failure):
+            return JSONResponse({"message": found.message, "hint": found.hint}, _BAD_GATEWAY)
+        memory, info = found
+        reading = read_state(params, info, self._written(name))
+        if reading.state is None:
+            faults = [{"parameter": fault.parameter, "message": fault.message} for fault in reading.faults]
+            return JSONResponse({"faults": faults}, _BAD_REQUEST)
+        context = self._context(info, name, reading.state)
+        jobs = self._jobs(memory, info, reading.state, context)
+        bar = await self._templates.get_template("bar.html").render_async(context)
+        said = {"title": context["page_title"], "heading": context["heading"], "bar": bar}
+
+        async def lines() -> AsyncIterator[str]:
+            async def named(key: str, job: asyncio.Task[Markup]) -> dict[str, str]:
+                return {"panel": key, "html": str(await job)}
+
+            try:
+                yield json.dumps({"address": _to(context["state"]), **said}) + "\n"
+                for done in asyncio.as_completed([named(*both) for both in jobs.items()]):
+                    yield json.dumps(await done) + "\n"
+            finally:
+                for job in jobs.values():
+                    job.cancel()
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def news(self, request: Request) -> Response:
+        """How far a training has recorded, which nothing on a page follows by itself."""
+        name = self._name(request.query_params.multi_items())
+        try:
+            info: MemoryInfo = await self._desk.run(partial(self._memories.news, name))
+        except (DualformError, TimeoutError) as error:
+            return JSONResponse({"message": str(error)}, _BAD_GATEWAY)
+        recording = info.recording and not info.cut_off
+        return JSONResponse({"snapshot": info.snapshot, "steps": info.steps, "recording": recording})
+
+    def _name(self, params: Params) -> str:
+        """Of the memory that is asked about."""
+        names = self._memories.names
+        return next((value for own, value in params if own == "memory"), names[0] if len(names) == 1 else "")
+
+    def _written(self, name: str) -> str:
+        """The memory's name as a state has it."""
+        return name if len(self._memories.names) > 1 else ""
+
+    def _context(self, info: MemoryInfo, name: str, state: State) -> dict[str, Any]:
+        return {
             "state": state,
             "info": info,
             "memory": name,
@@ -112,22 +181,24 @@ class Pages:
             "scores": SCORES,
             "ks": KS,
             "groupings": _groupings(info, state),
+            "keys": _KEYS,
+            "heading": f"{state.item} in layer {state.layer}",
+            "page_title": f"{state.item} \N{MIDDLE DOT} {state.layer} \N{MIDDLE DOT} {name} \N{MIDDLE DOT} dualform",
         }
-        jobs = {
+
+    def _jobs(
+        self, memory: Answers, info: MemoryInfo, state: State, context: dict[str, Any]
+    ) -> dict[str, asyncio.Task[Markup]]:
+        return {
             key: self._begin(key, panel.title, partial(panel.make, memory, info, state), context)
             for key, panel in PANELS.items()
         }
 
-        async def panel(key: str) -> Markup:
-            return await jobs[key]
-
-        return self._stream("explore.html", {**context, "panel": panel}, jobs.values())
-
-    async def _opened(self, name: str) -> tuple[Answers, MemoryInfo] | Failure:
-        """A memory as it is now, and what it holds."""
+    async def _opened(self, name: str, newest: bool = False) -> tuple[Answers, MemoryInfo] | Failure:
+        """A memory and what it holds: as it is now, or as the reader has seen it last."""
 
         def opened() -> tuple[Answers, MemoryInfo]:
-            memory = self._memories.newest(name)
+            memory = self._memories.newest(name) if newest else self._memories.one(name)
             return memory, memory.info()
 
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from dualform.answers import MemoryInfo
 from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_explorer.remembered import RememberedAnswers
@@ -19,6 +20,8 @@ class Memories:
         """`opened`: by name, what opens or connects to one."""
         self._opened = dict(opened)
         self._answers: dict[str, tuple[Answers, RememberedAnswers]] = {}
+        self._scouts: dict[str, Answers] = {}
+        """Opened beside those that answer, to look ahead."""
         self._locks = {name: Lock() for name in opened}
 
     @property
@@ -37,6 +40,19 @@ class Memories:
             refresh()
         return remembered
 
+    def news(self, name: str) -> MemoryInfo:
+        """What the memory holds by now, without moving what pages are answered from."""
+        answers, _ = self._both(name)
+        if not hasattr(answers, "refresh"):
+            return answers.info()
+        with self._locks[name]:
+            if name not in self._scouts:
+                self._scouts[name] = self._opened[name]()
+            scout: Any = self._scouts[name]
+        scout.refresh()
+        info: MemoryInfo = scout.info()
+        return info
+
     def _both(self, name: str) -> tuple[Answers, RememberedAnswers]:
         if name not in self._opened:
             raise NotFound(f"There is no memory {name!r}.", hint=f"There is {', '.join(self._opened)}.", field="memory")
@@ -47,7 +63,7 @@ class Memories:
             return self._answers[name]
 
     def close(self) -> None:
-        for answers, _ in self._answers.values():
+        for answers in (*(own for own, _ in self._answers.values()), *self._scouts.values()):
             answers.close()
 
 

@@ -12,7 +12,7 @@ import uvicorn
 
 from dualform.methods import Answers
 from dualform_explorer.memories import Memories
-from dualform_explorer.server import ExplorerConfig, listening_at, application
+from dualform_explorer.server import ExplorerConfig, application, listening_at
 
 
 class Page(NamedTuple):

@@ -65,7 +65,9 @@ def explore(
     as_json: bool,
     **reach: Any,
 ) -> None:
-    """Look at memories in a browser: predictions, what speaks for them, and what undoes them.
+    """Look at memories in a browser.
+
+    Pages show a prediction, what in the training speaks for it, and what undoes it.
 
     Nothing is written, and nothing of a memory runs. It goes on until Ctrl-C.
 

@@ -1,0 +1,36 @@
+// The keyboard: what has a link or a field on the page has a key here.
+
+import { nextTheme } from "./tools.js";
+
+const press = (selector) => document.querySelector(selector)?.click();
+
+function layer(by) {
+  const cards = [...document.querySelectorAll("#panel-layers a[data-layer]")];
+  const at = cards.findIndex((own) => own.hasAttribute("aria-current"));
+  cards[at + by]?.click();
+}
+
+const KEYS = {
+  j: () => press("#after"),
+  k: () => press("#before"),
+  l: () => layer(1),
+  h: () => layer(-1),
+  "/": () => document.getElementById("mask-value")?.focus(),
+  u: () => press("#clear, #panel-mask .chips.set a"),
+  s: () => press("#panel-slots nav a:not([aria-current])"),
+  t: () => nextTheme(),
+  "?": () => document.getElementById("help")?.showModal(),
+};
+
+export function listen() {
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (event.target.matches("input, textarea, select") && event.target.type !== "range") {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (document.querySelector("dialog[open]") || !KEYS[event.key]) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  });
+}

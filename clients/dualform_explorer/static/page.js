@@ -1,0 +1,144 @@
+// A page that changes without being loaded anew: the address says what is shown, and the newest address wins.
+
+import { ask } from "./access.js";
+import { toolsFor } from "./tools.js";
+import { follow } from "./news.js";
+
+let latest = 0;
+let running = null;
+const shown = new Map();
+
+/** Once for each document: its tools, and what becomes of its links and forms. */
+export function begin() {
+  toolsFor(document);
+  if (!document.getElementById("answers")) return;
+  follow();
+}
+
+export function listen() {
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a[href]");
+    if (!link || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+    if (!ours(link.getAttribute("href"))) return;
+    event.preventDefault();
+    go(link.getAttribute("href"));
+  });
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (!ours(form.getAttribute("action")) || form.hasAttribute("data-whole")) return;
+    event.preventDefault();
+    const said = new URLSearchParams(new FormData(form, event.submitter));
+    go(`explore?${said}`);
+  });
+  document.addEventListener("input", (event) => {
+    const slider = event.target;
+    if (slider.id === "at") document.querySelector('output[for="at"]').textContent = Number(slider.value).toLocaleString("en");
+  });
+  document.addEventListener("change", (event) => {
+    if (event.target.matches?.("[data-at-once]")) event.target.form.requestSubmit();
+  });
+  window.addEventListener("popstate", () => {
+    if (document.getElementById("answers")) go(here(), false);
+  });
+}
+
+const ours = (address) => address === "explore" || address?.startsWith("explore?");
+const here = () => location.pathname.split("/").pop() + location.search;
+
+/** Shows what stands at an address of this page. */
+export async function go(address, push = true) {
+  if (!document.getElementById("answers")) {
+    location.assign(address);
+    return;
+  }
+  const mine = ++latest;
+  running?.abort();
+  running = new AbortController();
+  if (push) history.pushState(null, "", address);
+  busy(true);
+  try {
+    const answer = await ask(`panels?${address.split("?")[1] ?? ""}`, { signal: running.signal });
+    if (mine !== latest) return;
+    if (!answer.ok) {
+      location.assign(address); // it says what is wrong, as a page of its own
+      return;
+    }
+    for await (const part of lines(answer.body)) {
+      if (mine !== latest) return;
+      take(part);
+    }
+    busy(false);
+  } catch (error) {
+    if (mine !== latest || error.name === "AbortError") return;
+    busy(false);
+    say(`The explorer does not answer: ${error.message}.`, true);
+  }
+}
+
+async function* lines(body) {
+  let text = "";
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    const parts = text.split("\n");
+    text = parts.pop();
+    for (const part of parts) yield JSON.parse(part);
+  }
+}
+
+function take(part) {
+  if (part.address !== undefined) {
+    history.replaceState(null, "", part.address);
+    document.title = part.title;
+    document.getElementById("heading").textContent = part.heading;
+    swap(document.getElementById("bar"), part.bar);
+    say(part.heading);
+    return;
+  }
+  if (shown.get(part.panel) === part.html) {
+    document.getElementById(`panel-${part.panel}`)?.removeAttribute("aria-busy");
+    return;
+  }
+  shown.set(part.panel, part.html);
+  swap(document.getElementById(`panel-${part.panel}`), part.html);
+  if (part.panel === "output") {
+    const flips = document.getElementById("flips");
+    if (flips) say(`${document.getElementById("heading").textContent}: the prediction ${flips.textContent}`);
+  }
+}
+
+/** Puts HTML in an element's place; what had the focus there has it again, and what was open stays open. */
+function swap(before, html) {
+  if (!before) return;
+  const template = document.createElement("template");
+  template.innerHTML = html.trim();
+  const after = template.content.firstElementChild;
+  const focused = before.contains(document.activeElement) ? document.activeElement : null;
+  const open = [...before.querySelectorAll("details")].map((own) => own.open);
+  const scrolled = [...before.querySelectorAll(".wide, .scroll")].map((own) => [own.scrollLeft, own.scrollTop]);
+  before.replaceWith(after);
+  after.querySelectorAll("details").forEach((own, place) => (own.open = open[place] ?? own.open));
+  after.querySelectorAll(".wide, .scroll").forEach((own, place) => ([own.scrollLeft, own.scrollTop] = scrolled[place] ?? [0, 0]));
+  if (focused) alike(after, focused)?.focus({ preventScroll: true });
+  if (after.id === "bar") toolsFor(after);
+}
+
+function alike(root, focused) {
+  if (focused.id) return root.querySelector(`#${CSS.escape(focused.id)}`);
+  const said = (own) => own.getAttribute("aria-label") ?? (own.textContent.trim() || own.getAttribute("name"));
+  return [...root.querySelectorAll(focused.tagName)].find((own) => said(own) === said(focused));
+}
+
+function busy(is) {
+  for (const panel of document.querySelectorAll(".panel")) panel.toggleAttribute("data-waits", is);
+  document.getElementById("answers").setAttribute("aria-busy", String(is));
+}
+
+export function say(text, aloud = false) {
+  const status = document.getElementById("status");
+  if (!status) return;
+  status.textContent = text;
+  status.classList.toggle("away", !aloud);
+}
