@@ -29,9 +29,10 @@ from dualform.answers import MemoryInfo
 from dualform.errors import DualformError
 from dualform.methods import Answers
 from dualform_explorer.asking import Desk, Failure
+from dualform_explorer.examples import moved
 from dualform_explorer.memories import Memories
 from dualform_explorer.panels import PANELS
-from dualform_explorer.reading import Params, layer_of, read_state
+from dualform_explorer.reading import Params, Reading, layer_of, read_state
 from dualform_explorer.rendering import templates
 from dualform_explorer.start import probe_panel
 from dualform_explorer.state import KS, SCORES, State, query_of
@@ -104,12 +105,11 @@ class Pages:
             links = [(own, "explore?" + query_of({"memory": own})) for own in self._memories.names]
             return self._stream("trouble.html", {"failure": found, "links": links}, (), _BAD_GATEWAY)
         memory, info = found
-        reading = read_state(params, info, self._written(name))
-        if reading.state is None:
+        reading, state = await self._read(memory, info, name, params)
+        if state is None:
             return self._stream("faults.html", {"faults": reading.faults, "memory": name}, (), _BAD_REQUEST)
-        state = reading.state
         if reading.forms:
-            return RedirectResponse(f"explore?{state.query()}", _SEE_OTHER)
+            return RedirectResponse(_to(state), _SEE_OTHER)
         context = self._context(info, name, state)
         jobs = self._jobs(memory, info, state, context)
 
@@ -119,8 +119,8 @@ class Pages:
         return self._stream("explore.html", {**context, "panel": panel}, jobs.values())
 
     async def panels(self, request: Request) -> Response:
-        """The parts of such a page, for scripts: a line of JSON each, as they are ready; the first says which page it is
-        and at which address it stands.
+        """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page it
+        is, and at which address it stands.
         """
         params = request.query_params.multi_items()
         name = self._name(params)
@@ -128,12 +128,12 @@ class Pages:
         if isinstance(found, Failure):
             return JSONResponse({"message": found.message, "hint": found.hint}, _BAD_GATEWAY)
         memory, info = found
-        reading = read_state(params, info, self._written(name))
-        if reading.state is None:
+        reading, state = await self._read(memory, info, name, params)
+        if state is None:
             faults = [{"parameter": fault.parameter, "message": fault.message} for fault in reading.faults]
             return JSONResponse({"faults": faults}, _BAD_REQUEST)
-        context = self._context(info, name, reading.state)
-        jobs = self._jobs(memory, info, reading.state, context)
+        context = self._context(info, name, state)
+        jobs = self._jobs(memory, info, state, context)
         bar = await self._templates.get_template("bar.html").render_async(context)
         said = {"title": context["page_title"], "heading": context["heading"], "bar": bar}
 
@@ -142,7 +142,7 @@ class Pages:
                 return {"panel": key, "html": str(await job)}
 
             try:
-                yield json.dumps({"address": _to(context["state"]), **said}) + "\n"
+                yield json.dumps({"address": _to(state), **said}) + "\n"
                 for done in asyncio.as_completed([named(*both) for both in jobs.items()]):
                     yield json.dumps(await done) + "\n"
             finally:
@@ -165,6 +165,13 @@ class Pages:
         """Of the memory that is asked about."""
         names = self._memories.names
         return next((value for own, value in params if own == "memory"), names[0] if len(names) == 1 else "")
+
+    async def _read(self, memory: Answers, info: MemoryInfo, name: str, params: Params) -> tuple[Reading, State | None]:
+        """What stands in the address, and the page that is meant; None where there are faults."""
+        reading = read_state(params, info, self._written(name))
+        if reading.state is None or not reading.move:
+            return reading, reading.state
+        return reading, await self._desk.run(partial(moved, memory, info, reading.state, reading.move))
 
     def _written(self, name: str) -> str:
         """The memory's name as a state has it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,20 @@ def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
     rows = 0 if stored is None else stored.rows
     given = [own for own in (probe.labels, probe.outputs) if own is not None]
     return Examples(name, len(given[0]) if given else rows, probe.labels, probe.outputs)
+
+
+def moved(memory: Answers, info: MemoryInfo, state: State, by: int) -> State:
+    """The page of the example so many further on among those that are gone through, or back; the last one, or the
+    first, where there are not so many.
+    """
+    rows = examples_of(memory, info, state.probe).among(state.among)
+    if not by or not len(rows):
+        return state
+    at = int(np.searchsorted(rows, state.row))
+    if by > 0 and (at == len(rows) or rows[at] != state.row):
+        at -= 1  # the next one is one step away, too
+    place = min(max(at + by, 0), len(rows) - 1)
+    return replace(state, row=int(rows[place]), token=None)
 
 
 def tokens_of(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> int:

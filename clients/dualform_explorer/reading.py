@@ -24,8 +24,10 @@ _SINGLE = (
     *("inexact", "verify"),
 )
 _REPEATED = ("without", "only")
-_FORM = ("keep", "column", "value", "first", "last")
-"""What the forms of the page send for a chip that is added; `Reading.forms` says that the URL is to be written anew."""
+_FORM = ("keep", "column", "value", "first", "last", "move")
+"""What forms and keys of the page send: a chip that is added, or by how many examples the reader moves on. A state has
+no such parameters, so that its own address is another one."""
+_MOVE = re.compile(r"-?[0-9]{1,6}")
 _TOWARD = re.compile(r"\d{1,9}(-\d{1,9})?")
 
 
@@ -46,6 +48,8 @@ class Reading:
     faults: tuple[Fault, ...] = ()
     forms: bool = False
     """Whether the URL is that of a form, and the state's own is another one."""
+    move: int = 0
+    """By how many of the examples that are gone through the reader moves on, or back."""
 
 
 def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
@@ -71,7 +75,7 @@ def read_state(params: Params, info: MemoryInfo, memory: str = "") -> Reading:
     """`memory`: the name that the state has for it; empty where there is only one."""
     reader = _Reader(params, info)
     state = reader.read(memory)
-    return Reading(state, tuple(reader.faults), any(name in _FORM for name, _ in params))
+    return Reading(state, tuple(reader.faults), any(name in _FORM for name, _ in params), reader.move)
 
 
 @dataclass
@@ -79,6 +83,7 @@ class _Reader:
     params: Params
     info: MemoryInfo
     faults: list[Fault] = field(default_factory=list)
+    move: int = 0
 
     def read(self, memory: str) -> State | None:
         self._names()
@@ -108,6 +113,7 @@ class _Reader:
             inexact=self._choice("inexact", "no", ("no", "yes")) == "yes",
             verify=self._choice("verify", "no", ("no", "yes")) == "yes",
         )
+        self.move = self._move()
         if state.score == "contribution" and not state.toward:
             self._fault(
                 "toward", "A contribution is measured toward an output of the layer, or a margin of two: 3, or 3-8."
@@ -199,6 +205,13 @@ class _Reader:
                 name, f"{name} is {said!r}; it is a whole number, {bounds}.", [] if most is None else [str(most)]
             )
             return default
+        return int(said)
+
+    def _move(self) -> int:
+        said = self.one("move") or "0"
+        if not _MOVE.fullmatch(said):
+            self._fault("move", f"move is {said!r}; it is a whole number, below zero to go back.")
+            return 0
         return int(said)
 
     def _at(self) -> int | None:

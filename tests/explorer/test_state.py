@@ -8,7 +8,8 @@ from urllib.parse import parse_qsl
 import pytest
 from hypothesis import given, strategies as st
 
-from dualform_explorer.chip import Chip, Condition, Range
+from dualform_explorer.chip import Chip, Condition, Range, read_chip
+from dualform_explorer.examples import examples_of, moved
 from dualform_explorer.reading import read_state
 from dualform_explorer.state import State
 
@@ -43,8 +44,6 @@ def test_what_was_written_is_read(info, changes):
 
 @given(st.text(min_size=1))
 def test_any_text_that_a_column_may_hold_is_written_and_read(text):
-    from dualform_explorer.chip import read_chip
-
     chip = Chip(False, (Condition("dataset", text), Condition("label", 3)))
     assert read_chip(chip.written, False, {"dataset": "VARCHAR", "label": "BIGINT"}) == chip
 
@@ -115,3 +114,18 @@ def test_a_chip_takes_the_place_of_its_opposite_and_goes_when_it_is_given_again(
 
 def test_a_memory_among_several_stands_in_the_address(info):
     assert read("", info, "runs/a").state.query().startswith("memory=runs/a&")
+
+
+def test_the_reader_moves_on_among_the_examples_that_are_gone_through(memory, info):
+    misread = examples_of(memory, info, "shapes").misread.tolist()
+    assert len(misread) > 3
+    state = replace(START, row=misread[1], among="misread")
+    rows = [moved(memory, info, state, by).row for by in (0, 1, 2, -1, -5, 10**5)]
+    assert rows == [misread[1], misread[2], misread[3], misread[0], misread[0], misread[-1]]
+    between = next(row for row in range(misread[0], 60) if row not in misread)
+    place = sum(row < between for row in misread)
+    beside = replace(state, row=between)
+    assert moved(memory, info, beside, 1).row == misread[place]
+    assert moved(memory, info, beside, -1).row == misread[place - 1]
+    assert read("item=shapes/3&move=2", info).move == 2
+    assert "move is 'x'" in faults("move=x", info)["move"]

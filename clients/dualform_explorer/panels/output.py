@@ -63,6 +63,11 @@ class OutputPanel:
         return self.masked is not None and self.masked != self.full
 
     @property
+    def known(self) -> bool:
+        """Whether one of the outputs is the label's."""
+        return any(own.label for own in self.outputs)
+
+    @property
     def differs(self) -> bool:
         """Whether the record as of the end has another largest output than the network had."""
         return self.network and self.stored is not None and self.stored != self.full

@@ -1,5 +1,6 @@
 // The keyboard: what has a link or a field on the page has a key here.
 
+import { move } from "./page.js";
 import { nextTheme } from "./tools.js";
 
 const press = (selector) => document.querySelector(selector)?.click();
@@ -11,8 +12,8 @@ function layer(by) {
 }
 
 const KEYS = {
-  j: () => press("#after"),
-  k: () => press("#before"),
+  j: () => move(1),
+  k: () => move(-1),
   l: () => layer(1),
   h: () => layer(-1),
   "/": () => document.getElementById("mask-value")?.focus(),
@@ -29,7 +30,7 @@ export function listen() {
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    if (document.querySelector("dialog[open]") || !KEYS[event.key]) return;
+    if (document.querySelector("dialog[open]") || !KEYS[event.key] || !document.getElementById("answers")) return;
     event.preventDefault();
     KEYS[event.key]();
   });

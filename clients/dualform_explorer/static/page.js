@@ -5,6 +5,8 @@ import { toolsFor } from "./tools.js";
 import { follow } from "./news.js";
 
 let latest = 0;
+let settled = location.search;
+let moves = 0;
 let running = null;
 const shown = new Map();
 
@@ -45,6 +47,15 @@ export function listen() {
 const ours = (address) => address === "explore" || address?.startsWith("explore?");
 const here = () => location.pathname.split("/").pop() + location.search;
 
+/** To another example: pressed several times before there is an answer, so many further on. */
+export function move(by) {
+  const again = moves !== 0;
+  const count = moves + by;
+  const said = settled.slice(1);
+  go(`explore?${said}${said ? "&" : ""}move=${count}`, !again);
+  moves = count;
+}
+
 /** Shows what stands at an address of this page. */
 export async function go(address, push = true) {
   if (!document.getElementById("answers")) {
@@ -52,6 +63,7 @@ export async function go(address, push = true) {
     return;
   }
   const mine = ++latest;
+  moves = 0;
   running?.abort();
   running = new AbortController();
   if (push) history.pushState(null, "", address);
@@ -91,6 +103,8 @@ async function* lines(body) {
 function take(part) {
   if (part.address !== undefined) {
     history.replaceState(null, "", part.address);
+    settled = location.search;
+    moves = 0;
     document.title = part.title;
     document.getElementById("heading").textContent = part.heading;
     swap(document.getElementById("bar"), part.bar);
