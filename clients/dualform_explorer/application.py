@@ -119,8 +119,8 @@ class Pages:
         return self._stream("explore.html", {**context, "panel": panel}, jobs.values())
 
     async def panels(self, request: Request) -> Response:
-        """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page it
-        is, and at which address it stands.
+        """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page
+        it is, and at which address it stands.
         """
         params = request.query_params.multi_items()
         name = self._name(params)

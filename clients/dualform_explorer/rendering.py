@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dualform_explorer.drawing.bars import bar, columns
 from dualform_explorer.drawing.histogram import histogram
+from dualform_explorer.drawing.ranks import rank_curve
 from dualform_explorer.numbers import decimals, fixed, number, percent, rounded
 
 
@@ -29,7 +30,7 @@ def templates(asynchronous: bool = False) -> Environment:
         "decimals": decimals,
         "heat": heat,
     }
-    found.globals |= {"bar": bar, "columns": columns, "histogram": histogram}
+    found.globals |= {"bar": bar, "columns": columns, "histogram": histogram, "rank_curve": rank_curve}
     return found
 
 

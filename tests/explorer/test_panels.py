@@ -14,6 +14,7 @@ from dualform_explorer.panels.layers import layers_panel
 from dualform_explorer.panels.mask import mask_panel
 from dualform_explorer.panels.output import output_panel
 from dualform_explorer.panels.query import query_panel
+from dualform_explorer.panels.ranks import ranks_panel
 from dualform_explorer.panels.record import record_panel
 from dualform_explorer.panels.removal import removal_panel
 from dualform_explorer.panels.slots import slots_panel
@@ -130,6 +131,17 @@ def test_of_many_steps_a_bar_has_several(memory, info, monkeypatch):
     for bar in panel.bars:
         own = sum(sums[step] for step in range(bar.first, bar.last + 1))
         assert bar.sum == pytest.approx(own, rel=1e-12)
+
+
+@EACH
+def test_ranks_are_those_of_distribution(memory, info, state, asked):
+    panel = ranks_panel(memory, info, state)
+    answer = memory.distribution(state.layer, state.item, **asked)
+    assert [own.rank for own in panel.points] == answer.ranks.tolist()
+    assert [own.score for own in panel.points] == answer.scores[0].tolist()
+    assert [own.share for own in panel.points] == answer.shares[0].tolist()
+    assert (panel.count, panel.effective) == (answer.count, answer.effective_slots[0])
+    assert [own.rank for own in panel.named][:1] == [10]
 
 
 def test_the_output_is_the_networks_and_is_found_by_asking(memory, info):

@@ -14,6 +14,7 @@ from dualform_explorer.panels.layers import layers_panel
 from dualform_explorer.panels.mask import mask_panel
 from dualform_explorer.panels.output import output_panel
 from dualform_explorer.panels.query import query_panel
+from dualform_explorer.panels.ranks import ranks_panel
 from dualform_explorer.panels.record import record_panel
 from dualform_explorer.panels.removal import removal_panel
 from dualform_explorer.panels.slots import slots_panel
@@ -38,6 +39,7 @@ PANELS: dict[str, Panel] = {
     "layers": Panel("Layers", layers_panel),
     "sums": Panel("Who is attended to", sums_panel),
     "slots": Panel("Best slots", slots_panel),
+    "ranks": Panel("How concentrated it is", ranks_panel),
     "steps": Panel("Over the training", steps_panel),
     "terms": Panel("What adds up to the output", terms_panel),
     "removal": Panel("What leaving out means", removal_panel),
