@@ -2,6 +2,7 @@
 
     ./                  memories, probes, examples worth a look
     ./explore?item=…    one example: its output, and what in the training speaks for it
+    ./paper?item=…      all of its layers, as the paper shows them
     ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
     ./static/…          stylesheet and scripts
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,10 @@ from dualform_explorer.asking import Desk, Failure
 from dualform_explorer.examples import moved
 from dualform_explorer.memories import Memories
 from dualform_explorer.panels import PANELS
-from dualform_explorer.reading import Params, Reading, layer_of, read_state
+from dualform_explorer.panels.paper import paper_panel
+from dualform_explorer.panels.query import query_panel
+from dualform_explorer.questions import where_before
+from dualform_explorer.reading import Params, Reading, layer_of, layers_of, probe_of, read_state
 from dualform_explorer.rendering import templates
 from dualform_explorer.start import probe_panel
 from dualform_explorer.state import KS, SCORES, State, query_of
@@ -65,6 +69,7 @@ class Pages:
                 Route("/", self.start, methods=["GET"]),
                 Route("/explore", self.explore, methods=["GET"]),
                 Route("/panels", self.panels, methods=["GET"]),
+                Route("/paper", self.paper, methods=["GET"]),
                 Route("/news", self.news, methods=["GET"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
@@ -98,6 +103,34 @@ class Pages:
 
     async def explore(self, request: Request) -> Response:
         """One example."""
+        found = await self._page_of(request)
+        if isinstance(found, Response):
+            return found
+        memory, info, name, reading, state = found
+        if reading.forms:
+            return RedirectResponse(_to(state), _SEE_OTHER)
+        context = self._context(info, name, state)
+        return self._filled("explore.html", context, self._jobs(memory, info, state, context))
+
+    async def paper(self, request: Request) -> Response:
+        """One example in all of its layers."""
+        found = await self._page_of(request)
+        if isinstance(found, Response):
+            return found
+        memory, info, name, _, state = found
+        probe = probe_of(info, state.probe)
+        layers = {} if probe is None else {f"layer-{n}": own.name for n, own in enumerate(layers_of(info, probe))}
+        context = self._context(info, name, state)
+        context |= {"layers": [*layers], "sql": where_before(info, state)}
+        jobs = {
+            key: self._begin(key, own, partial(paper_panel, memory, info, state, own), context, "paper")
+            for key, own in layers.items()
+        }
+        jobs["query"] = self._begin("query", "Query", partial(query_panel, memory, info, state), context)
+        return self._filled("paper.html", context, jobs)
+
+    async def _page_of(self, request: Request) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
+        """What a page of one example is about, or a page that says why there is none."""
         params = request.query_params.multi_items()
         name = self._name(params)
         found = await self._opened(name, newest=True)
@@ -108,15 +141,7 @@ class Pages:
         reading, state = await self._read(memory, info, name, params)
         if state is None:
             return self._stream("faults.html", {"faults": reading.faults, "memory": name}, (), _BAD_REQUEST)
-        if reading.forms:
-            return RedirectResponse(_to(state), _SEE_OTHER)
-        context = self._context(info, name, state)
-        jobs = self._jobs(memory, info, state, context)
-
-        async def panel(key: str) -> Markup:
-            return await jobs[key]
-
-        return self._stream("explore.html", {**context, "panel": panel}, jobs.values())
+        return memory, info, name, reading, state
 
     async def panels(self, request: Request) -> Response:
         """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page
@@ -158,8 +183,7 @@ class Pages:
             info: MemoryInfo = await self._desk.run(partial(self._memories.news, name))
         except (DualformError, TimeoutError) as error:
             return JSONResponse({"message": str(error)}, _BAD_GATEWAY)
-        recording = info.recording and not info.cut_off
-        return JSONResponse({"snapshot": info.snapshot, "steps": info.steps, "recording": recording})
+        return JSONResponse({"snapshot": info.snapshot, "steps": info.steps, "recording": info.recording})
 
     def _name(self, params: Params) -> str:
         """Of the memory that is asked about."""
@@ -216,8 +240,18 @@ class Pages:
             return Failure(f"{name} did not answer within {self._desk.seconds:g} seconds.", code="late")
         return found
 
-    def _begin(self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any]) -> asyncio.Task[Markup]:
-        return asyncio.create_task(self._desk.panel(name, title, make, context))
+    def _begin(
+        self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str = ""
+    ) -> asyncio.Task[Markup]:
+        return asyncio.create_task(self._desk.panel(name, title, make, context, template or name))
+
+    def _filled(self, template: str, context: dict[str, Any], jobs: Mapping[str, asyncio.Task[Markup]]) -> Response:
+        """A page of panels."""
+
+        async def panel(key: str) -> Markup:
+            return await jobs[key]
+
+        return self._stream(template, {**context, "panel": panel}, jobs.values())
 
     def _stream(self, template: str, context: dict[str, Any], jobs: Any, status: int = 200) -> Response:
         """A page that is sent as its parts are ready."""

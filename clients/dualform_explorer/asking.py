@@ -36,9 +36,12 @@ class Desk:
         self._threads = ThreadPoolExecutor(_THREADS, "dualform-explorer")
         self._templates = templates()
 
-    async def panel(self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any]) -> Markup:
+    async def panel(
+        self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str
+    ) -> Markup:
         """The panel as HTML: what `make` returns in its template, or why there is nothing."""
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self._made, name, title, make, context)
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, self._made, name, title, make, context, template)
         try:
             return await asyncio.wait_for(work, self.seconds)
         except TimeoutError:
@@ -53,11 +56,11 @@ class Desk:
         """What is no panel, in the same threads. Raises TimeoutError."""
         return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._threads, work), self.seconds)
 
-    def _made(self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any]) -> Markup:
+    def _made(self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str) -> Markup:
         try:
             panel = make()
             return Markup(
-                self._templates.get_template(f"panels/{name}.html").render(
+                self._templates.get_template(f"panels/{template}.html").render(
                     {**context, "name": name, "title": title, "panel": panel}
                 )
             )

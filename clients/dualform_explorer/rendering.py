@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dualform_explorer.drawing.bars import bar, columns
+from dualform_explorer.drawing.descents import descents
 from dualform_explorer.drawing.histogram import histogram
 from dualform_explorer.drawing.ranks import rank_curve
 from dualform_explorer.numbers import decimals, fixed, number, percent, rounded
@@ -30,7 +31,13 @@ def templates(asynchronous: bool = False) -> Environment:
         "decimals": decimals,
         "heat": heat,
     }
-    found.globals |= {"bar": bar, "columns": columns, "histogram": histogram, "rank_curve": rank_curve}
+    found.globals |= {
+        "bar": bar,
+        "columns": columns,
+        "histogram": histogram,
+        "rank_curve": rank_curve,
+        "descents": descents,
+    }
     return found
 
 

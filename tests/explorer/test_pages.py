@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
+import torch
 
 import dualform
 from dualform.errors import Unavailable
@@ -17,6 +21,7 @@ from dualform_client import Client
 from dualform_explorer.panels import PANELS
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from tests.explorer.recorded import images_of, network
 from tests.explorer.served import Served, served
 
 
@@ -44,7 +49,7 @@ class Troubled(Answers):
 def panels_of(text: str) -> dict[str, str]:
     """By name, each panel's HTML."""
     return {
-        found[1]: found[0] for found in re.finditer(r'<section id="panel-(\w+)".*?</section>', text, flags=re.DOTALL)
+        found[1]: found[0] for found in re.finditer(r'<section id="panel-([\w-]+)".*?</section>', text, flags=re.DOTALL)
     }
 
 
@@ -66,6 +71,57 @@ def test_numbers_have_all_their_digits_beside_them(pages, memory):
     )
     sums = memory.group_sum("4", "shapes/3", by=("dataset", "label")).sums[0].tolist()
     assert [tuple(map(float, own)) for own in shown] == [(own,) * 3 for own in sums]
+
+
+def test_scripts_get_the_same_parts_as_lines(pages):
+    query = "item=shapes/3&without=label:1"
+    answer = pages.get(f"/panels?{query}")
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    first, *lines = map(json.loads, answer.text.splitlines())
+    assert first["address"] == "explore?item=shapes/3&layer=4&by=dataset,label&without=label:1"
+    page = pages.get(f"/explore?{query}")
+    assert first["bar"].strip() in page.text
+    whole = panels_of(page.text)
+    assert {line["panel"]: line["html"].strip() for line in lines} == whole
+    assert pages.get("/panels?layer=9").status == 400
+
+
+def test_the_page_as_in_the_paper_has_every_layer(pages):
+    page = pages.get("/paper?item=shapes/3&without=label:1")
+    assert page.status == 200
+    assert [*panels_of(page.text)] == ["query", "layer-0", "layer-1", "layer-2"]
+    assert not failed(page.text)
+    assert page.text.count('<svg class="descents"') == 3
+
+
+def test_a_recording_is_looked_ahead_at_without_moving_the_page(tmp_path):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = images_of(0, 0)
+
+    def step():
+        with recorder.step(dataset="shapes", label=labels[:12], sample=torch.arange(12)):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs[:12]), labels[:12]).backward()
+            optimizer.step()
+
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        step()
+        recorder.probe("test", inputs, label=labels)
+        recorder.flush()
+        with served({"run": lambda: dualform.open(tmp_path / "run")}) as pages:
+            text = pages.get("/explore?item=test/1").text
+            assert 'data-recording="yes"' in text
+            before = json.loads(pages.get("/news").text)
+            assert (before["steps"], before["recording"]) == (1, True)
+            for _ in range(3):
+                step()
+            recorder.flush()
+            after = json.loads(pages.get("/news").text)
+            assert (after["steps"], after["snapshot"] > before["snapshot"]) == (4, True)
+            parts = pages.get("/panels?item=test/1").text
+            assert "1</data> steps of SGD" in parts.replace('\\"', '"')
+            assert "4</data> steps of SGD" in pages.get("/explore?item=test/1").text
 
 
 def test_the_start_page_leads_to_examples(pages):
@@ -115,8 +171,6 @@ def test_a_form_is_answered_with_the_states_own_address(pages):
     ],
 )
 def test_a_mask_that_cannot_be_says_so_in_the_place_of_each_answer(pages, where, message):
-    from urllib.parse import quote
-
     page = pages.get(f"/explore?item=shapes/3&where={quote(where)}")
     assert page.status == 200
     assert {"sums", "slots", "steps"} <= failed(page.text)
@@ -189,8 +243,6 @@ def test_a_server_elsewhere_gives_the_same_page_and_its_end_is_told(folder, page
 
 
 def test_a_damaged_file_is_named(folder, tmp_path):
-    import shutil
-
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "memory.json").write_text("{")
     with served({"whole": lambda: dualform.open(folder), "broken": lambda: dualform.open(copy)}) as pages:
@@ -251,8 +303,6 @@ def test_it_works_under_a_prefix_that_a_proxy_leaves_in_the_path_or_takes_away(f
 
 
 def test_only_get_is_answered(pages):
-    import http.client
-
     connection = http.client.HTTPConnection("127.0.0.1", pages.port, timeout=30)
     for method in ("POST", "PUT", "DELETE"):
         connection.request(method, "/explore")

@@ -13,6 +13,7 @@ from dualform_explorer.chip import Chip, Range
 from dualform_explorer.panels.layers import layers_panel
 from dualform_explorer.panels.mask import mask_panel
 from dualform_explorer.panels.output import output_panel
+from dualform_explorer.panels.paper import paper_panel
 from dualform_explorer.panels.query import query_panel
 from dualform_explorer.panels.ranks import ranks_panel
 from dualform_explorer.panels.record import record_panel
@@ -131,6 +132,28 @@ def test_of_many_steps_a_bar_has_several(memory, info, monkeypatch):
     for bar in panel.bars:
         own = sum(sums[step] for step in range(bar.first, bar.last + 1))
         assert bar.sum == pytest.approx(own, rel=1e-12)
+
+
+def test_the_papers_view_has_each_groups_best_scores_and_each_layers_sums(memory, info):
+    for layer in ("0", "4"):
+        panel = paper_panel(memory, info, WITHOUT, layer)
+        hits = memory.topk(layer, "shapes/3", k=500, by=("dataset", "label"), where=WHERE)
+        assert {row.group.values: own for row, own in panel.curves} == {
+            group: tuple(scores.tolist()) for group, scores in zip(hits.groups, hits.scores[0], strict=True)
+        }
+        sums = memory.group_sum(layer, "shapes/3", by=("dataset", "label"), where=WHERE).sums[0].tolist()
+        assert [row.group.sum for row in panel.sums.rows if not row.gone] == sums
+        best = memory.topk(layer, "shapes/3", k=25, where=WHERE).slots[0]
+        assert panel.best[0].slot == best[0]
+        assert len({(own.dataset, own.sample) for own in panel.best}) == len(panel.best) == 5
+
+
+def test_contributions_are_those_of_the_pages_layer_alone(memory, info):
+    state = replace(PLAIN, score="contribution", toward="3-0")
+    (own, other) = (paper_panel(memory, info, state, layer).sums.rows for layer in ("4", "0"))
+    asked = {"score": "contribution", "toward": "3-0"}
+    assert [row.group.sum for row in own] == memory.group_sum("4", "shapes/3", state.by, **asked).sums[0].tolist()
+    assert [row.group.sum for row in other] == memory.group_sum("0", "shapes/3", state.by).sums[0].tolist()
 
 
 @EACH

@@ -20,8 +20,8 @@ class RecordPanel:
     """||W_T - rebuilt|| / ||W_T - W_0||; None where it was not asked for, or cannot be had."""
     verified: bool
     snapshot: int
-    recording: bool
     cut_off: str
+    """Where the recording stands, if it has not come to its end."""
     sampling: str
     steps: int
     optimizer: str
@@ -47,7 +47,6 @@ def record_panel(memory: Answers, info: MemoryInfo, state: State) -> RecordPanel
         certificate=certificate,
         verified=state.verify,
         snapshot=scan.snapshot,
-        recording=info.recording and not info.cut_off,
         cut_off=info.cut_off,
         sampling=info.sampling,
         steps=info.steps,
