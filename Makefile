@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := indexer protos service clients tests benchmarks
+SOURCES := indexer protos service clients tests benchmarks docs/site docs/notebooks
 
 # Those that take longest first: `reproduction` begins them in this order.
 STUDIES := single continual single-variants memorisation aesop joint wikitext2 compact limits
@@ -10,7 +10,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test drill soak lint coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
+.PHONY: setup demo test drill soak lint site notebooks dist coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
 
 setup: $(VENV)/ready
 
@@ -47,9 +47,18 @@ lint: setup
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/mypy docs/site
 	$(BIN)/buf lint protos
 	$(BIN)/buf breaking protos --against protos/released.binpb
 	$(BIN)/lint-imports
+
+# The site of docs/ in build/site, which opens from disk; a link that leads nowhere ends it (mkdocs.yml).
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The notebooks of docs/, run from the top and stored with what they print and draw.
+notebooks: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.site.notebooks
 
 # What questions cost, beside what else could answer them (docs/benchmarks.md). The peers are an extra of their own, so
 # that the tests need none of them. Examples: make bench ONLY="topk masked", make bench STUDY=runs/continual.

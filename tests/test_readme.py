@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text()
 PAGES = README + "".join((ROOT / "docs" / page).read_text() for page in ("recording.md", "influence.md", "asking.md"))
 EXAMPLES = dict(re.findall(r"<!-- tested: (\w+) -->\n```python\n(.*?)```", PAGES, re.DOTALL))
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-LINKED = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+LINKED = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "howto").glob("*.md")]
 
 
 def run(name: str, given: Mapping[str, Any] | None = None, **replaced: str) -> dict[str, Any]:

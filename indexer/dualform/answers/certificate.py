@@ -31,6 +31,7 @@ class Certificate(Table):
 
     @property
     def exact(self) -> bool:
+        """Whether the grade is that of an exact record."""
         return self.grade.exact
 
     @property

@@ -27,6 +27,7 @@ class Grade:
 
     @property
     def exact(self) -> bool:
+        """Whether outputs and weights rebuilt from the record are those of the training."""
         return self.name == "exact"
 
     def __str__(self) -> str:

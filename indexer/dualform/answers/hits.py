@@ -61,10 +61,12 @@ class Hits(Table):
 
     @property
     def slots(self) -> Sequence[Any]:
+        """By query, int64[k] of slots, best first; with `by`, a list of them, one for each of its groups."""
         return self._split(self.ids)
 
     @property
     def scores(self) -> Sequence[Any]:
+        """By query, float32[k], those of `slots`."""
         return self._split(self.flat_scores)
 
     def _split(self, column: NDArray[Any]) -> list[Any]:

@@ -54,18 +54,22 @@ class Outputs(NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """(n, d_out)."""
         return self.values.shape
 
     @property
     def dtype(self) -> np.dtype[np.float32]:
+        """float32."""
         return self.values.dtype
 
     @property
     def ndim(self) -> int:
+        """2, of queries and outputs."""
         return self.values.ndim
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its numbers."""
         return self.values.nbytes + (0 if self.effective_slots is None else self.effective_slots.nbytes)
 
     def part(self, start: int, stop: int) -> Outputs:

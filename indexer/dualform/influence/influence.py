@@ -60,6 +60,7 @@ class Influence:
 
     @property
     def examples(self) -> Examples:
+        """What is followed, as a walk through the training takes it."""
         return Examples(f"influence {self.name!r}", self.inputs, self.labels, self.loss, self.batch_dim)
 
     @property

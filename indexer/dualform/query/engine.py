@@ -151,6 +151,7 @@ class Engine(Answers):
 
     @property
     def path(self) -> Path:
+        """The folder of the memory; of several that are answered over as one, the first."""
         return self._seen.snapshot.path
 
     @property

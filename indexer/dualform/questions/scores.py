@@ -51,7 +51,7 @@ class TopK(ScoreQuestion[Hits]):
     by: tuple[str, ...] = ()
     """Columns; with any, the k best of each group."""
     score: str = "signed"
-    """"signed", "abs", "cosine", one of your own (query/score/kinds/), or "contribution", with `toward`."""
+    """"signed", "abs" or "cosine", or "contribution" with `toward`."""
     allow_partial: bool = False
     """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
     toward: Toward | None = None

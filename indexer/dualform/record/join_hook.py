@@ -26,15 +26,17 @@ class Joinable(ABC):
         """This rank has no further batch, while others go on."""
 
     def join_hook(self, **_: Any) -> JoinHook:
+        """Asked by torch's Join: what this rank does in place of the batches that it has not."""
         return _Hook(self._run_out)
 
     @property
     def join_device(self) -> torch.device:
+        """Asked by torch's Join: where its own tensors are."""
         return torch.device("cpu")
 
     @property
     def join_process_group(self) -> Any:
-        """The training's, which `Join` asks to be one for all."""
+        """Asked by torch's Join: the training's group, one for all that it joins."""
         return distributed.group.WORLD
 
 

@@ -103,8 +103,8 @@ class Recorder(Joinable):
 
         `rank`, `ranks`: of this process among those of a data-parallel training, which all make a recorder of the same
         `path`, after init_process_group. Each writes its own slots; `model` may be the DistributedDataParallel one.
-        Where something else than torch.distributed joins the processes, `ranks` is a TrainingShard
-        (training_shard.py), as a `Ranks` over it. A model that `fully_shard` parted over all ranks is recorded if the
+        Where something else than torch.distributed joins the processes, `ranks` is a TrainingShard, as a `Ranks` over
+        it. A model that `fully_shard` parted over all ranks is recorded if the
         recorder is made after it and after the optimizer; leave the recorder's `with` before destroy_process_group.
         Ranks with different numbers of batches train under torch's `Join([model, recorder])`.
 
@@ -120,7 +120,7 @@ class Recorder(Joinable):
         as of steps before the first that lacks slots. Before any slot is dropped, parameters of no layer are not kept
         step by step any more. `steps`: how many are planned, by which the share is set at the first one; it is halved
         whenever that turns out to be too much, and without it, whenever half of what was left has been used. The
-        samples are drawn by `seed`, and which step and row they are (store/sampling.py).
+        samples are drawn by `seed`, and by which step and row they are.
 
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded, and for a training that cannot be resumed; so does the first step.

@@ -111,8 +111,7 @@ class Replay(Recorder):
         """`answers` does."""
 
     def answers(self) -> list[Answer]:
-        """The answers, in the order of the questions: those of a memory that had stored the keys (running_best.py,
-        running_sums.py, second_recording.py).
+        """The answers, in the order of the questions: those of a memory that had stored the keys.
 
         Raises RecordingError before the training has been run again to its end, and of influences what
         `dualform.ledger` raises.

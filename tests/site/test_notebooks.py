@@ -1,0 +1,75 @@
+"""The notebooks run from the top, and give the outputs that they are stored with."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.site.notebooks import NOTEBOOKS, run
+
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?")
+ROUNDING = 1e-5
+"""Of what is a rounding error itself, as a certificate, another processor gives another size."""
+
+
+def printed(cell) -> str:
+    """What a reader sees of a code cell's outputs, but for pictures."""
+    texts = [output.get("text") or output.data.get("text/plain") for output in cell.outputs]
+    return "\n".join(texts + [kind for output in cell.outputs for kind in sorted(output.get("data", ()))])
+
+
+def may_differ(number: str) -> float:
+    """By how much another run's may be off: the last digit of what is rounded, nothing of a whole number."""
+    digits = number.partition("e")[0]
+    if "." not in digits:
+        return 1.0 if "," in digits else 0.0  # of thousands, as sums are printed
+    return max(10.0 ** -len(digits.partition(".")[2]), ROUNDING) * 1.001 if "e" not in number else ROUNDING
+
+
+def assert_same(stored: str, found: str) -> None:
+    assert NUMBER.sub("#", found) == NUMBER.sub("#", stored)
+    for one, other in zip(NUMBER.findall(stored), NUMBER.findall(found), strict=True):
+        assert abs(float(one.replace(",", "")) - float(other.replace(",", ""))) <= may_differ(one), (one, found)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_gives_what_it_is_stored_with(path):
+    import nbformat
+
+    stored, found = nbformat.read(path, as_version=4), run(path)
+    cells = [pair for pair in zip(stored.cells, found.cells, strict=True) if pair[0].cell_type == "code"]
+    assert any(cell.outputs for cell, _ in cells)
+    for one, other in cells:
+        assert_same(printed(one), printed(other))
+
+
+def test_there_are_three_and_pictures_have_words():
+    import nbformat
+
+    assert [path.stem for path in NOTEBOOKS] == ["digits", "forgetting", "why"]
+    for path in NOTEBOOKS:
+        for cell in nbformat.read(path, as_version=4).cells:
+            if any("image/png" in output.get("data", ()) for output in cell.get("outputs", ())):
+                assert len(cell.metadata["alt"]) > 20
+
+
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        ("89.7%", "89.9%"),
+        ("slot 197", "slot 198"),
+        ("1,791,237", "1,791,239"),
+        ("+0.05", "-0.05"),
+        ("5 rows", "5 lines"),
+        ("7.7e-07", "2e-05"),
+        ("66.1057", "66.1067"),
+    ],
+)
+def test_another_number_is_seen(stored, found):
+    with pytest.raises(AssertionError):
+        assert_same(stored, found)
+
+
+def test_a_last_digit_is_not():
+    assert_same("89.7% of 1,791,237, off by 7.75e-07, test/17", "89.8% of 1,791,238, off by 8.1e-07, test/17")
