@@ -56,6 +56,14 @@ lint: setup
 site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# An archive of the sources and a wheel of this platform in build/dist, with what must be in them. Their version is git's
+# tag (setup.py).
+dist: setup
+	rm -rf build/dist
+	DUALFORM_REQUIRE_LOOPS=1 $(BIN)/python -m build --outdir build/dist
+	$(BIN)/python -m twine check --strict build/dist/*
+	$(BIN)/python -m tests.packaging.contents build/dist/*
+
 # The notebooks of docs/, run from the top and stored with what they print and draw.
 notebooks: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.site.notebooks

@@ -1,9 +1,12 @@
-"""Compiles the loops over every key (indexer/dualform/kernels) into a shared library.
+"""Compiles the loops over every key (indexer/dualform/kernels) into a shared library, and tells the version.
 
 It is called through ctypes and knows nothing of Python, so that one wheel of a platform serves every Python. It takes
 gcc or clang, or what calls itself so (`CC="python -m ziglang cc"`); the environment's CC, CFLAGS and ARCHFLAGS are
 heeded. Without a compiler dualform installs without the loops, and says what that costs when it is used; where
 DUALFORM_REQUIRE_LOOPS is set, as for wheels, it does not install.
+
+The version is that of git's tag, v0.2.0. Behind it, and in a clone that has no tags, it is a development version; of an
+archive of the sources it is that of the archive, and of other sources without git, the next one's.
 """
 
 from __future__ import annotations
@@ -19,6 +22,11 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools_scm import ScmVersion
+from setuptools_scm.version import guess_next_dev_version
+
+NEXT = "0.2.0"
+"""The release that is worked on: the uppermost of CHANGELOG.md."""
 
 KERNELS = Path("indexer/dualform/kernels")
 FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno"]
@@ -39,6 +47,11 @@ def compiler() -> list[str]:
     if found is None:
         raise FileNotFoundError("there is no C compiler (cc, gcc or clang) here")
     return [found]
+
+
+def version_of(found: ScmVersion) -> str:
+    untagged = str(found.tag) == "0.0"
+    return f"{NEXT}.dev{found.distance or 0}" if untagged else guess_next_dev_version(found)
 
 
 class BuildLoops(build_ext):
@@ -63,6 +76,11 @@ class Wheel(bdist_wheel):
 
 
 setup(
+    use_scm_version={
+        "version_scheme": version_of,
+        "local_scheme": "no-local-version",
+        "fallback_version": f"{NEXT}.dev0",
+    },
     ext_modules=[
         Extension(
             "dualform.kernels._kernels",

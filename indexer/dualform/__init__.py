@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from dualform.replay.replay import Replay as Replay
     from dualform_client.target import connect as connect
 
-__version__ = "0.2.0"
+    __version__: str
 
 _HOME = {
     "Recorder": ("dualform.record.recorder", "Recorder"),
@@ -172,6 +172,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOME:
         raise AttributeError(f"module 'dualform' has no attribute {name!r}")
     module, attribute = _HOME[name]
@@ -181,6 +183,16 @@ def __getattr__(name: str) -> Any:
         raise missing_package(error) or error from None
     globals()[name] = value
     return value
+
+
+def _version() -> str:
+    """That of the installed distribution, which is made of git's tags."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("dualform")
+    except PackageNotFoundError:
+        return "unknown"  # sources on the path, installed nowhere
 
 
 def __dir__() -> list[str]:
