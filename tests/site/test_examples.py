@@ -57,19 +57,19 @@ def test_the_start_is_gone_through(started):
     assert "Certificates: 2 layers" in printed
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
-def test_the_page_runs(page, tmp_path, request):
-    if RECORDED in page.read_text(encoding="utf-8"):
+@pytest.mark.parametrize("document", PAGES[1:], ids=lambda path: path.stem)
+def test_the_page_runs(document, tmp_path, request):
+    if RECORDED in document.read_text(encoding="utf-8"):
         shutil.copytree(request.getfixturevalue("started")[0] / "runs", tmp_path / "runs")
-    printed = run(page, tmp_path)
-    if page.stem == "concepts":
+    printed = run(document, tmp_path)
+    if document.stem == "concepts":
         assert printed == "[3. 2.]\n[ 2.3 -0.1] [ 2.3 -0.1]\n"
-    if page.stem == "resuming":
+    if document.stem == "resuming":
         assert "stopped" in printed
         assert re.search(r"^\s*steps\s.*^\s*30\s", printed, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_of_code_is_run(page):
-    text = page.read_text(encoding="utf-8")
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.stem)
+def test_every_block_of_code_is_run(document):
+    text = document.read_text(encoding="utf-8")
     assert len(BLOCK.findall(text)) == text.count(MARK) == text.count("\n```python\n") + text.count("\n```bash\n") > 0
