@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dualform.answers import GroupSums, Hits, Weights
 from dualform.errors import BadInput
 from dualform.questions import (
+    AppearanceLookup,
     Contribution,
     Distribution,
     ExampleGradients,
@@ -284,6 +285,17 @@ class _Methods:
     def probe(self, name: str, layer: str | None = None) -> ProbeLookup:
         """A stored probe, with the queries of a layer where one is named. Raises NotFound."""
         return ProbeLookup(name, layer)
+
+    @_asks
+    def appearances(
+        self, samples: Sequence[int] | NDArray[np.int64], dataset: str | None = None, *, probe: str | None = None
+    ) -> AppearanceLookup:
+        """Appearances: what some samples of a dataset looked like, or some examples of a probe, from its gallery.
+
+        `dataset` is None for samples that were recorded without one. Samples that the gallery does not have are said.
+        Raises NotFound where there is no such gallery, BadInput for more than 1,024 samples, and for more than 8 MiB.
+        """
+        return AppearanceLookup(as_ids(samples, "samples"), dataset, probe)
 
     @_asks
     def verify(self) -> Verification:

@@ -1,5 +1,6 @@
 """Answers of a memory, as plain values."""
 
+from dualform.answers.appearances import Appearance as Appearance, Appearances as Appearances
 from dualform.answers.cancellation import Cancellation as Cancellation, Concentration as Concentration
 from dualform.answers.certificate import Certificate as Certificate, Certificates as Certificates
 from dualform.answers.columns import Columns as Columns

@@ -48,6 +48,8 @@ class ProbeInfo:
     name: str
     rows: int
     layers: tuple[str, ...]
+    gallery: str = ""
+    """The kind of the gallery of its examples: "images", "texts" or "table"; empty where it has none."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,6 +84,9 @@ class MemoryInfo(Table):
     """How slots were sampled to hold a budget, and what share is kept, in one sentence; empty where all are."""
     answered_by: str = ""
     """The backend that scores keys for whoever answers, and the compiled loops it has or why it has none."""
+    galleries: Mapping[str, str] = field(default_factory=dict)
+    """Dataset -> kind of its gallery ("images", "texts" or "table"), of those that have one; "" stands for samples that
+    were recorded without a dataset."""
 
     def __len__(self) -> int:
         return len(self.layers)

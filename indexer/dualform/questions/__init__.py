@@ -10,6 +10,7 @@ from dualform.questions.gradients import (
 )
 from dualform.questions.layer_question import LayerQuestion as LayerQuestion
 from dualform.questions.lookups import (
+    AppearanceLookup as AppearanceLookup,
     Inventory as Inventory,
     ProbeLookup as ProbeLookup,
     SlotLookup as SlotLookup,

@@ -44,15 +44,16 @@ def as_flag(value: bool, name: str) -> bool:
     return bool(value)
 
 
-def as_ids(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[n] of slot ids. Raises BadInput where they are no one-dimensional integers."""
+def as_ids(ids: Sequence[int] | NDArray[np.int64], name: str = "ids") -> NDArray[np.int64]:
+    """int64[n] of numbers of slots, or of samples. Raises BadInput where they are no one-dimensional integers."""
     try:
         array = np.asarray(ids)
         whole = array.astype(np.int64) if not array.size or array.dtype.kind in "iu" else None
     except (TypeError, ValueError, OverflowError):
         whole = None
     if whole is None or whole.ndim != 1:
-        raise BadInput("ids must be a list of whole numbers.", hint="Slots count from 0.", field="ids")
+        counted = "Slots" if name == "ids" else name.capitalize()
+        raise BadInput(f"{name} must be a list of whole numbers.", hint=f"{counted} count from 0.", field=name)
     return whole
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Certificates, Columns, MemoryInfo, Probe
+from dualform.answers import Appearances, Certificates, Columns, MemoryInfo, Probe
+from dualform.errors import BadInput
 from dualform.questions.arguments import as_ids
 from dualform.questions.question import Question
 
@@ -43,6 +44,36 @@ class ProbeLookup(Question[Probe]):
 
     name: str
     layer: str | None = None
+
+
+MOST_SAMPLES = 1024
+"""Whose appearances are asked for at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class AppearanceLookup(Question[Appearances]):
+    """What some samples of a dataset looked like, or some examples of a probe, in the order of `samples`."""
+
+    samples: NDArray[np.int64]
+    """int64[n]: of a dataset, the slots' column `sample`; of a probe, its examples, which count from 0."""
+    dataset: str | None = None
+    """None for samples that were recorded without one."""
+    probe: str | None = None
+    """In place of a dataset."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "samples", as_ids(self.samples, "samples"))
+        if len(self.samples) > MOST_SAMPLES:
+            raise BadInput(
+                f"{len(self.samples)} samples are asked for at once.",
+                hint=f"Ask for at most {MOST_SAMPLES} at a time.",
+                field="samples",
+            )
+        if self.dataset is not None and self.probe is not None:
+            raise BadInput("a dataset and a probe are given.", hint="Give one of them.", field="probe")
+        for name in ("dataset", "probe"):
+            if not isinstance(given := getattr(self, name), str | None):
+                raise BadInput(f"{name} is {given!r}.", hint="Give its name.", field=name)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,120 @@
+"""What samples of a training looked like. Shapes: n samples that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers.columns import Columns, column_of
+from dualform.answers.scan import Scan
+from dualform.answers.table import Table, counted
+
+IMAGES, TEXTS, TABLE = KINDS = ("images", "texts", "table")
+"""The kinds of galleries."""
+PNG = b"\x89PNG\r\n\x1a\n"
+"""How every PNG begins, and nothing else that a browser would run or follow does."""
+
+
+@dataclass(frozen=True, eq=False)
+class Appearance:
+    """What one sample looked like: its `image`, its `text` or its `row`, by the kind of its gallery; none of them where
+    the gallery does not have the sample.
+    """
+
+    sample: int
+    image: bytes | None = None
+    """A PNG."""
+    text: str | None = None
+    spans: NDArray[np.int32] | None = None
+    """int32[positions, 2]: where each of the sample's positions starts and stops in `text`, in characters; None where
+    the gallery does not say it."""
+    row: Mapping[str, Any] | None = None
+    """Plain values by column; NULL is None."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the gallery has the sample."""
+        return not (self.image is None and self.text is None and self.row is None)
+
+    def marked(self, position: int) -> tuple[str, str, str] | None:
+        """`text` as what stands before a position, at it and behind it; None where no place of it is known, or it has
+        none, as padding and the marks of a tokenizer have.
+        """
+        if self.text is None or self.spans is None or not 0 <= position < len(self.spans):
+            return None
+        start, stop = self.spans[position].tolist()
+        return None if start == stop else (self.text[:start], self.text[start:stop], self.text[stop:])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Appearances(Table):
+    """What some samples of a dataset, or some examples of a probe, looked like, in the order in which they were asked.
+
+    Iterated, it gives an `Appearance` for each of them, and `appearances[i]` is the one of `samples[i]`. Nothing of it
+    is code: images are PNGs, which begin as PNGs do, texts are texts.
+    """
+
+    samples: NDArray[np.int64]
+    """int64[n], as they were asked for."""
+    kind: str
+    """Of the gallery: "images", "texts" or "table"."""
+    known: NDArray[np.bool_]
+    """bool[n]: which of them the gallery has."""
+    images: tuple[bytes | None, ...] = ()
+    """Of a gallery of images, a PNG each (8 bits, grey or RGB), None where it is not known; else empty."""
+    texts: tuple[str | None, ...] = ()
+    """Of a gallery of texts, n, None where it is not known; else empty."""
+    spans: tuple[NDArray[np.int32], ...] = ()
+    """n of a gallery of texts that knows the places of positions, [0, 2] where a text is not known; else empty.
+    `Appearance.spans`, by the slots' column `position`."""
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Of a gallery of rows, the columns by name, n entries each, NULL where a sample is not known; else empty."""
+    scale: tuple[float, float] | None = None
+    """Of images that were no numbers of 8 bits: what black and what full brightness stands for."""
+    scan: Scan = field(default_factory=Scan)
+
+    def __getitem__(self, place: int) -> Appearance:
+        if not self.known[place]:
+            return Appearance(int(self.samples[place]))
+        return Appearance(
+            int(self.samples[place]),
+            self.images[place] if self.images else None,
+            self.texts[place] if self.texts else None,
+            self.spans[place] if self.spans else None,
+            {name: column[[place]].tolist()[0] for name, column in self.columns.items()}
+            if self.kind == TABLE
+            else None,
+        )
+
+    def __iter__(self) -> Iterator[Appearance]:
+        return (self[place] for place in range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def rows(self) -> int:
+        return len(self)
+
+    @property
+    def missing(self) -> NDArray[np.int64]:
+        """int64[m]: those of `samples` that the gallery does not have."""
+        return self.samples[~self.known]
+
+    def table(self, most: int | None = None) -> Columns:
+        """A row a sample: its number, and its image (a PNG), its text, or its columns."""
+        shown = {"sample": self.samples[:most]}
+        if self.kind == TABLE:
+            own = {name: column[:most] for name, column in self.columns.items()}
+            return Columns({("sample_" if "sample" in own else "sample"): shown["sample"], **own}, self.scan)
+        content = self.images if self.kind == IMAGES else self.texts
+        return Columns({**shown, self.kind.removesuffix("s"): column_of(content[:most])}, self.scan)
+
+    def title(self) -> str:
+        lacking = len(self.missing)
+        beside = f", {lacking:,} of them not in the gallery" if lacking else ""
+        return f"Appearances: {self.kind} of {counted(len(self), 'sample')}{beside}"
