@@ -11,6 +11,8 @@ import dualform
 def test_exactly_these_names_are_offered():
     assert sorted(dualform.__all__) == [
         "Answers",
+        "AppearanceLookup",
+        "Appearances",
         "AsyncAnswers",
         "Cancellation",
         "Certificate",
@@ -24,6 +26,7 @@ def test_exactly_these_names_are_offered():
         "Engine",
         "Estimate",
         "ExampleGradients",
+        "Gallery",
         "Grade",
         "GradientSum",
         "GradientTopK",

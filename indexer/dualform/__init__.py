@@ -16,6 +16,7 @@ from dualform.extras import missing_package
 
 if TYPE_CHECKING:
     from dualform.answers import (
+        Appearances as Appearances,
         Cancellation as Cancellation,
         Certificate as Certificate,
         Certificates as Certificates,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
     from dualform.query.engine import Engine as Engine, open_memory as open
     from dualform.questions import (
+        AppearanceLookup as AppearanceLookup,
         Contribution as Contribution,
         Distribution as Distribution,
         ExampleGradients as ExampleGradients,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from dualform.record.recorder import Recorder as Recorder
     from dualform.record.taps.named import tap as tap
     from dualform.replay.replay import Replay as Replay
+    from dualform.store.galleries.gallery import Gallery as Gallery
     from dualform_client.target import connect as connect
 
     __version__: str
@@ -73,6 +76,7 @@ _HOME = {
     "Influence": ("dualform.influence.influence", "Influence"),
     "ledger": ("dualform.influence.walk", "ledger"),
     "estimate_ledger": ("dualform.influence.cost", "estimate_ledger"),
+    "Gallery": ("dualform.store.galleries.gallery", "Gallery"),
     "forget": ("dualform.forgetting.forget", "forget"),
     "open": ("dualform.query.engine", "open_memory"),
     "connect": ("dualform_client.target", "connect"),
@@ -82,6 +86,7 @@ _HOME = {
     **{
         name: ("dualform.questions", name)
         for name in (
+            "AppearanceLookup",
             "Contribution",
             "Distribution",
             "ExampleGradients",
@@ -102,6 +107,7 @@ _HOME = {
     **{
         name: ("dualform.answers", name)
         for name in (
+            "Appearances",
             "Cancellation",
             "Certificate",
             "Certificates",
@@ -123,6 +129,8 @@ _HOME = {
 
 __all__ = [
     "Answers",
+    "AppearanceLookup",
+    "Appearances",
     "AsyncAnswers",
     "Cancellation",
     "Certificate",
@@ -136,6 +144,7 @@ __all__ = [
     "Engine",
     "Estimate",
     "ExampleGradients",
+    "Gallery",
     "Grade",
     "GradientSum",
     "GradientTopK",

@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from dualform.errors import BadInput
 from dualform.questions import (
+    AppearanceLookup,
     Contribution,
     Distribution,
     GradientSum,
@@ -26,7 +27,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_proto import contributions, distributions, gradients, info, lookups, rebuilt, scores
+from dualform_proto import contributions, distributions, galleries, gradients, info, lookups, rebuilt, scores
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -135,6 +136,14 @@ CALLS: dict[type[Question[Any]], Call] = {
         distributions.decode_distribution,
         distributions.encode_distributions,
         distributions.decode_distributions,
+    ),
+    AppearanceLookup: Call(
+        "Look",
+        galleries.encode_appearance_lookup,
+        galleries.decode_appearance_lookup,
+        galleries.encode_appearances,
+        galleries.decode_appearances,
+        galleries.check_appearances,
     ),
 }
 

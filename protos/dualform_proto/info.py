@@ -21,11 +21,12 @@ def encode_info(info: MemoryInfo) -> pb.InfoResponse:
         skipped=_remarks(info.skipped),
         datasets=_counts(info.datasets),
         columns=[pb.SpaceColumns(space=space, columns=_remarks(own)) for space, own in info.columns.items()],
-        probes=[pb.ProbeInfo(name=probe.name, rows=probe.rows, layers=probe.layers) for probe in info.probes],
+        probes=[_probe(probe) for probe in info.probes],
         cut_off=info.cut_off,
         final=_remarks(info.final),
         sampling=info.sampling,
         answered_by=info.answered_by,
+        galleries=_remarks(info.galleries),
     )
 
 
@@ -41,11 +42,12 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
         skipped=_decode_remarks(message.skipped),
         datasets=_decode_counts(message.datasets),
         columns={own.space: _decode_remarks(own.columns) for own in message.columns},
-        probes=tuple(ProbeInfo(probe.name, probe.rows, tuple(probe.layers)) for probe in message.probes),
+        probes=tuple(_decode_probe(probe) for probe in message.probes),
         cut_off=message.cut_off,
         final=_decode_remarks(message.final),
         sampling=message.sampling,
         answered_by=message.answered_by,
+        galleries=_decode_remarks(message.galleries),
     )
 
 
@@ -81,6 +83,14 @@ def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
         views=tuple(message.views),
         batch_dim=message.batch_dim,
     )
+
+
+def _probe(probe: ProbeInfo) -> pb.ProbeInfo:
+    return pb.ProbeInfo(name=probe.name, rows=probe.rows, layers=probe.layers, gallery=probe.gallery)
+
+
+def _decode_probe(message: pb.ProbeInfo) -> ProbeInfo:
+    return ProbeInfo(message.name, message.rows, tuple(message.layers), message.gallery)
 
 
 def _counts(counts: Mapping[str, int]) -> list[pb.Count]:

@@ -11,6 +11,7 @@ import pytest
 from dualform import ProbeRows, SlotKeys, Toward, Vectors, errors
 from dualform.answers import Scan
 from dualform.questions import (
+    AppearanceLookup,
     Contribution,
     Distribution,
     ExampleGradients,
@@ -129,6 +130,10 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "probe": ("probe", "test"),
     "probe with a layer's queries": ("probe", "test", "2"),
     "verify": ("verify",),
+    "images": ("appearances", [3, 39, 3, 41], "first"),
+    "texts with places": ("appearances", np.array([1, 0, -5]), "zweites ü"),
+    "rows of a probe's examples": ("ask", AppearanceLookup(np.array([6, 1, 7]), probe="test")),
+    "no samples": ("appearances", [], "first"),
 }
 
 MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
@@ -209,6 +214,15 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     "sql that reads files": (("sql", "SELECT * FROM '/etc/passwd'"), errors.BadInput, "statement"),
     "blank sql": (("sql", " "), errors.BadInput, "statement"),
     "unknown probe by name": (("probe", "nix"), errors.NotFound, ""),
+    "a dataset without a gallery": (("appearances", [1], "nix"), errors.NotFound, "dataset"),
+    "samples without a dataset or a gallery": (("appearances", [1]), errors.NotFound, "dataset"),
+    "a probe without a gallery": (
+        ("ask", AppearanceLookup(np.array([1]), probe="traced")),
+        errors.NotFound,
+        "probe",
+    ),
+    "samples that are no numbers": (("appearances", ["a"], "first"), errors.BadInput, "samples"),
+    "too many samples": (("appearances", [0] * 1025, "first"), errors.BadInput, "samples"),
 }
 
 

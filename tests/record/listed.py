@@ -18,7 +18,7 @@ class ListSink:
 
     def __init__(self, header):
         self.header = header
-        self.batches, self.probes = [], {}
+        self.batches, self.probes, self.galleries = [], {}, {}
         self.final, self.finished, self.commits, self.abandoned = None, None, 0, False
 
     def append(self, batch):
@@ -32,6 +32,9 @@ class ListSink:
 
     def add_probe(self, probe):
         self.probes[probe.name] = (probe.queries, probe.labels, probe.outputs)
+
+    def add_gallery(self, dataset, gallery, most_bytes=None):
+        self.galleries[dataset] = gallery
 
     def close(self, ending):
         self.final, self.finished, self.skipped = ending.final, ending.finished, ending.skipped

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dualform.answers import (
+    Appearances,
     Cancellation,
     Certificate,
     Certificates,
@@ -32,6 +33,7 @@ from dualform.errors import Cancelled, NotFound
 from dualform.methods import Answers
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import (
+    AppearanceLookup,
     Contribution,
     Distribution,
     GradientSum,
@@ -132,6 +134,9 @@ class Canned(Answers):
                 return _columns(question.ids)
             case SqlStatement():
                 return self.table
+            case AppearanceLookup(samples):
+                texts = ("a <b> c",) * len(samples)
+                return Appearances(samples, "texts", np.ones(len(samples), dtype=bool), texts=texts, scan=SCAN)
             case ProbeLookup(name, layer):
                 queries = None if layer is None else np.ones((2, 3), np.float32)
                 return Probe(name, np.array([3, -1]), np.ones((2, 2), np.float32), queries, SCAN)

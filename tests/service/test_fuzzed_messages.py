@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from dualform.questions import (
+    AppearanceLookup,
     Contribution,
     Distribution,
     ExampleGradients,
@@ -70,6 +71,8 @@ QUESTIONS = [
     SlotLookup(np.array([0, 3, 59]), "sample"),
     SqlStatement("SELECT count(*) FROM slots"),
     ProbeLookup("test", "fc"),
+    AppearanceLookup(np.array([0, 3]), "mnist"),
+    AppearanceLookup(np.array([0]), probe="test"),
     Verification(),
 ]
 EXPECTED = {

@@ -26,6 +26,7 @@ METHODS = {
         "Probe",
         "Verify",
         "Distribution",
+        "Look",
     },
     "grpc.health.v1.Health": {"Check", "List", "Watch"},
     "grpc.reflection.v1.ServerReflection": {"ServerReflectionInfo"},

@@ -16,6 +16,7 @@ from dualform_proto import (
     columns,
     contributions,
     distributions,
+    galleries,
     grade,
     gradients,
     info,
@@ -48,6 +49,12 @@ CASES = {
     "SlotLookup": (values.slot_lookups, lookups.encode_slots, lookups.decode_slots),
     "SqlStatement": (values.sql_statements, lookups.encode_sql, lookups.decode_sql),
     "ProbeLookup": (values.probe_lookups, lookups.encode_probe, lookups.decode_probe),
+    "AppearanceLookup": (
+        values.appearance_lookups,
+        galleries.encode_appearance_lookup,
+        galleries.decode_appearance_lookup,
+    ),
+    "Appearances": (values.appearances(), galleries.encode_appearances, galleries.decode_appearances),
     "Grade": (values.grades, grade.encode_grade, grade.decode_grade),
     "Outputs": (values.outputs_answers, rebuilt.encode_outputs, rebuilt.decode_outputs),
     "Contributions": (

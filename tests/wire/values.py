@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from dualform.answers import (
+    Appearances,
     Cancellation,
     Certificate,
     Certificates,
@@ -30,6 +31,7 @@ from dualform.answers import (
     Weights,
 )
 from dualform.questions import (
+    AppearanceLookup,
     Contribution,
     Distribution,
     ExampleGradients,
@@ -243,6 +245,33 @@ def probes(draw: Any) -> Probe:
     return Probe(draw(texts), draw(labels), draw(some), draw(some), draw(scans))
 
 
+appearance_lookups = st.lists(int64s).flatmap(
+    lambda ids: (
+        st.builds(AppearanceLookup, st.just(np.array(ids, dtype=np.int64)), st.none() | texts)
+        | st.builds(AppearanceLookup, st.just(np.array(ids, dtype=np.int64)), st.none(), texts)
+    )
+)
+
+
+@st.composite
+def appearances(draw: Any) -> Appearances:
+    n = draw(FEW)
+    known = draw(arrays.arrays(np.bool_, n))
+    beside: dict[str, Any] = {"scan": draw(scans)}
+    kind = draw(st.sampled_from(["images", "texts", "table"]))
+    if kind == "images":
+        pngs = st.binary(max_size=8).map(lambda rest: b"\x89PNG\r\n\x1a\n" + rest)
+        beside["images"] = tuple(draw(pngs) if own else None for own in known)
+        beside["scale"] = draw(st.none() | st.tuples(finite, finite))
+    elif kind == "texts":
+        beside["texts"] = tuple(draw(texts) if own else None for own in known)
+        pairs = matrices(np.int32, cols=st.just(2))
+        beside["offsets"] = draw(st.none() | st.tuples(*[pairs] * n))
+    else:
+        beside["columns"] = {name: draw(column(n)) for name in draw(names)}
+    return Appearances(draw(arrays.arrays(np.int64, n)), kind, known, **beside)
+
+
 layer_infos = st.builds(
     LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), grades, names, counts
 )
@@ -324,11 +353,12 @@ infos = st.builds(
     skipped=st.dictionaries(texts, texts, max_size=3),
     datasets=st.dictionaries(texts, counts, max_size=3),
     columns=st.dictionaries(texts, st.dictionaries(texts, texts, max_size=3), max_size=3),
-    probes=st.lists(st.builds(ProbeInfo, texts, counts, names), max_size=3).map(tuple),
+    probes=st.lists(st.builds(ProbeInfo, texts, counts, names, texts), max_size=3).map(tuple),
     cut_off=texts,
     final=st.dictionaries(texts, texts, max_size=3),
     sampling=texts,
     answered_by=texts,
+    galleries=st.dictionaries(texts, texts, max_size=3),
 )
 certificates = st.builds(
     Certificates,

@@ -88,6 +88,14 @@ def _said(found: Forgetting) -> list[str]:
         said.append(f"Probes that are removed: {', '.join(found.probes)}.")
     if found.unsure:
         said.append(_stay(found.unsure))
+    if found.shown:
+        lost = ", ".join(f"{count} of {_dataset(name)}" for name, count in found.shown.items())
+        said.append(f"Galleries lose what they looked like: {lost}.")
+    if found.galleries:
+        said.append(
+            f"Galleries that are removed: those of {', '.join(map(_dataset, found.galleries))}. No sample is left of "
+            "theirs, or some that go have no number."
+        )
     if found.others:
         said.append(
             f"{_listed(found.others)} are kept up to step {found.first_step} and as of the end, {found.span} "
@@ -110,6 +118,10 @@ def _stay(probes: tuple[str, ...]) -> str:
         "behind dropout or normalised batches, in deeper layers, and where keys are not stored. Name it by --probe to "
         "remove it."
     )
+
+
+def _dataset(name: str) -> str:
+    return name or "samples without a dataset"
 
 
 def _listed(names: tuple[str, ...]) -> str:

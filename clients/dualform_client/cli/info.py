@@ -44,8 +44,11 @@ def info(memory: Answers, as_json: bool) -> None:
     for space, columns in contents.columns.items():
         print_table(f"columns of {space} slots", ["column", "type"], columns.items())
     if contents.probes:
-        rows = [[probe.name, probe.rows, ", ".join(probe.layers)] for probe in contents.probes]
-        print_table("probes", ["probe", "rows", "layers"], rows)
+        probes = [[probe.name, probe.rows, ", ".join(probe.layers), probe.gallery or "-"] for probe in contents.probes]
+        print_table("probes", ["probe", "rows", "layers", "gallery"], probes)
+    if contents.galleries:
+        galleries = [[dataset or "-", kind] for dataset, kind in contents.galleries.items()]
+        print_table("galleries", ["dataset", "what samples looked like"], galleries)
     if contents.skipped:
         print_table("skipped", ["layer", "reason"], contents.skipped.items())
 

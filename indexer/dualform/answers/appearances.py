@@ -29,7 +29,7 @@ class Appearance:
     image: bytes | None = None
     """A PNG."""
     text: str | None = None
-    spans: NDArray[np.int32] | None = None
+    offsets: NDArray[np.int32] | None = None
     """int32[positions, 2]: where each of the sample's positions starts and stops in `text`, in characters; None where
     the gallery does not say it."""
     row: Mapping[str, Any] | None = None
@@ -44,9 +44,9 @@ class Appearance:
         """`text` as what stands before a position, at it and behind it; None where no place of it is known, or it has
         none, as padding and the marks of a tokenizer have.
         """
-        if self.text is None or self.spans is None or not 0 <= position < len(self.spans):
+        if self.text is None or self.offsets is None or not 0 <= position < len(self.offsets):
             return None
-        start, stop = self.spans[position].tolist()
+        start, stop = self.offsets[position].tolist()
         return None if start == stop else (self.text[:start], self.text[start:stop], self.text[stop:])
 
 
@@ -68,9 +68,9 @@ class Appearances(Table):
     """Of a gallery of images, a PNG each (8 bits, grey or RGB), None where it is not known; else empty."""
     texts: tuple[str | None, ...] = ()
     """Of a gallery of texts, n, None where it is not known; else empty."""
-    spans: tuple[NDArray[np.int32], ...] = ()
-    """n of a gallery of texts that knows the places of positions, [0, 2] where a text is not known; else empty.
-    `Appearance.spans`, by the slots' column `position`."""
+    offsets: tuple[NDArray[np.int32], ...] | None = None
+    """n of a gallery of texts that knows the places of positions, [0, 2] where a text is not known; else None.
+    `Appearance.offsets`, by the slots' column `position`."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Of a gallery of rows, the columns by name, n entries each, NULL where a sample is not known; else empty."""
     scale: tuple[float, float] | None = None
@@ -84,7 +84,7 @@ class Appearances(Table):
             int(self.samples[place]),
             self.images[place] if self.images else None,
             self.texts[place] if self.texts else None,
-            self.spans[place] if self.spans else None,
+            None if self.offsets is None else self.offsets[place],
             {name: column[[place]].tolist()[0] for name, column in self.columns.items()}
             if self.kind == TABLE
             else None,

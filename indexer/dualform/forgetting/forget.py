@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualform.errors import BadInput, EmptyMask
+from dualform.forgetting.galleries import removed_galleries, shown
 from dualform.forgetting.leftovers import remove_leftovers
 from dualform.forgetting.probes import probes_that_hold
 from dualform.forgetting.rewrite import rewrite
@@ -60,6 +61,11 @@ class Forgetting:
     removed: tuple[str, ...]
     """What lies in the folder, is no part of the memory, and is removed, too: runs that another one replaced, and what
     an attempt that was cut off left."""
+    shown: dict[str, int]
+    """By dataset, of how many samples its gallery loses what they looked like; "" is that of samples without one."""
+    galleries: tuple[str, ...]
+    """Datasets whose galleries are removed as a whole: no sample of theirs is left, or it cannot be told which of the
+    gallery's are forgotten, for they were recorded without numbers."""
     few: bool
     """Whether a layer of which a sum is kept is wider than it loses slots: the sum spans their keys."""
 
@@ -133,6 +139,8 @@ def _told(view: View, found: Targets, probes: tuple[str, ...]) -> Forgetting:
         tuple(sorted(kept_by_step)),
         view.snapshot.steps - found.first_step,
         tuple(path.relative_to(view.snapshot.path).as_posix() for path in leftovers(view.snapshot.path)),
+        dict(shown(view, found)),
+        removed_galleries(view, found),
         any(len(found.entries.get(layer.name, ())) < layer.d_in for layer in layers),
     )
 

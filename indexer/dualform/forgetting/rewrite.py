@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dualform.errors import Damaged, RecordingError
+from dualform.forgetting.galleries import write_galleries
 from dualform.forgetting.sums import sums_of
 from dualform.forgetting.targets import Targets, touched_blocks
 from dualform.query.view import Check, View
@@ -69,9 +70,9 @@ def _written(view: View, targets: Targets, probes: frozenset[str], check: Check,
         place = snapshot.path / next_name(run.folder)
         made.append(place)
         make_folder(place)
-        _run(part, probes, place, check, made).write(place)
+        _run(part, targets, probes, place, check, made).write(place)
         runs.append(replace(run, folder=place.name))
-    manifest = _run(first, probes, snapshot.path, check, made)
+    manifest = _run(first, targets, probes, snapshot.path, check, made)
     before = manifest.forgotten
     name = _SUMS.format(int(before.sums.rpartition("-")[2]) + 1 if before and before.sums else 0)
     made.append(snapshot.path / "weights" / f"{name}.safetensors")
@@ -115,8 +116,10 @@ def _parts(view: View, targets: Targets) -> Iterator[_Part]:
         yield _Part(run, stays, gone, Removal(targets.labels, targets.datasets, blocks, first_step, end))
 
 
-def _run(part: _Part, probes: frozenset[str], folder: Path, check: Check, made: list[Path]) -> Manifest:
-    """Write a run's shards to a folder, its own or another one, to which weights and probes are taken along."""
+def _run(
+    part: _Part, targets: Targets, probes: frozenset[str], folder: Path, check: Check, made: list[Path]
+) -> Manifest:
+    """Write a run's shards to a folder, its own or another one, to which weights, probes and galleries go along."""
     run, shards = part.run, list[Shard]()
     for number, stays in enumerate(part.stays):
         old = run.contents.shards[number].manifest
@@ -129,10 +132,11 @@ def _run(part: _Part, probes: frozenset[str], folder: Path, check: Check, made: 
     first, *others = shards
     listed = [first, *(Shard(other.folder) for other in others)]
     manifest = manifest_of(run.contents.shards[0].manifest, listed, part.forgotten)
+    write_galleries(run, manifest, targets, folder, made)
     kept = {name: entry for name, entry in manifest.probes.items() if name not in probes}
     files = {name: mark for name, mark in manifest.files.items() if not _of_probe(name, probes)}
     if folder != run.path:
-        _take_along(run.path, folder, files)
+        _take_along(run.path, folder, {name: mark for name, mark in files.items() if not (folder / name).exists()})
     # A digest of a network would confirm a guess. That of where the run ends is of weights that stay, and a run behind
     # is held against it.
     marks = [mark for mark in manifest.marks if mark.step == run.steps]

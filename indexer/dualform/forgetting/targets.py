@@ -41,6 +41,10 @@ class Targets:
     """(dataset, label) that no other sample has."""
     datasets: frozenset[str | None]
     """Datasets of which no other sample is: the names of all of their labels go."""
+    shown: Mapping[str, NDArray[np.int64]]
+    """By dataset, "" for none, numbers of samples that nothing else in the memory has: they go from galleries."""
+    unnumbered: frozenset[str]
+    """Datasets, likewise, of which some have no number: which of a gallery they are cannot be told."""
 
     @property
     def samples(self) -> int:
@@ -83,6 +87,7 @@ def _targets_of(view: View, where: str) -> Targets:
         len(np.setdiff1d(having, others)),
         int(having[0]),
         *_labels(view, datapoints),
+        *_shown(view, datapoints),
     )
 
 
@@ -118,6 +123,22 @@ def _labels(
 
     theirs, others = pairs(datapoints), pairs(~datapoints)
     return frozenset(theirs - others), frozenset({own for own, _ in theirs} - {own for own, _ in others})
+
+
+def _shown(view: View, datapoints: NDArray[np.bool_]) -> tuple[Mapping[str, NDArray[np.int64]], frozenset[str]]:
+    """`shown` and `unnumbered` of Targets."""
+    samples = view.snapshot.space(view.snapshot.spaces[0]).samples
+    datasets, numbers = (samples.column(name) for name in ("dataset", "sample"))
+    named = np.array([name or "" for name in datasets.to_pylist()], dtype=object)
+    number = np.asarray(numbers.fill_null(0)).astype(np.int64)
+    numbered = ~np.asarray(numbers.is_null())
+    found, unnumbered = dict[str, NDArray[np.int64]](), set[str]()
+    for dataset in set(named[datapoints].tolist()):
+        own = named == dataset
+        found[dataset] = np.setdiff1d(number[own & datapoints & numbered], number[own & ~datapoints & numbered])
+        if (own & datapoints & ~numbered).any():
+            unnumbered.add(dataset)
+    return found, frozenset(unnumbered)
 
 
 def touched_blocks(view: View, layers: Mapping[str, Integers]) -> set[str]:

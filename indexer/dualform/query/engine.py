@@ -31,6 +31,7 @@ from dualform.query.sql.process import Sql
 from dualform.query.sums.group_sum import group_sum
 from dualform.query.view import Check, View
 from dualform.questions import (
+    AppearanceLookup,
     Contribution,
     Distribution,
     GradientSum,
@@ -185,6 +186,7 @@ class Engine(Answers):
                     return self._sql.run(question.text, check, view.bounds.answer_bytes)
         # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
         from dualform.query import info, network
+        from dualform.query.appearances import appearances
         from dualform.query.distribution import distributions
         from dualform.query.gradients.answers import gradient_sum, gradient_top_k
         from dualform.query.gradients.examples import examples_of
@@ -218,6 +220,9 @@ class Engine(Answers):
                 one = None if question.layer is None else view.snapshot.layer(question.layer)
                 with self._room(lambda: needs.of_weights(view, one), check, "" if one else "Ask of one layer"):
                     return network.cancellation(view, question, check)
+            case AppearanceLookup():
+                with self._room(needs.of_appearances, check, "Ask for fewer samples at once"):
+                    return appearances(view, question)
             case ProbeLookup():
                 return info.probe(view, question.name, question.layer)
             case Inventory():

@@ -32,6 +32,7 @@ def describe(view: View) -> MemoryInfo:
         sampling=sampling_note(view),
         final=dict(memory.final_digests),
         answered_by=described(view.backend),
+        galleries=dict(memory.galleries),
     )
 
 

@@ -28,6 +28,8 @@ from dualform.questions import (
     Output,
     TopK,
 )
+from dualform.store.galleries.content import MOST_BYTES
+from dualform.store.galleries.stored_gallery import HELD_BATCHES
 from dualform.store.layer import Layer
 from dualform.store.weights import WEIGHTS
 
@@ -54,6 +56,11 @@ def of_resolving(view: View, layer: str) -> int:
 def of_slots(view: View, count: int) -> int:
     """Of the columns of so many slots."""
     return WORK + _CELL * count * max(len(view.snapshot.columns(space)) for space in view.snapshot.spaces)
+
+
+def of_appearances() -> int:
+    """Of what samples looked like: batches of a gallery, an answer, and the answer once more as it is put together."""
+    return HELD_BATCHES + 4 * MOST_BYTES
 
 
 def of_top_k(resolved: Resolved[TopK]) -> int:

@@ -21,6 +21,7 @@ from dualform.record.start import Start
 from dualform.record.state import state_of
 from dualform.record.summary import stored_bytes
 from dualform.store.batch import Batch
+from dualform.store.galleries.gallery import Gallery
 from dualform.store.header import Ending
 from dualform.store.layer import Layer
 from dualform.store.mark import Mark
@@ -89,7 +90,19 @@ class Batches:
         """Store a probe. Raises BadInput for a name that is taken, and where the budget has no room for it."""
         if self._sampler is not None:
             self._sampler.charge_probe(probe)
+            probe = replace(probe, gallery_bytes=self._sampler.room)
         self.sink.add_probe(probe)
+        if self._sampler is not None and probe.gallery is not None:
+            self._sampler.flush()
+
+    def add_gallery(self, dataset: str | None, gallery: Gallery) -> None:
+        """Store a gallery. Raises BadInput as the sink does, and where the budget has no room for it."""
+        if self._sampler is None:
+            self.sink.add_gallery(dataset, gallery)
+        else:
+            self._sampler.flush()
+            self.sink.add_gallery(dataset, gallery, self._sampler.room)
+            self._sampler.flush()
 
     def look(self) -> None:
         """A step is over, and no other has begun yet: take what no slot explains, while weights can be rebuilt."""

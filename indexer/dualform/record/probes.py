@@ -20,6 +20,7 @@ from dualform.errors import BadInput
 from dualform.record.column_values import as_array
 from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
 from dualform.record.taps import Tap
+from dualform.store.galleries.gallery import Gallery
 
 
 class ProbeTaker:
@@ -78,6 +79,18 @@ def labels_of(label: Any, others: bool = False) -> NDArray[np.int64] | None:
     if given.dtype.kind not in "iu":
         raise BadInput(f"label holds {given.dtype}.", hint="Labels are integers.", field="label")
     return given.reshape(-1).astype(np.int64)
+
+
+def check_examples(gallery: Gallery, examples: int) -> None:
+    """Raises BadInput for a gallery that does not have each of a probe's examples, by their numbers."""
+    if not isinstance(gallery, Gallery):
+        raise BadInput(f"{type(gallery).__name__} is no gallery.", hint="Make a dualform.Gallery.", field="gallery")
+    if not np.array_equal(np.sort(gallery.samples), np.arange(examples)):
+        raise BadInput(
+            f"the gallery has {len(gallery)} samples, and the probe {examples} examples, which count from 0.",
+            hint="Give what each example looks like, in their order.",
+            field="gallery",
+        )
 
 
 @contextmanager

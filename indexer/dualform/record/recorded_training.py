@@ -31,6 +31,7 @@ from dualform.record.taps import Tap, identity
 from dualform.record.taps.free_matrix import FreeTap
 from dualform.record.training_shard import leave
 from dualform.store.byte_counts import readable
+from dualform.store.galleries.gallery import Gallery
 from dualform.store.probes import ProbeArrays
 
 
@@ -52,6 +53,8 @@ class RecordedTraining:
         """Those that are attached by themselves."""
         self._flush_due = False
         """Whether the step that runs was flushed inside: it counts from its end."""
+        self._galleries: dict[str | None, Gallery] = {}
+        """By dataset, those that wait for the memory to begin."""
         self._attached = False
         self._handles: list[UpdateHooks] = []
 
@@ -86,6 +89,7 @@ class RecordedTraining:
         batch_dim: int,
         store: bool,
         traced: Examples | None = None,
+        gallery: Gallery | None = None,
     ) -> None:
         """Run the model on test examples, and `store` what its layers take, and what the loss of `traced` sends back to
         them. There is a memory.
@@ -100,11 +104,37 @@ class RecordedTraining:
             self.collector.probe = None
         if store:
             try:
-                self.ongoing.add_probe(ProbeArrays(name, taker.queries(), labels, taker.outputs(), gradients=gradients))
+                taken = taker.queries(), labels, taker.outputs()
+                self.ongoing.add_probe(ProbeArrays(name, *taken, gradients=gradients, gallery=gallery))
             except BadInput:
                 raise
             except DualformError as error:
                 self.fail(error)
+
+    def gallery(self, dataset: str | None, gallery: Gallery) -> None:
+        """Store what samples look like, as soon as there is a memory. Raises BadInput as the sink does."""
+        if self.stopped:
+            return
+        if self.ongoing is None:
+            if dataset in self._galleries:
+                raise BadInput(f"a gallery of {dataset!r} was given already.", field="dataset")
+            self._galleries[dataset] = gallery
+            return
+        try:
+            self.ongoing.batches.add_gallery(dataset, gallery)
+        except BadInput:
+            raise
+        except DualformError as error:
+            self.fail(error)
+
+    def _store_galleries(self) -> None:
+        """Those that were given before there was a memory: what is wrong with one must not end the training."""
+        while self._galleries and self.ongoing is not None and not self.stopped:
+            dataset = next(iter(self._galleries))
+            try:
+                self.gallery(dataset, self._galleries.pop(dataset))
+            except BadInput as error:
+                warnings.warn(f"the gallery of {dataset!r} was not stored: {error}", RuntimeWarning, stacklevel=4)
 
     def _gradients(self, examples: Examples, batch_size: int) -> ExampleGradients:
         """Of the recorded layers with values."""
@@ -169,6 +199,7 @@ class RecordedTraining:
             recording.forget(record)
         else:
             self._finish(recording, record)
+        self._store_galleries()
         if due:
             self.flush()
 
@@ -226,6 +257,7 @@ class RecordedTraining:
     def close(self, error: BaseException | None) -> None:
         """The memory ends here; `error`: what ended the training, if anything did."""
         assert self.recording is not None
+        self._store_galleries()
         try:
             self.recording.close(finished=error is None)
         except DualformError as failure:

@@ -30,11 +30,11 @@ from dualform.record.budget_plan import BudgetPlan
 from dualform.record.example_signals import Examples, Loss
 from dualform.record.found_layers import FoundLayers
 from dualform.record.join_hook import Joinable
-from dualform.record.model_arguments import Inputs
+from dualform.record.model_arguments import Arguments, Inputs
 from dualform.record.optimizers import check_followed
 from dualform.record.owners import Owners, optimizers_of
 from dualform.record.plan import Plan
-from dualform.record.probes import labels_of
+from dualform.record.probes import check_examples, labels_of
 from dualform.record.ranks import shard_of
 from dualform.record.recorded_training import RecordedTraining
 from dualform.record.resumption import resumption_of
@@ -49,6 +49,8 @@ from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.wrappers import unwrapped_model
 from dualform.store.byte_counts import readable
 from dualform.store.forks import OwnProcess
+from dualform.store.galleries.gallery import Gallery
+from dualform.store.galleries.gallery_file import dataset_name
 from dualform.store.header import Header
 from dualform.store.new_folder import check_new_folder
 from dualform.store.writer import Writer
@@ -272,6 +274,7 @@ class Recorder(Joinable):
         batch_size: int = 1024,
         batch_dim: int = 0,
         loss: Loss | None = None,
+        gallery: Gallery | None = None,
         **named: Any,
     ) -> None:
         """Store test examples as queries under a name, with the model's answers as it is now.
@@ -286,6 +289,8 @@ class Recorder(Joinable):
         With `loss`, the gradients of the examples' own losses are stored too, for questions with score="gradient": what
         it makes of the model's answers and `label`, a number for each example, as cross_entropy(…, reduction="none")
         does. `label` is then whatever it takes, and is stored where it is integers.
+
+        `gallery`: what the examples look like, one after another, for memory.appearances(…, probe=name).
 
         Raises BadInput for a name that is taken, and for a loss that is not one finite number an example;
         RecordingError before the first recorded step.
@@ -313,7 +318,29 @@ class Recorder(Joinable):
                 )
             traced = Examples(f"probe {name!r}", inputs, label, loss, batch_dim)
         labels = labels_of(label, others=traced is not None)
-        training.probe(name, inputs, labels, batch_size, batch_dim, store=not others, traced=traced)
+        if gallery is not None:
+            check_examples(gallery, Arguments(inputs, batch_dim).examples)
+        training.probe(name, inputs, labels, batch_size, batch_dim, store=not others, traced=traced, gallery=gallery)
+
+    def gallery(self, dataset: str | None, gallery: Gallery) -> None:
+        """Store what the samples of a dataset look like, for memory.appearances(…): a dualform.Gallery.images(…),
+        .texts(…) or .table(…). `dataset` and the gallery's samples are what `step` says of them; None for steps without
+        a dataset.
+
+        It is encoded while the training waits; one that is given before the first step is stored when that is over, and
+        then a sample that cannot be stored is warned of. Of several ranks the first one's is stored. When the training
+        is over, gallery.store(path, dataset) does the same. Raises BadInput for a dataset that has a gallery, and for a
+        sample that cannot be stored.
+        """
+        self._require_open("gallery")
+        if not isinstance(gallery, Gallery):
+            raise BadInput(
+                f"{type(gallery).__name__} is no gallery.",
+                hint="Make one: dualform.Gallery.images(…), .texts(…) or .table(…).",
+                field="gallery",
+            )
+        if self._ranks is None or self._ranks.number == 0:
+            self._training.gallery(dataset_name(dataset) or None, gallery)
 
     def _run_out(self) -> None:
         self._training.run_out()

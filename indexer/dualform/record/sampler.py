@@ -101,6 +101,11 @@ class Sampler:
         self._budget.charge(bytes_of_batch(batch), bytes_of_others(batch).rows)
         return batch
 
+    @property
+    def room(self) -> int:
+        """Bytes that are left beside what is logged of another step."""
+        return max(0, int(self._budget.spare))
+
     def charge_probe(self, probe: ProbeArrays) -> None:
         """Raises BadInput, and charges nothing, where a probe does not fit, or would leave no room for another step."""
         layers = dict.fromkeys([*probe.queries, *(() if probe.gradients is None else probe.gradients.layers)])

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from dualform.errors import DualformError, RecordingError
 from dualform.store.batch import Batch
+from dualform.store.galleries.gallery import Gallery
 from dualform.store.header import Ending
 from dualform.store.probes import ProbeArrays
 
@@ -34,6 +35,9 @@ class Sink(Protocol):
 
     def add_probe(self, probe: ProbeArrays) -> None:
         """Store a probe. Raises BadInput for a name that is taken."""
+
+    def add_gallery(self, dataset: str | None, gallery: Gallery, most_bytes: int | None = None) -> None:
+        """Store what the samples of a dataset looked like. Raises BadInput where that is known already."""
 
     def close(self, ending: Ending) -> None:
         """The training has ended; everything is durable on return."""
@@ -101,6 +105,10 @@ class SinkThread:
     def add_probe(self, probe: ProbeArrays) -> None:
         """Store a probe behind all batches. Raises BadInput for a name that is taken."""
         self._do(lambda: self.sink.add_probe(probe), fatal=False)
+
+    def add_gallery(self, dataset: str | None, gallery: Gallery, most_bytes: int | None = None) -> None:
+        """Store a gallery behind all batches, which waits for it. Raises BadInput as the sink does."""
+        self._do(lambda: self.sink.add_gallery(dataset, gallery, most_bytes), fatal=False)
 
     def close(self, ending: Ending) -> None:
         """Everything is durable on return, and the thread has ended. Raises what went wrong with writing."""

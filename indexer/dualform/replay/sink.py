@@ -10,6 +10,7 @@ from dualform.record.key_form import KeyForm
 from dualform.replay.first_training import FirstTraining
 from dualform.replay.window import KeyBuffer
 from dualform.store.batch import Batch
+from dualform.store.galleries.gallery import Gallery
 from dualform.store.header import Ending, Header
 from dualform.store.probes import ProbeArrays
 from dualform.store.writer import Writer
@@ -56,6 +57,9 @@ class ReplaySink:
 
     def add_probe(self, probe: ProbeArrays) -> None:
         """The first run has stored it."""
+
+    def add_gallery(self, dataset: str | None, gallery: Gallery, most_bytes: int | None = None) -> None:
+        """As of probes."""
 
     def close(self, ending: Ending) -> None:
         """Raises RecordingError where the second run stopped early."""

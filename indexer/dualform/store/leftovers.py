@@ -8,15 +8,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from dualform.store.galleries.gallery_file import FOLDER as GALLERIES
 from dualform.store.manifest import FILE, Manifest
 
 _FOLDERS = re.compile(r"(shard|run)-\d{5}(-\d+)?")
 _WEIGHTS = re.compile(r"(initial|final|buffers|forgotten-\d{5})\.safetensors(\.tmp)?")
-_OF_PROBES = re.compile(r"((queries|errors|examples|error-keys)-.*|labels|outputs)\.npy(\.tmp)?")
+_GALLERY = r"samples-\d{6}\.arrow(\.tmp)?"
+_OF_PROBES = re.compile(rf"((queries|errors|examples|error-keys)-.*|labels|outputs)\.npy(\.tmp)?|{_GALLERY}")
+_OF_GALLERIES = re.compile(_GALLERY)
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Shards, runs, weights and probes that an interrupted rewriting or a resumed training left behind, in order.
+    """Shards, runs, weights, probes and galleries that an interrupted rewriting or a resumed training left behind, in
+    order.
 
     Raises NotAMemory or Damaged as reading the manifest does.
     """
@@ -31,6 +35,9 @@ def leftovers(folder: Path) -> list[Path]:
             found.append(probe)
         else:
             found += [path for path in own if path.relative_to(folder).as_posix() not in manifest.files]
+    for gallery in _within(folder / GALLERIES, re.compile(".*")):
+        own = _within(gallery, _OF_GALLERIES)
+        found += [path for path in own if path.relative_to(folder).as_posix() not in manifest.files]
     return sorted(found)
 
 

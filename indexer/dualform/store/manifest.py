@@ -100,6 +100,8 @@ class Manifest:
     files: dict[str, FileMark] = field(default_factory=dict)
     probes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Rows and layers of each probe, and how many steps were taken by then."""
+    galleries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By dataset, "" for samples without one: kind, file and number of samples of its gallery (galleries/)."""
     buffers: dict[str, dict[str, str]] = field(default_factory=dict)
     """By parameter and buffer, the checksum of what the optimizer kept when the recorder left."""
     aliases: dict[str, str] = field(default_factory=dict)
@@ -160,6 +162,8 @@ class Manifest:
             "aliases": self.aliases,
             "recording": self.recording,
         }
+        if self.galleries:
+            fields["galleries"] = self.galleries
         if self.halved:
             fields["halved"] = self.halved
         if self.others is not None:
@@ -225,6 +229,7 @@ class Manifest:
             shards=[Shard.from_json(shard) for shard in fields["shards"]],
             files={name: FileMark(**mark) for name, mark in fields["files"].items()},
             probes=fields["probes"],
+            galleries=fields.get("galleries", {}),
             buffers=_buffers(fields.get("buffers", {})),
             aliases=fields.get("aliases", {}),  # older files of this format have none
             halved=fields.get("halved", {}),

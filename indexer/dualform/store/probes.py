@@ -22,6 +22,9 @@ from dualform.errors import BadInput, NotFound
 from dualform.questions.gradients import ExampleGradients, LayerGradients
 from dualform.store.durable_files import checksum, make_folders, write_whole
 from dualform.store.forks import held_back
+from dualform.store.galleries.gallery import Gallery
+from dualform.store.galleries.gallery_file import free_name, write_gallery
+from dualform.store.galleries.stored_gallery import StoredGallery
 from dualform.store.layer import Layer
 from dualform.store.manifest import FileMark, Manifest
 from dualform.store.weights import read_checked
@@ -47,6 +50,10 @@ class ProbeArrays:
     """How many steps of the run had moved the weights that it was taken by."""
     gradients: ExampleGradients | None = None
     """Of the examples' own losses; None of a probe that was taken without one."""
+    gallery: Gallery | None = None
+    """What the examples looked like, whose numbers are its samples'; None where that is not known."""
+    gallery_bytes: int | None = None
+    """That it may take; None for however many."""
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -85,12 +92,15 @@ def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[d
         raise BadInput(f"there is a probe {name!r} already.", hint="Give each probe its own name.", field="name")
     folder = memory / "probes" / name
     make_folders(folder)
+    files, shown = dict[str, FileMark](), dict[str, Any]()
+    if probe.gallery is not None:
+        file = free_name(f"probes/{name}", manifest.files)
+        files[file], shown = write_gallery(memory, file, probe.gallery, probe.gallery_bytes)
     layers = {layer.name: layer for layer in manifest.layers}
     traced = [] if probe.gradients is None else list(probe.gradients.layers)
     arrays = dict(probe.arrays)
     for layer in dict.fromkeys([*queries, *traced]):
         arrays |= {_file(layers[layer], kind): array for kind, array in probe.arrays_of(layer).items()}
-    files = {}
     for file, array in arrays.items():
         stream = io.BytesIO()
         np.save(stream, np.ascontiguousarray(array), allow_pickle=False)
@@ -101,6 +111,8 @@ def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[d
     entry: dict[str, Any] = {"rows": rows, "layers": list(queries), "steps": probe.steps}
     if probe.gradients is not None:
         entry |= {"examples": probe.gradients.count, "gradients": traced}
+    if shown:
+        entry["gallery"] = shown
     return files, entry
 
 
@@ -120,6 +132,12 @@ class StoredProbe:
         self.traced: tuple[str, ...] = tuple(manifest.probes[name].get("gradients", ()))
         """Layers that it has gradients in."""
         self._memory, self._manifest = memory, manifest
+
+    @property
+    def gallery(self) -> StoredGallery | None:
+        """What its examples looked like; None where it was taken without that. Raises Damaged, naming the file."""
+        entry = self._manifest.probes[self.name].get("gallery")
+        return None if entry is None else StoredGallery.of(self._memory, entry, self._manifest.files)
 
     @property
     def labels(self) -> NDArray[np.int64] | None:

@@ -16,7 +16,7 @@ from dualform.store.check import Progress
 from dualform.store.copying import StoredRun, StoredShard, check_copy, runs_at_one_moment, unfinished, write_run
 from dualform.store.durable_files import block_checksum, checksum_file, remove_all
 from dualform.store.journal import read_frames
-from dualform.store.manifest import Manifest, Shard, TableMark
+from dualform.store.manifest import FileMark, Manifest, Shard, TableMark
 from dualform.store.probes import probes_until
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
@@ -42,6 +42,8 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
         place = runs[-1].path / own.manifest.shards[0].folder
         if (found := writing(place)).going_on:
             raise being_written(place, found)
+    shown = list[str]()
+    runs = [_without_damaged_galleries(run, shown) for run in runs]
     rewound, dropped = _rewound(runs[-1], folder)
     if dropped and runs[0].shards[0].manifest.forgotten is not None:
         raise Damaged(
@@ -60,7 +62,34 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
             raise Damaged(f"{folder} cannot be repaired: {error.message}", hint="Take a copy from before.") from None
         if dropped and not opened(partial, SegmentCache(most_bytes=0)).steps:
             raise Damaged(f"{folder} has no step that is whole. {dropped[0]}", hint="Take a copy from before.")
-    return dropped, opened(target, SegmentCache(most_bytes=0))
+    return [*shown, *dropped], opened(target, SegmentCache(most_bytes=0))
+
+
+def _without_damaged_galleries(run: StoredRun, dropped: list[str]) -> StoredRun:
+    """A run without the galleries whose files are damaged: nothing else is lost with them."""
+    manifest, said = run.shards[0].manifest, list[str]()
+    galleries, probes, files = dict(manifest.galleries), dict(manifest.probes), dict(manifest.files)
+    for name, entry in manifest.galleries.items():
+        if not _is_whole(run.path / entry["file"], files[entry["file"]]):
+            whose = f"dataset {name!r}" if name else "samples without a dataset"
+            said.append(f"The gallery of {whose} was dropped: {entry['file']} is damaged.")
+            del galleries[name], files[entry["file"]]
+    for name, probe in manifest.probes.items():
+        file = probe.get("gallery", {}).get("file", "")
+        if file and not _is_whole(run.path / file, files[file]):
+            said.append(f"The gallery of the probe {name!r} was dropped: {file} is damaged.")
+            probes[name] = {key: own for key, own in probe.items() if key != "gallery"}
+            del files[file]
+    if not said:
+        return run
+    dropped += said
+    repaired = [*manifest.repaired, *said]
+    manifest = replace(manifest, galleries=galleries, probes=probes, files=files, repaired=repaired)
+    return replace(run, shards=[replace(run.shards[0], manifest=manifest), *run.shards[1:]])
+
+
+def _is_whole(path: Path, mark: FileMark) -> bool:
+    return path.is_file() and path.stat().st_size == mark.bytes and checksum_file(path) == mark.checksum
 
 
 def _rewound(run: StoredRun, folder: Path) -> tuple[StoredRun, list[str]]:
@@ -72,7 +101,7 @@ def _rewound(run: StoredRun, folder: Path) -> tuple[StoredRun, list[str]]:
     files, probes = dict(manifest.files), dict(manifest.probes)
     for name, mark in manifest.files.items():
         path = run.path / name
-        if path.is_file() and path.stat().st_size == mark.bytes and checksum_file(path) == mark.checksum:
+        if _is_whole(path, mark):
             continue
         if name == _FINAL:
             dropped.append(f"The weights of the end were dropped: {path.relative_to(folder)} is damaged.")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import BadInput, NotFound
 from dualform.store.forgotten_sums import ForgottenPart
+from dualform.store.galleries.stored_gallery import StoredGallery
 from dualform.store.layer import PRECISIONS, Layer
 from dualform.store.manifest import Manifest, joined
 from dualform.store.mark import cuts
@@ -123,6 +124,13 @@ class Runs(Snapshot):
         known = ", ".join(self.manifest.probes) or "none"
         raise NotFound(f"there is no probe {name!r}.", hint=f"Probes: {known}.", field="probe")
 
+    def gallery(self, dataset: str) -> StoredGallery:
+        """The gallery of the last run that has one of this dataset. Raises as `Snapshot.gallery`."""
+        for part in reversed(self.runs):
+            if dataset in part.manifest.galleries:
+                return part.gallery(dataset)
+        raise self._no_gallery(dataset)
+
     def shard_rows(self, layer: str, kind: str) -> Sequence[int]:
         return [rows for part in self.runs for rows in part.shard_rows(layer, kind)]
 
@@ -183,6 +191,7 @@ def _of_all(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) -
         forgotten=None,
         sampling=next((manifest.sampling for manifest in reversed(manifests) if manifest.sampling), None),
         probes={name: probe for manifest in manifests for name, probe in manifest.probes.items()},
+        galleries={name: entry for manifest in manifests for name, entry in manifest.galleries.items()},
     )
     return joined(manifests, base, _columns(manifests, paths, alone), _layer)
 

@@ -23,6 +23,7 @@ from dualform.errors import BadInput, Damaged, NotFound
 from dualform.store.dropped_slots import DroppedSlots, dropped_slots
 from dualform.store.durable_files import checksum
 from dualform.store.forgotten_sums import ForgottenPart
+from dualform.store.galleries.stored_gallery import StoredGallery
 from dualform.store.manifest import Manifest
 from dualform.store.mark import Cut
 from dualform.store.moment import Moment
@@ -285,8 +286,25 @@ class Snapshot(StoredLayers):
 
     @property
     def probes(self) -> dict[str, ProbeInfo]:
-        entries = self.manifest.probes.items()
-        return {name: ProbeInfo(name, entry["rows"], tuple(entry["layers"])) for name, entry in entries}
+        return {name: _probe_info(name, entry) for name, entry in self.manifest.probes.items()}
+
+    @property
+    def galleries(self) -> Mapping[str, str]:
+        """By dataset, the kind of its gallery; "" stands for samples without a dataset."""
+        return {name: entry["kind"] for name, entry in self.manifest.galleries.items()}
+
+    def gallery(self, dataset: str) -> StoredGallery:
+        """What the samples of a dataset looked like. Raises NotFound, listing the datasets that have a gallery, and
+        Damaged, naming the file.
+        """
+        if dataset not in self.manifest.galleries:
+            raise self._no_gallery(dataset)
+        return StoredGallery.of(self.path, self.manifest.galleries[dataset], self.manifest.files)
+
+    def _no_gallery(self, dataset: str) -> NotFound:
+        known = ", ".join(own or "samples without a dataset" for own in self.manifest.galleries) or "none"
+        whose = f"dataset {dataset!r}" if dataset else "samples without a dataset"
+        return NotFound(f"there is no gallery of {whose}.", hint=f"Galleries: {known}.", field="dataset")
 
     def probe(self, name: str) -> StoredProbe:
         """Raises NotFound, listing the probes that exist."""
@@ -294,3 +312,7 @@ class Snapshot(StoredLayers):
             known = ", ".join(self.manifest.probes) or "none"
             raise NotFound(f"there is no probe {name!r}.", hint=f"Probes: {known}.", field="probe")
         return StoredProbe(self.path, name, self.manifest)
+
+
+def _probe_info(name: str, entry: Mapping[str, Any]) -> ProbeInfo:
+    return ProbeInfo(name, entry["rows"], tuple(entry["layers"]), entry.get("gallery", {}).get("kind", ""))

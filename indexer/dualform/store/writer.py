@@ -24,6 +24,8 @@ from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
 from dualform.store.durable_files import checksum, digest_of, make_folder, sync_folder
+from dualform.store.galleries.gallery import Gallery
+from dualform.store.galleries.gallery_file import FOLDER, dataset_name, free_name, gallery_folder, write_gallery
 from dualform.store.header import Ending, Header
 from dualform.store.increment import Increment, summed
 from dualform.store.journal import JournalWriter
@@ -248,6 +250,19 @@ class Writer:
         files, entry = write_probe(self.path, self.manifest, probe)
         self.manifest.files |= files
         self.manifest.probes[probe.name] = entry
+        self._write_manifest()
+
+    def add_gallery(self, dataset: str | None, gallery: Gallery, most_bytes: int | None = None) -> None:
+        """Store what the samples of a dataset looked like. Raises BadInput where that is known already, for a sample
+        that cannot be stored, and for more than `most_bytes`.
+        """
+        name = dataset_name(dataset)
+        if name in self.manifest.galleries:
+            said = f"of dataset {name!r}" if name else "of samples without a dataset"
+            raise BadInput(f"there is a gallery {said} already.", hint="A dataset has one gallery.", field="dataset")
+        self.commit()  # encoding may take long, and what came before must not wait for it
+        file = free_name(f"{FOLDER}/{gallery_folder(name)}", self.manifest.files)
+        self.manifest.files[file], self.manifest.galleries[name] = write_gallery(self.path, file, gallery, most_bytes)
         self._write_manifest()
 
     def close(self, ending: Ending = Ending()) -> None:  # noqa: B008 - it is frozen

@@ -419,6 +419,7 @@ class InfoResponse(google.protobuf.message.Message):
     FINAL_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     ANSWERED_BY_FIELD_NUMBER: builtins.int
+    GALLERIES_FIELD_NUMBER: builtins.int
     format: builtins.int
     snapshot: builtins.int
     recording: builtins.bool
@@ -450,6 +451,10 @@ class InfoResponse(google.protobuf.message.Message):
     def final(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Remark]:
         """parameter or buffer -> digest of it at the end of the training"""
 
+    @property
+    def galleries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Remark]:
+        """by dataset, the kind of its gallery: images, texts or table; "": samples without one"""
+
     def __init__(
         self,
         *,
@@ -468,8 +473,9 @@ class InfoResponse(google.protobuf.message.Message):
         final: collections.abc.Iterable[Global___Remark] | None = ...,
         sampling: builtins.str = ...,
         answered_by: builtins.str = ...,
+        galleries: collections.abc.Iterable[Global___Remark] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "galleries", b"galleries", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
 
@@ -594,8 +600,11 @@ class ProbeInfo(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     LAYERS_FIELD_NUMBER: builtins.int
+    GALLERY_FIELD_NUMBER: builtins.int
     name: builtins.str
     rows: builtins.int
+    gallery: builtins.str
+    """the kind of the gallery of its examples: images, texts or table; empty where it has none"""
     @property
     def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -604,8 +613,9 @@ class ProbeInfo(google.protobuf.message.Message):
         name: builtins.str = ...,
         rows: builtins.int = ...,
         layers: collections.abc.Iterable[builtins.str] | None = ...,
+        gallery: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["layers", b"layers", "name", b"name", "rows", b"rows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gallery", b"gallery", "layers", b"layers", "name", b"name", "rows", b"rows"]) -> None: ...
 
 Global___ProbeInfo: typing_extensions.TypeAlias = ProbeInfo
 
@@ -1823,3 +1833,132 @@ class DistributionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["count", b"count", "cumulative", b"cumulative", "effective_slots", b"effective_slots", "grade", b"grade", "ranks", b"ranks", "scan", b"scan", "scores", b"scores", "space", b"space", "totals", b"totals"]) -> None: ...
 
 Global___DistributionResponse: typing_extensions.TypeAlias = DistributionResponse
+
+@typing.final
+class LookRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SAMPLES_FIELD_NUMBER: builtins.int
+    DATASET_FIELD_NUMBER: builtins.int
+    PROBE_FIELD_NUMBER: builtins.int
+    samples: builtins.bytes
+    """int64[n], at most 1024"""
+    dataset: builtins.str
+    """neither this nor a probe: samples without a dataset"""
+    probe: builtins.str
+    """its samples are the probe's examples, which count from 0"""
+    def __init__(
+        self,
+        *,
+        samples: builtins.bytes = ...,
+        dataset: builtins.str = ...,
+        probe: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["dataset", b"dataset", "of", b"of", "probe", b"probe"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dataset", b"dataset", "of", b"of", "probe", b"probe", "samples", b"samples"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["of", b"of"]) -> typing.Literal["dataset", "probe"] | None: ...
+
+Global___LookRequest: typing_extensions.TypeAlias = LookRequest
+
+@typing.final
+class LookResponse(google.protobuf.message.Message):
+    """At most 8 MiB. Nothing of it is code: images are PNGs, 8 bits, grey or RGB."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    KNOWN_FIELD_NUMBER: builtins.int
+    IMAGES_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
+    OFFSETS_FIELD_NUMBER: builtins.int
+    COLUMNS_FIELD_NUMBER: builtins.int
+    SCALE_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """images, texts or table"""
+    samples: builtins.bytes
+    """int64[n], as they were asked for"""
+    known: builtins.bytes
+    """one byte a sample, 1 where the gallery has it"""
+    @property
+    def images(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """n PNGs of kind images, empty where a sample is not known"""
+
+    @property
+    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """n of kind texts, empty where a sample is not known"""
+
+    @property
+    def offsets(self) -> Global___Offsets:
+        """of kind texts, where the gallery has them"""
+
+    @property
+    def columns(self) -> Global___Columns:
+        """n rows of kind table, NULL where a sample is not known"""
+
+    @property
+    def scale(self) -> Global___Scale:
+        """of images whose numbers were not of 8 bits"""
+
+    @property
+    def scan(self) -> Global___Scan: ...
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        samples: builtins.bytes = ...,
+        known: builtins.bytes = ...,
+        images: collections.abc.Iterable[builtins.bytes] | None = ...,
+        texts: collections.abc.Iterable[builtins.str] | None = ...,
+        offsets: Global___Offsets | None = ...,
+        columns: Global___Columns | None = ...,
+        scale: Global___Scale | None = ...,
+        scan: Global___Scan | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["columns", b"columns", "offsets", b"offsets", "scale", b"scale", "scan", b"scan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["columns", b"columns", "images", b"images", "kind", b"kind", "known", b"known", "offsets", b"offsets", "samples", b"samples", "scale", b"scale", "scan", b"scan", "texts", b"texts"]) -> None: ...
+
+Global___LookResponse: typing_extensions.TypeAlias = LookResponse
+
+@typing.final
+class Offsets(google.protobuf.message.Message):
+    """Where each position of a text starts and stops in it, in characters (code points)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
+    counts: builtins.bytes
+    """int64[n]: positions of each text"""
+    places: builtins.bytes
+    """int32: start and stop of each position, text after text"""
+    def __init__(
+        self,
+        *,
+        counts: builtins.bytes = ...,
+        places: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "places", b"places"]) -> None: ...
+
+Global___Offsets: typing_extensions.TypeAlias = Offsets
+
+@typing.final
+class Scale(google.protobuf.message.Message):
+    """What black and full brightness stand for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEAST_FIELD_NUMBER: builtins.int
+    GREATEST_FIELD_NUMBER: builtins.int
+    least: builtins.float
+    greatest: builtins.float
+    def __init__(
+        self,
+        *,
+        least: builtins.float = ...,
+        greatest: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["greatest", b"greatest", "least", b"least"]) -> None: ...
+
+Global___Scale: typing_extensions.TypeAlias = Scale

@@ -104,6 +104,11 @@ class MemoryStub(object):
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionRequest.SerializeToString,
                 response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionResponse.FromString,
                 _registered_method=True)
+        self.Look = channel.unary_unary(
+                '/dualform.v1.Memory/Look',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.LookRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.LookResponse.FromString,
+                _registered_method=True)
 
 
 class MemoryServicer(object):
@@ -207,6 +212,13 @@ class MemoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Look(self, request, context):
+        """What samples of a dataset, or examples of a probe, looked like: images, texts, or rows of a table.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MemoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -279,6 +291,11 @@ def add_MemoryServicer_to_server(servicer, server):
                     servicer.Distribution,
                     request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionRequest.FromString,
                     response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionResponse.SerializeToString,
+            ),
+            'Look': grpc.unary_unary_rpc_method_handler(
+                    servicer.Look,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.LookRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.LookResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -659,6 +676,33 @@ class Memory(object):
             '/dualform.v1.Memory/Distribution',
             dualform__proto_dot_v1_dot_dualform__pb2.DistributionRequest.SerializeToString,
             dualform__proto_dot_v1_dot_dualform__pb2.DistributionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Look(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualform.v1.Memory/Look',
+            dualform__proto_dot_v1_dot_dualform__pb2.LookRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.LookResponse.FromString,
             options,
             channel_credentials,
             insecure,

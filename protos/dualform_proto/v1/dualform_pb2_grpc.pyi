@@ -254,7 +254,23 @@ _MemoryDistributionType = typing_extensions.TypeVar(
     ],
 )
 
-class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryGradientTopKType, _MemoryGradientSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType, _MemoryDistributionType]):
+_MemoryLookType = typing_extensions.TypeVar(
+    '_MemoryLookType',
+    grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.LookRequest,
+        dualform_proto.v1.dualform_pb2.LookResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.LookRequest,
+        dualform_proto.v1.dualform_pb2.LookResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.LookRequest,
+        dualform_proto.v1.dualform_pb2.LookResponse,
+    ],
+)
+
+class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryGradientTopKType, _MemoryGradientSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType, _MemoryDistributionType, _MemoryLookType]):
     @typing.overload
     def __init__(self: MemoryStub[
         grpc.UnaryUnaryMultiCallable[
@@ -312,6 +328,10 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.DistributionRequest,
             dualform_proto.v1.dualform_pb2.DistributionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.LookRequest,
+            dualform_proto.v1.dualform_pb2.LookResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -373,6 +393,10 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.DistributionRequest,
             dualform_proto.v1.dualform_pb2.DistributionResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.LookRequest,
+            dualform_proto.v1.dualform_pb2.LookResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Info: _MemoryInfoType
@@ -416,6 +440,9 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
 
     Distribution: _MemoryDistributionType
     """How the scores of each query are spread over all training datapoints, by rank."""
+
+    Look: _MemoryLookType
+    """What samples of a dataset, or examples of a probe, looked like: images, texts, or rows of a table."""
 
 MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -473,6 +500,10 @@ MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.DistributionRequest,
         dualform_proto.v1.dualform_pb2.DistributionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.LookRequest,
+        dualform_proto.v1.dualform_pb2.LookResponse,
     ],
 ]
 
@@ -588,5 +619,13 @@ class MemoryServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[dualform_proto.v1.dualform_pb2.DistributionResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.DistributionResponse]]:
         """How the scores of each query are spread over all training datapoints, by rank."""
+
+    @abc.abstractmethod
+    def Look(
+        self,
+        request: dualform_proto.v1.dualform_pb2.LookRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.LookResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.LookResponse]]:
+        """What samples of a dataset, or examples of a probe, looked like: images, texts, or rows of a table."""
 
 def add_MemoryServicer_to_server(servicer: MemoryServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,160 @@
+"""A gallery on disk: one file of Arrow's IPC format, checked before anything of it is shown.
+
+    gallery/<dataset>/samples-000000.arrow       of a dataset
+    probes/<probe>/samples-000000.arrow          of a probe's examples
+
+Columns: `sample` int64, and of images `png` binary, of texts `text` string and, where they are known, `offsets`
+list<int32> (start, stop, start, stop, …), of a table `row`, a struct. The file's metadata says the kind, and the scale
+of images. A file never changes: one that takes its place has another number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from dualform.errors import BadInput
+from dualform.store.durable_files import WrittenFile, make_folders, remove, rename, sync_folder
+from dualform.store.galleries.content import MOST_BYTES, row_bytes
+from dualform.store.galleries.gallery import Gallery
+from dualform.store.galleries.generators import generators_kept
+from dualform.store.manifest import FileMark
+
+FOLDER = "gallery"
+_LONGEST = 255
+"""Bytes of a folder's name that file systems take."""
+
+
+def dataset_name(dataset: str | None) -> str:
+    """What the manifest calls a dataset: "" stands for samples without one. Raises BadInput for what cannot be one."""
+    name = dataset or ""
+    if not isinstance(name, str):
+        raise BadInput(f"dataset is {dataset!r}.", hint="Give its name.", field="dataset")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"dataset is {dataset!r}, which is no valid text.", field="dataset") from None
+    if len(gallery_folder(name)) > _LONGEST:
+        raise BadInput(
+            "the name of the dataset is too long for a folder's.", hint="Say a shorter one.", field="dataset"
+        )
+    return name
+
+
+def gallery_folder(dataset: str) -> str:
+    """The name of the folder of a dataset's gallery: escaped where a file system could not hold it, or take it for
+    another place.
+    """
+    name = quote(dataset, safe="") or "%"
+    inner = name.strip(".")
+    left = len(name) - len(name.lstrip(".")) if inner else len(name)
+    right = len(name) - left - len(inner)
+    return "%2E" * left + inner + "%2E" * right
+
+
+def free_name(place: str, files: Iterable[str]) -> str:
+    """The name of the next file in a folder within the memory, of which none in use is told apart by case alone."""
+    used, number = {name.casefold() for name in files}, 0
+    while (name := f"{place}/samples-{number:06d}.arrow").casefold() in used:
+        number += 1
+    return name
+
+
+def write_gallery(
+    folder: Path, name: str, gallery: Gallery, most_bytes: int | None = None
+) -> tuple[FileMark, dict[str, Any]]:
+    """Write a gallery durably, as this file within a run's folder; returns its mark and what the manifest says of it.
+
+    Raises BadInput for a sample that cannot be stored, and for more than `most_bytes`; no file is there then.
+    """
+    with generators_kept():
+        metadata = {"dualform": FOLDER, "kind": gallery.kind}
+        if scale := gallery.content.scale():
+            metadata["scale"] = json.dumps(scale)
+        mark = write_batches(folder / name, _numbered(gallery), _schema(gallery, metadata), most_bytes)
+    return mark, {"kind": gallery.kind, "file": name, "samples": len(gallery)}
+
+
+def write_batches(
+    path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, most_bytes: int | None = None
+) -> FileMark:
+    """Write batches durably, under another name until all are there; no file is there where that fails."""
+    make_folders(path.parent)
+    temporary = path.with_name(path.name + ".tmp")
+    file = WrittenFile(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        sink = _Checksummed(file, most_bytes)
+        with pa.ipc.new_file(sink, schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        file.sync()
+        file.close()
+        rename(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            remove(temporary)
+        raise
+    finally:
+        file.let_go()
+    return FileMark(sink.bytes, sink.digest.hexdigest())
+
+
+class _Checksummed:
+    """A file to be written to, as Arrow takes one."""
+
+    closed = False
+
+    def __init__(self, file: WrittenFile, most_bytes: int | None) -> None:
+        self._file, self._most = file, most_bytes
+        self.bytes = 0
+        self.digest = xxhash.xxh3_128()
+
+    def write(self, content: Any) -> int:
+        piece = memoryview(content).cast("B")
+        if self._most is not None and self.bytes + piece.nbytes > self._most:
+            raise BadInput(
+                f"the gallery takes more than the {self._most:,} bytes that are left of the budget.",
+                hint="Store it when the training is over: gallery.store(…), or record with a larger budget.",
+                field="gallery",
+            )
+        self.digest.update(piece)
+        self.bytes += piece.nbytes
+        self._file.write([piece])
+        return piece.nbytes
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _schema(gallery: Gallery, metadata: Mapping[str, str]) -> pa.Schema:
+    return pa.schema([("sample", pa.int64()), *gallery.content.schema]).with_metadata(dict(metadata))
+
+
+def _numbered(gallery: Gallery) -> Iterator[pa.RecordBatch]:
+    """The rows with their samples. Raises BadInput for one that no answer could hold."""
+    first = 0
+    for batch in gallery.content.batches():
+        samples: NDArray[np.int64] = gallery.samples[first : first + batch.num_rows]
+        first += batch.num_rows
+        sizes = row_bytes(batch)
+        if (sizes > MOST_BYTES).any():
+            place = int(sizes.argmax())
+            raise BadInput(
+                f"sample {samples[place]} takes {sizes[place] / 2**20:.1f} MiB, and an answer holds "
+                f"{MOST_BYTES >> 20} MiB.",
+                hint="Give smaller images or texts.",
+                field="gallery",
+            )
+        yield pa.record_batch([pa.array(samples), *batch.columns], names=["sample", *batch.schema.names])

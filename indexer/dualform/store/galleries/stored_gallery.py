@@ -1,0 +1,173 @@
+"""Reads a stored gallery: the file is held against its checksum before anything of it is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy import ma
+from numpy.typing import NDArray
+
+from dualform.answers import Appearances
+from dualform.answers.appearances import IMAGES, PNG, TEXTS
+from dualform.errors import BadInput, Damaged
+from dualform.store.durable_files import checksum_file
+from dualform.store.galleries.content import MOST_BYTES, row_bytes
+from dualform.store.galleries.gallery_file import write_batches
+from dualform.store.manifest import FileMark
+
+HELD_BATCHES = 16 << 20
+"""Bytes of batches that are held while samples of one question are read."""
+
+
+class StoredGallery:
+    """One file. Used from one thread at a time, or several."""
+
+    def __init__(self, path: Path, kind: str, mark: FileMark) -> None:
+        """Raises Damaged where the file is not what was committed."""
+        self._path, self.kind, self._mark = path, kind, mark
+        self._state = self._verified()
+        with self._opened() as reader:
+            columns = [reader.get_batch(place).column("sample") for place in range(reader.num_record_batches)]
+            said = reader.schema.metadata or {}
+        self.scale: tuple[float, float] | None = None
+        if b"scale" in said:
+            least, greatest = json.loads(said[b"scale"])
+            self.scale = float(least), float(greatest)
+        self.samples = np.concatenate([np.zeros(0, dtype=np.int64), *(own.to_numpy() for own in columns)])
+        """int64[n], in the order of the file."""
+        self._starts = np.cumsum([0, *map(len, columns)])
+        self._order = np.argsort(self.samples, kind="stable")
+
+    @classmethod
+    def of(cls, run: Path, entry: Mapping[str, Any], files: Mapping[str, FileMark]) -> StoredGallery:
+        """That of a run which its manifest has this entry of. Raises Damaged, naming the file."""
+        return cls(run / entry["file"], entry["kind"], files[entry["file"]])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds in memory."""
+        return int(self.samples.nbytes + self._order.nbytes + self._starts.nbytes)
+
+    def rows(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[m]: where in the file each sample is, -1 where it is not."""
+        if not len(self.samples):
+            return np.full(len(samples), -1, dtype=np.int64)
+        places = np.searchsorted(self.samples, samples, sorter=self._order)
+        found: NDArray[np.int64] = self._order[np.minimum(places, len(self._order) - 1)]
+        return np.where(self.samples[found] == samples, found, -1)
+
+    def look(self, samples: NDArray[np.int64], most_bytes: float = MOST_BYTES) -> Appearances:
+        """What they looked like. Raises BadInput for more than `most_bytes`, Damaged as `__init__`."""
+        if _state(self._path) != self._state:
+            self._state = self._verified()
+        rows = self.rows(samples)
+        known = rows >= 0
+        content = self._read(rows[known], min(most_bytes, MOST_BYTES))
+        if self.kind == IMAGES:
+            images = _spread(content.column("png").to_pylist(), known, None)
+            for place in np.flatnonzero(known).tolist():
+                if not images[place].startswith(PNG):
+                    raise Damaged(f"{self._path}: the image of sample {samples[place]} is no PNG.")
+            return Appearances(samples, self.kind, known, images=images, scale=self.scale)
+        if self.kind == TEXTS:
+            texts = _spread(content.column("text").to_pylist(), known, None)
+            if "offsets" not in content.schema.names:
+                return Appearances(samples, self.kind, known, texts=texts)
+            pairs = [_pairs(own) for own in content.column("offsets")]
+            return Appearances(
+                samples, self.kind, known, texts=texts, offsets=_spread(pairs, known, np.zeros((0, 2), np.int32))
+            )
+        places = pa.array(np.cumsum(known) - 1, mask=~known)
+        spread = content.column("row").take(places)
+        columns = dict(zip([own.name for own in spread.type], map(_numpy, spread.flatten()), strict=True))
+        return Appearances(samples, self.kind, known, columns=columns)
+
+    def write_without(self, samples: NDArray[np.int64], path: Path) -> FileMark:
+        """Write a gallery without some samples as another file, durably; returns its mark."""
+        gone = pa.array(samples)
+        with self._opened() as reader:
+            batches = (reader.get_batch(place) for place in range(reader.num_record_batches))
+            kept = (own.filter(pc.invert(pc.is_in(own.column("sample"), value_set=gone))) for own in batches)
+            return write_batches(path, kept, reader.schema)
+
+    def _read(self, rows: NDArray[np.int64], most_bytes: float) -> pa.RecordBatch:
+        """The rows without their numbers, as they come, each as often as it does."""
+        held, held_bytes, total, parts = dict[int, pa.RecordBatch](), 0, 0, list[pa.RecordBatch]()
+        with self._opened() as reader:
+            for done, row in enumerate(rows.tolist()):
+                number = int(np.searchsorted(self._starts, row, side="right")) - 1
+                if number not in held:
+                    if held_bytes > HELD_BATCHES:
+                        held, held_bytes = {}, 0
+                    batch = reader.get_batch(number)
+                    batch.validate(full=True)
+                    held[number] = batch.select(batch.schema.names[1:])
+                    held_bytes += held[number].nbytes
+                part = held[number].slice(row - int(self._starts[number]), 1)
+                total += int(row_bytes(part)[0])
+                if total > most_bytes:
+                    raise BadInput(
+                        f"what these samples looked like takes more than {most_bytes / 2**20:.1f} MiB.",
+                        hint=f"Ask for at most {done} at a time." if done else "One of them alone is larger.",
+                        field="samples",
+                    )
+                parts.append(part)
+            schema = pa.schema(list(reader.schema)[1:])
+        batches = pa.Table.from_batches(parts, schema).combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
+
+    def _verified(self) -> tuple[int, ...]:
+        try:
+            state = _state(self._path)
+            digest = checksum_file(self._path)
+        except OSError as error:
+            raise Damaged(f"{self._path} cannot be read: {error.strerror}.") from None
+        if digest != self._mark.checksum:
+            raise Damaged(f"{self._path} was altered: its checksum is not the one that was committed.")
+        return state
+
+    @contextmanager
+    def _opened(self) -> Iterator[pa.ipc.RecordBatchFileReader]:
+        try:
+            with pa.OSFile(str(self._path)) as file, pa.ipc.open_file(file) as reader:
+                yield reader
+        except (pa.ArrowException, OSError, LookupError) as error:
+            raise Damaged(f"{self._path} is no gallery that can be read: {error}") from None
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _spread(values: list[Any], known: NDArray[np.bool_], missing: Any) -> tuple[Any, ...]:
+    """Those of the known samples, and `missing` in the others' places."""
+    given = iter(values)
+    return tuple(next(given) if own else missing for own in known.tolist())
+
+
+def _pairs(offsets: pa.ListScalar) -> NDArray[np.int32]:
+    return np.array(offsets.values.to_numpy(zero_copy_only=False), dtype=np.int32).reshape(-1, 2)
+
+
+def _numpy(column: pa.Array) -> NDArray[Any]:
+    """Numbers and truth values, masked where there are NULLs; texts as objects, NULL as None."""
+    if pa.types.is_string(column.type):
+        texts = np.empty(len(column), dtype=object)
+        texts[:] = column.to_pylist()
+        return texts
+    if not column.null_count:
+        return np.array(column.to_numpy(zero_copy_only=False))
+    nulls = np.asarray(column.is_null())
+    zero = False if pa.types.is_boolean(column.type) else 0
+    filled = column.fill_null(pa.scalar(zero, column.type))
+    found: NDArray[Any] = ma.array(filled.to_numpy(zero_copy_only=False), mask=nulls)
+    return found

@@ -1,0 +1,85 @@
+"""Rows of a gallery: named columns, an entry a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dualform.answers.appearances import TABLE
+from dualform.answers.columns import Columns
+from dualform.errors import BadInput
+from dualform.store.galleries.content import BATCH_BYTES
+
+_STORED = pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_string
+
+
+class TableRows:
+    """Columns of numbers, truth values and texts; dates, times and decimals become texts."""
+
+    kind = TABLE
+
+    def __init__(self, table: Any) -> None:
+        """Raises BadInput for what is no table, and for columns that hold anything else."""
+        found = _arrow(table)
+        if not found.num_columns:
+            raise BadInput("the table has no columns.", hint="Give at least one.", field="table")
+        columns = [_column(name, found[place]) for place, name in enumerate(found.column_names)]
+        self._rows = pa.StructArray.from_arrays(columns, names=found.column_names)
+        self.schema = pa.schema([("row", self._rows.type)])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def scale(self) -> None:
+        return None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        count = max(1, BATCH_BYTES * len(self) // max(self._rows.nbytes, 1))
+        for start in range(0, len(self), count):
+            yield pa.record_batch([self._rows.slice(start, count)], schema=self.schema)
+
+
+def _arrow(table: Any) -> pa.Table:
+    """A table of Arrow, of whatever is one."""
+    if isinstance(table, Columns):
+        table = table.to_arrow()
+    try:
+        if type(table).__module__.partition(".")[0] == "pandas":
+            found = pa.Table.from_pandas(table, preserve_index=False)
+        elif isinstance(table, Mapping):
+            found = pa.table({str(name): _entries(column) for name, column in table.items()})
+        else:
+            found = pa.table(table)
+    except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(
+            f"{type(table).__name__} is no table that can be stored: {error}",
+            hint="Give a DataFrame, a mapping of columns of one length, or what Arrow takes for a table.",
+            field="table",
+        ) from None
+    if len(set(found.column_names)) < found.num_columns:
+        raise BadInput("the table names a column twice.", hint="Give each its own name.", field="table")
+    return found
+
+
+def _entries(column: Any) -> Any:
+    if isinstance(column, np.ma.MaskedArray):
+        return pa.array(column.data, mask=np.ma.getmaskarray(column))
+    return column.detach().cpu().numpy() if hasattr(column, "detach") else column
+
+
+def _column(name: str, column: pa.ChunkedArray) -> pa.Array:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_temporal(kind):
+        column = column.cast(pa.string())
+    elif pa.types.is_decimal(kind):
+        column = pa.chunked_array([[None if own is None else str(own) for own in column.to_pylist()]], pa.string())
+    elif not any(own(kind) for own in _STORED):
+        raise BadInput(f"column {name!r} holds {kind}.", hint="Give numbers, truth values and texts.", field="table")
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined

@@ -1,0 +1,93 @@
+"""Texts of a gallery, and where in them each position of a sample is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from dualform.answers.appearances import TEXTS
+from dualform.errors import BadInput
+from dualform.store.galleries.content import gathered
+from dualform.store.galleries.images import as_numbers
+
+_TEXT = ("text", pa.string())
+_OFFSETS = ("offsets", pa.list_(pa.int32()))
+
+
+class Texts:
+    """One text a sample."""
+
+    kind = TEXTS
+
+    def __init__(self, texts: Sequence[str], offsets: Sequence[Any] | None) -> None:
+        """`offsets`: of each text, [positions, 2] of where a position starts and stops in it, in characters.
+
+        Raises BadInput for what is no text, and for offsets that do not lie in their text.
+        """
+        if isinstance(texts, str | bytes):
+            raise BadInput("texts is one text.", hint="Give a list of them, one a sample.", field="texts")
+        self._texts = list(texts)
+        for number, text in enumerate(self._texts):
+            _check_text(number, text)
+        self._offsets = None if offsets is None else self._checked(list(offsets))
+        self.schema = pa.schema([_TEXT] if offsets is None else [_TEXT, _OFFSETS])
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def scale(self) -> None:
+        return None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        if self._offsets is None:
+            return gathered(((text,) for text in self._texts), self.schema)
+        rows = zip(self._texts, (own.ravel() for own in self._offsets), strict=True)
+        return gathered(rows, self.schema)
+
+    def _checked(self, offsets: list[Any]) -> list[NDArray[np.int32]]:
+        if len(offsets) != len(self._texts):
+            raise BadInput(
+                f"there are offsets of {len(offsets)} texts, and {len(self._texts)} texts.",
+                hint="Give those of each text, an empty list where they are not known.",
+                field="offsets",
+            )
+        lengths = map(len, self._texts)
+        return [_places(number, *own) for number, own in enumerate(zip(offsets, lengths, strict=True))]
+
+
+def _check_text(number: int, text: Any) -> None:
+    if not isinstance(text, str):
+        raise BadInput(f"text {number} is of type {type(text).__name__}.", hint="Give texts.", field="texts")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"text {number} is no valid text: it holds half of a pair.", field="texts") from None
+
+
+def _places(number: int, offsets: Any, length: int) -> NDArray[np.int32]:
+    if offsets is None or not len(offsets):
+        return np.zeros((0, 2), dtype=np.int32)
+    try:
+        found = as_numbers(offsets)
+    except (BadInput, ValueError):
+        found = np.zeros(0)
+    if found.ndim != 2 or found.shape[1] != 2 or found.dtype.kind not in "iu":
+        raise BadInput(
+            f"the offsets of text {number} are no pairs of whole numbers.",
+            hint="Give where each position starts and stops, as the offset_mapping of a tokenizer.",
+            field="offsets",
+        )
+    start, stop = found.astype(np.int64).T
+    if (start < 0).any() or (stop < start).any() or (stop > length).any():
+        place = int(np.flatnonzero((start < 0) | (stop < start) | (stop > length))[0])
+        raise BadInput(
+            f"position {place} of text {number} is said to be at {start[place]} to {stop[place]} of {length} "
+            "characters.",
+            hint="Offsets count characters of the text, from 0.",
+            field="offsets",
+        )
+    return found.astype(np.int32)
