@@ -95,7 +95,9 @@ def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[d
     files, shown = dict[str, FileMark](), dict[str, Any]()
     if probe.gallery is not None:
         file = free_name(f"probes/{name}", manifest.files)
-        files[file], shown = write_gallery(memory, file, probe.gallery, probe.gallery_bytes)
+        files[file], shown = write_gallery(
+            memory, file, probe.gallery.samples, probe.gallery.content, probe.gallery_bytes
+        )
     layers = {layer.name: layer for layer in manifest.layers}
     traced = [] if probe.gradients is None else list(probe.gradients.layers)
     arrays = dict(probe.arrays)

@@ -262,7 +262,8 @@ class Writer:
             raise BadInput(f"there is a gallery {said} already.", hint="A dataset has one gallery.", field="dataset")
         self.commit()  # encoding may take long, and what came before must not wait for it
         file = free_name(f"{FOLDER}/{gallery_folder(name)}", self.manifest.files)
-        self.manifest.files[file], self.manifest.galleries[name] = write_gallery(self.path, file, gallery, most_bytes)
+        mark, entry = write_gallery(self.path, file, gallery.samples, gallery.content, most_bytes)
+        self.manifest.files[file], self.manifest.galleries[name] = mark, entry
         self._write_manifest()
 
     def close(self, ending: Ending = Ending()) -> None:  # noqa: B008 - it is frozen

@@ -93,7 +93,7 @@ class Gallery:
         """
         from dualform.store.galleries.stored_later import store_later
 
-        store_later(path, dataset, self, replace=replace, cut_off=cut_off)
+        store_later(path, dataset, self.samples, self._content, replace=replace, cut_off=cut_off)
 
     def __repr__(self) -> str:
         noun = "rows of a table" if self.kind == "table" else self.kind

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import BadInput
 from dualform.store.durable_files import WrittenFile, make_folders, remove, rename, sync_folder
-from dualform.store.galleries.content import MOST_BYTES, row_bytes
-from dualform.store.galleries.gallery import Gallery
+from dualform.store.galleries.content import MOST_BYTES, Content, row_bytes
 from dualform.store.galleries.generators import generators_kept
 from dualform.store.manifest import FileMark
 
@@ -71,18 +70,20 @@ def free_name(place: str, files: Iterable[str]) -> str:
 
 
 def write_gallery(
-    folder: Path, name: str, gallery: Gallery, most_bytes: int | None = None
+    folder: Path, name: str, samples: NDArray[np.int64], content: Content, most_bytes: int | None = None
 ) -> tuple[FileMark, dict[str, Any]]:
-    """Write a gallery durably, as this file within a run's folder; returns its mark and what the manifest says of it.
+    """Write what samples looked like durably, as this file within a run's folder; returns its mark, and what the
+    manifest says of it.
 
     Raises BadInput for a sample that cannot be stored, and for more than `most_bytes`; no file is there then.
     """
     with generators_kept():
-        metadata = {"dualform": FOLDER, "kind": gallery.kind}
-        if scale := gallery.content.scale():
+        metadata = {"dualform": FOLDER, "kind": content.kind}
+        if scale := content.scale():
             metadata["scale"] = json.dumps(scale)
-        mark = write_batches(folder / name, _numbered(gallery), _schema(gallery, metadata), most_bytes)
-    return mark, {"kind": gallery.kind, "file": name, "samples": len(gallery)}
+        schema = pa.schema([("sample", pa.int64()), *content.schema]).with_metadata(metadata)
+        mark = write_batches(folder / name, _numbered(samples, content), schema, most_bytes)
+    return mark, {"kind": content.kind, "file": name, "samples": len(samples)}
 
 
 def write_batches(
@@ -138,23 +139,19 @@ class _Checksummed:
     def close(self) -> None: ...
 
 
-def _schema(gallery: Gallery, metadata: Mapping[str, str]) -> pa.Schema:
-    return pa.schema([("sample", pa.int64()), *gallery.content.schema]).with_metadata(dict(metadata))
-
-
-def _numbered(gallery: Gallery) -> Iterator[pa.RecordBatch]:
+def _numbered(samples: NDArray[np.int64], content: Content) -> Iterator[pa.RecordBatch]:
     """The rows with their samples. Raises BadInput for one that no answer could hold."""
     first = 0
-    for batch in gallery.content.batches():
-        samples: NDArray[np.int64] = gallery.samples[first : first + batch.num_rows]
+    for batch in content.batches():
+        numbers = samples[first : first + batch.num_rows]
         first += batch.num_rows
         sizes = row_bytes(batch)
         if (sizes > MOST_BYTES).any():
             place = int(sizes.argmax())
             raise BadInput(
-                f"sample {samples[place]} takes {sizes[place] / 2**20:.1f} MiB, and an answer holds "
+                f"sample {numbers[place]} takes {sizes[place] / 2**20:.1f} MiB, and an answer holds "
                 f"{MOST_BYTES >> 20} MiB.",
                 hint="Give smaller images or texts.",
                 field="gallery",
             )
-        yield pa.record_batch([pa.array(samples), *batch.columns], names=["sample", *batch.schema.names])
+        yield pa.record_batch([pa.array(numbers), *batch.columns], names=["sample", *batch.schema.names])

@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dualform.errors import AlreadyExists, BadInput
 from dualform.store.durable_files import remove
 from dualform.store.folder_lock import folder_lock
-from dualform.store.galleries.gallery import Gallery
+from dualform.store.galleries.content import Content
 from dualform.store.galleries.gallery_file import FOLDER, dataset_name, free_name, gallery_folder, write_gallery
 from dualform.store.manifest import Manifest
 from dualform.store.writing_lock import being_written, writing
 
 
 def store_later(
-    path: str | os.PathLike[str], dataset: str | None, gallery: Gallery, *, replace: bool, cut_off: bool
+    path: str | os.PathLike[str],
+    dataset: str | None,
+    samples: NDArray[np.int64],
+    content: Content,
+    *,
+    replace: bool,
+    cut_off: bool,
 ) -> None:
     """As Gallery.store. It is the last run of the training that gets it, for a later one hides those before."""
     folder, name = Path(path).absolute(), dataset_name(dataset)
@@ -33,7 +42,7 @@ def store_later(
         manifest = Manifest.read(last)
         _check_unwritten(last, manifest, cut_off)
         file = free_name(f"{FOLDER}/{gallery_folder(name)}", manifest.files)
-        mark, entry = write_gallery(last, file, gallery)
+        mark, entry = write_gallery(last, file, samples, content)
         before = manifest.galleries.get(name)
         manifest.galleries[name], manifest.files[file] = entry, mark
         if before is not None:
