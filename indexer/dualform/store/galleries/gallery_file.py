@@ -45,7 +45,9 @@ def dataset_name(dataset: str | None) -> str:
         raise BadInput(f"dataset is {dataset!r}, which is no valid text.", field="dataset") from None
     if len(gallery_folder(name)) > _LONGEST:
         raise BadInput(
-            "the name of the dataset is too long for a folder's.", hint="Say a shorter one.", field="dataset"
+            f"the name of the dataset takes more than {_LONGEST} bytes as that of a folder.",
+            hint="Say a shorter one.",
+            field="dataset",
         )
     return name
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dualform.answers.appearances import IMAGES
 from dualform.errors import BadInput
 from dualform.store.galleries.content import gathered
+from dualform.store.galleries.generators import generators_kept
 from dualform.store.galleries.png import encoded
 
 Channels: TypeAlias = Literal["first", "last"]
@@ -47,7 +48,8 @@ class Images:
         if self._whole is not None:
             _check_finite(self._whole, "the images hold")
         if self._count:
-            first = self._image(0)
+            with generators_kept():
+                first = self._image(0)
             self._type = first.dtype
             self._frame(0, first)
 

@@ -66,7 +66,7 @@ class StoredGallery:
 
     def look(self, samples: NDArray[np.int64], most_bytes: float = MOST_BYTES) -> Appearances:
         """What they looked like. Raises BadInput for more than `most_bytes`, Damaged as `__init__`."""
-        if _state(self._path) != self._state:
+        if self._stat() != self._state:
             self._state = self._verified()
         rows = self.rows(samples)
         known = rows >= 0
@@ -125,14 +125,25 @@ class StoredGallery:
         return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
 
     def _verified(self) -> tuple[int, ...]:
+        state = self._stat()
         try:
-            state = _state(self._path)
             digest = checksum_file(self._path)
         except OSError as error:
-            raise Damaged(f"{self._path} cannot be read: {error.strerror}.") from None
+            raise self._unreadable(error) from None
         if digest != self._mark.checksum:
             raise Damaged(f"{self._path} was altered: its checksum is not the one that was committed.")
         return state
+
+    def _stat(self) -> tuple[int, ...]:
+        """What changes where somebody writes to the file."""
+        try:
+            found = os.stat(self._path)
+        except OSError as error:
+            raise self._unreadable(error) from None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _unreadable(self, error: OSError) -> Damaged:
+        return Damaged(f"{self._path} cannot be read: {error.strerror}.", hint="Open the memory again, or check it.")
 
     @contextmanager
     def _opened(self) -> Iterator[pa.ipc.RecordBatchFileReader]:
@@ -141,11 +152,6 @@ class StoredGallery:
                 yield reader
         except (pa.ArrowException, OSError, LookupError) as error:
             raise Damaged(f"{self._path} is no gallery that can be read: {error}") from None
-
-
-def _state(path: Path) -> tuple[int, ...]:
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _spread(values: list[Any], known: NDArray[np.bool_], missing: Any) -> tuple[Any, ...]:

@@ -1,0 +1,371 @@
+"""What samples looked like is stored before, during and after a training, which comes out as without it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+import dualform
+from dualform import Gallery
+from dualform.errors import AlreadyExists, BadInput, Damaged, Locked, NotAMemory, NotFound, RecordingError
+from dualform.store.check import check_memory
+from dualform.store.copying import copy_memory
+from dualform.store.leftovers import leftovers
+from dualform.store.repair import repair
+from tests.damage import flip
+from tests.record.resumed_training import Training
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (20, 4, 5), dtype=np.uint8)
+WORDS = [f"passage {number}" for number in range(20)]
+FILE = Path("gallery", "a", "samples-000000.arrow")
+
+
+class Small:
+    """A training of five steps, whose recorder may be told more at each."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Flatten(), nn.Linear(20, 3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.recorder = dualform.Recorder(self.model, self.optimizer, path, quiet=True, **options)
+        self.inputs = torch.from_numpy(IMAGES).float() / 255
+
+    def step(self, dataset: str | None = "a") -> None:
+        index = torch.randint(20, (4,))
+        with self.recorder.step(dataset=dataset, label=index % 3, sample=index):
+            self.optimizer.zero_grad()
+            cross_entropy(self.model(self.inputs[index]), index % 3).backward()
+            self.optimizer.step()
+
+    def run(self, before: Any = None, during: Any = None) -> nn.Module:
+        with self.recorder as recorder:
+            if before is not None:
+                before(recorder)
+            for number in range(5):
+                self.step()
+                if number == 2 and during is not None:
+                    during(recorder)
+        return self.model
+
+
+def of_images(recorder: dualform.Recorder) -> None:
+    recorder.gallery("a", Gallery.images(IMAGES))
+
+
+def pixels(found: dualform.Appearances, place: int = 0) -> np.ndarray:
+    image = found[place].image
+    assert image is not None
+    return np.asarray(Image.open(io.BytesIO(image)))
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_recorder_stores_what_samples_looked_like(tmp_path, when):
+    Small(tmp_path / "m").run(**{when: of_images})
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().galleries == {"a": "images"}
+        slots = memory.slots(memory.topk("1", IMAGES[3].reshape(1, -1) / 255, 5))
+        found = memory.appearances(slots["sample"], "a")
+        for place, sample in enumerate(slots["sample"].tolist()):
+            assert np.array_equal(pixels(found, place), IMAGES[sample])
+    assert check_memory(tmp_path / "m") == []
+    assert not list((tmp_path / "m").rglob("*.tmp"))
+
+
+class Noisy(Dataset[Any]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, number: int) -> Any:
+        return torch.rand(4, 5), number
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_the_training_comes_out_as_without(tmp_path, when):
+    plain = Small(tmp_path / "plain").run()
+    shown = Small(tmp_path / "m").run(**{when: lambda recorder: recorder.gallery("b", Gallery.images(Noisy()))})
+    for one, other in zip(plain.parameters(), shown.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_steps_before_a_gallery_are_on_disk_while_it_is_encoded(tmp_path):
+    """It may take longer than rows otherwise wait."""
+    seen = []
+
+    class Looking(Noisy):
+        def __getitem__(self, number: int) -> Any:
+            if (tmp_path / "m" / "memory.json").exists():
+                with dualform.open(tmp_path / "m") as memory:
+                    seen.append(memory.info().steps)
+            return super().__getitem__(number)
+
+    training = Small(tmp_path / "m")
+    with training.recorder as recorder:
+        for _ in range(3):
+            training.step()
+        recorder.gallery("a", Gallery.images(Looking()))
+    assert seen[-1] == 3
+
+
+def test_a_gallery_of_samples_without_a_dataset(tmp_path):
+    training = Small(tmp_path / "m")
+    with training.recorder as recorder:
+        training.step(dataset=None)
+        recorder.gallery(None, Gallery.texts(WORDS))
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().galleries == {"": "texts"}
+        assert memory.appearances([3]).texts == memory.appearances([3], "").texts == ("passage 3",)
+
+
+def test_one_gallery_a_dataset(tmp_path):
+    training = Small(tmp_path / "m")
+    with training.recorder as recorder:
+        of_images(recorder)
+        with pytest.raises(BadInput, match="a gallery of 'a' was given already"):
+            of_images(recorder)
+        training.step()
+        with pytest.raises(BadInput, match="there is a gallery of dataset 'a' already"):
+            of_images(recorder)
+        training.step()
+    assert dualform.open(tmp_path / "m").info().steps == 2
+
+
+def test_a_gallery_that_cannot_be_stored_does_not_end_a_training(tmp_path):
+    bad = [IMAGES[0], IMAGES[1].astype(float)]
+    training = Small(tmp_path / "m")
+    with training.recorder as recorder:
+        recorder.gallery("a", Gallery.images(bad))
+        with pytest.warns(RuntimeWarning, match="the gallery of 'a' was not stored: image 1 holds float64"):
+            training.step()
+        with pytest.raises(BadInput, match="image 1 holds float64"):
+            recorder.gallery("a", Gallery.images(bad))
+        training.step()
+        of_images(recorder)
+    with dualform.open(tmp_path / "m") as memory:
+        assert (memory.info().steps, memory.info().galleries) == (2, {"a": "images"})
+
+
+def test_what_is_no_gallery_is_refused(tmp_path):
+    training = Small(tmp_path / "m")
+    with pytest.raises(RecordingError, match="outside `with recorder`"):
+        of_images(training.recorder)
+    with training.recorder as recorder:
+        training.step()
+        with pytest.raises(BadInput, match=r"ndarray is no gallery\. Make one: dualform\.Gallery\.images"):
+            recorder.gallery("a", IMAGES)
+        with pytest.raises(BadInput, match="dataset is 3"):
+            recorder.gallery(3, Gallery.images(IMAGES))
+        with pytest.raises(BadInput, match="more than 255 bytes"):
+            recorder.gallery("a" * 256, Gallery.images(IMAGES))
+
+
+def test_a_probe_shows_its_examples(tmp_path):
+    training = Small(tmp_path / "m")
+    with training.recorder as recorder:
+        training.step()
+        recorder.probe("test", training.inputs[:6], torch.arange(6), gallery=Gallery.images(IMAGES[:6]))
+        with pytest.raises(BadInput, match="the gallery has 20 samples, and the probe 6 examples"):
+            recorder.probe("other", training.inputs[:6], gallery=Gallery.images(IMAGES))
+        with pytest.raises(BadInput, match="ndarray is no gallery"):
+            recorder.probe("other", training.inputs[:6], gallery=IMAGES)
+        recorder.probe("other", training.inputs[:6])
+    with dualform.open(tmp_path / "m") as memory:
+        assert {probe.name: probe.gallery for probe in memory.info().probes} == {"test": "images", "other": ""}
+        assert np.array_equal(pixels(memory.appearances([5, 99], probe="test")), IMAGES[5])
+        with pytest.raises(NotFound, match=r"probe 'other' has no gallery\. Probes that were taken with one: test\."):
+            memory.appearances([1], probe="other")
+    flip(tmp_path / "m" / "probes" / "test" / "samples-000000.arrow", 600)
+    with dualform.open(tmp_path / "m") as memory, pytest.raises(Damaged, match=r"probes/test/samples-000000\.arrow"):
+        memory.appearances([5], probe="test")
+
+
+def test_a_budget_holds_with_a_gallery(tmp_path):
+    noise = np.random.default_rng(1).integers(0, 256, (64, 512, 512), dtype=np.uint8)
+    training = Small(tmp_path / "m", budget="24 MB")
+    with training.recorder as recorder:
+        training.step()
+        with pytest.raises(BadInput, match="that are left of the budget"):
+            recorder.gallery("large", Gallery.images(np.concatenate([noise, noise])))
+        recorder.gallery("small", Gallery.images(noise[:8]))
+        with pytest.raises(BadInput, match="that are left of the budget"):
+            recorder.probe("p", training.inputs[:4], gallery=Gallery.images(noise.reshape(4, 2048, 2048)))
+        training.step()
+    assert sum(path.stat().st_size for path in (tmp_path / "m").rglob("*") if path.is_file()) <= 24e6
+    assert dualform.open(tmp_path / "m").info().galleries == {"small": "images"}
+    assert check_memory(tmp_path / "m") == []
+
+
+class TestFinished:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        Small(tmp_path / "m").run()
+        return tmp_path / "m"
+
+    def test_a_gallery_is_stored_later(self, path):
+        memory = dualform.open(path)
+        with pytest.raises(NotFound, match=r"there is no gallery of dataset 'a'\. Galleries: none\."):
+            memory.appearances([1], "a")
+        Gallery.images(IMAGES).store(path, "a")
+        assert memory.refresh()
+        assert np.array_equal(pixels(memory.appearances([1], "a")), IMAGES[1])
+        assert memory.verify()["1"].exact
+        assert check_memory(path) == []
+
+    def test_another_takes_its_place_where_that_is_said(self, path):
+        Gallery.images(IMAGES).store(path, "a")
+        with pytest.raises(AlreadyExists, match="has a gallery of dataset 'a' already"):
+            Gallery.texts(WORDS).store(path, "a")
+        Gallery.texts(WORDS).store(path, "a", replace=True)
+        assert dualform.open(path).appearances([1], "a").texts == ("passage 1",)
+        assert [file.name for file in (path / "gallery" / "a").iterdir()] == ["samples-000001.arrow"]
+        assert check_memory(path) == []
+
+    def test_names_that_differ_in_case_alone_share_no_file(self, path):
+        """Where a file system tells them not apart, both lie in one folder."""
+        Gallery.texts(["small"]).store(path, "a")
+        Gallery.texts(["large"]).store(path, "A")
+        memory = dualform.open(path)
+        assert [memory.appearances([0], name).texts for name in ("a", "A")] == [("small",), ("large",)]
+        assert [path.name for path in path.glob("gallery/*/*")] != ["samples-000000.arrow"] * 2
+
+    def test_a_name_that_means_another_place_is_one_like_others(self, path):
+        for name in ("..", ".", "/etc", "a/../../b", "%", "%2E"):
+            Gallery.texts([name]).store(path, name)
+        memory = dualform.open(path)
+        assert all(memory.appearances([0], name).texts == (name,) for name in memory.info().galleries)
+        assert {file.parent.parent for file in path.parent.rglob("samples-*")} == {path / "gallery"}
+
+    def test_one_that_cannot_be_stored_leaves_the_memory_as_it_was(self, path):
+        before = (path / "memory.json").read_bytes()
+        with pytest.raises(BadInput, match="image 1"):
+            Gallery.images([IMAGES[0], IMAGES[1].astype(float)]).store(path, "a")
+        assert (path / "memory.json").read_bytes() == before
+        assert not list(path.rglob("samples-*"))
+        with pytest.raises(NotAMemory):
+            Gallery.images(IMAGES).store(path / "shard-00000", "a")
+
+    def test_a_copy_has_it(self, path):
+        Gallery.images(IMAGES).store(path, "a")
+        copy_memory(path, path.with_name("copy"))
+        assert np.array_equal(pixels(dualform.open(path.with_name("copy")).appearances([7], "a")), IMAGES[7])
+
+    @pytest.mark.parametrize("how", ["altered", "cut short", "missing"])
+    def test_a_damaged_one_is_named_and_never_shown(self, path, how):
+        Gallery.images(IMAGES).store(path, "a")
+        content = (path / FILE).read_bytes()
+        opened = dualform.open(path)
+        opened.appearances([1], "a")
+        if how == "missing":
+            (path / FILE).unlink()
+        elif how == "cut short":
+            (path / FILE).write_bytes(content[:-1])
+        else:
+            flip(path / FILE, len(content) // 2)
+        with pytest.raises(Damaged, match=r"gallery/a/samples-000000\.arrow"):
+            opened.appearances([1], "a")  # which had looked at it before
+        with pytest.raises(Damaged, match=r"gallery/a/samples-000000\.arrow"):
+            dualform.open(path).appearances([1], "a")
+        assert "gallery/a/samples-000000.arrow" in check_memory(path)[0]
+        with pytest.raises(Damaged, match=r"gallery/a/samples-000000\.arrow"):
+            copy_memory(path, path.with_name("copy"))
+
+    def test_every_byte_of_it_counts(self, path):
+        Gallery.texts(WORDS[:3]).store(path, "a")
+        content = (path / FILE).read_bytes()
+        memory = dualform.open(path)
+        for place in range(0, len(content), 37):
+            flip(path / FILE, place)
+            with pytest.raises(Damaged, match=r"was altered: its checksum"):
+                memory.appearances([1], "a")
+            (path / FILE).write_bytes(content)
+        assert memory.appearances([1], "a").texts == ("passage 1",)
+
+    @pytest.mark.parametrize("of", ["a dataset", "a probe"])
+    def test_a_repair_drops_a_damaged_one_and_nothing_else(self, tmp_path, of):
+        training = Small(tmp_path / "m")
+        with training.recorder as recorder:
+            of_images(recorder)
+            training.step()
+            recorder.probe("test", training.inputs[:2], gallery=Gallery.texts(WORDS[:2]))
+        file = FILE if of == "a dataset" else Path("probes", "test", "samples-000000.arrow")
+        flip(tmp_path / "m" / file, 700)
+        said, _ = repair(tmp_path / "m", tmp_path / "whole")
+        whose = "dataset 'a'" if of == "a dataset" else "the probe 'test'"
+        assert said == [f"The gallery of {whose} was dropped: {file.as_posix()} is damaged."]
+        with dualform.open(tmp_path / "whole") as memory:
+            info = memory.info()
+            assert not info.recording
+            assert memory.verify()["1"].exact
+            assert (info.galleries, info.probes[0].gallery) == (
+                ({}, "texts") if of == "a dataset" else ({"a": "images"}, "")
+            )
+        assert check_memory(tmp_path / "whole") == []
+
+    def test_none_is_stored_while_a_training_records(self, tmp_path):
+        training = Small(tmp_path / "m")
+        with training.recorder:
+            training.step()
+            with pytest.raises(Locked, match="is being recorded by"):
+                Gallery.images(IMAGES).store(tmp_path / "m", "a")
+        Gallery.images(IMAGES).store(tmp_path / "m", "a")
+
+    def test_versions_that_know_no_galleries_read_the_rest(self, path):
+        """They skip what they do not know of memory.json, and hold every file of it against its checksum."""
+        Gallery.images(IMAGES).store(path, "a")
+        memory = dualform.open(path)
+        assert memory.info().format == 2
+        assert FILE.as_posix() in memory._view.snapshot.manifest.files
+
+
+def test_of_a_resumed_training_the_last_run_shows(tmp_path):
+    """Its script stores the same gallery again."""
+    path = tmp_path / "run"
+    Training().run(path, 6, saved=(4,), checkpoint=tmp_path / "checkpoint.pt")
+    Gallery.texts(["first"]).store(path, "odd")
+    Gallery.texts(["alone"]).store(path, "even")
+    training = Training()
+    training.load(tmp_path / "checkpoint.pt")
+    with training.recorder(path, resume=True) as recorder:
+        recorder.gallery("odd", Gallery.texts(["second"]))
+        training.step(recorder)
+    with dualform.open(path) as memory:
+        assert memory.info().galleries == {"odd": "texts", "even": "texts"}
+        assert memory.appearances([0], "odd").texts == ("second",)
+        assert memory.appearances([0], "even").texts == ("alone",)
+        with pytest.raises(AlreadyExists, match="run-00001"):
+            Gallery.texts(["third"]).store(path, "odd")
+        Gallery.texts(["third"]).store(path, "odd", replace=True)
+        Gallery.texts(["later"]).store(path, "even", replace=True)
+        memory.refresh()
+        assert [memory.appearances([0], name).texts for name in ("odd", "even")] == [("third",), ("later",)]
+    assert check_memory(path) == []
+    assert leftovers(path) == []
+
+
+def test_a_replay_takes_a_script_that_stores_galleries(tmp_path):
+    Small(tmp_path / "m", keys=False).run(before=of_images)
+    stored = (tmp_path / "m" / FILE).read_bytes()
+    again = Small(tmp_path / "unused")
+    question = dualform.TopK("1", np.ones((1, 20), np.float32))
+    again.recorder = dualform.Replay(again.model, again.optimizer, tmp_path / "m", [question])
+    again.run(before=of_images)
+    assert len(again.recorder.answers()[0]) == 1
+    assert (tmp_path / "m" / FILE).read_bytes() == stored
+    assert check_memory(tmp_path / "m") == []
+
+
+def test_many_questions_check_a_gallery_once(tmp_path):
+    Small(tmp_path / "m").run(before=of_images)
+    with dualform.open(tmp_path / "m") as memory:
+        for _ in range(3):
+            memory.appearances([1, 2], "a")
+        counts = memory.counts()
+        assert (counts.derived_made, counts.derived_found) == (1, 2)
