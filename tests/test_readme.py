@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dualform
 from dualform_service.config import ServiceConfig
@@ -53,7 +54,7 @@ def test_the_readme_is_read_in_a_few_minutes():
 def test_every_example_is_about_fifteen_lines():
     assert EXAMPLES.keys() == {
         "record", "estimate", "lightning", "transformers", "ask", "replay", "client", "toward", "gradients", "ledger",
-        "followed", "tables",
+        "followed", "tables", "gallery",
     }  # fmt: skip
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
@@ -85,6 +86,8 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     ledger = run("ledger", recorded)["ledger"]
     assert ledger.sums.shape == (20, 500)
     assert abs(ledger.residual).max() < 0.01 * abs(ledger.final - ledger.initial).max()
+    run("gallery", {"torch": torch, "nn": torch.nn, "dualform": dualform})
+    assert len(list(tmp_path.glob("*.png"))) == 3
     run("estimate", **{"1000": "30", "train(dualform.Recorder)": ""})
     assert run("followed", run("replay"))["ledger"].sums.shape == (2, 500)
     with dualform.open("runs/mine") as memory:

@@ -8,6 +8,7 @@ import pytest
 from numpy import ma
 
 from dualform.answers import (
+    Appearances,
     Certificate,
     Certificates,
     Columns,
@@ -79,6 +80,12 @@ INFO = MemoryInfo(
     columns={},
     probes=(ProbeInfo("test", 1000, ("0",)),),
 )
+TWO = np.array([5, 9]), np.array([True, False])
+PICTURES = Appearances(TWO[0], "images", TWO[1], images=(b"\x89PNG\r\n\x1a\n<script>", None))
+PASSAGES = Appearances(TWO[0], "texts", TWO[1], texts=("<script>alert(1)</script>", None))
+FEATURES = Appearances(
+    TWO[0], "table", TWO[1], columns={"age": ma.array([30, 0], mask=[False, True]), "sample": np.array([0.5, 1.5])}
+)
 COLUMNS = Columns({
     "step": np.array([1, 2, 3]),
     "label": ma.array([4, 5, 6], mask=[False, True, False]),
@@ -135,6 +142,13 @@ ROWS = {
         {"layer": "b", "grade": "scores only", "relative_error": None, "reason": "no values"},
     ]),
     "certificate": (CERTIFICATES["a"], [{"grade": "exact", "relative_error": 1e-7, "reason": ""}]),
+    "images": (PICTURES, [
+        {"sample": 5, "image": b"\x89PNG\r\n\x1a\n<script>"}, {"sample": 9, "image": None},
+    ]),
+    "texts": (PASSAGES, [{"sample": 5, "text": "<script>alert(1)</script>"}, {"sample": 9, "text": None}]),
+    "rows": (FEATURES, [
+        {"sample_": 5, "age": 30, "sample": 0.5}, {"sample_": 9, "age": None, "sample": 1.5},
+    ]),
     "info": (INFO, [
         {"layer": "0", "space": "sample", "d_in": 4, "d_out": 3, "slots": 12, "values": True, "grade": "exact"},
     ]),
@@ -259,3 +273,21 @@ def test_a_large_answer_shows_its_first_rows_without_making_all_of_them():
     sums = GroupSums(Counted(groups), np.ones((1000, 100)), np.ones(100, dtype=np.int64), ("label",))
     assert "… 99,990 more rows" in repr(sums)
     assert Counted.taken <= 20
+
+
+def test_images_are_shown_as_images_and_texts_as_texts():
+    shown = PICTURES._repr_html_()
+    assert '<img alt="sample 5" src="data:image/png;base64,iVBORw0KGgo8c2NyaXB0Pg==">' in shown
+    assert "<tr><td>9</td><td>-</td></tr>" in shown
+    assert "script>" not in shown + PASSAGES._repr_html_().replace("&lt;script&gt;", "").replace("&lt;/script&gt;", "")
+    assert repr(PICTURES).splitlines()[1:] == ["sample  image", "     5  a PNG of 16 bytes", "     9  -"]
+    many = Appearances(np.arange(30), "images", np.zeros(30, dtype=bool), images=(None,) * 30)
+    assert many._repr_html_().count("<td>-</td>") == 10
+    assert "… 20 more rows" in many._repr_html_()
+
+
+def test_appearances_are_iterated_one_sample_at_a_time():
+    assert [(own.sample, own.known) for own in PASSAGES] == [(5, True), (9, False)]
+    assert [own.row for own in FEATURES] == [{"age": 30, "sample": 0.5}, None]
+    assert PICTURES[0].image == PICTURES.images[0]
+    assert PICTURES.missing.tolist() == [9]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadInput, ServiceError
-from dualform.questions import GroupSum, Output, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
+from dualform.questions import AppearanceLookup, GroupSum, Output, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
 from dualform.questions.arguments import KERNELS
-from dualform_proto import columns, gradients, lookups, matrix, queries, rebuilt, scores
+from dualform_proto import columns, galleries, gradients, lookups, matrix, queries, rebuilt, scores
 from dualform_proto.calls import call_of
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -283,3 +283,54 @@ def test_booleans_of_another_byte_are_read_as_true():
 def test_vectors_travel_as_float32():
     message = queries.encode_queries(Vectors(np.ones((1, 2))))
     assert message.vectors.dtype == F32
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+TWO = {"samples": bytes(16), "known": b"\1\1"}
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (pb.LookResponse(kind="images", **TWO, images=[PNG, b"<svg onload=alert(1)>"]), "an image is no PNG"),
+        (pb.LookResponse(kind="images", **TWO, images=[PNG]), "2 samples of kind images have 1 images"),
+        (pb.LookResponse(kind="texts", **TWO, images=[PNG, PNG], texts=["", ""]), "kind texts have 2 images"),
+        (pb.LookResponse(kind="html", **TWO), "a gallery is of kind 'html'"),
+        (pb.LookResponse(kind="texts", samples=bytes(16), known=b"\1"), "known holds 1 bytes"),
+        (pb.LookResponse(kind="table", **TWO, columns=pb.Columns(rows=1)), "2 samples have 1 rows"),
+        (
+            pb.LookResponse(
+                kind="texts",
+                **TWO,
+                texts=["", ""],
+                offsets=pb.Offsets(counts=bytes(8) + b"\2" + bytes(7), places=bytes(8)),
+            ),
+            "offsets of 2 texts have 2 numbers",
+        ),
+        (
+            pb.LookResponse(
+                kind="texts", **TWO, texts=["", ""], offsets=pb.Offsets(counts=b"\xff" * 8 + b"\1" + bytes(7))
+            ),
+            "offsets of 2 texts have 0 numbers",
+        ),
+    ],
+)
+def test_appearances_whose_parts_do_not_fit(message, says):
+    with pytest.raises(BadInput, match=says):
+        galleries.decode_appearances(message)
+
+
+def test_what_others_looked_like_is_no_answer():
+    question = AppearanceLookup(np.array([1, 2]), "mnist")
+    message = pb.LookResponse(kind="texts", **TWO, texts=["", ""])
+    with pytest.raises(ServiceError, match="what other samples looked like"):
+        call_of(question).answer(question, message)
+
+
+def test_too_many_samples_and_both_of_dataset_and_probe():
+    with pytest.raises(BadInput, match="1025 samples are asked for at once"):
+        galleries.decode_appearance_lookup(pb.LookRequest(samples=bytes(8 * 1025)))
+    with pytest.raises(BadInput, match="a dataset and a probe are given"):
+        AppearanceLookup(np.array([1]), "mnist", "test")
+    with pytest.raises(BadInput, match="probe is 3"):
+        AppearanceLookup(np.array([1]), probe=3)  # type: ignore[arg-type]
