@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from dualform.store.copying import copy_memory
 from dualform.store.leftovers import leftovers
 from dualform.store.repair import repair
 from tests.damage import flip
+from tests.record.faulty_disk import FailingDisk, WatchedDisk
 from tests.record.resumed_training import Training
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, 4, 5), dtype=np.uint8)
@@ -316,6 +319,25 @@ class TestFinished:
             with pytest.raises(Locked, match="is being recorded by"):
                 Gallery.images(IMAGES).store(tmp_path / "m", "a")
         Gallery.images(IMAGES).store(tmp_path / "m", "a")
+
+    @pytest.mark.parametrize("for_good", [False, True])
+    def test_a_disk_that_fails_at_any_act_leaves_a_whole_memory(self, path, for_good):
+        Gallery.texts(["before"]).store(path, "a")
+        with WatchedDisk(path).used() as disk:
+            Gallery.texts(["again"]).store(path, "a", replace=True)
+        acts = disk.done
+        assert {"open", "write", "fsync", "rename"} <= {operation for operation, _ in acts}
+        for number in range(len(acts)):
+            failing = FailingDisk(path, number, errno.ENOSPC, for_good)
+            with failing.used(), suppress(OSError):
+                Gallery.texts([f"at {number}"]).store(path, "a", replace=True)
+            assert failing.failed is not None
+            assert check_memory(path) == []
+            found = dualform.open(path).appearances([0], "a").texts[0]
+            assert found in ("again", *(f"at {earlier}" for earlier in range(number + 1)))
+            assert not list(path.glob("gallery/a/*.tmp")) or for_good
+        Gallery.texts(["at last"]).store(path, "a", replace=True)
+        assert dualform.open(path).appearances([0], "a").texts == ("at last",)
 
     def test_versions_that_know_no_galleries_read_the_rest(self, path):
         """They skip what they do not know of memory.json, and hold every file of it against its checksum."""

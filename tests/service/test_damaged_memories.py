@@ -13,7 +13,17 @@ import pytest
 
 import dualform
 from dualform.errors import Damaged, FolderError, NotAMemory
-from dualform.questions import GroupSum, Inventory, NetworkWeights, Output, ProbeLookup, SlotLookup, TopK, Verification
+from dualform.questions import (
+    AppearanceLookup,
+    GroupSum,
+    Inventory,
+    NetworkWeights,
+    Output,
+    ProbeLookup,
+    SlotLookup,
+    TopK,
+    Verification,
+)
 from dualform_client.health import is_serving
 from dualform_proto.calls import call_of
 from dualform_proto.errors import from_status
@@ -34,6 +44,7 @@ QUESTIONS = [
     NetworkWeights(),
     SlotLookup(np.arange(3), "sample"),
     ProbeLookup("test", "layer-0"),
+    AppearanceLookup(np.arange(3), "first"),
     Verification(),
 ]
 
@@ -42,6 +53,7 @@ QUESTIONS = [
 def memory(tmp_path_factory):
     path = tmp_path_factory.mktemp("damaged") / "memory"
     small_memory.write(path, [20, 20, 20])
+    dualform.Gallery.texts(["a text"]).store(path, "first")
     return path
 
 
