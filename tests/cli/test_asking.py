@@ -230,7 +230,8 @@ def test_info(dualform, address):
     assert (layer["name"], layer["space"], layer["exact"], layer["reason"]) == ("fc", "sample", True, "")
     assert layer["grade"] == EXACT
     assert told["skipped"] == {"norm": "no tap for LayerNorm"}
-    assert told["probes"] == [{"name": "test", "rows": 2, "layers": ["fc"]}]
+    assert told["probes"] == [{"name": "test", "rows": 2, "layers": ["fc"], "gallery": "texts"}]
+    assert told["galleries"] == {"mnist": "texts"}
 
 
 def test_what_share_of_the_slots_an_answer_stands_on(dualform, address, engine, monkeypatch):
