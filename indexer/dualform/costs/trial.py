@@ -21,6 +21,7 @@ from dualform.record.recorder import Recorder
 from dualform.record.step import Step
 from dualform.record.wrappers import unwrapped_model
 from dualform.store.batch import Batch
+from dualform.store.galleries.gallery import Gallery
 from dualform.store.header import Header
 from dualform.store.writer import Writer
 
@@ -132,6 +133,9 @@ class _NotedWriter(Writer):
     def append(self, batch: Batch) -> None:
         self._seen_batches.append(StepBytes(bytes_of_slots(batch), bytes_of_logs(batch)))
         super().append(batch)
+
+    def add_gallery(self, dataset: str | None, gallery: Gallery, most_bytes: int | None = None) -> None:
+        """What samples look like is not tried: encoding it takes as long as in the training itself."""
 
 
 class _TrialRecorder(Recorder):
