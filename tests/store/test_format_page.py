@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from PIL import Image
 
+from dualform import Gallery
 from dualform.store.batch import Factor, RoundingGradient
 from dualform.store.manifest import FORMAT, Manifest
 from dualform.store.sampling import Sampling
@@ -91,7 +94,7 @@ def test_the_page_reads_every_key_source(tmp_path):
 
 def test_the_page_reads_what_no_slot_explains(tmp_path, monkeypatch):
     write(tmp_path / "RUN", [9, 8, 7, 6])
-    _, _, code, _ = blocks()
+    _, _, code, *_ = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"np": np, "Path": Path, "tables": duckdb.connect(
         str(tmp_path / "RUN" / "shard-00000" / "slots.duckdb"), read_only=True
@@ -100,6 +103,18 @@ def test_the_page_reads_what_no_slot_explains(tmp_path, monkeypatch):
     for at_step in (1, 2, 3):
         for name, own in other_values(at_step).items():
             assert np.array_equal(names["others_at"](at_step)[name], own)
+
+
+def test_the_page_reads_what_samples_looked_like(tmp_path, monkeypatch):
+    write(tmp_path / "RUN", [9])
+    images = np.random.default_rng(0).integers(0, 256, (20, 3, 4), dtype=np.uint8)
+    Gallery.images(images[::-1], samples=np.arange(20)[::-1]).store(tmp_path / "RUN", "mnist")
+    *_, code, _ = blocks()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    with Image.open(io.BytesIO(names["png"])) as image:
+        assert np.array_equal(np.asarray(image), images[17])
 
 
 def test_the_page_names_every_key_source():
