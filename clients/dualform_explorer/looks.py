@@ -50,7 +50,7 @@ def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[st
     """Of slots given by their columns, in order; nothing where there is no gallery of their dataset."""
     found = [NOTHING] * len(slots)
     for dataset in {slot.get("dataset") for slot in slots}:
-        if (dataset or "") not in getattr(info, "galleries", {}):
+        if (dataset or "") not in info.galleries:
             continue
         places = [
             place
@@ -60,7 +60,7 @@ def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[st
         samples = list(dict.fromkeys(slots[place]["sample"] for place in places))
         if not samples:
             continue
-        by_sample = {own.sample: own for own in _asked(memory)(np.array(samples, dtype=np.int64), dataset)}
+        by_sample = {own.sample: own for own in memory.appearances(np.array(samples, dtype=np.int64), dataset)}
         for place in places:
             found[place] = look_of(by_sample[slots[place]["sample"]], slots[place].get("position"))
     return found
@@ -71,11 +71,6 @@ def looks_of_examples(
 ) -> list[Look]:
     """Of a probe's examples; nothing where it has no gallery."""
     stored = probe_of(info, probe)
-    if stored is None or not getattr(stored, "gallery", "") or not len(rows):
+    if stored is None or not stored.gallery or not len(rows):
         return [NOTHING] * len(rows)
-    return [look_of(own, token) for own in _asked(memory)(np.asarray(rows, dtype=np.int64), probe=probe)]
-
-
-def _asked(memory: Answers) -> Any:
-    """Whoever says what samples look like."""
-    return memory.appearances  # type: ignore[attr-defined]
+    return [look_of(own, token) for own in memory.appearances(np.asarray(rows, dtype=np.int64), probe=probe)]
