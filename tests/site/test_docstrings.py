@@ -74,7 +74,17 @@ def test_help_of_the_recorder_shows_what_users_call():
     """And what torch's Join asks of it, which it names."""
     shown = pydoc.plain(pydoc.render_doc(dualform.Recorder))
     names = set(re.findall(r"^ \|  ([a-z]\w*)(?:\(|$)", shown, re.MULTILINE))
-    assert names == {"flush", "probe", "step", "steps", "summary", "join_hook", "join_device", "join_process_group"}
+    assert names == {
+        "flush",
+        "gallery",
+        "probe",
+        "step",
+        "steps",
+        "summary",
+        "join_hook",
+        "join_device",
+        "join_process_group",
+    }
     assert len(re.findall(r"^ \|      .*torch's Join", shown, re.MULTILINE)) == 3
 
 
