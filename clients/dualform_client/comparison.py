@@ -50,6 +50,8 @@ class Comparison:
     """By query, samples in the order of the first memory, then others in that of the second."""
     scans: tuple[Scan, Scan]
     """What each memory's answer took, and on what share of its slots it stands."""
+    space: str = ""
+    """The slot space of the layer in the first memory."""
 
 
 def compare(
@@ -66,7 +68,7 @@ def compare(
     hits = [memory.topk(layer, queries, k, where, score=score) for memory in memories]
     first, second = (_best(memory, own, n) for n, (memory, own) in enumerate(zip(memories, hits, strict=True), 1))
     found = [_joined(one, other) for one, other in zip(first, second, strict=True)]
-    return Comparison(found, (hits[0].scan, hits[1].scan))
+    return Comparison(found, (hits[0].scan, hits[1].scan), hits[0].space)
 
 
 def _check_datasets(memories: tuple[Answers, Answers]) -> None:

@@ -15,6 +15,7 @@ from dualform.questions import (
     GroupSum,
     MaskCancellation,
     Output,
+    ProbeLookup,
     ProbeRows,
     TopK,
     Toward,
@@ -34,6 +35,7 @@ def test_topk(dualform, address, engine):
             {"query": 0, "slot": 1, "score": 2.5, "step": 0, "dataset": "mnist", "label": 8},
             {"query": 0, "slot": 3, "score": -1.0, "step": 1, "dataset": "[bold]\x1b[31m", "label": 1},
         ],
+        "asked": [{"query": 0, "name": "test/1", "label": None}],
         "score": "signed",
         "space": "sample",
     }
@@ -52,6 +54,7 @@ def test_sums(dualform, address, engine):
     assert told.json == {
         "groups": [{"dataset": 3, "label": 3, "count": 3}, {"dataset": None, "label": None, "count": 1}],
         "sums": [[1.5, 2.5]],
+        "asked": [{"query": 0, "name": "test/0", "label": 3}],
         "score": "signed",
         "space": "sample",
     }
@@ -67,8 +70,9 @@ def test_contributions_along_a_direction(dualform, address, engine):
     assert summed["largest"] == [{"query": 0, "group": {"label": None}, "count": 1, "sum": 2.5}]
     assert (summed["total"], summed["toward"], summed["grade"]) == (2, "2", OFF)
     assert engine.asked[0] == TopK("fc", ProbeRows("test"), score="contribution", toward=Toward(3, 8, at_step=3))
-    assert engine.asked[-1] == GroupSum(
-        "fc", ProbeRows("test"), ("label",), score="contribution", toward=Toward(2, at_step=3), k=1
+    assert (
+        GroupSum("fc", ProbeRows("test"), ("label",), score="contribution", toward=Toward(2, at_step=3), k=1)
+        in engine.asked
     )
     told = dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "label", "--toward", "3-8")
     assert "fc: contributions to output 3 less output 8 by label" in told.out
@@ -118,15 +122,14 @@ def test_terms(dualform, address, engine):
         "standing": [[-0.5, None]],
         "residual": [[None, 0]],
         "unexplained": None,
+        "asked": [{"query": 0, "name": "test/0", "label": 3}],
         "space": "sample",
         "grade": told.json["grade"],
     }
     assert engine.asked[0] == Contribution("fc", ProbeRows("test"), ("label",), None, 2)
-    table = [line.split()[:2] for line in dualform(*asked).out.splitlines()]
-    assert [row for row in table if row[:1] == ["0"]] == [
-        ["0", "3"], ["0", "NULL"], ["0", "bias"], ["0", "initial"], ["0", "standing"], ["0", "residual"],
-        ["0", "unexplained"],
-    ]  # fmt: skip
+    table = [line.removeprefix("test/0 (label 3)").split() for line in dualform(*asked).out.splitlines()[3:]]
+    names = ["3", "NULL", "bias", "initial", "standing", "residual", "unexplained"]
+    assert [row[0] for row in table if row] == names
 
 
 def test_a_score_is_named_and_abs_is_short_for_one(dualform, address, engine):
@@ -174,6 +177,7 @@ def test_output(dualform, address, engine):
         "space": "sample",
         "kernel": "linear",
         "initial": True,
+        "asked": [{"query": 0, "name": "test/0", "label": 3}],
         "grade": EXACT,
         "standing": 0.0,
         "cancellation": {"fc": 12.5},
@@ -183,6 +187,7 @@ def test_output(dualform, address, engine):
     assert engine.asked == [
         Output("fc", ProbeRows("test", (0, 1)), "step < 3", 2),
         MaskCancellation("step < 3", 2, "fc"),
+        ProbeLookup("test"),
     ]
 
 
@@ -190,7 +195,7 @@ def test_output_of_a_record_that_is_not_exact(dualform, address, engine):
     asked = ["output", address, "--layer", "fc", "--query", "test/0", "--allow-inexact"]
     told = dualform(*asked, "--json").json
     assert (told["grade"], told["standing"]) == (OFF, 0.5)
-    assert engine.asked == [Output("fc", ProbeRows("test", (0,)), allow_inexact=True)]
+    assert engine.asked == [Output("fc", ProbeRows("test", (0,)), allow_inexact=True), ProbeLookup("test")]
     assert dualform(*asked).err == (
         "fc: off by 2.5e-01 since step 3: the weights were moved by hand. "
         "What stands in it beside the slots is 0.5 of the distance that its weights moved.\n"
@@ -209,8 +214,9 @@ def test_output_of_another_kernel(dualform, address, engine):
         "initial": True,
         "temperature": 0.5,
         "effective_slots": [2.5],
+        "asked": [{"query": 0, "name": "test/0", "label": 3}],
     }
-    assert engine.asked == [Output("fc", ProbeRows("test", (0,)), "step < 3", None, False, "softmax", 0.5)]
+    assert engine.asked[0] == Output("fc", ProbeRows("test", (0,)), "step < 3", None, False, "softmax", 0.5)
     told = dualform(*softmax)
     assert "effective slots" in told.out
     assert told.out.startswith("fc: outputs of the softmax kernel at temperature 0.5")

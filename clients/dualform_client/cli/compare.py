@@ -10,6 +10,8 @@ import click
 
 from dualform.methods import Answers
 from dualform.questions import Queries
+from dualform_client.cli.asked_queries import asked_queries, names_record
+from dualform_client.cli.importance import Importance
 from dualform_client.cli.layers import LayerAnswer, asks_layers
 from dualform_client.cli.options import (
     abs_option,
@@ -22,6 +24,8 @@ from dualform_client.cli.options import (
 )
 from dualform_client.cli.target import asks_two_targets
 from dualform_client.comparison import Place, Sample, compare as compared, shared
+
+_IMPORTANCE = Importance(("query", "sample", "rank in A", "rank in B"), last=("label", "score in A", "score in B"))
 
 
 @click.command()
@@ -57,13 +61,14 @@ def compare(
     sampled = {name: scan for name, scan in zip("AB", found.scans, strict=True) if scan.sample}
     share = {"share": {name: scan.share for name, scan in zip("ab", found.scans, strict=True)}} if sampled else {}
     queries_told = [_record(query, own) for query, own in enumerate(found.queries)]
-    record = {"queries": queries_told, "score": named, **share}
-    rows = [[query, *_row(sample)] for query, own in enumerate(found.queries) for sample in own]
+    asked = asked_queries(memories[0], queries, len(found.queries), found.space)
+    record = {"queries": queries_told, **names_record(asked), "score": named, **share}
+    rows = [[query, *_row(sample)] for query, own in zip(asked, found.queries, strict=True) for sample in own]
     alike = ", ".join(f"{shared(own)} of {len(own)}" for own in found.queries)
     notes = [f"The answer of {name} stands on {scan.sample}." for name, scan in sampled.items()]
     columns = ["query", "dataset", "sample", "label", "rank in A", "rank in B", "score in A", "score in B"]
     return LayerAnswer(
-        record, f"{layer}: {named} scores; samples among the best of both: {alike}", columns, rows, notes
+        record, f"{layer}: {named} scores; samples among the best of both: {alike}", columns, rows, _IMPORTANCE, notes
     )
 
 

@@ -9,9 +9,17 @@ import click
 from dualform.answers import LayerInfo, MemoryInfo
 from dualform.methods import Answers
 from dualform_client.cli.grades import GRADE_COLUMNS, grade_entries
+from dualform_client.cli.importance import Importance
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line, print_table
 from dualform_client.cli.target import asks_target
+
+_IMPORTANCE = Importance(
+    ("layer", "grade"),
+    last=("reason", "slots", "d_in", "d_out", "values", "space", "distinct keys"),
+    first=("rounding", "distance", "bias"),
+)
+"""Of the columns of layers."""
 
 
 @click.command()
@@ -44,8 +52,12 @@ def info(memory: Answers, as_json: bool) -> None:
     for space, columns in contents.columns.items():
         print_table(f"columns of {space} slots", ["column", "type"], columns.items())
     if contents.probes:
-        probes = [[probe.name, probe.rows, ", ".join(probe.layers), probe.gallery or "-"] for probe in contents.probes]
-        print_table("probes", ["probe", "rows", "layers", "gallery"], probes)
+        every = tuple(layer.name for layer in contents.layers)
+        rows = [
+            [probe.name, probe.rows, "all" if probe.layers == every else ", ".join(probe.layers), probe.gallery or "-"]
+            for probe in contents.probes
+        ]
+        print_table("probes", ["probe", "rows", "layers", "gallery"], rows)
     if contents.galleries:
         galleries = [[dataset or "-", kind] for dataset, kind in contents.galleries.items()]
         print_table("galleries", ["dataset", "what samples looked like"], galleries)
@@ -69,7 +81,7 @@ def _print_layers(contents: MemoryInfo) -> None:
         ]
         for layer in contents.layers
     ]
-    print_table("layers", columns, rows)
+    print_table("layers", columns, rows, _IMPORTANCE)
 
 
 def _name_and_views(layer: LayerInfo) -> str:

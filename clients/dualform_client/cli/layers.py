@@ -11,6 +11,7 @@ from dualform.errors import BadInput, NotFound
 from dualform.methods import Answers
 from dualform.patterns import matches
 from dualform.questions.gradients import EVERY_LAYER, GRADIENT
+from dualform_client.cli.importance import Importance
 from dualform_client.cli.printing import print_json, print_note, print_table
 
 _OF_SEVERAL = ",*?["
@@ -27,6 +28,8 @@ class LayerAnswer:
     columns: Sequence[str]
     rows: Iterable[Sequence[Any]]
     """Of the table; gone through once."""
+    importance: Importance
+    """Which columns a narrow terminal gets."""
     notes: Sequence[str] = ()
     """What the reader should know beside it: sentences, of which several layers may share some."""
 
@@ -84,7 +87,7 @@ def _show(answers: Iterator[LayerAnswer]) -> None:
     """A table for each, as soon as it is answered; no note twice."""
     told = set[str]()
     for answer in answers:
-        print_table(answer.title, answer.columns, answer.rows)
+        print_table(answer.title, answer.columns, answer.rows, answer.importance)
         for note in answer.notes:
             if note not in told:
                 print_note(note)

@@ -11,6 +11,8 @@ import click
 from dualform.answers import Outputs
 from dualform.methods import Answers
 from dualform.questions import Queries
+from dualform_client.cli.asked_queries import AskedQuery, asked_queries, names_record
+from dualform_client.cli.importance import Importance
 from dualform_client.cli.layers import LayerAnswer, asks_layers
 from dualform_client.cli.mask_notes import (
     WHAT_A_MASK_MEANS,
@@ -35,6 +37,7 @@ from dualform_client.cli.target import asks_target
 
 SHOWN_OUTPUTS = 16
 """Outputs of a layer that a table shows; --json gives all."""
+_IMPORTANCE = Importance(("query", "largest", "effective slots", "0"))
 
 
 @click.command()
@@ -76,8 +79,9 @@ def output(
     if where is not None:
         notes.append(WHAT_A_MASK_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_MASK_MEANS)
         notes += [said] if (said := describe(removed)) else []
-    record = {**_outputs(outputs), **({} if removed is None else figures(removed))}
-    return LayerAnswer(record, *_table(layer, outputs), notes)
+    asked = asked_queries(memory, queries, len(outputs), outputs.space)
+    record = {**_outputs(outputs), **names_record(asked), **({} if removed is None else figures(removed))}
+    return LayerAnswer(record, *_table(layer, outputs, asked), _IMPORTANCE, notes)
 
 
 def _outputs(outputs: Outputs) -> dict[str, Any]:
@@ -95,10 +99,12 @@ def _kernel_of(outputs: Outputs) -> str:
     return f"the {outputs.kernel} kernel{at}{'' if outputs.initial else ', without W_0 and bias'}"
 
 
-def _table(layer: str, outputs: Outputs) -> tuple[str, Sequence[str], Sequence[Sequence[Any]]]:
+def _table(
+    layer: str, outputs: Outputs, asked: Sequence[AskedQuery]
+) -> tuple[str, Sequence[str], Sequence[Sequence[Any]]]:
     """Title, columns and rows."""
     shown = min(outputs.shape[1], SHOWN_OUTPUTS)
-    rows: list[list[Any]] = [[query, int(row.argmax())] for query, row in enumerate(outputs)]
+    rows: list[list[Any]] = [[query, int(row.argmax())] for query, row in zip(asked, outputs, strict=True)]
     columns = ["query", "largest", *map(str, range(shown))]
     if outputs.effective_slots is not None:
         columns.insert(2, "effective slots")

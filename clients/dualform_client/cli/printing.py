@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +16,9 @@ import numpy as np
 if TYPE_CHECKING:  # loaded by the first table: JSON needs none of it
     from rich.console import Console
     from rich.text import Text
+
+    from dualform_client.cli.importance import Importance
+    from dualform_client.cli.table_layout import Layout
 
 UNBOUNDED = 10_000
 """Width for output that no terminal shows: a table in a file or pipe is not to be cut."""
@@ -39,22 +44,66 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Numbers to the right; floats with six digits; NULL as a dash."""
-    from rich import box
-    from rich.table import Table
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], importance: Importance | None = None
+) -> None:
+    """Numbers to the right; floats with six digits; NULL as a dash. Where `importance` is given columns may be left out.
+
+    A file or a pipe gets all columns, as wide as they are. On a terminal texts are broken, and columns left out, which a
+    line below names; where that is not enough, or columns must all stay, each row is a list of its columns.
+    """
+    from dualform_client.cli.importance import Importance
+    from dualform_client.cli.table_layout import Column, laid_out
 
     cells = [list(row) for row in rows]
     if len(cells) > SHOWN_ROWS:
         title, cells = f"{title}, the first {SHOWN_ROWS} (--json gives all)", cells[:SHOWN_ROWS]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, column in enumerate(columns):
-        numeric = any(isinstance(row[place], int | float) for row in cells)
-        table.add_column(_text(column), justify="right" if numeric else "left")
-    for row in cells:
-        table.add_row(*map(_text, row))
+    table = [
+        Column(_printable(name), [_cell(row[place]) for row in cells], any(_is_number(row[place]) for row in cells))
+        for place, name in enumerate(columns)
+    ]
+    console = _console()
+    layout = laid_out(table, console.width, importance or Importance(kept=[column.name for column in table]))
     print_line(title)
-    _console().print(table)
+    if layout.widths is None:
+        _print_lists(layout, console.width)
+        return
+    _print_rows(layout, layout.widths, console)
+    if layout.left_out:
+        print_line(f"left out, for want of room: {', '.join(layout.left_out)} (a pipe, and --json, get all)\n")
+
+
+def _print_rows(layout: Layout, widths: Sequence[int], console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from dualform_client.cli.table_layout import broken
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column, width in zip(layout.columns, widths, strict=True):
+        name = Text("\n".join(broken(column.name, width)))
+        table.add_column(name, justify="right" if column.numeric else "left", width=width, no_wrap=True)
+    for row in zip(*(column.cells for column in layout.columns), strict=True):
+        table.add_row(*(Text("\n".join(broken(cell, width))) for cell, width in zip(row, widths, strict=True)))
+    console.print(table)
+    console.print()
+
+
+def _print_lists(layout: Layout, width: int) -> None:
+    """Each row as lines of its own: a name, and what the row has there, below it where they are too wide for one."""
+    from rich.cells import cell_len, set_cell_size
+
+    from dualform_client.cli.table_layout import broken
+
+    names = [column.name for column in layout.columns]
+    for_names = min(max(map(cell_len, names)), width // 2)
+    for_cells = max(width - for_names - 2, 1)
+    for row in zip(*(column.cells for column in layout.columns), strict=True):
+        for name, cell in zip(names, row, strict=True):
+            for one, other in zip_longest(broken(name, for_names), broken(cell, for_cells), fillvalue=""):
+                print_line(f"{set_cell_size(one, for_names)}  {other}".rstrip())
+        print_line("")
 
 
 def print_line(line: str) -> None:
@@ -69,15 +118,19 @@ def print_note(note: str) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else UNBOUNDED)
+    # rich heeds a width of dumb terminals only where it has a height, too; nothing here depends on that.
+    width, height = shutil.get_terminal_size() if sys.stdout.isatty() else (UNBOUNDED, 25)
+    return Console(file=sys.stdout, width=width, height=height)
 
 
-def _text(value: Any) -> Text:
-    from rich.text import Text
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
+
+def _cell(value: Any) -> str:
     if value is None:
-        return Text("-")
-    return Text(f"{value:.6g}" if isinstance(value, float) else _printable(str(value)))
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else _printable(str(value))
 
 
 def _printable(text: str) -> str:

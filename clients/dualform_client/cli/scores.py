@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from dualform.answers import Grade
+from dualform.questions.gradients import GRADIENT
 from dualform.questions.toward import CONTRIBUTION
 from dualform_client.cli.layers import LayerAnswer
 from dualform_client.cli.mask_notes import describe_grade
@@ -55,6 +56,10 @@ class Score:
         if grade is None:
             return {"score": self.name}
         return {"score": self.name, "toward": self.toward, "at_step": self.at_step, "grade": asdict(grade)}
+
+    def space_of_queries(self, space: str) -> str:
+        """The slot space whose rows the queries are, of an answer about slots of `space`: gradients are of examples."""
+        return "sample" if self.name == GRADIENT else space
 
     def notes(self, layer: str | Sequence[str], grade: Grade | None) -> list[str]:
         return [] if grade is None or grade.exact else [f"{layer}: {describe_grade(grade, 0.0)}"]

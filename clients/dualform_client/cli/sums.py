@@ -10,6 +10,8 @@ import click
 from dualform.answers import GroupSums
 from dualform.methods import Answers
 from dualform.questions import Queries
+from dualform_client.cli.asked_queries import AskedQuery, asked_queries, names_record
+from dualform_client.cli.importance import Importance
 from dualform_client.cli.layers import LayerAnswer, asks_layers
 from dualform_client.cli.options import by_option, json_option, layer_option, query_option, where_option
 from dualform_client.cli.scores import Score, takes_score
@@ -47,15 +49,30 @@ def sums(
       dualform sums runs/demo --layer layer-2 --query test-digits/17 --by sample --toward 3 --top 10
     """
     answer = memory.group_sum(layer, queries, by, where, k=top, **score.asked)
-    title = f"{score.title(layer)} by {', '.join(by)}"
-    beside = {**score.record(answer.grade), "space": answer.space, **share(answer.scan)}
+    asked = asked_queries(memory, queries, len(answer), score.space_of_queries(answer.space))
+    title = f"{score.title(layer)} by {', '.join(by)}{f', of {asked[0]}' if len(asked) == 1 else ''}"
+    beside = {**names_record(asked), **score.record(answer.grade), "space": answer.space, **share(answer.scan)}
     notes = [*sample_notes(answer.scan), *score.notes(layer, answer.grade)]
     if answer.numbers is None:
-        return LayerAnswer({**_every(answer), **beside}, title, *_table(answer), notes)
+        return LayerAnswer(
+            {**_every(answer), **beside},
+            title,
+            *_table(answer, asked),
+            Importance((*by, *map(str, asked), "sum")),
+            notes,
+        )
     title += f", the {answer.numbers.shape[1]} largest of {answer.total}"
     found = list(_largest(answer))
     columns = ["query", *by, "count", "sum"]
-    return LayerAnswer({"largest": found, "total": answer.total, **beside}, title, columns, _rows(found, by), notes)
+    rows = ([asked[one["query"]], *one["group"].values(), one["count"], one["sum"]] for one in found)
+    return LayerAnswer(
+        {"largest": found, "total": answer.total, **beside},
+        title,
+        columns,
+        rows,
+        Importance(("query", *by, "sum")),
+        notes,
+    )
 
 
 def _every(answer: GroupSums) -> dict[str, Any]:
@@ -67,10 +84,9 @@ def _every(answer: GroupSums) -> dict[str, Any]:
     return {"groups": groups, "sums": answer.sums}
 
 
-def _table(answer: GroupSums) -> tuple[list[str], Iterator[list[Any]]]:
+def _table(answer: GroupSums, asked: list[AskedQuery]) -> tuple[list[str], Iterator[list[Any]]]:
     """Columns and rows: a row a group."""
-    queries = len(answer.sums)
-    per_query = [f"query {query}" for query in range(queries)] if queries > 1 else ["sum"]
+    per_query = [str(query) for query in asked] if len(asked) > 1 else ["sum"]
     rows = (
         [*key, count, *answer.sums[:, g].tolist()]
         for g, (key, count) in enumerate(zip(answer.groups, answer.counts.tolist(), strict=True))
@@ -83,7 +99,3 @@ def _largest(answer: GroupSums) -> Iterator[dict[str, Any]]:
     for query in range(len(answer.sums)):
         for key, own, count in answer.ranked(query):
             yield {"query": query, "group": dict(zip(answer.by, key, strict=True)), "count": count, "sum": own}
-
-
-def _rows(found: list[dict[str, Any]], by: tuple[str, ...]) -> Iterator[list[Any]]:
-    return ([one["query"], *(one["group"][name] for name in by), one["count"], one["sum"]] for one in found)

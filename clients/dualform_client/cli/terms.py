@@ -12,6 +12,8 @@ import numpy as np
 from dualform.answers import Contributions
 from dualform.methods import Answers
 from dualform.questions import Queries
+from dualform_client.cli.asked_queries import asked_queries, names_record
+from dualform_client.cli.importance import Importance
 from dualform_client.cli.layers import LayerAnswer, asks_layers
 from dualform_client.cli.mask_notes import WHAT_A_MASK_MEANS, describe_grade
 from dualform_client.cli.options import (
@@ -26,6 +28,8 @@ from dualform_client.cli.options import (
 from dualform_client.cli.output import SHOWN_OUTPUTS
 from dualform_client.cli.share import sample_notes, share
 from dualform_client.cli.target import asks_target
+
+_IMPORTANCE = Importance(("query", "what", "0"), first=("count",))
 
 
 @click.command()
@@ -64,9 +68,10 @@ def terms(
     shown = min(width, SHOWN_OUTPUTS)
     more = "" if shown == width else f", the first {shown} of {width} (--json gives all)"
     columns = ["query", "what", "count", *map(str, range(shown))]
-    rows = ([*row, *numbers[:shown].tolist()] for *row, numbers in _rows(answer))
+    asked = asked_queries(memory, queries, len(answer), answer.space)
+    rows = ([asked[query], *row, *numbers[:shown].tolist()] for query, *row, numbers in _rows(answer))
     title = f"{layer}: contributions to outputs by {', '.join(by)}{more}"
-    return LayerAnswer(_record(answer), title, columns, rows, notes)
+    return LayerAnswer({**_record(answer), **names_record(asked)}, title, columns, rows, _IMPORTANCE, notes)
 
 
 def _rows(answer: Contributions) -> Iterator[tuple[Any, ...]]:

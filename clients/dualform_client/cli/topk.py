@@ -11,6 +11,8 @@ import numpy as np
 from dualform.answers import Columns, Hits
 from dualform.methods import Answers
 from dualform.questions import Queries
+from dualform_client.cli.asked_queries import asked_queries, names_record
+from dualform_client.cli.importance import Importance
 from dualform_client.cli.layers import LayerAnswer, asks_layers
 from dualform_client.cli.options import by_option, json_option, layer_option, query_option, where_option
 from dualform_client.cli.scores import Score, takes_score
@@ -50,14 +52,20 @@ def topk(
     """
     hits = memory.topk(layer, queries, k, where, by, **score.asked)
     found = list(_hits(hits, _slots_of(memory, hits)))
-    rows = [{**hit.get("group", {}), **hit} for hit in found]
+    asked = asked_queries(memory, queries, len(hits), score.space_of_queries(hits.space))
+    rows = [{**hit.get("group", {}), **hit, "query": asked[hit["query"]]} for hit in found]
     columns = [name for name in rows[0] if name != "group"] if rows else ["query", "slot", "score"]
     took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
     return LayerAnswer(
-        {"hits": found, **score.record(hits.grade), "space": hits.space, **share(hits.scan)},
+        {"hits": found, **names_record(asked), **score.record(hits.grade), "space": hits.space, **share(hits.scan)},
         f"{score.title(layer)}, {took}",
         columns,
         ([row[name] for name in columns] for row in rows),
+        Importance(
+            kept=("query", *(by or ()), "slot", "score"),
+            last=("label", "dataset", "sample", "step"),
+            first=("call", "row", "position"),
+        ),
         [*sample_notes(hits.scan), *score.notes(layer, hits.grade)],
     )
 

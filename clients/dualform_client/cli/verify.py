@@ -10,9 +10,12 @@ import click
 from dualform.answers import Certificate
 from dualform.methods import Answers
 from dualform_client.cli.grades import GRADE_COLUMNS, grade_entries
+from dualform_client.cli.importance import Importance
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_note, print_table
 from dualform_client.cli.target import asks_target
+
+_IMPORTANCE = Importance(("layer", "relative error", "grade"), last=("reason",))
 
 
 @click.command()
@@ -32,7 +35,8 @@ def verify(memory: Answers, as_json: bool) -> None:
         print_json({layer: _certificate(certificate) for layer, certificate in certificates.items()})
         return
     rows = [[layer, c.relative_error, *grade_entries(c.grade)] for layer, c in certificates.items()]
-    print_table("||W_T - rebuilt|| / ||W_T - W_0||, bias included", ["layer", "relative error", *GRADE_COLUMNS], rows)
+    columns = ["layer", "relative error", *GRADE_COLUMNS]
+    print_table("||W_T - rebuilt|| / ||W_T - W_0||, bias included", columns, rows, _IMPORTANCE)
     for layer, one in certificates.items():
         if one.rounding_share:
             moved = "of the distance lies in biases whose gradient was rounding alone: no slot has a part in it"

@@ -28,6 +28,7 @@ from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.tally import Tally
 from dualform.query.search.top_k import top_k
 from dualform.query.sql.process import Sql
+from dualform.query.stored_probe import stored_probe
 from dualform.query.sums.group_sum import group_sum
 from dualform.query.view import Check, View
 from dualform.questions import (
@@ -184,6 +185,8 @@ class Engine(Answers):
             case SqlStatement():
                 with self._room(lambda: needs.of_sql(self._sql), check):
                     return self._sql.run(question.text, check, view.bounds.answer_bytes)
+            case ProbeLookup():
+                return stored_probe(view, question.name, question.layer)
         # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
         from dualform.query import info, network
         from dualform.query.appearances import appearances
@@ -223,8 +226,6 @@ class Engine(Answers):
             case AppearanceLookup():
                 with self._room(needs.of_appearances, check, "Ask for fewer samples at once"):
                     return appearances(view, question)
-            case ProbeLookup():
-                return info.probe(view, question.name, question.layer)
             case Inventory():
                 return info.describe(view)
             case Verification():

@@ -1,12 +1,8 @@
-"""What a memory holds, in one value, and its probes."""
+"""What a memory holds, in one value."""
 
 from __future__ import annotations
 
-import time
-
-import numpy as np
-
-from dualform.answers import LayerInfo, MemoryInfo, Probe
+from dualform.answers import LayerInfo, MemoryInfo
 from dualform.query.sampling_note import sampling_note
 from dualform.query.score.backends import described
 from dualform.query.view import View
@@ -52,15 +48,3 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         views=layer.view_names,
         batch_dim=layer.batch_dim,
     )
-
-
-def probe(view: View, name: str, layer: str | None) -> Probe:
-    """A stored probe. Raises NotFound for one that does not exist, or that does not hold the layer."""
-    began = time.perf_counter()
-    stored = view.snapshot.probe(name)
-    queries = None
-    if layer is not None:
-        asked = view.snapshot.layer(layer)
-        view.bounds.require(stored.rows, 4 * asked.d_in, "Ask by the probe's name instead.", "layer")
-        queries = np.ascontiguousarray(stored.queries(asked.stored.name)[:, asked.own_keys])
-    return Probe(name, stored.labels, stored.outputs, queries, view.scan(began))

@@ -1,0 +1,52 @@
+"""Queries by the names that they were asked by: test/17, and what the example's label is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dualform.errors import DualformError
+from dualform.methods import Answers
+from dualform.questions import ProbeRows, Queries
+
+_OF_EXAMPLES = "sample"
+"""The slot space of layers whose rows are examples, so that a row of a probe has its label. Others have rows of tokens or
+places."""
+
+
+@dataclass(frozen=True)
+class AskedQuery:
+    """One of a question's queries, as a table names it."""
+
+    query: int
+    """Its place among them, from 0."""
+    name: str
+    """PROBE/ROW; where numbers were asked with, its place alone."""
+    label: int | None = None
+    """None where it has none, or none is known."""
+
+    def __str__(self) -> str:
+        return self.name if self.label is None else f"{self.name} (label {self.label})"
+
+
+def asked_queries(memory: Answers, queries: Queries, count: int, space: str) -> list[AskedQuery]:
+    """Those of an answer that has so many, for a layer whose slots are of that space."""
+    if not isinstance(queries, ProbeRows):
+        return [AskedQuery(query, str(query)) for query in range(count)]
+    rows = range(count) if queries.rows is None else queries.rows[:count]
+    labels = _labels(memory, queries.probe) if space == _OF_EXAMPLES else {}
+    return [AskedQuery(query, f"{queries.probe}/{row}", labels.get(row)) for query, row in enumerate(rows)]
+
+
+def _labels(memory: Answers, probe: str) -> dict[int, int]:
+    """By row, where it is known."""
+    try:
+        labels = memory.probe(probe).labels
+    except DualformError:  # the question is answered: a server that does not give the whole probe spoils nothing
+        return {}
+    return {} if labels is None else {row: label for row, label in enumerate(labels.tolist()) if label >= 0}
+
+
+def names_record(asked: list[AskedQuery]) -> dict[str, Any]:
+    """What JSON has of them beside the numbers of the queries."""
+    return {"asked": [asdict(own) for own in asked]}

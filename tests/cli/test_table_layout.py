@@ -1,0 +1,187 @@
+"""Tables on terminals of few columns: no layer's name is cut, nothing that was asked for is missing, and what was left out
+is named. In a pipe nothing is left out."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from rich.cells import cell_len
+from torch import nn
+
+import dualform
+from dualform_client.cli.importance import Importance
+from dualform_client.cli.table_layout import Column, broken, laid_out
+
+LAYER = "transformer.h.11.attn.c_attn.query"
+ANNOTATOR = "annotator 3 of the second round of labelling"
+WIDE_BY = "annotator,dataset,label,difficulty_of_the_example_as_annotated"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A memory of long names."""
+    torch.manual_seed(0)
+    block = nn.ModuleDict({"attn": nn.ModuleDict({"c_attn": nn.ModuleDict({"query": nn.Linear(6, 18)})})})
+    model = nn.ModuleDict({"transformer": nn.ModuleDict({"h": nn.ModuleDict({"11": block})})})
+    layer = block["attn"]["c_attn"]["query"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = torch.randn(8, 6), torch.arange(8) % 4
+    model.forward = lambda images: layer(images)
+    path = tmp_path_factory.mktemp("long") / "run"
+    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+        said = {"annotator": [ANNOTATOR] * 8, "difficulty_of_the_example_as_annotated": torch.rand(8)}
+        with recorder.step(dataset="a-data-set-of-a-long-name", label=labels, sample=torch.arange(8), **said):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        recorder.probe("validation-of-the-second-round", images, label=labels)
+    return path
+
+
+def on_terminal(columns: int, *arguments: object) -> str:
+    """What the command shows on a terminal so wide."""
+    ours, its = pty.openpty()
+    command = [sys.executable, "-m", "dualform_client.cli", *map(str, arguments)]
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "dumb"}
+    with subprocess.Popen(command, stdout=its, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(its)
+        shown = b""
+        while block := _read(ours):
+            shown += block
+    os.close(ours)
+    assert process.returncode == 0
+    return shown.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # the other end is closed
+        return b""
+
+
+def letters(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize(
+    ("question", "asked_for"),
+    [
+        (("info",), (LAYER, "exact", "validation-of-the-second-round", "a-data-set-of-a-long-name")),
+        (("verify",), (LAYER, "relativeerror", "exact")),
+        (("topk", "-k", 1, "--by", WIDE_BY), (*WIDE_BY.split(","), "slot", "score", letters(ANNOTATOR), "/17(label1)")),
+        (("sums", "--by", WIDE_BY), (*WIDE_BY.split(","), "sum", letters(ANNOTATOR), "a-data-set-of-a-long-name")),
+        (("terms", "--by", "annotator"), ("what", letters(ANNOTATOR), "initial", "residual")),
+        (("output",), ("query", "largest")),
+        (("sql", "SELECT * FROM slots"), (*WIDE_BY.split(","), letters(ANNOTATOR), "a-data-set-of-a-long-name")),
+    ],
+    ids=lambda value: str(value[0]),
+)
+def test_what_was_asked_for_is_whole_on_a_narrow_terminal(folder, columns, question, asked_for):
+    command, *options = question
+    if command not in ("info", "verify", "sql"):
+        options += ["--layer", LAYER, "--query", "validation-of-the-second-round/5"]
+    shown = on_terminal(columns, command, folder, *options)
+    title, *lines = shown.splitlines()
+    assert "…" not in shown
+    table = [line for line in lines if not line.startswith("left out, for want of room: ")]
+    assert all(len(line) <= columns for line in table if line not in _titles(shown)), shown
+    assert _holds(shown, [text.replace("/17(label1)", "/5(label1)") for text in asked_for])
+    assert title
+
+
+def _titles(shown: str) -> list[str]:
+    """Lines that are no table's: a terminal breaks them itself."""
+    return [line for line in shown.splitlines() if line.startswith((LAYER, "||", "backend", "1 steps", "columns"))]
+
+
+def _holds(shown: str, texts: list[str]) -> bool:
+    """Whether each text is there, in one line or broken within a column of lines that follow each other."""
+    found = [letters(line) for line in shown.splitlines()]
+    for block in shown.split("\n\n"):
+        lines = [line for line in block.splitlines() if "─" not in line]
+        for table in (lines, lines[1:], lines[2:], lines[3:]):  # titles and sentences may stand above
+            found += [letters(column) for column in _columns(table)]
+    return all(any(text in column for column in found) for text in texts)
+
+
+def _columns(lines: list[str]) -> list[str]:
+    """What stands between places that are blank in all lines, two of them or more: each column from top to bottom."""
+    width = max(map(len, lines), default=0)
+    blank = "".join("#" if any(line[place : place + 1].strip() for line in lines) else " " for place in range(width))
+    spans = [match.span() for match in re.finditer(r"#(?:#| #)*", blank)]
+    return ["".join(line[start:end] for line in lines) for start, end in spans]
+
+
+def test_columns_that_there_is_no_room_for_are_named(folder):
+    asked = ["topk", folder, "--layer", LAYER, "--query", "validation-of-the-second-round/5", "-k", 2]
+    narrow, wide = on_terminal(80, *asked), on_terminal(300, *asked)
+    (line,) = [line for line in narrow.splitlines() if line.startswith("left out")]
+    header = next(line for line in wide.splitlines() if line.startswith("query"))
+    named = re.search(r"room: (.*) \(a pipe", line).group(1).split(", ")
+    assert {"call", "row", "position"} <= set(named)
+    assert set(named) <= set(header.split())
+    assert "left out" not in wide
+    # All of it is there without a terminal, however narrow the environment says that one is.
+    command = [sys.executable, "-m", "dualform_client.cli", *map(str, asked)]
+    piped = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "40"}, check=True)
+    assert [line.split() for line in piped.stdout.splitlines()[1:]] == [line.split() for line in wide.splitlines()[1:]]
+
+
+TEXTS = st.text(st.sampled_from("ab.-_/ 漢é"), max_size=30)
+
+
+@given(st.lists(st.tuples(TEXTS, st.lists(TEXTS, min_size=2, max_size=2)), min_size=1, max_size=6), st.integers(12, 90))
+def test_cells_are_broken_and_never_cut(table, width):
+    columns = [Column(f"{name}{place}", cells, numeric=False) for place, (name, cells) in enumerate(table)]
+    kept = [column.name for column in columns[::2]]
+    layout = laid_out(columns, width, Importance(kept))
+    assert {column.name for column in layout.columns} >= set(kept)
+    assert [*layout.left_out] == [column.name for column in columns if column not in layout.columns]
+    if layout.widths is None:
+        assert list(layout.columns) == columns
+        return
+    assert sum(layout.widths) + 3 * (len(layout.widths) - 1) <= width
+    for column, own in zip(layout.columns, layout.widths, strict=True):
+        for text in (column.name, *column.cells):
+            lines = broken(text, own)
+            assert all(cell_len(line) <= own for line in lines)
+            assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+def test_columns_go_by_importance_and_numbers_are_never_broken():
+    names = ["query", "call", "user", "step", "label", "empty"]
+    columns = [Column(name, ["1.23457e-05"], True) for name in names[:-1]] + [Column("empty", ["-"], False)]
+    importance = Importance(["query"], last=["label", "step"], first=["call"])
+    order = [set(laid_out(columns, width, importance).left_out) for width in range(100, 8, -1)]
+    seen = [one for n, one in enumerate(order) if one not in order[:n]]
+    assert seen == [set(), {"empty"}, {"empty", "call"}, {"empty", "call", "user"}, {"empty", "call", "user", "step"},
+                    {"empty", "call", "user", "step", "label"}]  # fmt: skip
+    assert laid_out(columns, 10, importance).widths is None
+
+
+def test_a_query_has_the_name_that_it_was_asked_by(dualform, folder, tmp_path):
+    asked = ["--layer", LAYER, "--query", "validation-of-the-second-round/5,2"]
+    for command in (["topk", "-k", 1], ["sums", "--by", "label"], ["output"], ["terms", "--by", "label"]):
+        told = dualform(command[0], folder, *asked, *command[1:], "--json").json
+        assert told["asked"] == [
+            {"query": 0, "name": "validation-of-the-second-round/5", "label": 1},
+            {"query": 1, "name": "validation-of-the-second-round/2", "label": 2},
+        ]
+        shown = dualform(command[0], folder, *asked, *command[1:]).out
+        assert "validation-of-the-second-round/5 (label 1)" in shown
+        assert "validation-of-the-second-round/2 (label 2)" in shown
+    every = dualform("output", folder, "--layer", LAYER, "--query", "validation-of-the-second-round", "--json").json
+    assert [one["label"] for one in every["asked"]] == [0, 1, 2, 3, 0, 1, 2, 3]
+    np.save(tmp_path / "q.npy", np.ones(6, np.float32))
+    told = dualform("output", folder, "--layer", LAYER, "--query", tmp_path / "q.npy", "--json").json
+    assert told["asked"] == [{"query": 0, "name": "0", "label": None}]
