@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := indexer protos service clients tests benchmarks docs/site docs/notebooks
+# On a terminal pip shows what it fetches; a log gets its errors alone.
+QUIET := $(shell test -t 2 || echo --quiet)
 
 # Those that take longest first: `reproduction` begins them in this order.
 STUDIES := single continual single-variants memorisation aesop joint wikitext2 compact limits
@@ -17,8 +19,9 @@ setup: $(VENV)/ready
 $(VENV)/ready: pyproject.toml setup.py constraints.txt $(wildcard indexer/dualform/kernels/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "dualform needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up $(VENV): pip fetches PyTorch and all else that tests and studies need, which takes some minutes."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: setup
@@ -77,7 +80,8 @@ bench-quick: $(VENV)/peers
 	$(BIN)/python -m benchmarks --quick --out build/bench $(addprefix --only ,$(ONLY)) $(addprefix --study ,$(STUDY)) $(BENCH)
 
 $(VENV)/peers: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	@echo "Adding what the benchmarks compare with to $(VENV)."
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[dev,bench]'
 	@touch $@
 
 # Every study, each into runs/NAME, and docs/reproduction.md from their reports; a study whose report is there is not run
@@ -118,7 +122,8 @@ attribution: $(VENV)/attribution-peers
 	$(BIN)/python -m dualform_studies.attribution.document runs docs
 
 $(VENV)/attribution-peers: $(VENV)/ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,peers]'
+	@echo "Adding what the study of attribution compares with to $(VENV)."
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[dev,peers]'
 	@touch $@
 
 OPTIONS.aesop-paper := aesop --preset paper --replay --steps $(UPDATES)

@@ -48,13 +48,15 @@ from dualform_studies.pages.folder import (
     study_of,
 )
 from dualform_studies.pages.page import Page
-from dualform_studies.progress import Progress
+from dualform_studies.progress import Progress, or_silent
 
 DEMO_RECIPE = Recipe(hidden=(64, 64), lr=2e-2, batch=64, steps=300)
 """About fourteen epochs on each dataset: enough to learn each, and to forget the first while learning the second."""
 
 _ANSWERS_WITHIN = 60.0
 """Seconds: generous, as a busy machine may take long to start threads."""
+_REBUILDING = "rebuilding the weights of each moment, and testing them"
+_ASKING = "serving the memory, asking it over gRPC, and drawing"
 
 
 def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_RECIPE, seed: int = 0) -> Report:
@@ -67,10 +69,15 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     pair = digits(), permuted(digits())
     with _one_thread():
         trained = train_in_succession(pair, recipe, seed, record_to=out, progress=progress)
+    say = or_silent(progress)
     with open_memory(out) as memory:
+        say(_REBUILDING, 0, 1)
         judged = judge(weights_by_moment(memory, trained, pair, recipe), pair, recipe)
+        say(_REBUILDING, 1, 1)
+        say(_ASKING, 0, 1)
         report = _ask_over_grpc(memory, judged, layer_names(recipe.widths(pair[0])), report_folder(out))
         report["cancellation"] = dict(memory.cancellation(where=without(pair[1])))
+        say(_ASKING, 1, 1)
     report |= {
         "study": "demo",
         "command": "dualform demo",

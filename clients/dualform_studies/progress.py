@@ -10,7 +10,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 
 def or_silent(progress: Progress | None) -> Progress:
-    """One to call in any case."""
+    """The progress that is given, or one that tells nobody."""
     return progress or _silent
 
 

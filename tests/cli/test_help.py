@@ -54,6 +54,7 @@ OPTIONS = {
     "weights": {*REACHING, "--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
     "verify": REACHING,
     "check": {"--repair", "--out"},
+    "completion": set(),
     "copy": set(),
     "explore": {
         *REACHING,

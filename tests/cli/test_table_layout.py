@@ -1,5 +1,5 @@
-"""Tables on terminals of few columns: no layer's name is cut, nothing that was asked for is missing, and what was left out
-is named. In a pipe nothing is left out."""
+"""Tables on terminals of few columns: no layer's name is cut, nothing that was asked for is missing, and what was left
+out is named. In a pipe nothing is left out."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,21 @@ TABLE = {"name": "accuracy", "caption": "Test accuracy.", "columns": ["mnist"], 
 REPORT = {"study": "it", "tables": [TABLE], "tops": [1, 2], "missing": float("nan")}
 
 
-def test_demo(dualform, monkeypatch, tmp_path):
+def without_progress(calls):
+    return [(name, replace(assignment, progress=None)) for name, assignment in calls]
+
+
+def test_demo(dualform, monkeypatch, tmp_path, capfd):
     calls = []
     monkeypatch.setattr(dualform_studies.demo, "run_demo", lambda *given: calls.append(given) or REPORT)
     told = dualform("demo", "--out", tmp_path, "--json")
     assert told.json == {**REPORT, "missing": None}
-    assert calls == [(tmp_path, None)], "no progress where stderr is no terminal"
+    ((out, progress),) = calls
+    assert out == tmp_path
+    assert told.err == "loading PyTorch and the studies\n"
+    for done in range(3):
+        progress("training on digits", done, 2)
+    assert capfd.readouterr().err == "training on digits\n", "a log gets each label once"
 
 
 def test_study(dualform, monkeypatch, tmp_path):
@@ -31,7 +41,7 @@ def test_study(dualform, monkeypatch, tmp_path):
     told = dualform("study", "continual", "--data", "d", "--out", tmp_path, "--steps", 5, "--seed", 3)
     assert told.out.split()[:3] == ["Test", "accuracy.", "mnist"]
     assert "0.5" in told.out
-    assert calls == [("continual", Assignment(tmp_path, Path("d"), steps=5, seed=3))]
+    assert without_progress(calls) == [("continual", Assignment(tmp_path, Path("d"), steps=5, seed=3))]
 
 
 def test_long_tables_are_cut_where_they_are_printed_and_whole_in_json(dualform, monkeypatch, tmp_path):
@@ -50,14 +60,14 @@ def test_what_only_some_studies_take(dualform, monkeypatch, tmp_path):
     options = ("--preset", "paper", "--prompt", "a fox", "--prompt", "a crow", "--replay", "--dry-run", "--runs", 2)
     dualform("study", "aesop", "--out", tmp_path, *options)
     expected = Assignment(tmp_path, runs=2, preset="paper", prompts=("a fox", "a crow"), replay=True, dry_run=True)
-    assert calls == [("aesop", expected)]
+    assert without_progress(calls) == [("aesop", expected)]
 
 
 def test_the_quick_form_of_a_study(dualform, monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(dualform_studies.studies, "run_study", lambda *given: calls.append(given) or REPORT)
     dualform("study", "attribution", "--out", tmp_path, "--quick")
-    assert calls == [("attribution", Assignment(tmp_path, quick=True))]
+    assert without_progress(calls) == [("attribution", Assignment(tmp_path, quick=True))]
 
 
 def test_an_option_of_another_study_is_refused(dualform, tmp_path):

@@ -10,8 +10,7 @@ from dualform.methods import Answers
 from dualform.questions import ProbeRows, Queries
 
 _OF_EXAMPLES = "sample"
-"""The slot space of layers whose rows are examples, so that a row of a probe has its label. Others have rows of tokens or
-places."""
+"""The slot space of layers whose rows are a probe's examples, and have its labels; others have rows of tokens."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from dualform_client.cli.failure import FAILED
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
 from dualform_client.cli.progress import progress_bars
+from dualform_client.cli.suggestions import complete_folder
 from dualform_client.cli.target import check_run
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_folder)
 @click.option("--repair", is_flag=True, help="Write what is whole of it to the folder that --out names.")
 @click.option("--out", metavar="COPY", help="A folder that is not there yet, for --repair. Default: none.")
 @json_option

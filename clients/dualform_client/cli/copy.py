@@ -7,11 +7,12 @@ import click
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
 from dualform_client.cli.progress import progress_bars
+from dualform_client.cli.suggestions import complete_folder
 from dualform_client.cli.target import check_run
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_folder)
 @click.argument("copy")
 @json_option
 def copy(run: str, copy: str, as_json: bool) -> int:

@@ -8,7 +8,7 @@ import click
 
 from dualform.extras import require_studies
 from dualform_client.cli.options import json_option
-from dualform_client.cli.progress import progress_bars
+from dualform_client.cli.progress import LOADING, progress_or_lines
 from dualform_client.cli.report import print_report
 
 _FOLDER = click.Path(path_type=Path)
@@ -27,8 +27,10 @@ def demo(out: Path, as_json: bool) -> None:
       dualform demo --out runs/demo
     """
     require_studies()
-    from dualform_studies.demo import run_demo
+    with progress_or_lines() as progress:
+        progress(LOADING, 0, 1)
+        from dualform_studies.demo import run_demo
 
-    with progress_bars() as progress:
+        progress(LOADING, 1, 1)
         report = run_demo(out, progress)
     print_report(report, out, as_json)

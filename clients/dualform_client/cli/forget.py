@@ -10,6 +10,7 @@ import click
 from dualform_client.cli.failure import FAILED
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line, print_note
+from dualform_client.cli.suggestions import complete_folder, complete_probe
 from dualform_client.cli.target import check_run
 
 if TYPE_CHECKING:
@@ -24,10 +25,15 @@ NOT_PROMISED = (
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_folder)
 @click.option("--where", required=True, metavar="SQL", help="The samples to forget, by columns of the sample.")
 @click.option(
-    "--probe", "probes", multiple=True, metavar="NAME", help="A probe to remove as well; repeatable. Default: none."
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="NAME",
+    help="A probe to remove as well; repeatable. Default: none.",
+    shell_complete=complete_probe,
 )
 @click.option("--cut-off", is_flag=True, help="Forget although the recording was cut off: nobody goes on with it.")
 @click.option("--yes", is_flag=True, help="Forget without asking first.")

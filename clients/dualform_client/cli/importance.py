@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Importance:
-    """Which columns of a table go first where there is room for some alone. Those that have nothing in any row go before
-    all others; and those that are not named go from the right, between those that go `last` and those that go `first`.
+    """Which columns of a table go first where there is room for some alone. Those that have nothing in any row go
+    before all others; those that are not named go from the right, between the `first` and the `last`.
     """
 
     kept: Sequence[str] = ()

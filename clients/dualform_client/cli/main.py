@@ -19,7 +19,8 @@ import click
 from dualform_client.cli.failure import report_failure
 
 COMMANDS = (
-    "check", "compare", "copy", "demo", "distribution", "estimate", "explore", "forget", "health", "info", "mcp",
+    "check", "compare", "completion", "copy", "demo", "distribution", "estimate", "explore", "forget", "health",
+    "info", "mcp",
     "output", "serve", "sql", "study", "sums", "terms", "token", "topk", "verify", "weights",
 )  # fmt: skip
 """Each in a file of its name."""

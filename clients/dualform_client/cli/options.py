@@ -12,6 +12,7 @@ import numpy as np
 from dualform.errors import BadInput
 from dualform.questions import Queries, Vectors, as_queries
 from dualform.questions.arguments import KERNELS
+from dualform_client.cli.suggestions import complete_by, complete_layer, complete_query
 
 
 def _as_queries(_context: click.Context, _option: click.Parameter, value: str) -> Queries:
@@ -49,6 +50,7 @@ layer_option = click.option(
     "--layer",
     required=True,
     metavar="NAME[,NAME]",
+    shell_complete=complete_layer,
     help="Layer, as the model names its module. Several, or a pattern ('h.*.attn.*'), are asked one after the other.",
 )
 query_option = click.option(
@@ -57,6 +59,7 @@ query_option = click.option(
     required=True,
     callback=_as_queries,
     metavar="PROBE/ROW|FILE.npy",
+    shell_complete=complete_query,
     help="Stored queries (PROBE/17, PROBE/3,17, PROBE/10:20 for rows 10 to 19, PROBE for all), or float32[n, d] in "
     "an .npy file.",
 )
@@ -107,4 +110,6 @@ def one_score(absolute: bool, score: str | None) -> str:
 
 def by_option(says: str, required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """--by COL[,COL], given to the command as a tuple of names, or None."""
-    return click.option("--by", required=required, callback=_as_names, metavar="COL[,COL]", help=says)
+    return click.option(
+        "--by", required=required, callback=_as_names, metavar="COL[,COL]", help=says, shell_complete=complete_by
+    )

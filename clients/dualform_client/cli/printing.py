@@ -15,7 +15,6 @@ import numpy as np
 
 if TYPE_CHECKING:  # loaded by the first table: JSON needs none of it
     from rich.console import Console
-    from rich.text import Text
 
     from dualform_client.cli.importance import Importance
     from dualform_client.cli.table_layout import Layout
@@ -47,10 +46,10 @@ def _plain(value: Any) -> Any:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], importance: Importance | None = None
 ) -> None:
-    """Numbers to the right; floats with six digits; NULL as a dash. Where `importance` is given columns may be left out.
+    """Numbers to the right; floats with six digits; NULL as a dash.
 
-    A file or a pipe gets all columns, as wide as they are. On a terminal texts are broken, and columns left out, which a
-    line below names; where that is not enough, or columns must all stay, each row is a list of its columns.
+    A file or a pipe gets all columns, as wide as they are. On a terminal texts are broken and, where `importance` is
+    given, columns left out, which a line below names; where that is not enough, each row is a list of its columns.
     """
     from dualform_client.cli.importance import Importance
     from dualform_client.cli.table_layout import Column, laid_out

@@ -13,6 +13,7 @@ import click
 
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
+from dualform_client.cli.suggestions import complete_folder
 from dualform_client.target import check_folder
 from dualform_service.settings import CONFIG, PREFIX, options
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_folder)
 @click.option(
     "--config",
     type=click.Path(path_type=Path),

@@ -9,16 +9,18 @@ import click
 
 from dualform.extras import require_studies
 from dualform_client.cli.options import json_option
-from dualform_client.cli.progress import progress_bars
+from dualform_client.cli.printing import print_json, print_table
+from dualform_client.cli.progress import LOADING, progress_or_lines
 from dualform_client.cli.report import print_report
+from dualform_client.cli.suggestions import complete_study
 
 _FOLDER = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False, shell_complete=complete_study)
 @click.option("--data", type=_FOLDER, help="Folder of the datasets. Default: they are downloaded.")
-@click.option("--out", type=_FOLDER, required=True, help="Folder for the memory and the report.")
+@click.option("--out", type=_FOLDER, help="Folder for the memory and the report, which NAME needs. Default: none.")
 @click.option("--steps", type=int, help="Updates to train for. Default: the study's own number.")
 @click.option("--seed", type=int, help="Seed of every draw. Default: 0.")
 @click.option(
@@ -40,21 +42,38 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--dry-run", is_flag=True, help="aesop, wikitext2: tell slots, bytes and seconds, and train nothing.")
 @click.option("--quick", is_flag=True, help="attribution: less of everything, for a look in minutes.")
 @json_option
-def study(name: str, as_json: bool, **options: Any) -> None:
+def study(name: str | None, as_json: bool, **options: Any) -> None:
     """Run a study of the paper: training, figures, tables.
 
-    A wrong NAME lists those that exist.
+    Without NAME it lists the studies.
 
     \b
     Example:
+      dualform study
       dualform study continual --data data --out runs/continual
       dualform study attribution --data data --out runs/attribution --quick
       dualform study aesop --data data --out runs/aesop --prompt "the Fox and the"
     """
+    if name is None:
+        _list_studies(as_json)
+        return
+    if options["out"] is None:
+        raise click.MissingParameter(param_hint="'--out'", param_type="option", ctx=click.get_current_context())
     require_studies()
-    from dualform_studies.assignment import Assignment
-    from dualform_studies.studies import run_study
+    with progress_or_lines() as progress:
+        progress(LOADING, 0, 1)
+        from dualform_studies.assignment import Assignment
+        from dualform_studies.studies import run_study
 
-    with progress_bars() as progress:
+        progress(LOADING, 1, 1)
         report = run_study(name, Assignment(progress=progress, **options))
     print_report(report, options["out"], as_json)
+
+
+def _list_studies(as_json: bool) -> None:
+    from dualform_studies.study_names import STUDY_NAMES
+
+    if as_json:
+        print_json({"studies": STUDY_NAMES})
+        return
+    print_table("dualform study NAME --out RUN", ["study", "what it is"], STUDY_NAMES.items())

@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of columns as wide as they are given, or, where that is not possible, rows that are lists of all columns."""
+    """A table of columns of some widths, or, where there is no room for them, rows that are lists of all columns."""
 
     columns: Sequence[Column]
     widths: Sequence[int] | None

@@ -12,6 +12,7 @@ import click
 
 from dualform.errors import BadInput
 from dualform.methods import Answers
+from dualform_client.cli.suggestions import complete_folder
 from dualform_client.target import check_folder, connect
 from dualform_proto.memory_name import is_served
 
@@ -141,7 +142,7 @@ def reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
             envvar="DUALFORM_TOKEN_FILE",
             help="File whose first line is the server's token. Default: $DUALFORM_TOKEN_FILE, or no token.",
         ),
-        *map(click.argument, targets),
+        *(click.argument(target, shell_complete=complete_folder) for target in targets),
     ):
         command = option(command)
     return command
