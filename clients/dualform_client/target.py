@@ -32,6 +32,8 @@ def connect(
     of `dualform.open`, and for a folder alone. A folder needs the engine's extra, [cpu] or [gpu]. Raises NotAMemory or
     BadInput where the target is neither, and BadInput for the `memory` of a server.
     """
+    if not isinstance(target, str | PathLike):
+        raise BadInput(f"the target is {target!r}.", hint="Name a memory's folder, or host:port.", field="target")
     place = Path(target)
     if not place.exists() and isinstance(target, str):
         if is_served(target):

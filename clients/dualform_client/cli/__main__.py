@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dualform_client.cli.main import run
+from dualform_client.command import run
 
 if __name__ == "__main__":
     run()

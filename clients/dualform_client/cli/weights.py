@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from dualform.answers import Weights
-from dualform.errors import AlreadyExists
+from dualform.errors import AlreadyExists, FolderError
 from dualform.methods import Answers
 from dualform_client.cli.mask_notes import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade, figures, one_mask
 from dualform_client.cli.options import (
@@ -55,8 +56,7 @@ def weights(
       dualform weights runs/demo --at-step 100 --out earlier.safetensors
       dualform weights 127.0.0.1:50051 --where "label <> 3" --out masked.safetensors
     """
-    if out.exists() and not force:
-        raise AlreadyExists(f"{out} exists.", hint="Name another file, or replace it with --force.", field="out")
+    _check_place(out, force)
     masks = one_mask(where, where_space)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "not recorded")  # said below, for a server's answer too
@@ -80,6 +80,20 @@ def weights(
         print_note(note)
 
 
+def _check_place(out: Path, force: bool) -> None:
+    """Before anything is computed: raises AlreadyExists, or FolderError for what no file can take the place of."""
+    folder = out.parent
+    if not folder.is_dir():
+        there = f"{folder} is a file" if folder.exists() else f"There is no folder {folder}"
+        raise FolderError(f"{there}.", hint="Make the folder first, or name another file.", field="out")
+    if out.exists() and not out.is_file():
+        raise FolderError(f"{out} is no file that could be replaced.", hint="Name a file to write.", field="out")
+    if out.exists() and not force:
+        raise AlreadyExists(f"{out} exists.", hint="Name another file, or replace it with --force.", field="out")
+    if not os.access(folder, os.W_OK):
+        raise FolderError(f"{folder} may not be written into.", hint="Name a file elsewhere.", field="out")
+
+
 def _report(state: Weights) -> dict[str, Any]:
     return {
         "parameters": {name: list(array.shape) for name, array in state.arrays.items()},
@@ -94,6 +108,7 @@ def _report(state: Weights) -> dict[str, Any]:
 
 def _save(state: Weights, out: Path) -> None:
     """Under a temporary name first: a run that is cut short leaves no half file behind under the name asked for."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     partial = out.with_name(f".{out.name}.partial")
@@ -101,5 +116,8 @@ def _save(state: Weights, out: Path) -> None:
         # Clones, because the format refuses tensors that share their storage, as tied weights do.
         save_file({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}, partial)
         os.replace(partial, out)
+    except SafetensorError as error:  # which has its own for a full disk, and for a place that takes no files
+        raise FolderError(f"{out} cannot be written: {error}.", field="out") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()

@@ -9,7 +9,7 @@ Shapes: n slots, d_in and d_out of a layer. Safe to use from several threads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -89,6 +89,9 @@ def open_memory(
     Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network and for too little memory,
     NotFound or MissingPackage for the backend.
     """
+    runs = (path,) if isinstance(path, str | Path) else tuple(path) if isinstance(path, Iterable) else (path,)
+    if not all(isinstance(run, str | Path) for run in runs):
+        raise BadInput(f"the memory is {path!r}.", hint="Name its folder, or those of its runs.", field="path")
     before = anonymous_bytes()
     budget = memory if isinstance(memory, MemoryBudget) else None
     if budget is None and memory is not None:
@@ -97,7 +100,7 @@ def open_memory(
         return_large_blocks()
     segments = SegmentCache(held_bytes, budget)
     # Absolute, for the process may go to another folder.
-    folders = [Path(one).absolute() for one in ((path,) if isinstance(path, str | Path) else path)]
+    folders = [Path(one).absolute() for one in runs]
     found = opened(folders[0], segments) if isinstance(path, str | Path) else Runs.of(folders, segments)
     chosen = backends.choose(backend)
     if budget is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
+from dualform.questions.numbers_given import as_array
 
 MOST_COLUMNS = 8
 """That a question groups by."""
@@ -47,7 +48,7 @@ def as_flag(value: bool, name: str) -> bool:
 def as_ids(ids: Sequence[int] | NDArray[np.int64], name: str = "ids") -> NDArray[np.int64]:
     """int64[n] of numbers of slots, or of samples. Raises BadInput where they are no one-dimensional integers."""
     try:
-        array = np.asarray(ids)
+        array = as_array(ids)
         whole = array.astype(np.int64) if not array.size or array.dtype.kind in "iu" else None
     except (TypeError, ValueError, OverflowError):
         whole = None

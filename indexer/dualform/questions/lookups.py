@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import Appearances, Certificates, Columns, MemoryInfo, Probe
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_ids
+from dualform.questions.arguments import as_ids, check_layer
 from dualform.questions.question import Question
 
 
@@ -44,6 +44,12 @@ class ProbeLookup(Question[Probe]):
 
     name: str
     layer: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise BadInput(f"the probe is {self.name!r}.", hint="Give a probe's name.", field="name")
+        if self.layer is not None:
+            check_layer(self.layer)
 
 
 MOST_SAMPLES = 1024

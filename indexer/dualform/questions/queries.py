@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dualform.errors import BadInput
+from dualform.questions.numbers_given import as_array
 
 MOST_ROWS = 1_000_000
 """Rows that a text may name."""
@@ -27,12 +28,12 @@ def finite_rows(given: Any, many: str = "queries", one: str = "query", width: st
     """
     if np.ma.is_masked(given):
         raise BadInput(f"{many} hold masked numbers.", hint="Give each a value, with filled().", field=many)
-    if hasattr(given, "detach"):  # a tensor, also of a type or in a place that NumPy knows nothing of
-        given = given.detach().cpu()
-        given = given.float() if given.is_floating_point() else given
     try:
+        array = as_array(given)
+        if np.iscomplexobj(array):
+            raise TypeError("they are complex")
         with np.errstate(over="ignore"):  # what overflows float32 is infinite there, and refused below
-            rows = np.asarray(given, dtype=np.float32)
+            rows = array.astype(np.float32, copy=False)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{many} must be numbers: {error}.", field=many) from None
     if rows.ndim == 1:
@@ -90,6 +91,10 @@ class ProbeRows:
     rows: tuple[int, ...] | None = None
     """Row numbers from 0; None asks with every row, as one must of a layer whose rows the network chooses."""
 
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            object.__setattr__(self, "rows", _row_numbers(self.rows, "rows"))
+
     @property
     def count(self) -> int | None:
         """n; None for every row, which only the memory can count."""
@@ -110,6 +115,9 @@ class SlotKeys:
 
     slots: tuple[int, ...]
     """Numbers in the layer's slot space."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slots", _row_numbers(self.slots, "slots"))
 
     @property
     def count(self) -> int:
@@ -165,6 +173,18 @@ def as_queries(queries: QueriesLike) -> Queries:
     if sum(part.stop - part.start for part in ranges) > MOST_ROWS:
         raise BadInput(f"{queries!r} names more than {MOST_ROWS:,} rows.", hint="Ask in parts.", field="queries")
     return ProbeRows(name, tuple(chain.from_iterable(ranges)))
+
+
+def _row_numbers(given: Any, what: str) -> tuple[int, ...]:
+    """A tuple of what is given in a sequence; whether these are numbers of something there is, is known when asked."""
+    if isinstance(given, tuple) and all(type(number) is int for number in given):
+        return given
+    try:
+        return tuple(as_array(given).tolist())
+    except (TypeError, ValueError):
+        raise BadInput(
+            f"{what} are {given!r}.", hint="Give whole numbers in a list, for example [17].", field="queries"
+        ) from None
 
 
 def _range_of(said: str) -> range:

@@ -38,7 +38,7 @@ from dualform.store.opening import at_one_moment
 from dualform.store.others import FOLDER
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
-from dualform.store.shard_tables import ShardTables
+from dualform.store.shard_tables import ShardTables, read_only
 from dualform.store.snapshot import Snapshot
 from dualform.store.tables import OTHERS, TABLES
 from dualform.store.writing_lock import FILE as WRITING, writing
@@ -180,7 +180,7 @@ def _copy_tables(old: Path, new: Path) -> None:
     """While nobody changes them. What was committed since the moment of the manifest is no part of the copy."""
     if not old.is_file():
         raise forgotten_meanwhile(old) or Damaged(f"{old} is missing.")
-    with shard.opened(old, read_only=True):
+    with read_only(old):
         copy_file(old, new)
 
 

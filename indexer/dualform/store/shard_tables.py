@@ -138,7 +138,7 @@ class ShardTables(Tables):
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._reading: ExitStack | None = None
         """What closes the file again."""
-        with _read_only(path) as connection, _damaged_if_wrong(path):
+        with read_only(path) as connection, _damaged_if_wrong(path):
             log = connection.execute('SELECT "table", "column", "rows", digest FROM commits ORDER BY rowid').fetchall()
             self._commits = self._checked_commits(log)
             for table in dict.fromkeys([*first, *marks]):
@@ -220,7 +220,7 @@ class ShardTables(Tables):
         """The file, opened by the first who needs it, until what is being read is read."""
         assert self._reading is not None
         if self._connection is None:
-            self._connection = self._reading.enter_context(_read_only(self._path))
+            self._connection = self._reading.enter_context(read_only(self._path))
         return self._connection
 
     def _checked_commits(self, log: Sequence[tuple[str, str, int, str]]) -> Commits:
@@ -285,8 +285,8 @@ def _check_length(path: Path, ended: bool) -> None:
 
 
 @contextmanager
-def _read_only(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection for a moment."""
+def read_only(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection for a moment, as the caller needs it. Raises Damaged where the file is no database of DuckDB."""
     with ExitStack() as stack:
         with _damaged_if_wrong(path):
             connection = stack.enter_context(opened(path, read_only=True))

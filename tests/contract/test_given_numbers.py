@@ -1,0 +1,84 @@
+"""Queries, directions and ids are taken from tensors as from arrays, with gradients or without, alone or in lists; what
+is none is refused by name. No error is torch's or NumPy's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import dualform
+from dualform.errors import BadInput
+from tests.contract.recorded import WIDTH, record
+from tests.wire.values import same
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory):
+    with dualform.open(record(tmp_path_factory.mktemp("given") / "run")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def rows():
+    return np.random.default_rng(0).standard_normal((2, WIDTH)).astype(np.float32)
+
+
+FORMS = {
+    "requires grad": lambda rows: torch.tensor(rows, requires_grad=True),
+    "result of an operation": lambda rows: torch.tensor(rows, requires_grad=True) * 1,
+    "list of tensors": lambda rows: [torch.tensor(row, requires_grad=True) for row in rows],
+    "lists of numbers": lambda rows: [list(torch.tensor(row, requires_grad=True)) for row in rows],
+    "float64": lambda rows: torch.tensor(rows).double().requires_grad_(),
+    "list of bfloat16": lambda rows: [torch.tensor(row).bfloat16() for row in rows],
+}
+ASKED = {
+    "topk": lambda memory, queries: memory.topk("0", queries, k=3).flat_scores,
+    "group_sum": lambda memory, queries: memory.group_sum("0", queries, by="label").sums,
+    "output": lambda memory, queries: memory.output("0", queries).values,
+    "contributions": lambda memory, queries: memory.contributions("0", queries, by="label").sums,
+    "vectors": lambda memory, queries: dualform.Vectors(queries).rows,
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_tensors_are_asked_with_as_arrays_are(memory, rows, ask, form):
+    given = form(rows)
+    plain = rows if form is not FORMS["list of bfloat16"] else torch.tensor(rows).bfloat16().float().numpy()
+    assert same(ask(memory, given), ask(memory, plain))
+    if isinstance(given, torch.Tensor):
+        assert given.requires_grad, "what was given stays as it was"
+
+
+def test_directions_and_ids_may_be_tensors_too(memory):
+    direction = torch.randn(4, requires_grad=True)
+    asked = {"k": 2, "score": "contribution"}
+    wanted = memory.topk("2", "test/1", toward=direction.detach().numpy(), **asked)
+    assert same(memory.topk("2", "test/1", toward=direction, **asked).ids, wanted.ids)
+    assert same(memory.slots(torch.tensor([3, 1]), "sample")["slot"], np.array([3, 1]))
+    assert dualform.SlotKeys(torch.tensor([3, 1])) == dualform.SlotKeys((3, 1))
+    assert dualform.ProbeRows("test", np.array([2])) == dualform.ProbeRows("test", (2,))
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda memory: memory.topk("0", torch.empty(WIDTH, device="meta")), "numbers: Cannot copy out"),
+        (lambda memory: memory.topk("0", torch.ones(WIDTH, dtype=torch.complex64)), "they are complex."),
+        (lambda memory: memory.output("0", np.ones(WIDTH, complex)), "queries must be numbers: they are complex."),
+        (lambda memory: memory.slots(torch.ones(2, requires_grad=True), "sample"), "ids must be a list of whole"),
+        (lambda memory: memory.keys("0", torch.ones(2, requires_grad=True)), "ids must be a list of whole"),
+        (lambda memory: memory.topk("0", dualform.SlotKeys(5)), "slots are 5."),
+        (lambda memory: memory.topk("0", dualform.ProbeRows("test", 3)), "rows are 3."),
+        (lambda memory: memory.probe("test", 5), "layer is 5."),
+        (lambda memory: memory.probe(5), "the probe is 5."),
+        (lambda memory: dualform.open(5), "the memory is 5."),
+        (lambda memory: dualform.open(["runs/a", None]), "the memory is "),
+        (lambda memory: dualform.connect(None), "the target is None."),
+    ],
+)  # fmt: skip
+def test_what_is_none_is_refused_by_name(memory, ask, message):
+    with pytest.raises(BadInput) as refused:
+        ask(memory)
+    assert message in refused.value.message
