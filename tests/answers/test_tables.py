@@ -1,5 +1,9 @@
 """Answers as tables: what they print, and what pandas, polars and pyarrow take them for."""
 
+import html
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -9,9 +13,11 @@ from numpy import ma
 
 from dualform.answers import (
     Appearances,
+    Cancellation,
     Certificate,
     Certificates,
     Columns,
+    Concentration,
     Contributions,
     Distributions,
     Grade,
@@ -20,7 +26,11 @@ from dualform.answers import (
     LayerInfo,
     Ledger,
     MemoryInfo,
+    Outputs,
+    Probe,
     ProbeInfo,
+    Scan,
+    Weights,
 )
 
 HITS = Hits(
@@ -178,17 +188,19 @@ def test_an_answer_is_its_rows_wherever_it_goes(answer, expected):
 
 @pytest.mark.parametrize(("answer", "expected"), ROWS.values(), ids=ROWS)
 def test_it_prints_its_rows_and_a_notebook_shows_them(answer, expected):
-    printed, html = repr(answer), answer._repr_html_()
+    printed, shown_html = repr(answer), answer._repr_html_()
+    if isinstance(answer, Contributions):  # which shows a row a term, and its outputs beside each other
+        return
     names = [*expected[0]]
     assert printed.splitlines()[0] == answer.title()
     assert printed.splitlines()[1].split() == names
-    assert all(f"<th>{name}</th>" in html for name in names)
+    assert all(f"<th>{name}</th>" in shown_html for name in names)
     shown = len(expected) if len(expected) <= 12 else 10
     assert len(printed.splitlines()) == 2 + shown + (shown < len(expected))
-    assert html.count("<tr>") == 1 + shown
+    assert shown_html.count("<tr>") == 1 + shown
     if shown < len(expected):
         assert f"… {len(expected) - shown} more rows" in printed
-        assert f"… {len(expected) - shown} more rows" in html
+        assert f"… {len(expected) - shown} more rows" in shown_html
 
 
 def test_columns_are_a_table_to_all_who_take_tables():
@@ -216,8 +228,9 @@ def test_columns_print_cells_and_what_a_memory_holds_is_text():
         assert "\x1b" not in shown
         assert "x" * 100 not in shown
     assert len(repr(strange).splitlines()) == 2
-    assert repr(Columns({})) == ""
-    assert repr(Columns({"a": np.zeros(0)})) == "a"
+    assert repr(Columns({})).strip() == "(no rows)"
+    assert repr(Columns({"a": np.zeros(0)})) == "a\n(no rows)"
+    assert "No rows." in Columns({"a": np.zeros(0)})._repr_html_()
 
 
 def test_a_users_column_keeps_its_name_beside_one_that_is_called_alike():
@@ -291,3 +304,79 @@ def test_appearances_are_iterated_one_sample_at_a_time():
     assert [own.row for own in FEATURES] == [{"age": 30, "sample": 0.5}, None]
     assert PICTURES[0].image == PICTURES.images[0]
     assert PICTURES.missing.tolist() == [9]
+
+
+def test_contributions_show_a_row_a_term_and_what_no_group_has_first():
+    lines = [line.split() for line in repr(TERMS).splitlines()[1:]]
+    assert lines[0] == ["query", "term", "label", "count", "output", "0", "output", "1", "output", "2"]
+    others = [["20"] * 3, ["30", "31", "32"], ["40"] * 3, ["50"] * 3]
+    groups = [["0", "1", "2"], ["3", "4", "5"]]
+    assert lines[1:5] == [
+        ["0", term, "-", "-", *own]
+        for term, own in zip(("initial", "bias", "standing", "residual"), others, strict=True)
+    ]
+    assert lines[5:7] == [["0", "group", str(g), str(4 + g), *own] for g, own in enumerate(groups)]
+    parts = {name: np.zeros((2, 9)) for name in ("initial", "standing", "residual")}
+    wide = replace(TERMS, sums=np.zeros((2, 0, 9)), groups=(), counts=np.zeros(0, np.int64), bias=np.zeros(9), **parts)
+    assert "9 outputs (the first 6 are shown)" in repr(wide)
+    assert repr(wide).splitlines()[1].endswith("output 5")
+
+
+SCAN = Scan(3, 1320, 20, "int8", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "title"),
+    [
+        (replace(PLAIN, scan=SCAN), "Hits: 2 queries, 3 hits among 20 of 1,320 slots of space 'token'"),
+        (replace(PLAIN, grade=Grade("off", 0.5, since=3)), "; the layer's record is off by 5.0e-01 since step 3"),
+        (replace(PLAIN, scan=replace(SCAN, share=0.5, missing=("shard-00001",))), "without those of shard-00001"),
+        (replace(SUMS, scan=SCAN, space="sample"), "3 groups of 20 of 1,320 slots of space 'sample'"),
+        (replace(SUMS.of_largest(1), scan=SCAN), ", of which 1 for each query"),
+        (CERTIFICATES, "2 layers, 1 of them exact; relative_error is ||W_T - rebuilt|| / ||W_T - W_0||"),
+        (replace(INFO, datasets={"m": 12}), "12 sample slots; probes: test (1,000); datasets (slots): m (12)"),
+        (replace(INFO, datasets=dict.fromkeys("abcdefg", 1)), "e (1), and 2 more"),
+        (replace(INFO, skipped={"n": "no tap"}), "; 1 layer not recorded (.skipped)"),
+    ],
+)  # fmt: skip
+def test_a_title_says_what_was_asked_of_how_much(answer, title):
+    assert title in repr(answer).splitlines()[0]
+    assert html.escape(title) in answer._repr_html_()
+
+
+def test_outputs_weights_probes_and_cancellation_show_themselves():
+    outputs = Outputs(np.array([[1, 5, 2], [7, 0, 0]], np.float32), "sample", Grade("exact"), scan=SCAN)
+    assert repr(outputs).splitlines() == [
+        "Outputs: 2 queries, 3 outputs, of 20 of 1,320 slots of space 'sample'; the layer's record is exact",
+        "query  largest  output 0  output 1  output 2",
+        "    0        1         1         5         2",
+        "    1        0         7         0         0",
+    ]
+    softmax = replace(outputs, kernel="softmax", temperature=0.5, effective_slots=np.array([2.5, 3.0]), initial=False)
+    assert "weighed by a softmax at temperature 0.5, without W_0 and bias" in repr(softmax)
+    assert "effective slots" in softmax._repr_html_()
+    weights = Weights(
+        {"a.<b>": np.zeros((2, 3), np.float32), "n": np.array(7)}, {"a": Grade("off")}, {"a": 0.0}, ("n",)
+    )
+    assert [line.split() for line in repr(weights).splitlines()[2:]] == [
+        ["a.<b>", "2", "x", "3", "float32"], ["n", "scalar", "int64"],
+    ]  # fmt: skip
+    assert "2 tensors; 1 layer not exact (.grades); 1 tensor not recorded (.remark)" in repr(weights)
+    assert "a.&lt;b&gt;" in weights._repr_html_()
+    probe = Probe("test", np.array([3, -1]), np.array([[0, 1], [1, 0]], np.float32))
+    assert [line.split() for line in repr(probe).splitlines()[2:]] == [["0", "3", "1"], ["1", "-", "0"]]
+    assert repr(Probe("bare", None, None)).splitlines() == ["Probe 'bare': no labels", "example", "(no rows)"]
+    cancelled = Cancellation({"a": 12.5}, concentrations={"b": Concentration(0.75, 2.5)})
+    assert [line.split() for line in repr(cancelled).splitlines()[2:]] == [
+        ["a", "12.5", "-", "-"],
+        ["b", "-", "0.75", "2.5"],
+    ]
+    for shown in (outputs, weights, probe, cancelled):
+        assert shown._repr_html_().startswith("<table>")
+
+
+def test_on_a_terminal_columns_that_have_no_room_stand_below(monkeypatch):
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("COLUMNS", "20")
+    table = Columns({"first": np.array([1]), "second": np.array(["x" * 15], object), "third": np.array([3])})
+    assert repr(table).splitlines() == ["first", "    1", "", "second", "x" * 15, "", "third", "    3"]

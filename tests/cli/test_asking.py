@@ -99,6 +99,7 @@ def test_distribution(dualform, address, engine):
         "ranks": [1, 2, 3],
         "count": 3,
         "distributions": [one, one],
+        "asked": [{"query": 0, "name": "test/0", "label": 3}, {"query": 1, "name": "test/1", "label": None}],
         "score": "abs",
         "space": "sample",
     }
@@ -108,7 +109,7 @@ def test_distribution(dualform, address, engine):
     assert "fc: off by 2.5e-01 since step 3" in told.err
     table = [line.split() for line in told.out.splitlines()]
     assert ["query", "rank", "score", "cumulative", "share"] in table
-    assert table.count(["1", "2", "0.5", "3", "0.75"]) == 1
+    assert table.count(["test/1", "2", "0.5", "3", "0.75"]) == 1
 
 
 def test_terms(dualform, address, engine):

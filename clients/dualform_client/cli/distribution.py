@@ -9,6 +9,8 @@ import click
 from dualform.answers import Distributions
 from dualform.methods import Answers
 from dualform.questions import Queries
+from dualform_client.cli.asked_queries import asked_queries, names_record
+from dualform_client.cli.importance import Importance
 from dualform_client.cli.layers import LayerAnswer, asks_layers
 from dualform_client.cli.options import json_option, layer_option, query_option, where_option
 from dualform_client.cli.scores import Score, takes_score
@@ -51,19 +53,23 @@ def distribution(
     """
     answer = memory.distribution(layer, queries, where, points=points, **score.asked)
     took = f"{answer.count} of {answer.scan.slots_scanned} {answer.space} slots, {answer.scan.seconds:.3g} s"
-    columns = answer.table().arrays
+    asked = asked_queries(memory, queries, len(answer), score.space_of_queries(answer.space))
+    columns = {name: column.tolist() for name, column in answer.table().arrays.items()}
+    columns["query"] = [asked[query] for query in columns["query"]]
     return LayerAnswer(
         {
             "ranks": answer.ranks,
             "count": answer.count,
             "distributions": [_record(own) for own in answer],
+            **names_record(asked),
             **score.record(answer.grade),
             "space": answer.space,
             **share(answer.scan),
         },
         f"{score.title(layer)}, {took}; effective slots {_effective(answer)}",
         list(columns),
-        zip(*(column.tolist() for column in columns.values()), strict=True),
+        zip(*columns.values(), strict=True),
+        Importance(("query", "rank", "score"), last=("share", "cumulative")),
         [*sample_notes(answer.scan), *score.notes(layer, answer.grade)],
     )
 

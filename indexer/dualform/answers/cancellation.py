@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from dualform.answers.columns import Columns, column_of
 from dualform.answers.scan import Scan
+from dualform.answers.table import Shown
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,8 @@ class Concentration:
     where the mask moves nothing."""
 
 
-@dataclass(frozen=True, eq=False)
-class Cancellation(Mapping[str, float]):
+@dataclass(frozen=True, eq=False, repr=False)
+class Cancellation(Shown, Mapping[str, float]):
     """By layer, the sum of the removed terms' norms over the norm of their sum.
 
     1 where they all push one way; tens or hundreds where they mostly cancel; NaN where they move nothing. Layers whose
@@ -45,3 +47,22 @@ class Cancellation(Mapping[str, float]):
 
     def __len__(self) -> int:
         return len(self.figures)
+
+    def shown(self, most: int) -> tuple[Columns, int]:
+        """A row a layer: its figure, or, under rules that scale gradients, how concentrated the mask's moves are."""
+        layers = [*self.figures, *self.concentrations]
+        named, others = layers[:most], self.concentrations
+        found = {"layer": column_of(named)}
+        if self.figures:
+            found["cancellation"] = column_of([self.figures.get(layer) for layer in named])
+        for name in ("share", "greatest") if others else ():
+            found[name] = column_of([getattr(others[layer], name) if layer in others else None for layer in named])
+        return Columns(found, self.scan), len(layers)
+
+    def title(self) -> str:
+        said = []
+        if self.figures:
+            said.append("1 where the masked terms push one way, tens or hundreds where they cancel")
+        if self.concentrations:
+            said.append("share of the squared distance in 1 % of the entries, and the furthest move of one")
+        return f"Cancellation: {'; '.join(said) or 'nothing was measured'}"

@@ -48,7 +48,7 @@ class Certificate(Table):
         return Columns(_rows([self][:most]))
 
     def title(self) -> str:
-        return "Certificate"
+        return f"Certificate; {_MEANING}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,7 +78,12 @@ class Certificates(Table, Mapping[str, Certificate]):
         return Columns({"layer": layers, **_rows([own for _, own in shown])}, self.scan)
 
     def title(self) -> str:
-        return f"Certificates: {counted(len(self), 'layer')}"
+        exact = sum(own.exact for own in self.certificates.values())
+        count = "all exact" if exact == len(self) else f"{exact:,} of them exact"
+        return f"Certificates: {counted(len(self), 'layer')}, {count}; {_MEANING}"
+
+
+_MEANING = "relative_error is ||W_T - rebuilt|| / ||W_T - W_0||"
 
 
 def _rows(certificates: Sequence[Certificate]) -> dict[str, NDArray[Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -112,18 +114,39 @@ def column_of(values: Sequence[Any]) -> NDArray[Any]:
 def as_text(table: Columns, rows: int, title: str = "") -> str:
     """The first rows of a table that has so many, below each other; numbers to the right."""
     names, cells, left = _shown(table, rows)
+    if not rows:
+        left.append("(no rows)")
     widths = [max(map(len, (name, *own)), default=0) for name, own in zip(names, cells, strict=True)]
     right = [_is_number(column) for column in table.arrays.values()]
     lines = [title] if title else []
-    for line in ([*names], *map(list, zip(*cells, strict=True))):
-        padded = zip(line, widths, right, strict=True)
-        lines.append("  ".join(f"{own:>{width}}" if number else f"{own:<{width}}" for own, width, number in padded))
+    for start, stop in _blocks(widths):
+        own = slice(start, stop)
+        for line in (names, *zip(*cells, strict=True)):
+            padded = zip(line[own], widths[own], right[own], strict=True)
+            lines.append(
+                "  ".join(f"{cell:>{width}}" if number else f"{cell:<{width}}" for cell, width, number in padded)
+            )
+        lines += [""] * (stop < len(widths))
     return "\n".join(line.rstrip() for line in (*lines, *left))
+
+
+def _blocks(widths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The columns that go beside one another: on a terminal as many as it has room for, elsewhere all."""
+    room = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+    start, taken = 0, -2
+    for place, width in enumerate(widths):
+        taken += width + 2
+        if room is not None and taken > room and place > start:
+            yield start, place
+            start, taken = place, width
+    yield start, len(widths)
 
 
 def as_html(table: Columns, rows: int, title: str = "") -> str:
     """As `as_text`, for a notebook; whatever the memory holds is text in it."""
     names, cells, left = _shown(table, rows)
+    if not rows:
+        left.append("No rows.")
     caption = f"<caption>{escape(' '.join((title, *left)))}</caption>" if title or left else ""
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(

@@ -108,6 +108,28 @@ class Contributions(Table):
         keys = [*self.groups, *[(None,) * len(self.by)] * len(_TERMS)]
         return Columns(beside(found, group_columns(self.by, keys, place), 2), self.scan, self.space)
 
+    def shown(self, most: int) -> tuple[Columns, int]:
+        """A row a query and term: what it brought to each of the first outputs. First what no group has, for the groups
+        may be many.
+        """
+        own = slice(_SHOWN_OUTPUTS)
+        n, groups = self.sums.shape[:2]
+        bias = np.broadcast_to(self.bias, self.initial.shape)
+        others = np.stack([part[:, own] for part in (self.initial, bias, self.standing, self.residual)], axis=1)
+        brought = np.concatenate([others, self.sums[:, :, own]], axis=1)
+        query, place = first_places((n, len(_TERMS) + groups), most)
+        terms = [*_TERMS, *["group"] * groups]
+        counts = [*[None] * len(_TERMS), *self.counts.tolist()]
+        found = {
+            "query": query,
+            "term": column_of([terms[one] for one in place.tolist()]),
+            "count": column_of([counts[one] for one in place.tolist()]),
+            **{f"output {one}": brought[query, place, one] for one in range(brought.shape[2])},
+        }
+        keys = [*[(None,) * len(self.by)] * len(_TERMS), *self.groups]
+        table = Columns(beside(found, group_columns(self.by, keys, place), 2), self.scan, self.space)
+        return table, n * (groups + len(_TERMS))
+
     def plot(self, query: int = 0, most: int = 20, axes: Any = None) -> Any:
         """One query's terms and outputs as a field of colours: the `most` groups that brought most, then what no group
         has. Returns matplotlib's axes.
@@ -123,9 +145,14 @@ class Contributions(Table):
 
     def title(self) -> str:
         by = f" by {', '.join(self.by)}" if self.by else ""
-        sizes = (counted(len(self), "query"), counted(len(self.groups), "group"), counted(self.sums.shape[2], "output"))
-        return f"Contributions{by}: {', '.join(sizes)}; {self.grade}"
+        width = self.sums.shape[2]
+        outputs = counted(width, "output")
+        shown = f" (the first {_SHOWN_OUTPUTS} are shown)" if width > _SHOWN_OUTPUTS else ""
+        sizes = (counted(len(self), "query"), counted(len(self.groups), "group"), f"{outputs}{shown}")
+        return f"Contributions{by}: {', '.join(sizes)}; the layer's record is {self.grade}"
 
 
+_SHOWN_OUTPUTS = 6
+"""Outputs that it shows of itself."""
 _TERMS = ("initial", "bias", "standing", "residual")
 """What no group has, in the order of the rows."""

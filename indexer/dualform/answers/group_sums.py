@@ -14,7 +14,7 @@ from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
 from dualform.answers.plots import axes_or_new, check_number, draw_bars, name_of
 from dualform.answers.scan import Scan
-from dualform.answers.table import Table, beside, counted, first_places, group_columns
+from dualform.answers.table import Table, beside, counted, first_places, group_columns, slots_told
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,7 +104,10 @@ class GroupSums(Table):
     def title(self) -> str:
         groups = counted(len(self.groups) if self.total is None else self.total, "group")
         by = f" by {', '.join(self.by)}" if self.by else ""
-        return f"GroupSums{by}: {counted(len(self), 'query')}, {groups}"
+        of = slots_told(self.scan, self.space)
+        shown = "" if self.numbers is None else f", of which {self.numbers.shape[1]:,} for each query"
+        record = "" if self.grade is None else f"; the layer's record is {self.grade}"
+        return f"GroupSums{by}: {counted(len(self), 'query')}, {groups}{f' of {of}' if of else ''}{shown}{record}"
 
 
 def largest(sums: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -13,7 +13,7 @@ from dualform.answers.columns import Columns
 from dualform.answers.grade import Grade
 from dualform.answers.plots import axes_or_new, check_number, draw_ranks, name_of
 from dualform.answers.scan import Scan
-from dualform.answers.table import Table, beside, counted, group_columns
+from dualform.answers.table import Table, beside, counted, group_columns, slots_told
 
 
 class SlotLookup(Protocol):
@@ -137,5 +137,7 @@ class Hits(Table):
         return Columns(beside(own.arrays, others, len(own.arrays)), self.scan, self.space)
 
     def title(self) -> str:
-        space = f" of space {self.space!r}" if self.space else ""
-        return f"Hits: {counted(len(self), 'query')}, {counted(len(self.ids), 'slot')}{space}"
+        among = slots_told(self.scan, self.space)
+        record = "" if self.grade is None else f"; the layer's record is {self.grade}"
+        hits = f"{counted(len(self), 'query')}, {counted(len(self.ids), 'hit')}"
+        return f"Hits: {hits}{f' among {among}' if among else ''}{record}"

@@ -114,7 +114,24 @@ class MemoryInfo(Table):
         )
 
     def title(self) -> str:
-        probes = ", ".join(f"{probe.name} ({probe.rows:,})" for probe in self.probes) or "none"
         state = "still recording" if self.recording and not self.cut_off else self.cut_off
-        said = (counted(len(self.layers), "layer"), f"{counted(self.steps, 'step')} of {self.optimizer}", state)
-        return f"MemoryInfo: {', '.join(own for own in said if own)}; probes: {probes}"
+        slots = [counted(count, f"{space} slot") for space, count in self.slots.items()]
+        said = (counted(len(self.layers), "layer"), f"{counted(self.steps, 'step')} of {self.optimizer}", *slots, state)
+        parts = [
+            f"MemoryInfo: {', '.join(own for own in said if own)}",
+            f"probes: {_first({probe.name: probe.rows for probe in self.probes})}",
+            f"datasets (slots): {_first(self.datasets)}",
+        ]
+        skipped = f"{counted(len(self.skipped), 'layer')} not recorded (.skipped)" if self.skipped else ""
+        return "; ".join(part for part in (*parts, skipped, self.sampling.rstrip(".")) if part)
+
+
+def _first(counts: Mapping[str, int]) -> str:
+    """The first names, each with its count."""
+    shown = [f"{name} ({count:,})" for name, count in [*counts.items()][:_SHOWN_NAMES]]
+    more = [f"and {len(counts) - _SHOWN_NAMES:,} more"] if len(counts) > _SHOWN_NAMES else []
+    return ", ".join([*shown, *more]) or "none"
+
+
+_SHOWN_NAMES = 5
+"""Probes and datasets that a title names."""

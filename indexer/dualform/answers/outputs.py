@@ -10,12 +10,14 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
+from dualform.answers.columns import Columns
 from dualform.answers.grade import Grade
 from dualform.answers.scan import Scan
+from dualform.answers.table import Shown, counted, slots_told
 
 
-@dataclass(frozen=True, eq=False)
-class Outputs(NDArrayOperatorsMixin):
+@dataclass(frozen=True, eq=False, repr=False)
+class Outputs(Shown, NDArrayOperatorsMixin):
     """float32[n, d_out], taken by NumPy as such: functions, operators, indexing and len() work on `values`."""
 
     values: NDArray[np.float32]
@@ -85,3 +87,25 @@ class Outputs(NDArrayOperatorsMixin):
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
         return iter(self.values)
+
+    def shown(self, most: int) -> tuple[Columns, int]:
+        """A row a query: its largest output, and what each of the first ones is."""
+        values = self.values[:most]
+        found: dict[str, NDArray[Any]] = {"query": np.arange(len(values)), "largest": values.argmax(axis=1)}
+        if self.effective_slots is not None:
+            found["effective slots"] = self.effective_slots[:most]
+        found |= {f"output {own}": values[:, own] for own in range(min(values.shape[1], _SHOWN_OUTPUTS))}
+        return Columns(found, self.scan, self.space), len(self)
+
+    def title(self) -> str:
+        width = self.values.shape[1]
+        shown = f" (the first {_SHOWN_OUTPUTS} are shown)" if width > _SHOWN_OUTPUTS else ""
+        of = slots_told(self.scan, self.space)
+        weighed = "" if self.kernel == "linear" else f", weighed by a {self.kernel} at temperature {self.temperature:g}"
+        initial = "" if self.initial else ", without W_0 and bias"
+        sizes = f"{counted(len(self), 'query')}, {counted(width, 'output')}{shown}"
+        return f"Outputs: {sizes}{f', of {of}' if of else ''}{weighed}{initial}; the layer's record is {self.grade}"
+
+
+_SHOWN_OUTPUTS = 8
+"""That they show of themselves."""

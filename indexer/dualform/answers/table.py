@@ -10,9 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers.columns import SHOWN, Columns, as_html, as_text, column_of
+from dualform.answers.scan import Scan
 
 
-class Table(ABC):
+class Shown(ABC):
+    """An answer that shows itself: as text, and in a notebook."""
+
+    @abstractmethod
+    def shown(self, most: int) -> tuple[Columns, int]:
+        """The rows that it shows of itself, no more than `most`, and how many there are in all."""
+
+    @abstractmethod
+    def title(self) -> str:
+        """What the rows are, in one line."""
+
+    def __repr__(self) -> str:
+        return as_text(*self.shown(SHOWN + 2), self.title())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.shown(SHOWN + 2), self.title())
+
+
+class Table(Shown):
     """An answer that is a table: its rows, and a line that says what they are."""
 
     @property
@@ -24,9 +43,8 @@ class Table(ABC):
     def table(self, most: int | None = None) -> Columns:
         """The answer, one row after another, as columns; only the first `most` rows where they are given."""
 
-    @abstractmethod
-    def title(self) -> str:
-        """What the rows are, in one line."""
+    def shown(self, most: int) -> tuple[Columns, int]:
+        return self.table(most), self.rows
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame of `table`; raises MissingPackage where pandas is not installed."""
@@ -39,17 +57,23 @@ class Table(ABC):
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.table().__arrow_c_stream__(requested_schema)
 
-    def __repr__(self) -> str:
-        return as_text(self.table(SHOWN + 2), self.rows, self.title())
-
-    def _repr_html_(self) -> str:
-        return as_html(self.table(SHOWN + 2), self.rows, self.title())
-
 
 def counted(number: int, noun: str) -> str:
     """ "1 query", "2,000 queries"."""
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def slots_told(scan: Scan, space: str) -> str:
+    """ "320 slots of space 'sample'", or how many of them a mask left, and what is missing of them; empty where nothing
+    is known."""
+    of = f" of space {space!r}" if space else ""
+    if not scan.slots_scanned:
+        return f"slots{of}" if space else ""
+    left = "" if scan.slots_matching == scan.slots_scanned else f"{scan.slots_matching:,} of "
+    sample = f", {scan.sample}" if scan.sample else ""
+    missing = f", without those of {', '.join(scan.missing)}" if scan.missing else ""
+    return f"{left}{counted(scan.slots_scanned, 'slot')}{of}{sample}{missing}"
 
 
 def group_columns(by: Sequence[str], groups: Sequence[tuple[Any, ...]], numbers: NDArray[Any]) -> dict[str, Any]:

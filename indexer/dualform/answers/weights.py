@@ -9,13 +9,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from dualform.answers.columns import Columns, column_of
 from dualform.answers.grade import Grade
 from dualform.answers.scan import Scan
+from dualform.answers.table import Shown, counted
 from dualform.extras import optional
 
 
-@dataclass(frozen=True, eq=False)
-class Weights(Mapping[str, Any]):
+@dataclass(frozen=True, eq=False, repr=False)
+class Weights(Shown, Mapping[str, Any]):
     """A torch tensor under each of the model's own names of parameters and buffers, in its shape and type:
     `load_state_dict` takes it as it is.
 
@@ -69,5 +71,23 @@ class Weights(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in self.arrays
 
-    def __repr__(self) -> str:
-        return f"Weights({len(self)} parameters: {', '.join(self)})"
+    def shown(self, most: int) -> tuple[Columns, int]:
+        """A row a parameter or buffer: its name, shape and type."""
+        arrays = [*self.arrays.items()][:most]
+        return Columns(
+            {
+                "name": column_of([name for name, _ in arrays]),
+                "shape": column_of([" x ".join(map(str, own.shape)) or "scalar" for _, own in arrays]),
+                "type": column_of([str(own.dtype) for _, own in arrays]),
+            },
+            self.scan,
+        ), len(self)
+
+    def title(self) -> str:
+        off = {layer: str(grade) for layer, grade in self.grades.items() if not grade.exact}
+        exact = "every layer's record is exact" if not off else f"{counted(len(off), 'layer')} not exact (.grades)"
+        kept = ", ".join(f"{count:,} {space}" for space, count in self.kept.items())
+        parts = [f"Weights: {counted(len(self), 'tensor')}", exact, f"slots that speak: {kept}" if kept else ""]
+        if self.not_recorded:
+            parts.append(f"{counted(len(self.not_recorded), 'tensor')} not recorded (.remark)")
+        return "; ".join(part for part in parts if part)
