@@ -27,6 +27,8 @@ _EXTRAS = {
     "pydantic": "serve",
     "pydantic_settings": "serve",
     "matplotlib": "plot",
+    "anywidget": "notebook",
+    "traitlets": "notebook",
     "mcp": "mcp",
     "pooch": "studies",
     "sklearn": "studies",

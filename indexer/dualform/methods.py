@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits, Weights
 from dualform.errors import BadInput
+from dualform.extras import optional
 from dualform.questions import (
     AppearanceLookup,
     Contribution,
@@ -53,6 +54,8 @@ from dualform.questions.scores import POINTS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from dualform_notebook.explorer import Explorer
 
     Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
@@ -382,6 +385,27 @@ class Answers(_Methods, ABC):
         from dualform.live.gradients import gradients
 
         return gradients(model, inputs, labels, loss, self.info(), batch_size, batch_dim)
+
+    def explorer(
+        self,
+        query: str = "",
+        *,
+        layer: str = "",
+        by: str = "",
+        where: str = "",
+        score: str = "signed",
+        k: int = 12,
+    ) -> Explorer:
+        """A widget for notebooks: what one stored example, "test/17", attends to in a layer, by groups and by slots,
+        under masks that are set by mouse.
+
+        What is empty is chosen: the first example, the last layer that its probe has, datasets and labels as groups. A
+        question that is refused is told in the widget. Raises MissingPackage without the extra [notebook].
+        """
+        optional("anywidget")
+        from dualform_notebook.explorer import Explorer
+
+        return Explorer(self, query=query, layer=layer, by=by, where=where, score=score, k=k)
 
     def _ask_by_inputs(self, question: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         from dualform.live.queries import of_layer

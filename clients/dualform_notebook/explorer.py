@@ -1,0 +1,85 @@
+"""The widget: what a reader asks for are traits that a front end changes, and what the memory answers is one more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from dualform.errors import DualformError
+from dualform.methods import Answers
+from dualform_notebook.masks import GroupMask
+from dualform_notebook.view import State, view_of
+
+_HERE = Path(__file__).parent
+_ASKED = ("query", "layer", "by", "score", "masks", "where", "k")
+
+
+class Explorer(anywidget.AnyWidget):
+    """Looks at what one prediction attends to: the sums of groups, the best slots, and both under a mask.
+
+    What is asked for can be set in Python as by mouse, and `view` has what is shown:
+
+        explorer = memory.explorer("test/17")
+        explorer.layer = "layer-0"
+        explorer.view["groups"]
+    """
+
+    _esm = _HERE / "explorer.js"
+    _css = _HERE / "explorer.css"
+
+    query = traitlets.Unicode("").tag(sync=True)
+    """PROBE/ROW."""
+    layer = traitlets.Unicode("").tag(sync=True)
+    by = traitlets.Unicode("").tag(sync=True)
+    """Columns to group by, with commas between."""
+    score = traitlets.Unicode("signed").tag(sync=True)
+    masks = traitlets.List().tag(sync=True)
+    """Groups that are left out, or kept: {"values": {column: value}, "keep": bool} each."""
+    where = traitlets.Unicode("").tag(sync=True)
+    """A mask of one's own, as SQL, beside those."""
+    k = traitlets.Int(12).tag(sync=True)
+    """How many slots are shown."""
+    view = traitlets.Dict().tag(sync=True)
+    """What is shown; {"error": {"message", "hint"}} where the question was refused."""
+
+    def __init__(self, memory: Answers, **asked: Any) -> None:
+        self._memory = memory
+        self._answered: State | None = None
+        self._turn = 0
+        super().__init__(**asked)
+        self.observe(self._ask, names=list(_ASKED))
+        self._ask()
+
+    def _ask(self, change: Mapping[str, Any] | None = None) -> None:
+        """Answers what is asked for now, unless it was the last time: of several changes at once only the last counts.
+
+        The turn is a new number each time: so a front end sees that its question was answered, even where the answer is
+        the same.
+        """
+        try:
+            state = State(
+                self.query,
+                self.layer,
+                self.by,
+                self.score,
+                tuple(map(GroupMask.of, self.masks)),
+                self.where,
+                self.k,
+            )
+            if state == self._answered:
+                return
+            view = view_of(self._memory, state)
+            self._answered = state
+        except DualformError as error:
+            self._answered = None
+            view = {"error": {"message": error.message, "hint": error.hint}}
+        except Exception as error:  # nobody sees what a kernel logs of a widget's message
+            self._answered = None
+            said = f"{type(error).__name__}: {error}"
+            view = {"error": {"message": said, "hint": "This is a fault of dualform."}}
+        self._turn += 1
+        self.view = {**view, "turn": self._turn}

@@ -1,0 +1,157 @@
+"""What the explorer shows of a question: plain values, of which every number is as a memory answered it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from dualform.answers import GroupSums, Hits, LayerInfo, MemoryInfo, Probe
+from dualform.errors import BadInput, NotFound
+from dualform.methods import Answers
+from dualform.questions import ProbeRows, as_queries
+from dualform_notebook import pictures
+from dualform_notebook.masks import GroupMask, where_of
+
+SHOWN_GROUPS = 24
+"""Those of the largest sums."""
+SCORES = ("signed", "abs", "cosine")
+
+
+@dataclass(frozen=True)
+class State:
+    """What a reader asked for. What is empty is chosen: the first example, the last layer, a column of labels."""
+
+    query: str = ""
+    """PROBE/ROW."""
+    layer: str = ""
+    by: str = ""
+    """Column, or several with commas between."""
+    score: str = "signed"
+    masks: tuple[GroupMask, ...] = field(default=())
+    where: str = ""
+    """SQL of the reader's own."""
+    k: int = 12
+
+
+def view_of(memory: Answers, state: State) -> dict[str, Any]:
+    """All that is shown, as JSON has it. Raises what a memory raises, and BadInput for a state that names no query."""
+    info = memory.info()
+    probe, row = _query(info, state.query)
+    layer = _layer(info, state.layer, probe)
+    query = ProbeRows(probe, (row,))
+    columns = info.columns[layer.space]
+    by = tuple(name.strip() for name in state.by.split(",")) if state.by else _grouping(columns)
+    if state.masks and state.where.strip():
+        # Alone first: what is no expression of its own, as "a) OR (b", must not become one beside the masks.
+        memory.topk(layer.name, query, 1, state.where, score=state.score)
+    where = where_of(state.masks, state.where)
+    sums = memory.group_sum(layer.name, query, by, where, state.score, k=SHOWN_GROUPS)
+    hits = memory.topk(layer.name, query, state.k, where, score=state.score)
+    return {
+        "query": _example(memory, info, memory.probe(probe), row, layer.space),
+        "layer": layer.name,
+        "by": ",".join(by),
+        "score": state.score,
+        "where": where or "",
+        "chips": [mask.label for mask in state.masks],
+        "layers": [own.name for own in info.layers if own.distinct_keys],
+        "probes": [{"name": own.name, "rows": own.rows} for own in info.probes],
+        "columns": list(columns),
+        "scores": list(SCORES),
+        "grade": str(layer.grade),
+        "groups": _groups(sums),
+        "total": sums.total,
+        "slots": _slots(memory, hits),
+        "matching": hits.scan.slots_matching,
+        "scanned": hits.scan.slots_scanned,
+        "space": hits.space,
+        "sample": hits.scan.sample,
+    }
+
+
+def _query(info: MemoryInfo, said: str) -> tuple[str, int]:
+    """Probe and row."""
+    if not info.probes:
+        raise NotFound(
+            "this memory has no probe to ask by.",
+            hint="Record one: recorder.probe(name, inputs, label).",
+            field="query",
+        )
+    if not said:
+        return info.probes[0].name, 0
+    queries = as_queries(said)
+    if not isinstance(queries, ProbeRows) or queries.rows is None or len(queries.rows) != 1:
+        raise BadInput(f"the query is {said!r}.", hint="Name one row of a probe, as test/17.", field="query")
+    return queries.probe, queries.rows[0]
+
+
+def _layer(info: MemoryInfo, said: str, probe: str) -> LayerInfo:
+    """The layer of that name; else the last one that the probe was taken at."""
+    found = {own.name: own for own in info.layers} | {view: own for own in info.layers for view in own.views}
+    if said:
+        if said not in found:
+            raise NotFound(f"there is no layer {said!r}.", hint=f"Layers: {', '.join(found)}.", field="layer")
+        return replace(found[said], name=said)  # a part of a layer is asked as one
+    held = next((own.layers for own in info.probes if own.name == probe), ())
+    return found[next((name for name in reversed(held) if name in found), info.layers[-1].name)]
+
+
+def _grouping(columns: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name in ("dataset", "label") if name in columns) or ("step",)
+
+
+def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, space: str) -> dict[str, Any]:
+    """The query: its name, its label, what the network made of it, and what it looks like."""
+    examples = next((len(own) for own in (probe.labels, probe.outputs) if own is not None), 0)
+    rows = next((own.rows for own in info.probes if own.name == probe.name), 0)
+    # Of a layer with tokens or places, the rows of an example stand after one another.
+    known = space == "sample" and row < examples
+    label = None if probe.labels is None or not known else int(probe.labels[row])
+    return {
+        "probe": probe.name,
+        "row": row,
+        "rows": rows,
+        "label": None if label is None or label < 0 else label,
+        "largest": None if probe.outputs is None or not known else int(probe.outputs[row].argmax()),
+        "look": pictures.of_example(memory, probe.name, row) if known else None,
+    }
+
+
+def _groups(sums: GroupSums) -> list[dict[str, Any]]:
+    """Largest first."""
+    return [
+        {"values": dict(zip(sums.by, map(_plain, key), strict=True)), "sum": own, "count": count}
+        for key, own, count in sums.ranked()
+    ]
+
+
+def _slots(memory: Answers, hits: Hits) -> list[dict[str, Any]]:
+    """Best first: rank, slot, score, the columns that say something of any, and what each looks like."""
+    (found,) = hits
+    if not found:
+        return []
+    rows = memory.slots(hits.ids, hits.space).records()
+    empty = {name for name in rows[0] if all(row[name] is None for row in rows)}
+    looks: Sequence[dict[str, Any] | None] = pictures.of_slots(memory, rows)
+    return [
+        {
+            "rank": hit.rank,
+            "slot": hit.slot,
+            "score": hit.score,
+            "columns": {name: _plain(value) for name, value in row.items() if name not in {"slot", *empty}},
+            "look": look,
+        }
+        for hit, row, look in zip(found, rows, looks, strict=True)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: what is no number, text or flag is said as a text."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    return value if isinstance(value, float) and np.isfinite(value) else str(value)

@@ -1,0 +1,188 @@
+"""The widget in Python: what its traits ask for is what the memory answers, number by number."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from dualform import open as open_memory
+from dualform.errors import MissingPackage
+from dualform_notebook.masks import GroupMask, where_of
+from dualform_service.server import Server
+from tests.notebook.conftest import QUOTED, UNSAFE
+
+
+def shown_sums(view):
+    return [(tuple(own["values"].values()), own["sum"], own["count"]) for own in view["groups"]]
+
+
+def test_the_view_is_what_the_memory_answers(memory):
+    explorer = memory.explorer("test/3", layer="0", by="label", k=5)
+    sums = memory.group_sum("0", "test/3", by="label", k=24)
+    hits = memory.topk("0", "test/3", k=5)
+    view = explorer.view
+    assert shown_sums(view) == sums.ranked()
+    assert [(own["rank"], own["slot"], own["score"]) for own in view["slots"]] == [hit[:3] for hit in next(iter(hits))]
+    columns = memory.slots(hits).records()
+    assert [own["columns"] for own in view["slots"]] == [
+        {name: value for name, value in row.items() if name not in ("slot", "position")} for row in columns
+    ]
+    probe = memory.probe("test")
+    assert view["query"] == {
+        "probe": "test", "row": 3, "rows": 9, "label": 3, "largest": int(probe.outputs[3].argmax()), "look": None,
+    }  # fmt: skip
+    assert (view["matching"], view["scanned"], view["space"], view["grade"]) == (48, 48, "sample", "exact")
+
+
+def test_what_is_not_said_is_chosen(memory):
+    view = memory.explorer().view
+    assert (view["query"]["probe"], view["query"]["row"], view["layer"], view["by"]) == (
+        "test",
+        0,
+        "2",
+        "dataset,label",
+    )
+    assert view["layers"] == ["0", "2"]
+    assert view["probes"] == [{"name": "test", "rows": 9}, {"name": "other", "rows": 3}]
+    assert memory.explorer("other/1").view["query"]["label"] is None
+
+
+@pytest.mark.parametrize("score", ["signed", "abs", "cosine"])
+@pytest.mark.parametrize(
+    ("masks", "where", "sql"),
+    [
+        ([], "step < 3", "step < 3"),
+        ([{"values": {"label": 3}}], "", "label <> 3 OR label IS NULL"),
+        ([{"values": {"label": None}}], "", "label IS NOT NULL"),
+        ([{"values": {"label": None}, "keep": True}], "", "label IS NULL"),
+        ([{"values": {"label": 1}, "keep": True}, {"values": {"label": 2}, "keep": True}], "", "label IN (1, 2)"),
+        ([{"values": {"dataset": "first", "label": 1}}], "step > 0",
+         "NOT coalesce(dataset = 'first' AND label = 1, false) AND step > 0"),
+        ([{"values": {"text": UNSAFE}}], "", f"text <> '{UNSAFE.replace(chr(39), chr(39) * 2)}'"),
+        ([{"values": {"text": QUOTED}, "keep": True}], "", f"text = '{QUOTED.replace(chr(39), chr(39) * 2)}'"),
+    ],
+)  # fmt: skip
+def test_masks_leave_the_slots_that_duckdb_leaves(memory, masks, where, sql, score):
+    explorer = memory.explorer("test/3", layer="2", by="label", score=score, k=48)
+    explorer.masks = masks
+    explorer.where = where
+    left = memory.sql(f"SELECT slot FROM slots WHERE {sql}")["slot"].tolist()
+    assert "error" not in explorer.view
+    assert sorted(own["slot"] for own in explorer.view["slots"]) == sorted(left)
+    assert explorer.view["matching"] == len(left)
+    given = where_of([GroupMask.of(mask) for mask in masks], where)
+    assert shown_sums(explorer.view) == memory.group_sum("2", "test/3", "label", given, score, k=24).ranked()
+
+
+def test_a_mask_is_taken_back_exactly(memory):
+    explorer = memory.explorer("test/3", by="label")
+    before = {**explorer.view, "turn": None}
+    explorer.masks = [{"values": {"label": 3}, "keep": False}]
+    assert explorer.view["chips"] == ["without label = 3"]
+    assert {**explorer.view, "turn": None} != before
+    explorer.masks = []
+    assert {**explorer.view, "turn": None} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [
+        ({"layer": "nix"}, "there is no layer 'nix'.", "Layers: 0, 2."),
+        ({"query": "test/99"}, "no row of probe 'test' has number 99.", "There are 9"),
+        ({"query": "nix/1"}, "there is no probe 'nix'.", "Probes: "),
+        ({"query": "test/1:3"}, "the query is 'test/1:3'.", "Name one row of a probe"),
+        ({"query": "test"}, "the query is 'test'.", "Name one row of a probe"),
+        ({"where": "labl = 3"}, "no slot column 'labl'.", "Columns: "),
+        ({"where": "label = 1) OR (true"}, "where cannot be read", ""),
+        ({"where": "step > 99"}, "where leaves none of 48 slots", "See what is there"),
+        ({"by": "nix"}, "no slot column 'nix'.", "Columns: "),
+        ({"score": "nix"}, "nix", "It is "),
+        ({"k": 0}, "k is 0.", "Ask for at least 1"),
+        ({"masks": [{"values": {}}]}, "a mask is {'values': {}}.", "Give {"),
+        ({"masks": ["x"]}, "a mask is 'x'.", "Give {"),
+        ({"masks": [{"values": {"label": [1]}}]}, "a mask is ", "Give {"),
+    ],
+)
+def test_what_is_refused_is_told_in_the_widget_and_taken_back(memory, change, message, hint):
+    explorer = memory.explorer("test/3", layer="0")
+    before = {**explorer.view, "turn": None}
+    old = {name: getattr(explorer, name) for name in change}
+    explorer.set_trait(*next(iter(change.items())))
+    error = explorer.view["error"]
+    assert message in error["message"]
+    assert hint in error["hint"]
+    assert set(explorer.view) == {"error", "turn"}, "nothing stands there that was asked before"
+    explorer.set_trait(*next(iter(old.items())))
+    assert {**explorer.view, "turn": None} == before
+
+
+def test_an_expression_of_ones_own_does_not_reach_beyond_the_masks(memory):
+    explorer = memory.explorer("test/3")
+    explorer.masks = [{"values": {"label": 1}, "keep": False}]
+    explorer.where = "label = 1) OR (true"
+    assert "error" in explorer.view
+    explorer.where = "true OR false"
+    assert (
+        explorer.view["matching"]
+        == memory.sql("SELECT count(*) AS n FROM slots WHERE label IS DISTINCT FROM 1")["n"][0]
+    )
+
+
+def test_a_memory_without_a_probe_says_so(tmp_path):
+    from tests.store.small_memory import write
+
+    write(tmp_path / "run", [5, 4])
+    with open_memory(tmp_path / "run") as opened:
+        info = opened.info()
+        error = opened.explorer("nix/0").view["error"]
+    assert info.probes
+    assert "there is no probe 'nix'" in error["message"]
+
+
+def test_an_error_that_nobody_foresaw_is_told_too(memory, monkeypatch):
+    explorer = memory.explorer("test/3")
+    monkeypatch.setattr("dualform_notebook.explorer.view_of", lambda *asked: 1 / 0)
+    explorer.layer = "0"
+    assert explorer.view["error"]["message"] == "ZeroDivisionError: division by zero"
+
+
+def test_several_changes_are_one_question_and_every_answer_is_a_turn(memory, monkeypatch):
+    explorer = memory.explorer("test/3", layer="0")
+    asked = []
+    ask = type(memory).ask
+    monkeypatch.setattr(
+        type(memory), "ask", lambda self, question, *rest: asked.append(question) or ask(self, question)
+    )
+    turn = explorer.view["turn"]
+    explorer.set_state({"layer": "2", "by": "label", "query": "test/4"})
+    assert explorer.view["turn"] == turn + 1
+    assert len([question for question in asked if type(question).__name__ == "TopK"]) == 1
+    assert (explorer.view["layer"], explorer.view["by"], explorer.view["query"]["row"]) == ("2", "label", 4)
+
+
+def test_a_server_shows_the_same(folder, memory):
+    from dualform_client import Client
+
+    with Server(memory) as server, Client(server.address) as client:
+        here, there = (own.explorer("test/5", where="step > 1").view for own in (memory, client))
+    assert {**here, "turn": None} == {**there, "turn": None}
+
+
+def test_without_its_package_the_extra_is_named(memory, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    with pytest.raises(
+        MissingPackage, match=r"anywidget is not installed; the extra \[notebook\] brings it"
+    ) as missing:
+        memory.explorer("test/1")
+    assert "pip install 'dualform[notebook]'" in missing.value.hint
+
+
+def test_nothing_of_it_is_loaded_before_it_is_asked_for(folder):
+    import subprocess
+
+    code = (
+        f"import sys, dualform; dualform.open({str(folder)!r}).topk('0', 'test/1');"
+        "sys.exit(bool({'anywidget', 'traitlets', 'dualform_notebook'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
