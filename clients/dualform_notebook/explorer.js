@@ -12,6 +12,10 @@ const said = (value) => (value === null ? "NULL" : typeof value === "number" ? s
 const named = (values) => Object.entries(values).map(([column, value]) => `${column} ${said(value)}`).join(", ");
 const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
+// Above numbers, which stand to the right, names do too.
+const heading = (name) =>
+  make("th", { scope: "col", textContent: name, className: ["sum", "slots", "rank", "slot", "score"].includes(name) ? "number" : "" });
+
 function choice(label, options, chosen, change) {
   const select = make("select", { onchange: () => change(select.value) });
   const all = options.includes(chosen) ? options : [chosen, ...options];
@@ -47,11 +51,11 @@ function render({ model, el }) {
     const { probe, row, rows } = view.query;
     const go = (number) => ask({ query: `${probe}/${number}` });
     const number = make("input", {
-      type: "number", min: 0, max: rows - 1, value: row, onchange: () => go(Number(number.value)),
+      type: "number", min: 0, max: rows === null ? "" : rows - 1, value: row, onchange: () => go(Number(number.value)),
     });
     const step = (by, sign, label) =>
       make("button", {
-        type: "button", textContent: sign, ariaLabel: label, disabled: row + by < 0 || row + by >= rows, onclick: () => go(row + by),
+        type: "button", textContent: sign, ariaLabel: label, disabled: row + by < 0 || (rows !== null && row + by >= rows), onclick: () => go(row + by),
       });
     const probes = view.probes.map((own) => own.name);
     return make("div", { className: "controls" },
@@ -104,14 +108,14 @@ function render({ model, el }) {
     const more = view.total > view.groups.length ? `, the ${view.groups.length} largest of ${view.total}` : "";
     return make("table", { className: "groups" },
       make("caption", { textContent: `Sums of ${view.score} scores by ${view.by}${more}` }),
-      make("thead", {}, make("tr", {}, ...["group", "", "sum", "slots", "mask"].map((name) => make("th", { scope: "col", textContent: name })))),
+      make("thead", {}, make("tr", {}, ...["group", "", "sum", "slots", "mask"].map(heading))),
       make("tbody", {}, ...rows));
   }
 
   function slots(view) {
     const columns = view.slots.length ? Object.keys(view.slots[0].columns) : [];
     const looks = view.slots.some((own) => own.look);
-    const head = ["rank", "slot", "score", ...(looks ? ["sample"] : []), ...columns];
+    const head = ["rank", "slot", "score", ...(looks ? ["looks like"] : []), ...columns];
     const rows = view.slots.map((own) => {
       const score = make("td", { className: "number", textContent: short(own.score), title: String(own.score) });
       score.dataset.value = String(own.score);
@@ -125,7 +129,7 @@ function render({ model, el }) {
     });
     return make("div", { className: "wide", tabIndex: 0, role: "region", ariaLabel: "best slots" }, make("table", { className: "slots" },
       make("caption", { textContent: `The ${view.slots.length} best of ${view.matching.toLocaleString("en")} slots` }),
-      make("thead", {}, make("tr", {}, ...head.map((name) => make("th", { scope: "col", textContent: name === "sample" && looks ? "sample" : name })))),
+      make("thead", {}, make("tr", {}, ...head.map(heading))),
       make("tbody", {}, ...rows)));
   }
 

@@ -11,7 +11,7 @@ import traitlets
 
 from dualform.errors import DualformError
 from dualform.methods import Answers
-from dualform_notebook.masks import GroupMask
+from dualform_notebook.masks import chip_of
 from dualform_notebook.view import State, view_of
 
 _HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ class Explorer(anywidget.AnyWidget):
     by = traitlets.Unicode("").tag(sync=True)
     """Columns to group by, with commas between."""
     score = traitlets.Unicode("signed").tag(sync=True)
-    masks = traitlets.List().tag(sync=True)
+    masks: traitlets.List[Any] = traitlets.List().tag(sync=True)
     """Groups that are left out, or kept: {"values": {column: value}, "keep": bool} each."""
     where = traitlets.Unicode("").tag(sync=True)
     """A mask of one's own, as SQL, beside those."""
@@ -66,7 +66,7 @@ class Explorer(anywidget.AnyWidget):
                 self.layer,
                 self.by,
                 self.score,
-                tuple(map(GroupMask.of, self.masks)),
+                tuple(map(chip_of, self.masks)),
                 self.where,
                 self.k,
             )

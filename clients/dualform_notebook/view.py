@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ from dualform.answers import GroupSums, Hits, LayerInfo, MemoryInfo, Probe
 from dualform.errors import BadInput, NotFound
 from dualform.methods import Answers
 from dualform.questions import ProbeRows, as_queries
-from dualform_notebook import pictures
-from dualform_notebook.masks import GroupMask, where_of
+from dualform_explorer.chip import Chip
+from dualform_explorer.looks import NOTHING, Look, looks_of_examples, looks_of_slots
+from dualform_explorer.mask import where_of
+from dualform_notebook.masks import words_of
 
 SHOWN_GROUPS = 24
 """Those of the largest sums."""
@@ -30,7 +32,7 @@ class State:
     by: str = ""
     """Column, or several with commas between."""
     score: str = "signed"
-    masks: tuple[GroupMask, ...] = field(default=())
+    masks: tuple[Chip, ...] = ()
     where: str = ""
     """SQL of the reader's own."""
     k: int = 12
@@ -47,16 +49,16 @@ def view_of(memory: Answers, state: State) -> dict[str, Any]:
     if state.masks and state.where.strip():
         # Alone first: what is no expression of its own, as "a) OR (b", must not become one beside the masks.
         memory.topk(layer.name, query, 1, state.where, score=state.score)
-    where = where_of(state.masks, state.where)
+    where = where_of(state.masks, state.where.strip())
     sums = memory.group_sum(layer.name, query, by, where, state.score, k=SHOWN_GROUPS)
     hits = memory.topk(layer.name, query, state.k, where, score=state.score)
     return {
-        "query": _example(memory, info, memory.probe(probe), row, layer.space),
+        "query": _example(memory, info, memory.probe(probe), row, layer),
         "layer": layer.name,
         "by": ",".join(by),
         "score": state.score,
         "where": where or "",
-        "chips": [mask.label for mask in state.masks],
+        "chips": list(map(words_of, state.masks)),
         "layers": [own.name for own in info.layers if own.distinct_keys],
         "probes": [{"name": own.name, "rows": own.rows} for own in info.probes],
         "columns": list(columns),
@@ -64,7 +66,7 @@ def view_of(memory: Answers, state: State) -> dict[str, Any]:
         "grade": str(layer.grade),
         "groups": _groups(sums),
         "total": sums.total,
-        "slots": _slots(memory, hits),
+        "slots": _slots(memory, info, hits),
         "matching": hits.scan.slots_matching,
         "scanned": hits.scan.slots_scanned,
         "space": hits.space,
@@ -103,21 +105,28 @@ def _grouping(columns: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in ("dataset", "label") if name in columns) or ("step",)
 
 
-def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, space: str) -> dict[str, Any]:
+def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, layer: LayerInfo) -> dict[str, Any]:
     """The query: its name, its label, what the network made of it, and what it looks like."""
     examples = next((len(own) for own in (probe.labels, probe.outputs) if own is not None), 0)
-    rows = next((own.rows for own in info.probes if own.name == probe.name), 0)
     # Of a layer with tokens or places, the rows of an example stand after one another.
-    known = space == "sample" and row < examples
+    known = layer.space == "sample" and row < examples
     label = None if probe.labels is None or not known else int(probe.labels[row])
+    (look,) = looks_of_examples(memory, info, probe.name, [row]) if known else (NOTHING,)
     return {
         "probe": probe.name,
         "row": row,
-        "rows": rows,
+        "rows": _rows(info, probe.name, layer),
         "label": None if label is None or label < 0 else label,
         "largest": None if probe.outputs is None or not known else int(probe.outputs[row].argmax()),
-        "look": pictures.of_example(memory, probe.name, row) if known else None,
+        "look": _shown(look),
     }
+
+
+def _rows(info: MemoryInfo, probe: str, layer: LayerInfo) -> int | None:
+    """Of a probe in a layer; None where only another space's are known."""
+    own = next(one for one in info.probes if one.name == probe)
+    first = next((one for one in info.layers if one.name in own.layers[:1]), None)
+    return own.rows if first is None or first.space == layer.space else None
 
 
 def _groups(sums: GroupSums) -> list[dict[str, Any]]:
@@ -128,24 +137,37 @@ def _groups(sums: GroupSums) -> list[dict[str, Any]]:
     ]
 
 
-def _slots(memory: Answers, hits: Hits) -> list[dict[str, Any]]:
+def _slots(memory: Answers, info: MemoryInfo, hits: Hits) -> list[dict[str, Any]]:
     """Best first: rank, slot, score, the columns that say something of any, and what each looks like."""
     (found,) = hits
     if not found:
         return []
     rows = memory.slots(hits.ids, hits.space).records()
     empty = {name for name in rows[0] if all(row[name] is None for row in rows)}
-    looks: Sequence[dict[str, Any] | None] = pictures.of_slots(memory, rows)
     return [
         {
             "rank": hit.rank,
             "slot": hit.slot,
             "score": hit.score,
             "columns": {name: _plain(value) for name, value in row.items() if name not in {"slot", *empty}},
-            "look": look,
+            "look": _shown(look),
         }
-        for hit, row, look in zip(found, rows, looks, strict=True)
+        for hit, row, look in zip(found, rows, looks_of_slots(memory, info, rows), strict=True)
     ]
+
+
+def _shown(look: Look) -> dict[str, Any] | None:
+    """None where nothing is known."""
+    match look.kind:
+        case "image":
+            return {"image": look.image}
+        case "text":
+            assert look.passage is not None
+            return dict(zip(("before", "token", "behind"), look.passage, strict=True))
+        case "table":
+            assert look.row is not None
+            return {"row": {name: _plain(value) for name, value in look.row.items()}}
+    return None
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,8 @@ import pytest
 
 from dualform import open as open_memory
 from dualform.errors import MissingPackage
-from dualform_notebook.masks import GroupMask, where_of
+from dualform_explorer.mask import where_of
+from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
 
@@ -71,7 +72,7 @@ def test_masks_leave_the_slots_that_duckdb_leaves(memory, masks, where, sql, sco
     assert "error" not in explorer.view
     assert sorted(own["slot"] for own in explorer.view["slots"]) == sorted(left)
     assert explorer.view["matching"] == len(left)
-    given = where_of([GroupMask.of(mask) for mask in masks], where)
+    given = where_of([chip_of(mask) for mask in masks], where)
     assert shown_sums(explorer.view) == memory.group_sum("2", "test/3", "label", given, score, k=24).ranked()
 
 
@@ -79,7 +80,7 @@ def test_a_mask_is_taken_back_exactly(memory):
     explorer = memory.explorer("test/3", by="label")
     before = {**explorer.view, "turn": None}
     explorer.masks = [{"values": {"label": 3}, "keep": False}]
-    assert explorer.view["chips"] == ["without label = 3"]
+    assert explorer.view["chips"] == ["without label 3"]
     assert {**explorer.view, "turn": None} != before
     explorer.masks = []
     assert {**explorer.view, "turn": None} == before

@@ -60,7 +60,7 @@ async def test_a_front_end_shows_it_and_asks_by_messages(folder, memory, monkeyp
         assert [(own["slot"], own["score"]) for own in view["slots"]] == [
             (hit.slot, hit.score) for hit in next(iter(wanted))
         ]
-        assert view["chips"] == ["without label = 1"]
+        assert view["chips"] == ["without label 1"]
 
         await change(model, where="labl = 3")
         _, view = said(await run(3))

@@ -1,0 +1,205 @@
+"""The widget's module in a browser, with a small host in the place of Jupyter's model: what is clicked is asked of the
+kernel's side, and what that answers is shown. Nothing is fetched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import dualform_notebook.explorer as room
+from dualform_explorer.looks import NOTHING, Look
+from dualform_notebook import view
+from tests.notebook.conftest import UNSAFE
+
+CHROMIUM = shutil.which("chromium")
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+STATIC = Path(room.__file__).parent
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here, which Debian's package brings")
+
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
+)
+"""One grey pixel."""
+
+HOST = """
+async ({ source, css, state }) => {
+  const style = document.createElement("style");
+  style.textContent = css;
+  document.head.append(style);
+  const listeners = new Map();
+  const model = {
+    get: (name) => state[name],
+    set: (name, value) => { state[name] = value; model.changed[name] = value; },
+    changed: {},
+    on: (event, act) => listeners.set(event, act),
+    off: (event) => listeners.delete(event),
+    save_changes: async () => {
+      const changed = model.changed;
+      model.changed = {};
+      state = await window.kernel(JSON.stringify(changed));
+      listeners.get("change:view")?.();
+    },
+  };
+  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  const { default: widget } = await import(url);
+  window.taken = widget.render({ model, el: document.body });
+}
+"""
+
+
+class Page:
+    """A browser page with the widget in it."""
+
+    def __init__(self, browser, explorer, dark=False, width=1200):
+        self.explorer, self.said, self.asked = explorer, [], []
+        context = browser.new_context(
+            color_scheme="dark" if dark else "light", viewport={"width": width, "height": 900}
+        )
+        self.page = context.new_page()
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.expose_function("kernel", self._kernel)
+        colours = "background: #111; color: #eee; color-scheme: dark" if dark else "background: white; color: #222"
+        self.page.set_content(f'<!doctype html><html lang="en"><title>widget</title><body style="{colours}"></body>')
+        given = {"source": (STATIC / "explorer.js").read_text(), "css": (STATIC / "explorer.css").read_text()}
+        self.page.evaluate(HOST, {**given, "state": self._state()})
+
+    def _state(self):
+        names = ("query", "layer", "by", "score", "masks", "where", "k", "view")
+        return json.loads(json.dumps({name: getattr(self.explorer, name) for name in names}))
+
+    def _kernel(self, changed):
+        self.explorer.set_state(json.loads(changed))
+        return self._state()
+
+    def table(self, name):
+        """What stands in the numbers of a table, in full."""
+        return [
+            float(cell.get_attribute("data-value")) for cell in self.page.locator(f"table.{name} td[data-value]").all()
+        ]
+
+    def settled(self):
+        self.page.locator(".dualform:not([aria-busy])").wait_for()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def shown(browser, memory):
+    pages = []
+
+    def show(**asked):
+        pages.append(Page(browser, memory.explorer("test/3", **asked)))
+        return pages[-1]
+
+    yield show
+    for own in pages:
+        assert {url.partition(":")[0] for url in own.asked} <= {"about", "blob", "data"}, "nothing is fetched"
+        assert own.said == []
+        own.page.context.close()
+
+
+def test_numbers_are_the_apis_and_a_click_masks(shown, memory):
+    own = shown(layer="2", by="label", k=6)
+    page = own.page
+    sums = memory.group_sum("2", "test/3", by="label", k=24)
+    assert own.table("groups") == [group[1] for group in sums.ranked()]
+    assert own.table("slots") == memory.topk("2", "test/3", k=6).scores[0].tolist()
+    assert page.get_by_text("test/3, label 3").is_visible()
+
+    page.get_by_role("button", name="without label 3").click()
+    own.settled()
+    page.get_by_role("button", name="without label 3 ✕").wait_for()
+    masked = memory.topk("2", "test/3", k=6, where="label IS DISTINCT FROM 3")
+    assert own.table("slots") == masked.scores[0].tolist()
+    assert page.get_by_text("it is not retraining without them").is_visible()
+    page.get_by_role("button", name="without label 3 ✕").click()
+    own.settled()
+    assert own.table("slots") == memory.topk("2", "test/3", k=6).scores[0].tolist()
+
+
+def test_layer_example_groups_and_score_are_chosen(shown, memory):
+    own = shown(k=4)
+    page = own.page
+    page.get_by_label("layer").select_option("0")
+    own.settled()
+    page.get_by_label("groups by").select_option("step")
+    own.settled()
+    page.get_by_label("score").select_option("abs")
+    own.settled()
+    page.get_by_role("button", name="next example").click()
+    own.settled()
+    assert own.explorer.query == "test/4"
+    assert own.table("slots") == memory.topk("0", "test/4", k=4, score="abs").scores[0].tolist()
+    wanted = memory.group_sum("0", "test/4", by="step", score="abs", k=24)
+    assert own.table("groups") == [group[1] for group in wanted.ranked()]
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "next example", "keys go on from there"
+    page.keyboard.press("Enter")
+    own.settled()
+    assert own.explorer.query == "test/5"
+
+
+def test_errors_are_shown_with_their_hint_and_the_way_back(shown):
+    own = shown()
+    page = own.page
+    page.get_by_label("mask, SQL").fill("labl = 3")
+    page.get_by_label("mask, SQL").press("Enter")
+    alert = page.get_by_role("alert")
+    alert.wait_for()
+    assert "no slot column 'labl'." in alert.inner_text()
+    assert "Columns: " in alert.inner_text()
+    assert page.locator("table").count() == 0
+    page.get_by_role("button", name="no mask").click()
+    page.locator("table.slots").wait_for()
+
+
+def test_a_text_of_the_training_stays_text(shown):
+    own = shown(by="text")
+    own.page.get_by_text(UNSAFE).first.wait_for()
+    assert own.page.locator("img").count() == 0
+    own.page.get_by_role("button", name=f"without text {UNSAFE}").click()
+    own.settled()
+    assert own.page.title() == "widget"
+
+
+def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monkeypatch):
+    looks = [Look(image=PICTURE), Look(passage=("a ", "<b>fox</b>", " and")), Look(row={"age": 39}), NOTHING]
+    monkeypatch.setattr(view, "looks_of_slots", lambda memory, info, slots: looks)
+    monkeypatch.setattr(view, "looks_of_examples", lambda memory, info, probe, rows: [Look(image=PICTURE)])
+    own = shown(k=4)
+    cells = own.page.locator("table.slots td:nth-child(4)")
+    assert own.page.locator("table.slots thead th").nth(3).inner_text() == "looks like"
+    picture = cells.nth(0).locator("img")
+    assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1
+    assert cells.nth(1).locator("mark").inner_text() == "<b>fox</b>"
+    assert cells.nth(1).inner_text() == "a <b>fox</b> and"
+    assert cells.nth(2).inner_text() == "age 39"
+    assert cells.nth(3).inner_text() == ""
+    assert own.page.locator(".example img").count() == 1
+
+
+def test_it_looks_right_on_a_narrow_dark_page(browser, memory, tmp_path):
+    """The picture is kept where DUALFORM_SCREENSHOTS names a folder."""
+    for name, dark, width in (("light", False, 1200), ("dark", True, 1200), ("narrow", True, 380)):
+        own = Page(browser, memory.explorer("test/3", by="label", k=5), dark, width)
+        own.page.get_by_role("button", name="without label 3").click()
+        own.settled()
+        folder = Path(os.environ.get("DUALFORM_SCREENSHOTS", tmp_path))
+        own.page.screenshot(path=folder / f"widget-{name}.png", full_page=True)
+        assert own.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), name
+        own.page.context.close()
