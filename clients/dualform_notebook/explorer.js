@@ -69,6 +69,7 @@ function render({ model, el }) {
 
   function example({ query }) {
     const parts = [`${query.probe}/${query.row}`];
+    if (query.position !== null) parts.push(`position ${query.position} of its example`);
     if (query.label !== null) parts.push(`label ${query.label}`);
     if (query.largest !== null) parts.push(`the network's largest output: ${query.largest}`);
     return make("div", { className: "example" }, look(query.look), make("strong", { textContent: parts.join(", ") }));

@@ -106,20 +106,32 @@ def _grouping(columns: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, layer: LayerInfo) -> dict[str, Any]:
-    """The query: its name, its label, what the network made of it, and what it looks like."""
-    examples = next((len(own) for own in (probe.labels, probe.outputs) if own is not None), 0)
-    # Of a layer with tokens or places, the rows of an example stand after one another.
-    known = layer.space == "sample" and row < examples
-    label = None if probe.labels is None or not known else int(probe.labels[row])
-    (look,) = looks_of_examples(memory, info, probe.name, [row]) if known else (NOTHING,)
+    """The query: its name, and of the example that it is of its label, what the network made of it, and its look."""
+    count = next((len(own) for own in (probe.labels, probe.outputs) if own is not None), 0)
+    rows = _rows(info, probe.name, layer)
+    example, position = _place(row, rows, count, layer)
+    label = None if example is None or probe.labels is None else int(probe.labels[example])
+    looks = [] if example is None else looks_of_examples(memory, info, probe.name, [example], position)
     return {
         "probe": probe.name,
         "row": row,
-        "rows": _rows(info, probe.name, layer),
+        "rows": rows,
+        "position": position,
         "label": None if label is None or label < 0 else label,
-        "largest": None if probe.outputs is None or not known else int(probe.outputs[row].argmax()),
-        "look": _shown(look),
+        "largest": None if example is None or probe.outputs is None else int(probe.outputs[example].argmax()),
+        "look": _shown(looks[0] if looks else NOTHING),
     }
+
+
+def _place(row: int, rows: int | None, examples: int, layer: LayerInfo) -> tuple[int | None, int | None]:
+    """Which example a row is of, and its place in it; None where nothing tells. Of a layer with tokens or places, the
+    rows of an example stand after one another.
+    """
+    if layer.space == "sample":
+        return (row, None) if row < examples else (None, None)
+    if rows is None or not examples or rows % examples or row >= rows:
+        return None, None
+    return divmod(row, rows // examples)
 
 
 def _rows(info: MemoryInfo, probe: str, layer: LayerInfo) -> int | None:

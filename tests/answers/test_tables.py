@@ -332,7 +332,7 @@ SCAN = Scan(3, 1320, 20, "int8", 0.1)
         (replace(PLAIN, grade=Grade("off", 0.5, since=3)), "; the layer's record is off by 5.0e-01 since step 3"),
         (replace(PLAIN, scan=replace(SCAN, share=0.5, missing=("shard-00001",))), "without those of shard-00001"),
         (replace(SUMS, scan=SCAN, space="sample"), "3 groups of 20 of 1,320 slots of space 'sample'"),
-        (replace(SUMS.of_largest(1), scan=SCAN), ", of which 1 for each query"),
+        (replace(SUMS.of_largest(1), scan=SCAN), "; the 1 largest of each query"),
         (CERTIFICATES, "2 layers, 1 of them exact; relative_error is ||W_T - rebuilt|| / ||W_T - W_0||"),
         (replace(INFO, datasets={"m": 12}), "12 sample slots; probes: test (1,000); datasets (slots): m (12)"),
         (replace(INFO, datasets=dict.fromkeys("abcdefg", 1)), "e (1), and 2 more"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from base64 import b64encode
 
 import pytest
 
@@ -12,6 +13,7 @@ from dualform_explorer.mask import where_of
 from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
+from tests.notebook.galleries import record_images, record_passages
 
 
 def shown_sums(view):
@@ -30,8 +32,9 @@ def test_the_view_is_what_the_memory_answers(memory):
         {name: value for name, value in row.items() if name not in ("slot", "position")} for row in columns
     ]
     probe = memory.probe("test")
+    largest = int(probe.outputs[3].argmax())
     assert view["query"] == {
-        "probe": "test", "row": 3, "rows": 9, "label": 3, "largest": int(probe.outputs[3].argmax()), "look": None,
+        "probe": "test", "row": 3, "rows": 9, "position": None, "label": 3, "largest": largest, "look": None,
     }  # fmt: skip
     assert (view["matching"], view["scanned"], view["space"], view["grade"]) == (48, 48, "sample", "exact")
 
@@ -187,3 +190,28 @@ def test_nothing_of_it_is_loaded_before_it_is_asked_for(folder):
         "sys.exit(bool({'anywidget', 'traitlets', 'dualform_notebook'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_slots_and_examples_look_as_the_gallery_has_them(tmp_path):
+    path = record_images(tmp_path / "run")
+    with open_memory(path) as opened:
+        view = opened.explorer("test/2", k=5).view
+        slots = opened.slots(opened.topk("0", "test/2", k=5)).records()
+        looks = opened.appearances([own["sample"] for own in slots], "mine")
+        (example,) = opened.appearances([2], probe="test")
+        shown = [own["look"] for own in view["slots"]]
+        assert shown == [{"image": f"data:image/png;base64,{b64encode(own.image).decode()}"} for own in looks]
+        assert view["query"]["look"] == {"image": f"data:image/png;base64,{b64encode(example.image).decode()}"}
+
+
+def test_a_token_is_marked_in_its_passage_and_is_of_its_example(tmp_path):
+    path = record_passages(tmp_path / "run")
+    with open_memory(path) as opened:
+        view = opened.explorer("test/7", by="position", k=4).view
+        assert (view["query"]["position"], view["query"]["label"]) == (1, 2), "row 7 of three tokens an example"
+        assert view["query"]["look"] == {"before": "aa ", "token": "bb", "behind": " cc"}
+        rows = opened.slots(opened.topk("0", "test/7", k=4)).records()
+        for own, row in zip(view["slots"], rows, strict=True):
+            marked = ("aa", "bb", "cc")[row["position"]]
+            assert own["look"]["token"] == marked
+            assert own["look"]["before"] + marked + own["look"]["behind"] == "aa bb cc"

@@ -90,7 +90,7 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def browser():
+def chromium():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -100,11 +100,11 @@ def browser():
 
 
 @pytest.fixture
-def shown(browser, memory):
+def shown(chromium, memory):
     pages = []
 
     def show(**asked):
-        pages.append(Page(browser, memory.explorer("test/3", **asked)))
+        pages.append(Page(chromium, memory.explorer("test/3", **asked)))
         return pages[-1]
 
     yield show
@@ -179,8 +179,8 @@ def test_a_text_of_the_training_stays_text(shown):
 
 def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monkeypatch):
     looks = [Look(image=PICTURE), Look(passage=("a ", "<b>fox</b>", " and")), Look(row={"age": 39}), NOTHING]
-    monkeypatch.setattr(view, "looks_of_slots", lambda memory, info, slots: looks)
-    monkeypatch.setattr(view, "looks_of_examples", lambda memory, info, probe, rows: [Look(image=PICTURE)])
+    monkeypatch.setattr(view, "looks_of_slots", lambda *asked: looks)
+    monkeypatch.setattr(view, "looks_of_examples", lambda *asked: [Look(image=PICTURE)])
     own = shown(k=4)
     cells = own.page.locator("table.slots td:nth-child(4)")
     assert own.page.locator("table.slots thead th").nth(3).inner_text() == "looks like"
@@ -193,10 +193,10 @@ def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monk
     assert own.page.locator(".example img").count() == 1
 
 
-def test_it_looks_right_on_a_narrow_dark_page(browser, memory, tmp_path):
+def test_it_looks_right_on_a_narrow_dark_page(chromium, memory, tmp_path):
     """The picture is kept where DUALFORM_SCREENSHOTS names a folder."""
     for name, dark, width in (("light", False, 1200), ("dark", True, 1200), ("narrow", True, 380)):
-        own = Page(browser, memory.explorer("test/3", by="label", k=5), dark, width)
+        own = Page(chromium, memory.explorer("test/3", by="label", k=5), dark, width)
         own.page.get_by_role("button", name="without label 3").click()
         own.settled()
         folder = Path(os.environ.get("DUALFORM_SCREENSHOTS", tmp_path))

@@ -13,6 +13,7 @@ from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
+from dualform_client.cli.suggestions import complete_folder
 from dualform_client.cli.target import REACH, reaching, read_token
 from dualform_client.target import check_folder, connect
 from dualform_proto.memory_name import is_served
@@ -20,7 +21,7 @@ from dualform_proto.memory_name import is_served
 
 @click.command()
 @reaching
-@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True, shell_complete=complete_folder)
 @click.option(
     "--address",
     default="127.0.0.1:50080",

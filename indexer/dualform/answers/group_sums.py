@@ -105,7 +105,7 @@ class GroupSums(Table):
         groups = counted(len(self.groups) if self.total is None else self.total, "group")
         by = f" by {', '.join(self.by)}" if self.by else ""
         of = slots_told(self.scan, self.space)
-        shown = "" if self.numbers is None else f", of which {self.numbers.shape[1]:,} for each query"
+        shown = "" if self.numbers is None else f"; the {self.numbers.shape[1]:,} largest of each query"
         record = "" if self.grade is None else f"; the layer's record is {self.grade}"
         return f"GroupSums{by}: {counted(len(self), 'query')}, {groups}{f' of {of}' if of else ''}{shown}{record}"
 
