@@ -43,8 +43,10 @@ def test_importing_the_client_loads_neither_torch_nor_faiss_nor_duckdb():
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_has_the_methods_of_the_protocol_with_the_same_arguments(client):
+    # A widget's changes are answered as they come, without a loop that could wait.
+    without = {"explorer"} if client is AsyncClient else set()
     for name, method in inspect.getmembers(Answers, inspect.isfunction):
-        if not name.startswith("_"):
+        if not name.startswith("_") and name not in without:
             own = inspect.signature(getattr(client, name))
             assert own.parameters == inspect.signature(method).parameters, name
 
