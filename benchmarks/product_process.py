@@ -43,7 +43,7 @@ def main(folder: Path, slots: Path, kind: str, query: Path | None = None) -> Non
 
 
 def _keys(file: Path, rows: int) -> np.memmap[Any, Any]:
-    """float32[rows, width], of which nothing is read yet; the header, whose second number is the width, comes before."""
+    """float32[rows, width], of which nothing is read yet; the header has the width as its second number."""
     width = int(np.fromfile(file, np.int32, 1, offset=4)[0])
     return np.memmap(file, np.float32, "r", offset=file.stat().st_size - 4 * width * rows, shape=(rows, width))
 
