@@ -30,12 +30,14 @@ class Client(Answers):
         authority: str | Path | None = None,
         certificate: str | Path | None = None,
         key: str | Path | None = None,
+        tls_name: str | None = None,
     ) -> None:
         """`address`: host:port, or host:port/NAME for one of several memories. `timeout` in seconds a call;
         `authority`: PEM file of the authorities to trust; `certificate` and `key`: PEM files of one's own, for a server
-        that asks for them. Raises BadInput.
+        that asks for them; `tls_name`: whose certificate it must have, where that is not the address's, as through a
+        tunnel. Raises BadInput.
         """
-        self.connection = Connection(address, timeout, token, tls, authority, certificate, key)
+        self.connection = Connection(address, timeout, token, tls, authority, certificate, key, tls_name)
         credentials, options = self.connection.credentials(), self.connection.options()
         self._channel = (
             grpc.insecure_channel(self.connection.address, options)

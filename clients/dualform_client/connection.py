@@ -37,6 +37,9 @@ class Connection:
     """PEM file of this client's own certificate chain, for a server that asks for one; implies `tls`."""
     key: str | Path | None = None
     """PEM file of its key."""
+    tls_name: str | None = None
+    """Whose certificate the server must have; None: that of the address. For one that is reached by another address
+    than its own, as through a tunnel."""
     message_bytes: int = MESSAGE_BYTES
 
     def __post_init__(self) -> None:
@@ -94,6 +97,8 @@ class Connection:
             ("grpc.initial_reconnect_backoff_ms", 200),
             ("grpc.max_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),
         ]
+        if self.tls_name is not None:
+            options.append(("grpc.ssl_target_name_override", self.tls_name))
         if parse_address(self.address).loopback:
             # A proxy of the environment stands between machines; asked for this one, it answers about itself.
             options.append(("grpc.enable_http_proxy", 0))

@@ -24,6 +24,7 @@ def connect(
     authority: str | Path | None = None,
     certificate: str | Path | None = None,
     key: str | Path | None = None,
+    tls_name: str | None = None,
     memory: Bound | None = None,
 ) -> Answers:
     """Whoever answers for a memory's folder, or for the server at host:port: the same questions, the same answers.
@@ -46,7 +47,14 @@ def connect(
             from dualform_client.client import Client
 
             return Client(
-                target, timeout=timeout, token=token, tls=tls, authority=authority, certificate=certificate, key=key
+                target,
+                timeout=timeout,
+                token=token,
+                tls=tls,
+                authority=authority,
+                certificate=certificate,
+                key=key,
+                tls_name=tls_name,
             )
         if not any(mark in target for mark in "/\\."):
             raise BadInput(

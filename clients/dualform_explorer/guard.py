@@ -18,7 +18,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_PUBLIC = "/static/"
+PUBLIC = "/static/"
 """What needs no token: the same for everyone."""
 
 
@@ -28,11 +28,12 @@ class Guard:
     """
 
     def __init__(
-        self, application: ASGIApp, hosts: Collection[str], door: str, token: str | None = None, prefix: str = ""
+        self, application: ASGIApp, hosts: Collection[str] | None, door: str, token: str | None = None, prefix: str = ""
     ) -> None:
-        """`hosts`: names without a port, in lower case. `door`: the page that takes a token. `prefix`: of the path,
-        where a proxy in front leaves it there."""
-        self._application, self._hosts, self._door = application, frozenset(hosts), door
+        """`hosts`: names without a port, in lower case; None for any, where TLS holds a browser to the server's own.
+        `door`: the page that takes a token. `prefix`: of the path, where a proxy in front leaves it there."""
+        self._application, self._door = application, door
+        self._hosts = None if hosts is None else frozenset(hosts)
         self._token = None if token is None else token.encode()
         self._prefix = prefix
 
@@ -52,14 +53,14 @@ class Guard:
         if self._prefix and scope["path"].startswith(f"{self._prefix}/"):
             scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
         answer: ASGIApp = self._application
-        if host_of(headers.get("host", "")) not in self._hosts:
+        if self._hosts is not None and host_of(headers.get("host", "")) not in self._hosts:
             listed = ", ".join(sorted(self._hosts))
             answer = PlainTextResponse(
                 f"This server is not {headers.get('host')!r}. It answers as {listed}; "
                 "dualform explore --host NAME adds a name.",
                 421,
             )
-        elif not scope["path"].startswith(_PUBLIC) and not self._admits(headers.get("authorization", "")):
+        elif not scope["path"].startswith(PUBLIC) and not self._admits(headers.get("authorization", "")):
             answer = HTMLResponse(self._door, 401, {"WWW-Authenticate": "Bearer"})
         await answer(scope, receive, marked)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import threading
 import webbrowser
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 
@@ -18,7 +20,7 @@ from dualform_explorer.memories import Memories
 from dualform_explorer.rendering import templates
 from dualform_proto.address import parse_address
 
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _CLOSING_SECONDS = 3
 _BACKLOG = 128
 
@@ -52,7 +54,7 @@ def application(memories: Memories, config: ExplorerConfig) -> Guard:
     host, _, _ = config.address.rpartition(":")
     names = {name.lower() for name in (host, *config.hosts)}
     if parse_address(config.address).loopback:
-        names |= set(_LOOPBACK)
+        names |= set(LOOPBACK)
     door = templates().get_template("door.html").render()
     return Guard(
         Pages(memories, config.deadline).application(), names, door, config.token, config.root_path.rstrip("/")
@@ -74,6 +76,21 @@ def serve(
     host = config.address.rpartition(":")[0]
     url = f"http://{host}:{port}{config.root_path.rstrip('/')}/"
     guarded = application(Memories(opened), config)
+    ready(url)
+    if browse:
+        webbrowser.open(url)
+    run(guarded, listening)
+
+
+def run(
+    guarded: Guard,
+    listening: socket.socket,
+    wait: Callable[[], object] | None = None,
+    pair: tuple[Path, Path] | None = None,
+) -> None:
+    """Until the process is interrupted, or `wait`, in a thread of its own, returns. `pair`: certificate and key of the
+    TLS that is spoken.
+    """
     server = uvicorn.Server(
         uvicorn.Config(
             guarded,
@@ -81,11 +98,17 @@ def serve(
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_CLOSING_SECONDS,
+            ssl_certfile=None if pair is None else pair[0],
+            ssl_keyfile=None if pair is None else pair[1],
         )
     )
-    ready(url)
-    if browse:
-        webbrowser.open(url)
+    if wait is not None:
+
+        def end() -> None:
+            wait()
+            server.should_exit = True
+
+        threading.Thread(target=end, name="dualform-explorer-end", daemon=True).start()
     with suppress(KeyboardInterrupt), listening:
         server.run(sockets=[listening])
 

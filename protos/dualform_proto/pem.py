@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dualform.errors import BadInput
 
@@ -22,6 +24,32 @@ def read_pair(certificate: str | Path, key: str | Path) -> tuple[bytes, bytes]:
             field="certificate",
         ) from None
     return read
+
+
+def names_of(certificate: str | Path, key: str | Path) -> tuple[str, ...]:
+    """The names and addresses that a certificate is for, as it lists them. Raises BadInput as `read_pair` does, and for
+    a certificate that does not hold now.
+    """
+    import ssl
+
+    read_pair(certificate, key)
+    # Python tells what stands in a certificate only to the client of a handshake that it is at home in.
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(certificate, key, password="")
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cafile=certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server)
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        for one in (ours, theirs, ours):
+            with suppress(ssl.SSLWantReadError):
+                one.do_handshake()
+    except ssl.SSLError as error:
+        raise BadInput(f"The certificate {certificate} does not hold ({error.reason}).", field="certificate") from None
+    said: Any = ours.getpeercert()
+    return tuple(value for kind, value in said.get("subjectAltName", ()) if kind in ("DNS", "IP Address"))
 
 
 def read_authorities(file: str | Path, field: str = "authority") -> bytes:

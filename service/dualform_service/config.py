@@ -79,6 +79,8 @@ class ServiceConfig:
     """Seconds that running questions get to finish when the server drains."""
     metrics: str | None = None
     """host:port where metrics are scraped (metrics_port.py); None for nowhere."""
+    explore: str | None = None
+    """host:port of pages for browsers, which another process beside this one answers with; None for none."""
     follow: float = 5.0
     """Seconds between looks for newer commits of a training that still runs."""
 
@@ -104,7 +106,13 @@ class ServiceConfig:
             yield BadInput("the token is empty or holds characters other than printable ASCII.", field="token")
         if self.token is not None and self.token_file is not None:
             yield BadInput("A token and a file of tokens were given.", hint="Give one of them.", field="token")
-        for name, address in (("address", self.address), ("metrics", self.metrics)):
+        if self.client_authority is not None and self.explore is not None:
+            yield BadInput(
+                "Callers are asked for certificates, and the pages of --explore have none to ask with.",
+                hint="Begin them by themselves: dualform explore HOST:PORT --tls-cert FILE --tls-key FILE.",
+                field="explore",
+            )
+        for name, address in (("address", self.address), ("metrics", self.metrics), ("explore", self.explore)):
             if address is not None:
                 yield from self._faults_of(name, address)
 

@@ -20,6 +20,9 @@ and of a prefix of its own every unknown name can be refused."""
 CONFIG = "config"
 """The setting that names the file, and stands in none."""
 
+EXPLORE = "127.0.0.1:50080"
+"""Of pages where no address is said."""
+
 CONFIG_DEFAULTS = {field.name: field.default for field in fields(ServiceConfig)}
 
 
@@ -37,6 +40,8 @@ class Setting:
     """What holds where it is not given, if that is no value."""
     choices: tuple[str, ...] = ()
     """Of a text: all that it may be."""
+    bare: str | None = None
+    """What its flag says where nothing follows it; None where something must."""
 
     def read(self, said: Any) -> Any:
         """The value of what a source says. Raises ValueError."""
@@ -129,6 +134,14 @@ SETTINGS = (
         "metrics", "text", "Where metrics are scraped: http://HOST:PORT/metrics.", "HOST:PORT", otherwise="nowhere"
     ),
     Setting(
+        "explore",
+        "text",
+        f"Where pages for a browser are (`dualform explore`); the flag alone is {EXPLORE}.",
+        "[HOST:PORT]",
+        otherwise="nowhere",
+        bare=EXPLORE,
+    ),
+    Setting(
         "tracing",
         "yes or no",
         "Send a span for each call to a collector of OpenTelemetry, whose address OTEL_EXPORTER_OTLP_ENDPOINT says.",
@@ -162,6 +175,9 @@ def options(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]
             said = f"{one.what} Default: {one.shown_default}." if one.shown_default else one.what
             if one.kind == "yes or no":
                 command = option(f"{one.flag}/--no-{one.flag[2:]}", one.name, default=None, help=said)(command)
+            elif one.bare is not None:
+                alone: dict[str, Any] = {"is_flag": False, "flag_value": one.bare}
+                command = option(one.flag, one.name, metavar=one.placeholder, help=said, **alone)(command)
             else:
                 command = option(one.flag, one.name, metavar=one.placeholder, help=said)(command)
         return command

@@ -32,6 +32,7 @@ OPTIONS = {
             "--max-small",
             "--request-bytes",
             "--log",
+            "--explore",
             "--metrics",
             "--tracing",
             "--answer-bytes",

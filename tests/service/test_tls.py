@@ -16,6 +16,7 @@ from dualform.errors import BadInput, Unauthenticated, Unavailable
 from dualform_client import AsyncClient, Client
 from dualform_client.cli import main
 from dualform_client.health import is_serving
+from dualform_proto.pem import names_of
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.service.held_engine import until
@@ -189,3 +190,31 @@ def test_the_command_line_has_certificates_too(engine, pairs, capfd):
         capfd.readouterr()
         assert main(["info", server.address, *authority, "--json"]) == 1
         assert json.loads(capfd.readouterr().out)["error"]["code"] == "unavailable"
+
+
+def test_a_server_behind_a_tunnel_is_known_by_the_name_of_its_certificate(engine, tmp_path):
+    pair = tmp_path / "hub.pem", tmp_path / "hub.key"
+    made = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days")
+    named = ("1", "-subj", "/CN=hub", "-addext", "subjectAltName=DNS:hub.example.org,IP:10.0.0.7")
+    subprocess.run([*made, *named, "-out", str(pair[0]), "-keyout", str(pair[1])], check=True, capture_output=True)
+    assert names_of(*pair) == ("hub.example.org", "10.0.0.7")
+    config = ServiceConfig("127.0.0.1:0", certificate=pair[0], key=pair[1])
+    with Server(engine, config) as server:
+        for name in ("hub.example.org", "10.0.0.7"):
+            with Client(server.address, authority=pair[0], tls_name=name) as client:
+                assert client.info().snapshot == 7
+        for name in (None, "hub.example.com"):
+            with Client(server.address, authority=pair[0], tls_name=name) as client, pytest.raises(Unavailable):
+                client.info()
+
+        async def asked() -> int:
+            async with AsyncClient(server.address, authority=pair[0], tls_name="hub.example.org") as client:
+                return (await client.info()).snapshot
+
+        assert asyncio.run(asked()) == 7
+
+
+def test_names_of_a_certificate_that_does_not_hold_are_none(pairs, tmp_path):
+    expired = signed(tmp_path, "expired", pairs[0], days=-1)
+    with pytest.raises(BadInput, match=r"The certificate .*expired\.pem does not hold"):
+        names_of(*expired)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from dualform_service.settings import CONFIG, PREFIX, options
 
 if TYPE_CHECKING:
     from dualform.query.engine import Engine
+    from dualform_client.cli.pages import ServedPages
+    from dualform_service.config import ServiceConfig
     from dualform_service.json_log import JsonLog
 
 
@@ -40,13 +43,15 @@ def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: An
     Of several each is asked by the name of its folder, at HOST:PORT/NAME.
 
     It goes on until SIGTERM or Ctrl-C, then gives the questions under way seven seconds; a second signal ends it at
-    once, with the exit code 128 and its number. An address that other machines can reach needs TLS and a token. Ray
+    once, with the exit code 128 and its number. With --explore, pages for a browser stand beside it until then, and ask
+    it with the tokens that visitors bring. An address that other machines can reach needs TLS and a token. Ray
     itself listens on every address of its machines.
 
     \b
     Example:
       dualform serve runs/demo --address 127.0.0.1:50051
       dualform serve runs/* --memory "4 GB"
+      dualform serve runs/demo --explore
     """
     for run in runs:
         check_folder(Path(run))
@@ -58,27 +63,49 @@ def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: An
     values = settings.values
     service = settings.config(len(runs))
 
-    def ready(bound: str) -> None:
-        if as_json:
-            print_json({"address": bound})
-        else:
-            print_line(f"serving {', '.join(runs)} at {bound}")
-        sys.stdout.flush()
-
     log, memory, ray = _logging(values["log"]), values["memory"], values["ray"]
     traces = Exporter() if values["tracing"] else None
+    with _pages(service, runs) as pages:
+
+        def ready(bound: str) -> None:
+            if pages is not None:
+                pages.start(bound)
+            if as_json:
+                print_json({"address": bound} | ({} if pages is None else {"explore": pages.url}))
+            else:
+                print_line(f"serving {', '.join(runs)} at {bound}")
+                if pages is not None:
+                    print_line(f"exploring {', '.join(runs)} at {pages.url}")
+            sys.stdout.flush()
+
+        serve_memory(runs, service, ready, _opening(memory, ray, values["shard_deadline"], len(runs)), log, traces)
+
+
+def _opening(
+    memory: int | None, ray: str | None, shard_deadline: float, runs: int
+) -> Callable[[Path], AbstractContextManager[Engine]]:
+    """What opens a memory: in this process, or with the processes of a Ray cluster."""
     if ray is None:
         from dualform_service.opening import opening
 
-        serve_memory(runs, service, ready, opening(memory, len(runs) > 1), log, traces)
-        return
+        return opening(memory, runs > 1)
     from dualform_service.lanes import ENGINE_THREADS
     from dualform_service.shards.opening import opened_on_ray
 
     def opened(path: Path) -> AbstractContextManager[Engine]:
-        return opened_on_ray(path, ray, values["shard_deadline"], ENGINE_THREADS)
+        return opened_on_ray(path, ray, shard_deadline, ENGINE_THREADS)
 
-    serve_memory(runs, service, ready, opened, log, traces)
+    return opened
+
+
+def _pages(service: ServiceConfig, runs: tuple[str, ...]) -> AbstractContextManager[ServedPages | None]:
+    """The pages of --explore, whose address is taken; none without it."""
+    if service.explore is None:
+        return nullcontext()
+    from dualform_client.cli.pages import ServedPages
+
+    names = [Path(run).resolve().name for run in runs]
+    return ServedPages(service, {name: name if len(runs) > 1 else "" for name in names})
 
 
 def _logging(form: str) -> JsonLog | None:

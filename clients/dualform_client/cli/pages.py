@@ -1,0 +1,100 @@
+"""The pages that `dualform serve --explore` has beside the server, seen from the server's process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from dualform_proto.address import Address, parse_address
+
+if TYPE_CHECKING:
+    from dualform_service.config import ServiceConfig
+
+_CLOSING_SECONDS = 6.0
+"""That the pages' process gets to end by itself."""
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+_log = logging.getLogger("dualform.explorer")
+
+
+class ServedPages:
+    """A context manager. The address is taken on entering, so that what is wrong with it is said before anything
+    begins; a process of its own answers, from `start` on, for as long as this one lives.
+    """
+
+    def __init__(self, config: ServiceConfig, memories: Mapping[str, str]) -> None:
+        """`memories`: by the name that a page shows, the name under which the server has it; "" for its only one.
+        Raises BadInput for an address that is not to be had or TLS that cannot be used, MissingPackage without
+        [explore].
+        """
+        from dualform_explorer.server import listening_at
+        from dualform_proto.pem import names_of
+
+        assert config.explore is not None
+        self._config, self._memories = config, memories
+        pair = (config.certificate, config.key)
+        names = () if pair[0] is None or pair[1] is None else names_of(pair[0], pair[1])
+        # Any name that the certificate is for: the pages ask the server that holds it on this machine.
+        self._tls_name = names[0].replace("*", "any") if names else None
+        self._listening = listening_at(config.explore)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ending = False
+
+    @property
+    def url(self) -> str:
+        port = self._listening.getsockname()[1]
+        scheme = "http" if self._config.certificate is None else "https"
+        return f"{scheme}://{Address(parse_address(self._config.explore or '').host, port)}/"
+
+    def start(self, server: str) -> None:
+        """`server`: host:port as bound."""
+        own = parse_address(server)
+        target = str(Address(_ANY.get(own.host, own.host), own.port))
+        said = {
+            "listening": self._listening.fileno(),
+            "address": self._config.explore,
+            "memories": {shown: f"{target}/{name}" if name else target for shown, name in self._memories.items()},
+            "tokens": self._config.asks_for_tokens,
+            "certificate": None if self._config.certificate is None else str(self._config.certificate),
+            "key": None if self._config.key is None else str(self._config.key),
+            "tls_name": self._tls_name,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "dualform_client.cli.pages_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[self._listening.fileno()],
+            start_new_session=True,  # Ctrl-C is the server's, which ends the pages behind itself
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(said).encode() + b"\n")
+        self._process.stdin.flush()
+        threading.Thread(target=self._watch, args=(self._process,), name="dualform-pages", daemon=True).start()
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if not self._ending:
+            _log.error("the pages of --explore ended with code %d; questions are answered all the same", code)
+
+    def __enter__(self) -> ServedPages:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending = True
+        self._listening.close()
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(_CLOSING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
