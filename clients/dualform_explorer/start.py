@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo
 from dualform.errors import DualformError, NotFound
@@ -91,7 +92,7 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
         output_layer=found,
-        cards=_cards(memory, info, examples, rows),
+        cards=example_cards(memory, info, examples, rows),
         trouble=trouble,
     )
 
@@ -117,13 +118,16 @@ def _ranked(memory: Answers, info: MemoryInfo, examples: Examples, found: Mappin
             name,
             hue_of(info, ("dataset",), (name,)),
             len(found[name]),
-            _cards(memory, info, examples, found[name][:_SHOWN]),
+            example_cards(memory, info, examples, found[name][:_SHOWN]),
         )
         for name in order
     ]
 
 
-def _cards(memory: Answers, info: MemoryInfo, examples: Examples, rows: np.ndarray) -> tuple[ExampleCard, ...]:
+def example_cards(
+    memory: Answers, info: MemoryInfo, examples: Examples, rows: NDArray[np.int64]
+) -> tuple[ExampleCard, ...]:
+    """What is to be seen of some examples, `rows` int64[n] of them."""
     names, read = label_names(memory), examples.read
     looks = looks_of_examples(memory, info, examples.probe, rows.tolist())
     return tuple(

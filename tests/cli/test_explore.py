@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -67,3 +69,68 @@ sys.exit(main(["explore", sys.argv[1]]))
     assert told.returncode == 1
     assert "the extra [explore] brings it" in told.stderr
     assert "Traceback" not in told.stderr
+
+
+def test_predictions_are_exported_to_one_file(dualform, folder, tmp_path):
+    out = tmp_path / "page.html"
+    told = dualform("explore", folder, "--export", out, "--item", "test/0", "--without", "label:1", "--json")
+    assert told.code == 0
+    assert told.json == {
+        "out": str(out),
+        "bytes": out.stat().st_size,
+        "items": ["test/0"],
+        "without": ["label 1"],
+        "failed": 0,
+    }
+    assert f"<title>{folder.name} · dualform</title>" in out.read_text()
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_file_that_is_there_is_replaced_only_when_told_to(dualform, folder, tmp_path):
+    out = tmp_path / "page.html"
+    out.write_text("mine")
+    told = dualform("explore", folder, "--export", out, "--item", "test/0")
+    assert told.code == 1
+    assert told.err == f"error: {out} exists.\nhint: Name another file, or replace it with --force.\n"
+    assert out.read_text() == "mine"
+    told = dualform("explore", folder, "--export", out, "--item", "test/0", "--force")
+    assert told.code == 0
+    assert told.out.startswith(f"{out}: test/0")
+    assert told.out.endswith(" MiB\n")
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_a_server_elsewhere_is_exported_alike(dualform, folder, tmp_path):
+    import dualform as library
+    from dualform_service.config import ServiceConfig
+    from dualform_service.server import Server
+
+    here, there = tmp_path / "here.html", tmp_path / "there.html"
+    assert dualform("explore", folder, "--export", here, "--item", "test/1").code == 0
+    with library.open(folder) as engine, Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
+        assert dualform("explore", server.address, "--export", there, "--item", "test/1").code == 0
+        texts = [file.read_text().replace(server.address, folder.name) for file in (here, there)]
+    took = r"<dt>answered</dt><dd>in <data [^>]*>[^<]*</data>"
+    assert re.sub(took, "", texts[0]) == re.sub(took, "", texts[1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--item", "test/0"], "--item: only with --export FILE."),
+        (["--export", "{}/page.html", "--item", "test/999999"], "The probe test has no row '999999'"),
+        (["--export", "{}/page.html", "--without", "dataset:none"], "There is no dataset 'none'."),
+        (["--export", "{}/none/page.html", "--item", "test/0"], "page.html cannot be written: No such file"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_leaves_no_file(dualform, folder, tmp_path, arguments, message):
+    told = dualform("explore", folder, *(own.format(tmp_path) for own in arguments))
+    assert told.code == 2
+    assert message in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_memory_is_exported_at_a_time(dualform, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "other")
+    told = dualform("explore", folder, tmp_path / "other", "--export", tmp_path / "page.html")
+    assert (told.code, "One memory is exported at a time." in told.err) == (2, True)

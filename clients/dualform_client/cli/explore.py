@@ -52,6 +52,27 @@ from dualform_proto.memory_name import is_served
     show_default=True,
     help="Seconds that a part of a page may take.",
 )
+@click.option(
+    "--export",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write predictions of one TARGET to a file that needs no server, and end. Default: pages are served.",
+)
+@click.option(
+    "--item",
+    "items",
+    multiple=True,
+    metavar="PROBE/ROW",
+    help="With --export, a prediction; repeatable. Default: a dozen at most, misread ones that a mask mends first.",
+)
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="COLUMN:VALUE",
+    help="With --export, a mask that leaves these slots out, as dataset:mnist; repeatable, and each one a mask of its "
+    "own. Default: each dataset, where there are several.",
+)
+@click.option("--force", is_flag=True, help="With --export, replace the file where it exists.")
 @click.option("--open/--no-open", "browse", help="Open the start page in a browser. Default: --no-open.")
 @json_option
 def explore(
@@ -62,6 +83,10 @@ def explore(
     access: Path | None,
     root_path: str,
     deadline: float,
+    export: Path | None,
+    items: tuple[str, ...],
+    without: tuple[str, ...],
+    force: bool,
     browse: bool,
     as_json: bool,
     **reach: Any,
@@ -70,12 +95,14 @@ def explore(
 
     Pages show a prediction, what in the training speaks for it, and what undoes it.
 
-    Nothing is written, and nothing of a memory runs. It goes on until Ctrl-C.
+    Nothing of a memory is changed, and nothing of it runs. It goes on until Ctrl-C, or with --export until the file
+    is written.
 
     \b
     Example:
       dualform explore runs/demo
       dualform explore 127.0.0.1:50051 --address 127.0.0.1:0 --open
+      dualform explore runs/demo --export page.html --item test-digits/17 --without dataset:permuted-digits
     """
     from dualform_explorer.memories import names_of
     from dualform_explorer.server import ExplorerConfig, serve
@@ -85,12 +112,20 @@ def explore(
             check_folder(Path(target))
     if len(set(targets)) < len(targets):
         raise BadInput("A target is given twice.", hint="Name each once.", field="targets")
-    token = None if access is None else read_token(access)
-    config = ExplorerConfig(address, hosts, token, root_path, deadline)
+    given = {"--item": items, "--without": without, "--force": force}
+    if export is None and (stray := [name for name, said in given.items() if said]):
+        raise BadInput(f"{' and '.join(stray)}: only with --export FILE.", field="export")
     opened = {
         name: partial(_opened, target, memory, {own: reach[own] for own in REACH})
         for name, target in zip(names_of(targets), targets, strict=True)
     }
+    if export is not None:
+        from dualform_client.cli.exporting import write_page
+
+        write_page(opened, export, items, without, force, as_json)
+        return
+    token = None if access is None else read_token(access)
+    config = ExplorerConfig(address, hosts, token, root_path, deadline)
 
     def ready(url: str) -> None:
         if as_json:

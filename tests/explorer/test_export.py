@@ -1,0 +1,204 @@
+"""dualform explore --export: a file that shows what the pages show, with nothing behind it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform.errors import BadInput
+from dualform_explorer.chip import Chip
+from dualform_explorer.export.choice import choose
+from dualform_explorer.export.page import exported_page
+from dualform_explorer.export.settled import settled
+from dualform_explorer.start import probe_panel
+
+ITEMS = ("shapes/3", "shapes/7", "noise/5")
+MASKS = {"m1": "dataset <> 'noise <b>'", "m2": "label <> 2"}
+
+
+@pytest.fixture(scope="module")
+def choice(memory, info):
+    return choose(memory, info, ITEMS, ("dataset:noise <b>", "label:2"))
+
+
+@pytest.fixture(scope="module")
+def exported(memory, info, choice):
+    return exported_page(memory, info, "run", choice)
+
+
+class Document(HTMLParser):
+    """Ids, addresses and the text of a page, view by view."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.labels: list[str] = []
+        self.data: dict[str, list[tuple[str, float]]] = {}
+        self.tags: Counter[str] = Counter()
+        self._view, self._cell = "", ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        said = dict(attrs)
+        self.tags[tag] += 1
+        if "id" in said:
+            self.ids.append(said["id"])
+        self.addresses += [said[name] for name in ("href", "src", "action") if name in said]
+        self.labels += [said[name] for name in ("for", "aria-labelledby") if name in said]
+        if tag == "section" and "view" in said.get("class", "").split():
+            self._view = said["id"]
+            self.data[self._view] = []
+        if tag in ("td", "th"):
+            self._cell = said.get("class", "")
+        if tag == "data" and self._view:
+            self.data[self._view].append((self._cell, float(said["data-value"])))
+
+    handle_startendtag = handle_starttag
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self._cell = ""
+
+    def of(self, view: str, kind: str) -> list[float]:
+        return [value for cell, value in self.data[view] if kind in cell.split()]
+
+
+def test_every_view_has_the_apis_numbers(exported, memory):
+    found = Document(exported.html)
+    assert exported.failed == 0
+    assert list(found.data) == [f"p{item}{mask}" for item in (1, 2, 3) for mask in ("", "-m1", "-m2")]
+    for number, item in enumerate(ITEMS, start=1):
+        full = np.asarray(memory.output("4", item), dtype=np.float64)[0].tolist()
+        assert found.of(f"p{number}", "full") == full
+        assert found.of(f"p{number}", "sum") == memory.group_sum("4", item, by=("dataset", "label")).sums[0].tolist()
+        for mask, where in MASKS.items():
+            view = f"p{number}-{mask}"
+            assert found.of(view, "full") == full
+            masked = np.asarray(memory.output("4", item, where), dtype=np.float64)[0].tolist()
+            assert found.of(view, "masked") == masked
+            sums = memory.group_sum("4", item, by=("dataset", "label"), where=where)
+            assert found.of(view, "sum") == sums.sums[0].tolist()
+            slots = re.findall(r'data-slot="(\d+)"', _view(exported.html, view))
+            assert list(map(int, slots)) == memory.topk("4", item, k=24, where=where).slots[0].tolist()
+
+
+def test_the_certificate_stands_in_it(exported, memory):
+    certificate = memory.verify()["4"].relative_error
+    assert f'data-value="{certificate!r}"' in _view(exported.html, "p1")
+
+
+def _view(html: str, name: str) -> str:
+    start = html.index(f'id="{name}"')
+    end = html.find('<section class="view', start)
+    return html[start : end if end > 0 else None]
+
+
+def test_all_of_it_is_inside_and_every_link_leads_to_a_part_of_it(exported):
+    found = Document(exported.html)
+    assert not [name for name, count in Counter(found.ids).items() if count > 1]
+    for address in found.addresses:
+        assert address.startswith("data:image/") or address.removeprefix("#") in found.ids, address
+    assert {own for label in found.labels for own in label.split()} <= set(found.ids)
+    assert found.tags["form"] == found.tags["input"] == 0
+    assert (found.tags["script"], found.tags["style"], found.tags["link"]) == (1, 1, 1)
+    assert "http" not in re.sub(r'http-equiv|xmlns="http://www.w3.org/2000/svg"', "", exported.html)
+
+
+def test_the_file_itself_forbids_everything_else(exported):
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', exported.html)
+    assert policy.startswith("default-src &#39;none&#39;; img-src data:;")
+    assert "unsafe" not in policy
+    assert not re.search(r"\sstyle=|\son\w+=|javascript:", exported.html)
+
+
+def test_what_a_memory_holds_is_text_in_the_file(exported):
+    assert "noise <b>" not in exported.html
+    assert "noise &lt;b&gt;" in exported.html
+
+
+def test_of_nothing_named_those_of_the_start_page_are_taken_and_each_dataset_is_left_out(memory, info):
+    choice = choose(memory, info, (), ())
+    assert [chips[0].words for chips in choice.masks[1:]] == [f"dataset {name}" for name in info.datasets]
+    assert choice.masks[0] == ()
+    panels = {name: probe_panel(memory, info, name) for name in ("shapes", "noise")}
+    mended = {(name, card.row) for name, own in panels.items() for part in own.mended for card in part.cards}
+    chosen = [(state.probe, state.row) for state in choice.items]
+    assert len(chosen) == len(set(chosen)) <= 12
+    assert set(chosen[: min(len(mended), 12)]) <= mended
+    assert {state.layer for state in choice.items} == {"4"}
+
+
+def test_examples_follow_one_another_within_the_file(exported):
+    first, second = _view(exported.html, "p1"), _view(exported.html, "p2")
+    assert re.search(r'<a id="after-p1" rel="next" href="#p2">', first)
+    assert 'rel="prev"' not in first
+    assert re.search(r'<a id="before-p2" rel="prev" href="#p1">', second)
+    assert re.search(r'rel="next" href="#p2-m1"', _view(exported.html, "p1-m1"))
+    assert "rel=" not in _view(exported.html, "p3")
+
+
+@pytest.mark.parametrize(
+    ("items", "without", "message"),
+    [
+        (["shapes/99"], [], "The probe shapes has no row '99': it has the rows 0 to 59."),
+        (["none/1"], [], "There is no probe 'none'"),
+        (["shapes/3"], ["dataset:nothing"], "There is no dataset 'nothing'. There is "),
+        (["shapes/3"], ["colour:3"], "--without colour:3: There is no column 'colour'. Write COLUMN:VALUE"),
+        (["shapes/3"], ["label:x"], "'x' is no number, and the column label has numbers."),
+    ],
+)
+def test_what_is_not_there_is_named(memory, info, items, without, message):
+    with pytest.raises(BadInput, match=re.escape(message)):
+        choose(memory, info, items, without)
+
+
+def test_a_file_that_would_be_too_large_is_refused_before_all_of_it_is_drawn(memory, info, choice):
+    drawn = []
+    with pytest.raises(BadInput, match=r"larger than 0\.5 MiB, as it is after \d of 9 views") as told:
+        exported_page(memory, info, "run", choice, 2**19, lambda done, total: drawn.append(done))
+    assert "Choose fewer predictions with --item" in told.value.hint
+    assert 0 < len(drawn) < 8
+
+
+def test_a_mask_that_leaves_nothing_says_so_in_the_place_of_each_answer(memory, info, choice):
+    state = replace(
+        choice, masks=((), (Chip.of(False, ("dataset",), ("shapes",)), Chip.of(False, ("dataset",), ("noise <b>",))))
+    )
+    exported = exported_page(memory, info, "run", state)
+    assert exported.failed > 3
+    assert "leaves no" in _view(exported.html, "p1-m1")
+    assert "data-failure" not in _view(exported.html, "p1")
+
+
+def test_a_memory_without_probes_has_no_predictions(tmp_path):
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0]):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="no probe"):
+        choose(memory, memory.info(), (), ())
+
+
+def test_what_leads_nowhere_is_gone_and_the_rest_stays_as_it_is():
+    html = (
+        '<section id="a" aria-labelledby="t"><h2 id="t">A &amp; B &#39;x&#39; '
+        '<a id="paper" href="paper?a">as in the paper</a></h2>'
+        '<form action="explore"><label for="v">x <input id="v" name="v"></label><form></form></form>'
+        '<a class="card chosen" href="" aria-current="true" data-layer="0"><b>0</b></a><a href="#p1">there</a>'
+        '<svg viewBox="0 0 1 1"><rect x="1" class="h1"/><rect class="hit" data-first="0"/></svg></section>'
+    )
+    assert settled(html, "p2") == (
+        '<section id="a-p2" aria-labelledby="t-p2"><h2 id="t-p2">A &amp; B &#39;x&#39; </h2>'
+        '<span class="card chosen" data-layer="0"><b>0</b></span><a href="#p1">there</a>'
+        '<svg viewBox="0 0 1 1"><rect x="1" class="h1"/></svg></section>'
+    )
