@@ -80,7 +80,9 @@ def test_the_training_is_unharmed_and_rebuilt(lightning, tmp_path, settings, ski
     plain, recorded = network(lightning, skipped), network(lightning, skipped)
     fit(lightning, plain, **settings)
     probes = {"test": torch.eye(12)[:3]}
-    recording = callback(tmp_path / "m", dataset="mine", probes=probes, probe_labels={"test": [2, 0, 3]})
+    gallery = dualform.Gallery.texts(["a", "b", "c"])
+    of_probes = {"probe_labels": {"test": [2, 0, 3]}, "probe_galleries": {"test": gallery}}
+    recording = callback(tmp_path / "m", dataset="mine", probes=probes, **of_probes)
     fit(lightning, recorded, [recording], **settings)
     for name, value in plain.state_dict().items():
         assert torch.equal(recorded.state_dict()[name], value), name
@@ -99,6 +101,7 @@ def test_the_training_is_unharmed_and_rebuilt(lightning, tmp_path, settings, ski
         assert all(one.relative_error < error for one in memory.verify().values())
         assert memory.probe("test").outputs.shape == (3, 4)
         assert memory.probe("test").labels.tolist() == [2, 0, 3]
+        assert memory.appearances([2, 0], probe="test").texts == ("c", "a")
 
 
 def test_the_callback_is_one_of_both_packages(lightning):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import dualform
+from dualform import Gallery
 from dualform.errors import BadInput, RecordingError
 from dualform.integrations.columns import said_of
 from dualform.integrations.probes import Probes
@@ -64,7 +65,7 @@ def trainer(model, folder, record=None, columns=("sample", "source"), **settings
     return RecordingTrainer(
         model=model, args=arguments(folder, **settings), train_dataset=Texts(), eval_dataset=Texts(), record=record,
         columns=columns, dataset="texts", probes={"test": inputs}, probe_labels={"test": inputs["input_ids"]},
-        recorder={"quiet": True},
+        probe_galleries={"test": Gallery.texts(["the first", "the second"])}, recorder={"quiet": True},
     )  # fmt: skip
 
 
@@ -98,6 +99,7 @@ def test_the_training_is_unharmed_and_rebuilt(tmp_path, settings, error):
         assert len(memory.probe("test", "lm_head").queries) == 2 * LENGTH
         words = torch.stack([Texts()[row]["input_ids"] for row in (0, 1)])
         assert memory.probe("test").labels.tolist() == words.flatten().tolist()
+        assert memory.appearances([1], probe="test").texts == ("the second",)
     assert training.evaluate()["eval_loss"] > 0
 
 

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import dualform
 from dualform.errors import AlreadyExists
 from dualform_studies.demo import DEMO_RECIPE, run_demo
+from dualform_studies.images.data.datasets import digits, permuted
 
 SMALLER = replace(DEMO_RECIPE, hidden=(32, 32), steps=150)
 
@@ -50,6 +54,27 @@ def test_the_prediction_is_explained_from_what_was_recorded(demo):
             expected = dict(zip(sums.groups, sums.sums[0], strict=True))
             assert {(each["dataset"], each["label"]): each["sum"] for each in layer["sums"]} == expected
         assert report["slots"] == 2 * 150 * 64
+
+
+def test_samples_and_probes_know_what_they_looked_like(demo):
+    with dualform.open(demo[0]) as memory:
+        info = memory.info()
+        assert dict(info.galleries) == {"digits": "images", "permuted-digits": "images"}
+        assert {probe.gallery for probe in info.probes} == {"images"}
+        train, test = digits(), permuted(digits())
+        drawn = memory.sql("SELECT DISTINCT sample FROM slots WHERE dataset = 'digits' ORDER BY sample").arrays[
+            "sample"
+        ]
+        for own in memory.appearances(drawn[:5], "digits"):
+            assert (
+                pixels(own.image).ravel().tolist() == (train.train.pixels[own.sample].astype(int) * 255 // 16).tolist()
+            )
+        for own in memory.appearances([0, 396], probe="test-permuted-digits"):
+            assert pixels(own.image).ravel().tolist() == (test.test.pixels[own.sample].astype(int) * 255 // 16).tolist()
+
+
+def pixels(png):
+    return np.asarray(Image.open(BytesIO(png)))
 
 
 def test_report_and_figures_are_left_behind(demo):

@@ -57,14 +57,16 @@ class RecordCallback(_Callback):
         dataset: str | None = None,
         probes: Mapping[str, Any] | None = None,
         probe_labels: Mapping[str, Any] | None = None,
+        probe_galleries: Mapping[str, Any] | None = None,
         make: Callable[..., Recorder] = Recorder,
         **recorder: Any,
     ) -> None:
         """`columns`: of the memory -> place or name in a batch, or a function of it; or names alone where they are the
         same, or a function from a batch to the arguments of `recorder.step`. `dataset`: the name of all data. `probes`:
         name -> inputs of the module, taken as the training ends; `probe_labels`: name -> integers, their labels where
-        they have some. `make`: what is called for the recorder, as dualform.estimate gives it. `recorder`: further
-        arguments of the Recorder, such as `layers`. Raises BadInput for labels of a probe that is not given.
+        they have some; `probe_galleries`: name -> dualform.Gallery, what they look like. `make`: what is called for the
+        recorder, as dualform.estimate gives it. `recorder`: further arguments of the Recorder, such as `layers`. Raises
+        BadInput for labels or a gallery of a probe that is not given.
         """
         super().__init__()
         self.recorder: Recorder | None = None
@@ -72,7 +74,7 @@ class RecordCallback(_Callback):
         self._folders, self._columns, self._arguments = Folders(path, bool(recorder.get("resume"))), columns, recorder
         self._make = make
         self._said = {} if dataset is None else {"dataset": dataset}
-        self._probes = Probes(probes, probe_labels)
+        self._probes = Probes(probes, probe_labels, probe_galleries)
         self._open = False
         self._step: Any = None
         """The step that runs; None where none does."""

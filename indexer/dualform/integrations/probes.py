@@ -10,18 +10,24 @@ from dualform.record.recorder import Recorder
 
 
 class Probes:
-    """Inputs of a model by the name of their probe, and labels of those that have some."""
+    """Inputs of a model by the name of their probe, with labels and galleries of those that have some."""
 
-    def __init__(self, inputs: Mapping[str, Any] | None = None, labels: Mapping[str, Any] | None = None) -> None:
-        """Raises BadInput for labels of a probe that is not among them: before the training, and not after it."""
-        self._inputs, self._labels = dict(inputs or {}), dict(labels or {})
-        if strangers := self._labels.keys() - self._inputs.keys():
-            raise BadInput(
-                f"probe_labels has {', '.join(map(repr, sorted(strangers)))}, which probes has no inputs of.",
-                hint="Give labels under the name of their probe.",
-                field="probe_labels",
-            )
+    def __init__(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        labels: Mapping[str, Any] | None = None,
+        galleries: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raises BadInput for what is given of a probe that is not among them: before the training, not after it."""
+        self._inputs, self._labels, self._galleries = dict(inputs or {}), dict(labels or {}), dict(galleries or {})
+        for given, what in ((self._labels, "labels"), (self._galleries, "galleries")):
+            if strangers := given.keys() - self._inputs.keys():
+                raise BadInput(
+                    f"probe_{what} has {', '.join(map(repr, sorted(strangers)))}, which probes has no inputs of.",
+                    hint=f"Give {what} under the name of their probe.",
+                    field=f"probe_{what}",
+                )
 
     def take(self, recorder: Recorder) -> None:
         for name, inputs in self._inputs.items():
-            recorder.probe(name, inputs, self._labels.get(name))
+            recorder.probe(name, inputs, self._labels.get(name), gallery=self._galleries.get(name))

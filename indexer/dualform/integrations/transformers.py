@@ -52,6 +52,7 @@ class RecordMixin:
         dataset: str | None = None,
         probes: Mapping[str, Any] | None = None,
         probe_labels: Mapping[str, Any] | None = None,
+        probe_galleries: Mapping[str, Any] | None = None,
         recorder: Mapping[str, Any] | None = None,
         make: Callable[..., Recorder] = Recorder,
         **named: Any,
@@ -61,14 +62,14 @@ class RecordMixin:
         their names in a batch, or names alone where they are the same, or functions of a batch, such as `next_token`;
         those that the model does not take are kept from it, and need no `remove_unused_columns=False`. `dataset`: the
         name of all data. `probes`: name -> inputs of the model, taken as the training ends; `probe_labels`: name ->
-        integers, their labels where they have some. `recorder`: further arguments of the Recorder, such as `layers`.
-        `make`: what is called for it, as dualform.estimate gives it. Raises BadInput for labels of a probe that is not
-        given.
+        integers, their labels where they have some; `probe_galleries`: name -> dualform.Gallery, what they look like.
+        `recorder`: further arguments of the Recorder, such as `layers`. `make`: what is called for it, as
+        dualform.estimate gives it. Raises BadInput for labels or a gallery of a probe that is not given.
         """
         self.recorder: Recorder | None = None
         """Of the training that runs, or ran last."""
         self._columns, self._dataset = columns, dataset
-        self._probes, self._recorder_arguments = Probes(probes, probe_labels), dict(recorder or {})
+        self._probes, self._recorder_arguments = Probes(probes, probe_labels, probe_galleries), dict(recorder or {})
         self._make = make
         self._folders = None if record is None else Folders(record, bool(self._recorder_arguments.get("resume")))
         self._recording, self._taken = False, frozenset[str]()

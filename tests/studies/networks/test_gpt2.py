@@ -62,6 +62,23 @@ def test_slots_know_their_token_and_the_one_that_follows(run: tuple[Path, Report
     assert set(fables.titles) == {fables.corpus.title(int(start)) for start in fables.train.starts}
 
 
+def test_a_slots_token_is_found_in_its_passage(run: tuple[Path, Report], fables: Fables) -> None:
+    with dualform.open(run[0]) as memory:
+        slots = memory.sql("SELECT sample, position, place FROM slots ORDER BY slot LIMIT 40").records()
+        shown = memory.appearances([slot["sample"] for slot in slots], "aesop")
+        for slot, own in zip(slots, shown, strict=True):
+            start, end = (int(at[slot["place"]]) for at in (fables.train.starts, fables.train.ends))
+            marked = own.marked(slot["position"])
+            assert (marked is None) == (start == end)
+            if marked is not None:
+                assert marked[1] == fables.train.text[start:end]
+                assert "".join(marked) in fables.train.text
+        last = len(fables.passages(fables.test)) - 1
+        (text,) = memory.appearances([last], probe="test").texts
+        assert text is not None
+        assert fables.test.text[fables.test.starts[last * 16] :].startswith(text)
+
+
 def test_examples_and_likeness_are_those_of_every_key(run: tuple[Path, Report], fables: Fables) -> None:
     out, report = run
     with dualform.open(out) as memory:

@@ -77,6 +77,14 @@ def test_attention_to_classes_and_images_is_that_of_every_key(run: tuple[Path, R
         assert one["of_mean"] == pytest.approx(of_images[at].max() / of_images[at].mean(), rel=1e-4)
 
 
+def test_samples_and_the_probe_know_what_they_looked_like(run: tuple[Path, Report], made_up_data: Path) -> None:
+    with dualform.open(run[0]) as memory:
+        (dataset,) = memory.info().galleries
+        samples = memory.sql("SELECT DISTINCT sample FROM slots ORDER BY sample").arrays["sample"]
+        assert memory.appearances(samples[:1000], dataset).known.all()
+        assert memory.info().probes[0].gallery == "images"
+
+
 def test_the_mask_of_a_class_stands_beside_as_many_images_drawn_at_random(run: tuple[Path, Report]) -> None:
     report = run[1]
     whole, of_class, drawn = report["masks"]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dualform import Recorder
 from dualform.methods import Answers
+from dualform_studies.images.data.appearance import examples_of, trained_gallery
 from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.training.network import build_network
 from dualform_studies.images.training.recipe import Recipe
@@ -87,5 +88,7 @@ def record(
             for dataset in datasets:
                 images = torch.from_numpy(dataset.inputs(dataset.test))
                 name = probe_name(dataset, None if moment == recipe.steps else moment)
-                recorder.probe(name, images, label=dataset.test.labels)
+                recorder.probe(name, images, label=dataset.test.labels, gallery=examples_of(dataset))
+        for dataset in datasets:
+            recorder.gallery(dataset.name, trained_gallery(dataset))
     return seconds

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dualform import Recorder
 from dualform.query.engine import Engine
+from dualform_studies.images.data.appearance import examples_of, trained_gallery
 from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.query_figure import Query
 from dualform_studies.images.training.network import build_network, predictions, with_weights
@@ -44,7 +45,8 @@ def train_in_succession(
 ) -> TrainedNetwork:
     """Train a fresh network on both datasets, recorded into the folder `record_to` where there is one.
 
-    A recorded training stores the probes `test-NAME`, all test images of each dataset with their labels, at its end.
+    A recorded training stores the probes `test-NAME`, all test images of each dataset with their labels, at its end,
+    and what both kinds of images look like.
     Raises AlreadyExists where the folder holds something.
     """
     network = build_network(recipe.widths(pair[0]), seed)
@@ -56,8 +58,9 @@ def train_in_succession(
     with recorder:
         trained = _train(network, optimizer, pair, recipe, seed, recorder, progress)
         for dataset in pair:
-            images = torch.from_numpy(dataset.inputs(dataset.test))
-            recorder.probe(probe_name(dataset), images, label=dataset.test.labels)
+            recorder.gallery(dataset.name, trained_gallery(dataset))
+            images, gallery = torch.from_numpy(dataset.inputs(dataset.test)), examples_of(dataset)
+            recorder.probe(probe_name(dataset), images, label=dataset.test.labels, gallery=gallery)
     return trained
 
 

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from dualform import Gallery
 from dualform.extras import missing_package
 from dualform_studies.networks.gpt2.recipe import Recipe
 from dualform_studies.text.corpora import Corpus
@@ -42,6 +43,15 @@ class Fables:
     def passages(self, tokens: Tokens) -> NDArray[np.int64]:
         """int64[n, L]: the text in passages that follow one another; what is left at its end is not read."""
         return tokens.ids[: len(tokens) // self.length * self.length].reshape(-1, self.length)
+
+    def gallery(self, tokens: Tokens) -> Gallery:
+        """What the passages look like, with the place of each token."""
+        texts, offsets = [], []
+        for first in range(0, len(tokens) // self.length * self.length, self.length):
+            starts, ends = (own[first : first + self.length] for own in (tokens.starts, tokens.ends))
+            texts.append(tokens.text[starts[0] : ends[-1]])
+            offsets.append(np.stack([starts, ends], axis=1) - starts[0])
+        return Gallery.texts(texts, offsets=offsets)
 
     def word(self, token: int) -> str:
         """A token as text."""

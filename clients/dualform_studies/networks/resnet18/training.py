@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dualform.extras import missing_package
+from dualform_studies.images.data.appearance import examples_of, gallery_of
 from dualform_studies.images.data.datasets import Dataset, Images, Rows
 from dualform_studies.networks.other_weights import other_weights
 from dualform_studies.networks.resnet18.network import ResNet18, build_network
@@ -57,8 +58,8 @@ def train(dataset: Dataset, recipe: Recipe, seed: int, out: Path, probed: NDArra
     loader = DataLoader(data, recipe.batch, shuffle=True, generator=order)
     record = RecordCallback(
         out, columns=COLUMNS, dataset=dataset.name, probes={PROBE: pictures(dataset, dataset.test, probed)},
-        probe_labels={PROBE: dataset.test.labels[probed]}, label_names={dataset.name: list(dataset.label_names)},
-        quiet=True,
+        probe_labels={PROBE: dataset.test.labels[probed]}, probe_galleries={PROBE: examples_of(dataset, probed)},
+        label_names={dataset.name: list(dataset.label_names)}, quiet=True,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its advice on loaders and loggers
@@ -68,7 +69,9 @@ def train(dataset: Dataset, recipe: Recipe, seed: int, out: Path, probed: NDArra
             logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         trainer.fit(_module(lightning, network, recipe), loader)
-    return network.cpu().eval(), perf_counter() - start
+    seconds = perf_counter() - start
+    gallery_of(dataset, dataset.train, rows).store(out, dataset.name)
+    return network.cpu().eval(), seconds
 
 
 def _module(lightning: Any, network: ResNet18, recipe: Recipe) -> Any:
