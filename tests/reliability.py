@@ -41,6 +41,7 @@ _PARTS = {
         "service/test_idle_connections.py",
         "service/test_floods.py",
     ),
+    "Pages over a million slots": ("explorer/test_many_slots.py",),
     "SIGTERM under load": ("service/test_sigterm_under_load.py",),
     "An hour at full load": ("service/test_soak.py",),
 }

@@ -13,6 +13,7 @@ FELT = {
     "checkpointing": "training with activations checkpointed and the recorder on",
     "long_training": "a long training of small steps",
     "serving": "questions over gRPC",
+    "explorer": "pages for a browser",
     "strangers": "light questions beside floods",
     "memory": "memory of a server and of whole studies",
 }
