@@ -66,9 +66,9 @@ def run(plan: Plan) -> Section:
     ]
     section.notes.append(
         f"One layer of {plan.width} + {OUTPUTS} numbers a slot, which are generated, and a probe of {PROBE} queries. "
-        "Beside stand the three answers alone, asked of an engine in process, and for the first page the opening and the "
-        "first answers of an engine; files are in the page cache, and what is derived from keys lies beside them. A page "
-        f"asks for {len(PANELS)} parts at once, on the same cores; what a browser draws is not in it."
+        "Beside stand the three answers alone, asked of an engine in process, and for the first page the opening and "
+        "the first answers of an engine; files are in the page cache, and what is derived from keys lies beside them. "
+        f"A page asks for {len(PANELS)} parts at once, on the same cores; what a browser draws is not in it."
     )
     return section
 
