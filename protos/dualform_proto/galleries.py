@@ -50,6 +50,8 @@ def encode_appearances(found: Appearances) -> pb.LookResponse:
     if found.offsets is not None:
         message.offsets.counts = encode_numbers(np.array([len(own) for own in found.offsets], dtype=np.int64))
         message.offsets.places = b"".join(encode_numbers(own) for own in found.offsets)
+        if found.firsts is not None:
+            message.offsets.firsts = encode_numbers(found.firsts)
     if found.kind == TABLE:
         message.columns.CopyFrom(encode_columns(found.columns))
         message.columns.rows = len(found)
@@ -75,6 +77,7 @@ def decode_appearances(message: pb.LookResponse) -> Appearances:
         images=images,
         texts=_spread(list(message.texts), known, TEXTS, message.kind),
         offsets=_offsets(message.offsets, len(samples)) if message.HasField("offsets") else None,
+        firsts=_firsts(message.offsets, len(samples)) if message.offsets.firsts else None,
         columns=decode_columns(message.columns),
         scale=(message.scale.least, message.scale.greatest) if message.HasField("scale") else None,
         scan=decode_scan(message.scan),
@@ -92,6 +95,10 @@ def _spread(values: list[Any], known: NDArray[np.bool_], kind: str, given: str) 
     if len(values) != (len(known) if kind == given else 0):
         raise BadInput(f"{len(known)} samples of kind {given} have {len(values)} {kind}.")
     return tuple(value if own else None for value, own in zip(values, known.tolist(), strict=False))
+
+
+def _firsts(message: pb.Offsets, count: int) -> NDArray[np.int64]:
+    return decode_numbers(message.firsts, np.int64, "firsts", count)
 
 
 def _offsets(message: pb.Offsets, count: int) -> tuple[NDArray[np.int32], ...]:

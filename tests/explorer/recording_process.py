@@ -1,5 +1,5 @@
-"""A training that records: `python -m tests.explorer.recording_process FOLDER` takes as many steps as each line of stdin
-says, has them on disk and says how many there are; stdin's end is the training's.
+"""A training that records: `python -m tests.explorer.recording_process FOLDER` takes as many steps as each line of
+stdin says, has them on disk and says how many there are; stdin's end is the training's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def main(path: Path) -> None:
             if done == int(line):
                 recorder.probe("test", inputs, label=labels)
             recorder.flush()
-            print(done, flush=True)
+            sys.stdout.write(f"{done}\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

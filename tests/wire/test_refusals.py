@@ -313,6 +313,10 @@ TWO = {"samples": bytes(16), "known": b"\1\1"}
             ),
             "offsets of 2 texts have 0 numbers",
         ),
+        (
+            pb.LookResponse(kind="texts", **TWO, texts=["", ""], offsets=pb.Offsets(counts=bytes(16), firsts=bytes(8))),
+            "firsts holds 8 bytes",
+        ),
     ],
 )
 def test_appearances_whose_parts_do_not_fit(message, says):

@@ -267,6 +267,8 @@ def appearances(draw: Any) -> Appearances:
         beside["texts"] = tuple(draw(texts) if own else None for own in known)
         pairs = matrices(np.int32, cols=st.just(2))
         beside["offsets"] = draw(st.none() | st.tuples(*[pairs] * n))
+        if n and beside["offsets"] is not None:
+            beside["firsts"] = draw(st.none() | arrays.arrays(np.int64, n))
     else:
         beside["columns"] = {name: draw(column(n)) for name in draw(names)}
     return Appearances(draw(arrays.arrays(np.int64, n)), kind, known, **beside)

@@ -9,19 +9,25 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from dualform import Recorder, Replay
 from dualform_studies.progress import Progress, or_silent
 from dualform_studies.recorded_memory import open_recorded
+from dualform_studies.text.appearance import passages, streams
 from dualform_studies.text.attention import Question
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.network import LAYER, LanguageModel, build_network
+from dualform_studies.text.prompts import CONTEXT
 from dualform_studies.text.recipe import Recipe
 from dualform_studies.text.streams import chunks_of_a_pass
 from dualform_studies.text.tokens import Tokens, Vocabulary
 from dualform_studies.text.training import Watch, begin, train
+
+PROBE, PASSAGES = "test", 16
+"""Passages of the test text, of CONTEXT tokens each, that are stored as queries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +67,19 @@ class Task:
             network, optimizer, out, [LAYER], values=False, label_names=names, keys=keys, quiet=True
         ) as recorder:
             self._train(network, optimizer, recorder, "training, recorded", watch)
-        return network, perf_counter() - start
+            seconds = perf_counter() - start
+            if keys:
+                self._show(recorder)
+        return network, seconds
+
+    def _show(self, recorder: Recorder) -> None:
+        """Store what the streams read, and passages of the test text as a probe, for whoever looks at the memory."""
+        recorder.gallery(self.corpus.name, streams(self.train, self.recipe))
+        length = min(CONTEXT, len(self.test) - 1)
+        begins = np.arange(min(PASSAGES, (len(self.test) - 1) // length)) * length
+        places = begins[:, None] + np.arange(length)
+        inputs, labels = (torch.from_numpy(self.test.ids[own]).to(self.device) for own in (places, places + 1))
+        recorder.probe(PROBE, inputs, label=labels, gallery=passages(self.test, begins.tolist(), length))
 
     def replay(self, out: Path, questions: Sequence[Question]) -> tuple[list[Any], float]:
         """Answers from the training run again, and the seconds it took."""

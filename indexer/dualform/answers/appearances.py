@@ -35,6 +35,8 @@ class Appearance:
     offsets: NDArray[np.int32] | None = None
     """int32[positions, 2]: where each of the sample's positions starts and stops in `text`, in characters; None where
     the gallery does not say it."""
+    first: int = 0
+    """The position that the first of `offsets` is of."""
     row: Mapping[str, Any] | None = None
     """Plain values by column; NULL is None."""
 
@@ -47,9 +49,10 @@ class Appearance:
         """`text` as what stands before a position, at it and behind it; None where no place of it is known, or it has
         none, as padding and the marks of a tokenizer have.
         """
-        if self.text is None or self.offsets is None or not 0 <= position < len(self.offsets):
+        place = position - self.first
+        if self.text is None or self.offsets is None or not 0 <= place < len(self.offsets):
             return None
-        start, stop = self.offsets[position].tolist()
+        start, stop = self.offsets[place].tolist()
         return None if start == stop else (self.text[:start], self.text[start:stop], self.text[stop:])
 
 
@@ -74,6 +77,8 @@ class Appearances(Table):
     offsets: tuple[NDArray[np.int32], ...] | None = None
     """n of a gallery of texts that knows the places of positions, [0, 2] where a text is not known; else None.
     `Appearance.offsets`, by the slots' column `position`."""
+    firsts: NDArray[np.int64] | None = None
+    """int64[n]: the position that the first offsets of each text are of; None where that is 0 of all."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Of a gallery of rows, the columns by name, n entries each, NULL where a sample is not known; else empty."""
     scale: tuple[float, float] | None = None
@@ -88,6 +93,7 @@ class Appearances(Table):
             self.images[place] if self.images else None,
             self.texts[place] if self.texts else None,
             None if self.offsets is None else self.offsets[place],
+            0 if self.firsts is None else int(self.firsts[place]),
             {name: column[[place]].tolist()[0] for name, column in self.columns.items()}
             if self.kind == TABLE
             else None,

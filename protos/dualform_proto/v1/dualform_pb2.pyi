@@ -1929,17 +1929,21 @@ class Offsets(google.protobuf.message.Message):
 
     COUNTS_FIELD_NUMBER: builtins.int
     PLACES_FIELD_NUMBER: builtins.int
+    FIRSTS_FIELD_NUMBER: builtins.int
     counts: builtins.bytes
     """int64[n]: positions of each text"""
     places: builtins.bytes
     """int32: start and stop of each position, text after text"""
+    firsts: builtins.bytes
+    """int64[n]: the position that those of each text begin with; empty for 0"""
     def __init__(
         self,
         *,
         counts: builtins.bytes = ...,
         places: builtins.bytes = ...,
+        firsts: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "places", b"places"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "firsts", b"firsts", "places", b"places"]) -> None: ...
 
 Global___Offsets: typing_extensions.TypeAlias = Offsets
 

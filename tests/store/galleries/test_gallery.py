@@ -187,6 +187,25 @@ def test_texts_come_back_and_one_token_is_marked(tmp_path):
     assert looked(Gallery.texts(passages), tmp_path / "plain")[0].marked(0) is None
 
 
+def test_texts_that_go_on_from_one_to_the_next_are_found_by_positions_that_do(tmp_path):
+    offsets = [[(0, 3), (4, 7)], [(0, 5)]]
+    gallery = Gallery.texts(["the cat", "sleeps"], offsets=offsets, first=np.array([0, 2]), samples=[7, 8])
+    found = looked(gallery, tmp_path, [8, 9, 7])
+    assert found.firsts.tolist() == [2, 0, 0]
+    assert found[0].marked(2) == ("", "sleep", "s")
+    assert [found[0].marked(position) for position in (0, 1, 3)] == [None] * 3
+    assert found[2].marked(1) == ("the ", "cat", "")
+    assert found[1].marked(0) is None
+
+
+@pytest.mark.parametrize("first", [[0], [0, -1], [0.0, 1.0], ["a", "b"], [[0], [1]]])
+def test_a_first_that_is_no_position_of_each_text_is_refused(first):
+    with pytest.raises(BadInput, match="first is not a position for each of 2 texts"):
+        Gallery.texts(["a", "b"], offsets=[[(0, 1)], [(0, 1)]], first=first)
+    with pytest.raises(BadInput, match="first= is given without offsets="):
+        Gallery.texts(["a", "b"], first=[0, 1])
+
+
 @pytest.mark.parametrize(
     ("texts", "offsets", "said"),
     [

@@ -72,6 +72,27 @@ def test_slots_tell_which_token_was_read_and_which_followed(stored: Run, oracle:
     assert slots["sample"].max() == RECIPE.batch - 1
 
 
+def test_a_slots_token_is_found_in_what_its_stream_read(stored: Run, oracle: Any) -> None:
+    _, tokens, _, _ = oracle
+    with dualform.open(stored[0]) as memory:
+        rows = memory.sql("SELECT sample, position FROM slots ORDER BY slot DESC LIMIT 40").records()
+        shown = {own.sample: own for own in memory.appearances(sorted({row["sample"] for row in rows}), "aesop")}
+        for row in rows:
+            marked = shown[row["sample"]].marked(row["position"])
+            assert marked is not None
+            assert marked[1] == tokens.word(row["position"])
+            assert "".join(marked) in tokens.text
+        probe = memory.info().probes[0]
+        assert (probe.name, probe.gallery) == ("test", "texts")
+        labels, examples = memory.probe("test").labels, memory.appearances([0, 1], probe="test")
+        assert examples.offsets is not None
+        length = len(examples.offsets[0])
+        assert len(labels) % length == 0
+        names = {row["label"]: row["name"] for row in memory.sql("SELECT label, name FROM labels").records()}
+        followed = [names[label] for label in labels[: length - 1].tolist()]
+        assert followed == [examples[0].marked(place)[1] for place in range(1, length)]
+
+
 def test_sums_by_position_and_hits_are_those_of_every_key(stored: Run, oracle: Any) -> None:
     _, tokens, keys, positions = oracle
     queries = np.load(report_folder(stored[0]) / "queries.npy").astype(np.float64)

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from dualform import Gallery
 from dualform.extras import missing_package
 from dualform_studies.networks.gpt2.recipe import Recipe
+from dualform_studies.text.appearance import passages
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.tokens import Tokens
 
@@ -46,12 +47,8 @@ class Fables:
 
     def gallery(self, tokens: Tokens) -> Gallery:
         """What the passages look like, with the place of each token."""
-        texts, offsets = [], []
-        for first in range(0, len(tokens) // self.length * self.length, self.length):
-            starts, ends = (own[first : first + self.length] for own in (tokens.starts, tokens.ends))
-            texts.append(tokens.text[starts[0] : ends[-1]])
-            offsets.append(np.stack([starts, ends], axis=1) - starts[0])
-        return Gallery.texts(texts, offsets=offsets)
+        whole = len(tokens) // self.length * self.length
+        return passages(tokens, range(0, whole, self.length), self.length)
 
     def word(self, token: int) -> str:
         """A token as text."""

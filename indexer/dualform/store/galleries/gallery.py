@@ -46,16 +46,22 @@ class Gallery:
 
     @classmethod
     def texts(
-        cls, texts: Sequence[str], *, offsets: Sequence[Any] | None = None, samples: ArrayLike | None = None
+        cls,
+        texts: Sequence[str],
+        *,
+        offsets: Sequence[Any] | None = None,
+        first: ArrayLike | None = None,
+        samples: ArrayLike | None = None,
     ) -> Gallery:
         """Texts. `offsets`: of each, [positions, 2] of where a position of the sample starts and stops in it, in
         characters, as a tokenizer's offset_mapping: by them a slot's `position` is found in the text.
 
-        `samples`: as of images. Raises BadInput for what is no text, and for offsets outside of it.
+        `first`: of each text, the position that its offsets begin with, where positions count on from text to text;
+        None for 0. `samples`: as of images. Raises BadInput for what is no text, and for offsets outside of it.
         """
         from dualform.store.galleries.texts import Texts
 
-        return cls(Texts(texts, offsets), samples)
+        return cls(Texts(texts, offsets, first), samples)
 
     @classmethod
     def table(cls, table: Any, *, samples: ArrayLike | None = None) -> Gallery:

@@ -82,9 +82,12 @@ class StoredGallery:
             if "offsets" not in content.schema.names:
                 return Appearances(samples, self.kind, known, texts=texts)
             pairs = [_pairs(own) for own in content.column("offsets")]
-            return Appearances(
-                samples, self.kind, known, texts=texts, offsets=_spread(pairs, known, np.zeros((0, 2), np.int32))
-            )
+            offsets = _spread(pairs, known, np.zeros((0, 2), np.int32))
+            if "first" not in content.schema.names:
+                return Appearances(samples, self.kind, known, texts=texts, offsets=offsets)
+            firsts = np.zeros(len(samples), dtype=np.int64)
+            firsts[known] = content.column("first").to_numpy(zero_copy_only=False)
+            return Appearances(samples, self.kind, known, texts=texts, offsets=offsets, firsts=firsts)
         places = pa.array(np.cumsum(known) - 1, mask=~known)
         spread = content.column("row").take(places)
         columns = dict(zip([own.name for own in spread.type], map(_numpy, spread.flatten()), strict=True))

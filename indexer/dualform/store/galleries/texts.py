@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from dualform.store.galleries.images import as_numbers
 
 _TEXT = ("text", pa.string())
 _OFFSETS = ("offsets", pa.list_(pa.int32()))
+_FIRST = ("first", pa.int64())
 
 
 class Texts:
@@ -23,8 +24,9 @@ class Texts:
 
     kind = TEXTS
 
-    def __init__(self, texts: Sequence[str], offsets: Sequence[Any] | None) -> None:
-        """`offsets`: of each text, [positions, 2] of where a position starts and stops in it, in characters.
+    def __init__(self, texts: Sequence[str], offsets: Sequence[Any] | None, first: Any = None) -> None:
+        """`offsets`: of each text, [positions, 2] of where a position starts and stops in it, in characters; `first`:
+        of each text, the position that they begin with, None for 0.
 
         Raises BadInput for what is no text, and for offsets that do not lie in their text.
         """
@@ -34,7 +36,10 @@ class Texts:
         for number, text in enumerate(self._texts):
             _check_text(number, text)
         self._offsets = None if offsets is None else self._checked(list(offsets))
-        self.schema = pa.schema([_TEXT] if offsets is None else [_TEXT, _OFFSETS])
+        self._first = None if first is None else _firsts(first, self._offsets)
+        self.schema = pa.schema(
+            [_TEXT] if offsets is None else [_TEXT, _OFFSETS] if first is None else [_TEXT, _OFFSETS, _FIRST]
+        )
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -45,8 +50,10 @@ class Texts:
     def batches(self) -> Iterator[pa.RecordBatch]:
         if self._offsets is None:
             return gathered(((text,) for text in self._texts), self.schema)
-        rows = zip(self._texts, (own.ravel() for own in self._offsets), strict=True)
-        return gathered(rows, self.schema)
+        columns: list[Iterable[Any]] = [self._texts, (own.ravel() for own in self._offsets)]
+        if self._first is not None:
+            columns.append(self._first.tolist())
+        return gathered(zip(*columns, strict=True), self.schema)
 
     def _checked(self, offsets: list[Any]) -> list[NDArray[np.int32]]:
         if len(offsets) != len(self._texts):
@@ -57,6 +64,22 @@ class Texts:
             )
         lengths = map(len, self._texts)
         return [_places(number, *own) for number, own in enumerate(zip(offsets, lengths, strict=True))]
+
+
+def _firsts(first: Any, offsets: list[NDArray[np.int32]] | None) -> NDArray[np.int64]:
+    if offsets is None:
+        raise BadInput("first= is given without offsets=.", hint="It is where these begin.", field="first")
+    try:
+        found = as_numbers(first)
+    except (BadInput, ValueError):
+        found = np.zeros(0)
+    if found.shape != (len(offsets),) or (len(found) and found.dtype.kind not in "iu") or (found < 0).any():
+        raise BadInput(
+            f"first is not a position for each of {len(offsets)} texts.",
+            hint="Give a whole number for each, from 0: the position that its offsets begin with.",
+            field="first",
+        )
+    return found.astype(np.int64)
 
 
 def _check_text(number: int, text: Any) -> None:
