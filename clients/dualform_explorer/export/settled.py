@@ -8,7 +8,7 @@ import re
 from html.parser import HTMLParser
 
 _NAMED = re.compile(r'\b(id|for|aria-labelledby)="([^"]*)"')
-_KEPT = ("card", "chip")
+_KEPT = ("card", "chip", "token")
 """Classes of links that say something also where they lead nowhere."""
 
 
@@ -46,7 +46,7 @@ class _Settling(HTMLParser):
                 self._dropped, self._depth = tag, 1
                 return
             self._spans = True
-            text = re.sub(r'\s(href|aria-current)="[^"]*"', "", "<span" + text[2:])
+            text = re.sub(r'\s(href|aria-current|tabindex)="[^"]*"', "", "<span" + text[2:])
         self.parts.append(_NAMED.sub(rf'\1="\2-{self._view}"', text))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
