@@ -16,6 +16,7 @@ from tests.explorer.served import served
 pytestmark = needs_chromium
 SLOTS = 12
 """Of a step."""
+SCANNED = '#panel-record div:has(> dt:text-is("slots scanned"))'
 
 
 class Training:
@@ -55,7 +56,7 @@ def test_newer_steps_are_offered_and_shown_when_asked_for(training: Training, tm
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
 
         def slots() -> str | None:
-            return page.locator("#panel-mask .fine data").nth(1).get_attribute("value")
+            return page.locator(f"{SCANNED} data").first.get_attribute("value")
 
         page.goto(f"{pages.url}explore?item=test/1")
         assert page.get_attribute("#answers", "data-recording") == "yes"
@@ -72,7 +73,7 @@ def test_newer_steps_are_offered_and_shown_when_asked_for(training: Training, tm
         assert slots() == str(2 * SLOTS), "a click moved the page to another snapshot"
 
         page.click("#news a")
-        page.locator(f"#panel-mask .fine data[value='{7 * SLOTS}']").nth(1).wait_for()
+        page.locator(f"{SCANNED} data[value='{7 * SLOTS}']").first.wait_for()
         assert not page.is_visible("#news")
         assert "layer=0" in page.url
 
