@@ -5,6 +5,7 @@ Shapes: m slots, d_in and d_out of the layer.
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, Future
 from typing import NamedTuple
 
 import numpy as np
@@ -29,19 +30,34 @@ class SlotRows(NamedTuple):
     """int64[m]."""
 
 
-class SlotWindow:
-    """Of one layer, asked for step by step; holds what was read last. It has the rows by entry, as Keys and Rows do."""
+class _Window(NamedTuple):
+    """A range of a layer's entries."""
 
-    def __init__(self, view: View, layer: Layer, groups: NDArray[np.int64]) -> None:
-        """`groups`: int64[H], the group of each entry."""
+    start: int
+    stop: int
+    keys: NDArray[np.float32]
+    errors: NDArray[np.float32]
+
+    def has(self, start: int, stop: int) -> bool:
+        return self.start <= start and stop <= self.stop
+
+
+class SlotWindow:
+    """Of one layer, asked for step by step; holds what was read last, while what follows is read. It has the rows by
+    entry, as Keys and Rows do.
+    """
+
+    def __init__(self, view: View, layer: Layer, groups: NDArray[np.int64], reader: Executor) -> None:
+        """`groups`: int64[H], the group of each entry. `reader`: reads while the walk computes."""
         keys = view.snapshot.keys(layer.name)
         # What is gone through once is not held. Rows that several slots share come back, in any order.
         self._keys: Keys = keys.passing() if keys.order is None else keys
         self._values: Rows = view.snapshot.values(layer.name).passing()
         self._steps, self._groups = view.slot_steps(layer), groups
         self._ahead = _READ_AHEAD // (layer.d_in + layer.d_out)
-        self._start = self._stop = 0
-        self._held = self._keys.entry_block(0, 0), self._values.block(0, 0)
+        self._reader = reader
+        self._held = self._read(0, 0)
+        self._following: Future[_Window] | None = None
 
     def between(self, first_step: int, last_step: int) -> SlotRows:
         """Those of some steps, both included; there may be none."""
@@ -52,18 +68,28 @@ class SlotWindow:
 
     def entry_block(self, start: int, stop: int) -> NDArray[np.float32]:
         """float32[stop - start, d_in]: the keys of some entries."""
-        return self._read(start, stop)[0][start - self._start : stop - self._start]
+        held = self._holding(start, stop)
+        return held.keys[start - held.start : stop - held.start]
 
     def block(self, start: int, stop: int) -> NDArray[np.float32]:
         """float32[stop - start, d_out]: their error signals."""
-        return self._read(start, stop)[1][start - self._start : stop - self._start]
+        held = self._holding(start, stop)
+        return held.errors[start - held.start : stop - held.start]
 
-    def _read(self, start: int, stop: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        if start < self._start or stop > self._stop:
-            # Blocks of one layer ask for steps in turn, some for earlier ones than others.
-            self._start, self._stop = max(start - self._ahead // 4, 0), min(stop + self._ahead, len(self._steps))
-            self._held = (
-                self._keys.entry_block(self._start, self._stop),
-                self._values.block(self._start, self._stop),
-            )
-        return self._held
+    def _holding(self, start: int, stop: int) -> _Window:
+        if self._held.has(start, stop):
+            return self._held
+        following = None if self._following is None else self._following.result()
+        # Blocks of one layer ask for steps in turn, some for earlier ones than others.
+        before = self._ahead // 4
+        if following is None or not following.has(start, stop):
+            following = self._read(start - before, stop + self._ahead)
+        self._held, self._following = following, None
+        if (end := following.stop) < len(self._steps):
+            self._following = self._reader.submit(self._read, end - before - (stop - start), end + self._ahead)
+        return following
+
+    def _read(self, start: int, stop: int) -> _Window:
+        """A range of entries, or what there is of it."""
+        start, stop = max(start, 0), min(stop, len(self._steps))
+        return _Window(start, stop, self._keys.entry_block(start, stop), self._values.block(start, stop))

@@ -12,6 +12,7 @@ Shapes: n examples, G groups, T recorded steps, d_in and d_out of a layer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from os import PathLike
 from typing import Any
@@ -87,7 +88,8 @@ class Walk:
         batch_dims = {name: layer.batch_dim for name, layer in self._layers.items()}
         self._passes = SignalPasses(model, list(taps.values()), batch_dims, influence.examples)
         self._groups, self._counts, numbers = groups_of_layers(view, self._layers, tuple(influence.by), check)
-        windows = {name: SlotWindow(view, layer, numbers[name]) for name, layer in self._layers.items()}
+        reader = ThreadPoolExecutor(1, "dualform-ledger")
+        windows = {name: SlotWindow(view, layer, numbers[name], reader) for name, layer in self._layers.items()}
         self._blocks = [FollowedBlock(view, holders, windows) for holders in _holders(view, self._layers)]
         count = self._passes.count
         check_room(len(self._groups), count, influence)
