@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo
 from dualform.errors import DualformError, NotFound
@@ -64,6 +63,8 @@ class ProbePanel:
     """Misread ones, or the first of all where none is known to be misread."""
     trouble: str
     """Why masks were not tried."""
+    lacking: str
+    """Why examples are not shown as they looked; empty where there is nothing to say."""
 
 
 def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
@@ -83,6 +84,7 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
     except DualformError as error:
         trouble = str(error)
     rows = misread[:_SHOWN] if len(misread) else np.arange(min(examples.count, _SHOWN))
+    cards, lacking = _cards(memory, info, examples, rows)
     return ProbePanel(
         probe=name,
         count=examples.count,
@@ -92,8 +94,9 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
         output_layer=found,
-        cards=example_cards(memory, info, examples, rows),
+        cards=cards,
         trouble=trouble,
+        lacking=lacking,
     )
 
 
@@ -118,19 +121,19 @@ def _ranked(memory: Answers, info: MemoryInfo, examples: Examples, found: Mappin
             name,
             hue_of(info, ("dataset",), (name,)),
             len(found[name]),
-            example_cards(memory, info, examples, found[name][:_SHOWN]),
+            _cards(memory, info, examples, found[name][:_SHOWN])[0],
         )
         for name in order
     ]
 
 
-def example_cards(
-    memory: Answers, info: MemoryInfo, examples: Examples, rows: NDArray[np.int64]
-) -> tuple[ExampleCard, ...]:
-    """What is to be seen of some examples, `rows` int64[n] of them."""
+def _cards(
+    memory: Answers, info: MemoryInfo, examples: Examples, rows: np.ndarray
+) -> tuple[tuple[ExampleCard, ...], str]:
+    """And why some do not show what they look like."""
     names, read = label_names(memory), examples.read
     looks = looks_of_examples(memory, info, examples.probe, rows.tolist())
-    return tuple(
+    cards = tuple(
         ExampleCard(
             row,
             examples.label(row),
@@ -139,5 +142,6 @@ def example_cards(
             names.of(None if read is None else int(read[row])),
             look,
         )
-        for row, look in zip(rows.tolist(), looks, strict=True)
+        for row, look in zip(rows.tolist(), looks.each, strict=True)
     )
+    return cards, looks.lacking

@@ -53,6 +53,8 @@ class SlotsPanel:
     """The size of the largest score that is shown."""
     kind: str
     """What slots look like: "image", "text", "table" or "none"."""
+    lacking: str
+    """Why some are not shown as they looked; empty where there is nothing to say."""
     matching: int
     scanned: int
     space: str
@@ -70,7 +72,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
     keys = [_sample(row) or (None, slot) for row, slot in zip(rows, ids, strict=False)]
     times = Counter(keys)
     slots = []
-    for place, (row, key, look) in enumerate(zip(rows, keys, looks, strict=True)):
+    for place, (row, key, look) in enumerate(zip(rows, keys, looks.each, strict=True)):
         if state.by_sample and key in keys[:place]:
             continue
         alike = [other for other, own in enumerate(keys) if own == key]
@@ -93,7 +95,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
                 total=float(sum(scores[other] for other in alike)),
             )
         )
-    kinds = [look.kind for look in looks if look.kind != "none"]
+    kinds = [look.kind for look in looks.each if look.kind != "none"]
     return SlotsPanel(
         slots=tuple(slots),
         k=shown,
@@ -101,6 +103,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
         gap=scores[state.k - 1] - scores[state.k] if len(ids) > state.k else None,
         largest=max(map(abs, scores[:shown]), default=0.0),
         kind=kinds[0] if kinds else "none",
+        lacking=looks.lacking,
         matching=hits.scan.slots_matching,
         scanned=hits.scan.slots_scanned,
         space=hits.space,
