@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo
 from dualform.errors import DualformError, NotFound
@@ -84,7 +85,6 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
     except DualformError as error:
         trouble = str(error)
     rows = misread[:_SHOWN] if len(misread) else np.arange(min(examples.count, _SHOWN))
-    cards, lacking = _cards(memory, info, examples, rows)
     return ProbePanel(
         probe=name,
         count=examples.count,
@@ -94,9 +94,9 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
         output_layer=found,
-        cards=cards,
+        cards=example_cards(memory, info, examples, rows),
         trouble=trouble,
-        lacking=lacking,
+        lacking=looks_of_examples(memory, info, name, rows.tolist()).lacking,
     )
 
 
@@ -121,19 +121,19 @@ def _ranked(memory: Answers, info: MemoryInfo, examples: Examples, found: Mappin
             name,
             hue_of(info, ("dataset",), (name,)),
             len(found[name]),
-            _cards(memory, info, examples, found[name][:_SHOWN])[0],
+            example_cards(memory, info, examples, found[name][:_SHOWN]),
         )
         for name in order
     ]
 
 
-def _cards(
-    memory: Answers, info: MemoryInfo, examples: Examples, rows: np.ndarray
-) -> tuple[tuple[ExampleCard, ...], str]:
-    """And why some do not show what they look like."""
+def example_cards(
+    memory: Answers, info: MemoryInfo, examples: Examples, rows: NDArray[np.int64]
+) -> tuple[ExampleCard, ...]:
+    """What is to be seen of some examples, `rows` int64[n] of them."""
     names, read = label_names(memory), examples.read
     looks = looks_of_examples(memory, info, examples.probe, rows.tolist())
-    cards = tuple(
+    return tuple(
         ExampleCard(
             row,
             examples.label(row),
@@ -144,4 +144,3 @@ def _cards(
         )
         for row, look in zip(rows.tolist(), looks.each, strict=True)
     )
-    return cards, looks.lacking

@@ -28,6 +28,8 @@ class Slot:
     label: int | None
     label_name: str
     sample: int | None
+    position: int | None
+    """Of the slot's token in its sample, where it is one."""
     others: Mapping[str, Any]
     """Columns of one's own."""
     look: Look
@@ -87,6 +89,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
                 label=row.get("label"),
                 label_name=names.of(row.get("label"), row.get("dataset")),
                 sample=row.get("sample"),
+                position=row.get("position"),
                 others={name: value for name, value in row.items() if name not in _COMMON and value is not None},
                 look=look,
                 hue=hue_of(info, state.by, [row.get(name) for name in state.by]),
