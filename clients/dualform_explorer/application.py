@@ -36,7 +36,7 @@ from dualform_explorer.panels.paper import paper_panel
 from dualform_explorer.panels.query import query_panel
 from dualform_explorer.questions import where_before
 from dualform_explorer.reading import Params, Reading, layer_of, layers_of, probe_of, read_state
-from dualform_explorer.rendering import templates
+from dualform_explorer.rendering import layer_name, templates
 from dualform_explorer.settled import settled
 from dualform_explorer.start import probe_panel
 from dualform_explorer.state import KS, SCORES, State, query_of
@@ -221,8 +221,8 @@ class Pages:
             "ks": KS,
             "groupings": _groupings(info, state),
             "keys": _KEYS,
-            "heading": f"{state.item} in layer {state.layer}",
-            "page_title": f"{state.item} \N{MIDDLE DOT} {state.layer} \N{MIDDLE DOT} {name} \N{MIDDLE DOT} dualform",
+            "heading": f"{state.item} in layer {layer_name(state.layer)}",
+            "page_title": " \N{MIDDLE DOT} ".join((state.item, layer_name(state.layer), name, "dualform")),
         }
 
     def _jobs(

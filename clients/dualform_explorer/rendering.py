@@ -29,6 +29,7 @@ def templates(asynchronous: bool = False) -> Environment:
         "fixed": fixed,
         "decimals": decimals,
         "heat": heat,
+        "layer": layer_name,
     }
     found.globals |= {
         "bar": bar,
@@ -38,6 +39,11 @@ def templates(asynchronous: bool = False) -> Environment:
         "descents": descents,
     }
     return found
+
+
+def layer_name(name: str) -> str:
+    """A model that is a layer itself has no name for it."""
+    return name or "the model"
 
 
 def heat(value: float, largest: float) -> str:
