@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,13 @@ class Look:
 NOTHING = Look()
 
 
-@dataclass(frozen=True)
-class Looks:
+class Looks(list[Look]):
     """Of samples in the order in which they were asked for."""
 
-    each: tuple[Look, ...]
-    lacking: str = ""
-    """Why some are not shown that a gallery should have; empty where there is nothing to say."""
+    def __init__(self, looks: Iterable[Look], lacking: str = "") -> None:
+        super().__init__(looks)
+        self.lacking = lacking
+        """Why some are not shown that a gallery should have; empty where there is nothing to say."""
 
 
 def look_of(appearance: Appearance, position: int | None = None) -> Look:
@@ -79,14 +79,16 @@ def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[st
             if (own := by_sample.get(slots[place]["sample"])) is not None:
                 found[place] = look_of(own, slots[place].get("position"))
         lacking = lacking or why
-    return Looks(tuple(found), lacking)
+    return Looks(found, lacking)
 
 
-def looks_of_examples(memory: Answers, info: MemoryInfo, probe: str, rows: Sequence[int]) -> Looks:
-    """Of a probe's examples; nothing where it has no gallery."""
+def looks_of_examples(
+    memory: Answers, info: MemoryInfo, probe: str, rows: Sequence[int], token: int | None = None
+) -> Looks:
+    """Of a probe's examples, with the same token of each marked; nothing where it has no gallery."""
     appearances, lacking = appearances_of_examples(memory, info, probe, rows)
-    each = [look_of(own) for own in appearances]
-    return Looks((*each, *[NOTHING] * (len(rows) - len(each))), lacking)
+    found = [look_of(own, token) for own in appearances]
+    return Looks(found + [NOTHING] * (len(rows) - len(found)), lacking)
 
 
 def appearances_of_examples(

@@ -142,5 +142,5 @@ def example_cards(
             names.of(None if read is None else int(read[row])),
             look,
         )
-        for row, look in zip(rows.tolist(), looks.each, strict=True)
+        for row, look in zip(rows.tolist(), looks, strict=True)
     )

@@ -18,8 +18,6 @@ from tests.explorer.browser.chromium import ARGUMENTS, MISSING, chromium
 from tests.explorer.browser.shown import settle
 from tests.explorer.served import served
 
-_COLOURS = 256
-
 
 def take(run: Path, folder: Path) -> None:
     """Writes light.png, dark.png and phone.png."""
@@ -61,11 +59,10 @@ def _tab(browser: Browser, width: int, height: int, **options: Any) -> Page:
 
 
 def _picture(page: Page, file: Path) -> None:
-    """With as few colours as a drawn page needs."""
     page.mouse.move(0, 0)
     page.screenshot(path=file)
-    with Image.open(file) as full:
-        full.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    with Image.open(file) as shown:
+        shown.convert("RGB").save(file, optimize=True)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
     keys = [_sample(row) or (None, slot) for row, slot in zip(rows, ids, strict=False)]
     times = Counter(keys)
     slots = []
-    for place, (row, key, look) in enumerate(zip(rows, keys, looks.each, strict=True)):
+    for place, (row, key, look) in enumerate(zip(rows, keys, looks, strict=True)):
         if state.by_sample and key in keys[:place]:
             continue
         alike = [other for other, own in enumerate(keys) if own == key]
@@ -98,7 +98,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
                 total=float(sum(scores[other] for other in alike)),
             )
         )
-    kinds = [look.kind for look in looks.each if look.kind != "none"]
+    kinds = [look.kind for look in looks if look.kind != "none"]
     return SlotsPanel(
         slots=tuple(slots),
         k=shown,

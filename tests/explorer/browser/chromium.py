@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-MISSING = "there is no Chromium on this machine: apt-get install chromium, or name one in DUALFORM_CHROMIUM"
+MISSING = "there is no Chromium on this machine: apt-get install chromium"
 ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
@@ -16,5 +15,4 @@ ARGUMENTS = (
 
 def chromium() -> str | None:
     """Its path; None where there is none."""
-    found = os.environ.get("DUALFORM_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    return found or None
+    return next(filter(None, map(shutil.which, NAMES)), None)
