@@ -114,9 +114,13 @@ def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder, pref
         around = (
             f'<!doctype html><title>hub</title><iframe src="{under.url}{prefix}" width="1200" height="800"></iframe>'
         )
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
         page.set_content(around)
         frame = page.frame_locator("iframe")
         frame.locator(".cards a").first.click()
+        expect(frame.locator("#answers")).to_be_attached()
+        page.frames[1].wait_for_load_state()
         frame.locator("#panel-mask .chip", has_text="noise <b>").click()
         expect(frame.locator("#where")).to_have_text("dataset <> 'noise <b>'")
         frame.locator("#paper").click()
@@ -125,3 +129,5 @@ def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder, pref
         own.wait_for_load_state("networkidle")
         assert own.url.startswith(f"{under.url}{prefix}paper?")
         assert page.title() == "hub"
+        assert any("panels?" in url for url in asked)
+        assert [url for url in asked if not url.startswith((under.url + prefix, "data:"))] == []
