@@ -93,7 +93,7 @@ def test_of_many_keys_pressed_before_there_is_an_answer_only_the_last_example_is
 
 
 def test_an_answer_that_comes_late_does_not_take_the_place_of_a_newer_one(page, pages, folder):
-    with served({"run": lambda: Slow(dualform.open(folder), {"0": 1.5})}, deadline=60.0) as slow:
+    with served({"run": lambda: Slow(dualform.open(folder), {"0": 0.7})}, deadline=60.0) as slow:
         page.goto(slow.url + address("shapes/3"))
         settle(page)
         for layer in ("0", "4"):

@@ -42,7 +42,9 @@ def test_sums_are_the_apis_and_terms_add_up_to_the_output_within_the_residual_sh
     full = numbers(page.locator("#outputs .full data"))
     (output,), (residual,) = np.array(rows["output"]), np.array(rows["residual"])
     terms = np.array([*rows["initial"], *rows["bias"], *rows["group"]])
-    assert len(rows["group"]) == len(memory.contributions("4", "shapes/3", ("dataset", "label")).groups)
+    answer = memory.contributions("4", "shapes/3", ("dataset", "label"))
+    assert len(rows["group"]) == len(answer.groups)
+    assert residual.tolist() == answer.residual[0].tolist()
     assert np.abs(terms.sum(axis=0) - output).max() <= np.abs(residual).max() + 1e-12
     assert full == np.asarray(memory.output("4", "shapes/3"))[0].tolist()
     assert np.abs(np.array(full) - output).max() < 1e-5 * np.abs(full).max()
