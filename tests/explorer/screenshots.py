@@ -11,23 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 import dualform
-from tests.explorer.browser.chromium import ARGUMENTS, MISSING, chromium
 from tests.explorer.browser.shown import settle
+from tests.explorer.chromium import CHROMIUM, MISSING, chromium
 from tests.explorer.served import served
 
 
 def take(run: Path, folder: Path) -> None:
     """Writes light.png, dark.png and phone.png."""
-    path = chromium()
-    if path is None:
+    if CHROMIUM is None:
         sys.exit(MISSING)
     folder.mkdir(parents=True, exist_ok=True)
     opened = {run.name: lambda: dualform.open(run)}
-    with served(opened, deadline=60.0) as pages, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+    with served(opened, deadline=60.0) as pages, chromium() as browser:
         page = _tab(browser, 1440, 1080)
         page.goto(pages.url)
         page.locator(".cards a").first.click()
@@ -50,7 +48,6 @@ def take(run: Path, folder: Path) -> None:
         page.goto(masked)
         settle(page)
         _picture(page, folder / "phone.png")
-        browser.close()
 
 
 def _tab(browser: Browser, width: int, height: int, **options: Any) -> Page:

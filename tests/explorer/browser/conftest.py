@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
 import dualform
-from tests.explorer.browser.chromium import ARGUMENTS, MISSING, chromium
 from tests.explorer.browser.watch import Watch
+from tests.explorer.chromium import ARGUMENTS, CHROMIUM, MISSING
 from tests.explorer.served import Served, served
 
 NewContext = Callable[..., BrowserContext]
@@ -27,10 +27,9 @@ def playwright() -> Iterator[Playwright]:
 
 @pytest.fixture(scope="package")
 def browser(playwright: Playwright) -> Iterator[Browser]:
-    path = chromium()
-    if path is None:
+    if CHROMIUM is None:
         pytest.skip(MISSING)
-    launched = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+    launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
     yield launched
     launched.close()
 

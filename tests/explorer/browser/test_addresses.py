@@ -96,8 +96,8 @@ def test_an_answer_that_comes_late_does_not_take_the_place_of_a_newer_one(page, 
     with served({"run": lambda: Slow(dualform.open(folder), {"0": 0.7})}, deadline=60.0) as slow:
         page.goto(slow.url + address("shapes/3"))
         settle(page)
-        for layer in ("0", "4"):
-            page.locator(f"[data-layer='{layer}']").evaluate("link => link.click()")
+        # In one go: between two of Playwright's calls the first answer may have replaced the link.
+        page.evaluate("['0', '4'].forEach(own => document.querySelector(`[data-layer='${own}']`).click())")
         settle(page)
         shown = panels(page)
         page.wait_for_timeout(3000)  # in which what was asked before would have come
