@@ -30,14 +30,14 @@ from dualform.answers import MemoryInfo
 from dualform.errors import DualformError
 from dualform.methods import Answers
 from dualform_explorer.asking import Desk, Failure
-from dualform_explorer.examples import moved
 from dualform_explorer.memories import Memories
 from dualform_explorer.panels import PANELS
 from dualform_explorer.panels.paper import paper_panel
 from dualform_explorer.panels.query import query_panel
 from dualform_explorer.questions import where_before
 from dualform_explorer.reading import Params, Reading, layer_of, layers_of, probe_of, read_state
-from dualform_explorer.rendering import templates
+from dualform_explorer.rendering import layer_name, templates
+from dualform_explorer.settled import settled
 from dualform_explorer.start import probe_panel
 from dualform_explorer.state import KS, SCORES, State, query_of
 
@@ -107,7 +107,7 @@ class Pages:
         if isinstance(found, Response):
             return found
         memory, info, name, reading, state = found
-        if reading.forms:
+        if reading.forms or not reading.settled:
             return RedirectResponse(_to(state), _SEE_OTHER)
         context = self._context(info, name, state)
         return self._filled("explore.html", context, self._jobs(memory, info, state, context))
@@ -135,10 +135,12 @@ class Pages:
         name = self._name(params)
         found = await self._opened(name, newest=True)
         if isinstance(found, Failure):
-            links = [(own, "explore?" + query_of({"memory": own})) for own in self._memories.names]
-            return self._stream("trouble.html", {"failure": found, "links": links}, (), _BAD_GATEWAY)
+            return self._trouble(found)
         memory, info = found
-        reading, state = await self._read(memory, info, name, params)
+        try:
+            reading, state = await self._read(memory, info, name, params)
+        except (DualformError, TimeoutError) as error:
+            return self._trouble(self._failure(name, error))
         if state is None:
             return self._stream("faults.html", {"faults": reading.faults, "memory": name}, (), _BAD_REQUEST)
         return memory, info, name, reading, state
@@ -153,7 +155,11 @@ class Pages:
         if isinstance(found, Failure):
             return JSONResponse({"message": found.message, "hint": found.hint}, _BAD_GATEWAY)
         memory, info = found
-        reading, state = await self._read(memory, info, name, params)
+        try:
+            reading, state = await self._read(memory, info, name, params)
+        except (DualformError, TimeoutError) as error:
+            failure = self._failure(name, error)
+            return JSONResponse({"message": failure.message, "hint": failure.hint}, _BAD_GATEWAY)
         if state is None:
             faults = [{"parameter": fault.parameter, "message": fault.message} for fault in reading.faults]
             return JSONResponse({"faults": faults}, _BAD_REQUEST)
@@ -191,11 +197,13 @@ class Pages:
         return next((value for own, value in params if own == "memory"), names[0] if len(names) == 1 else "")
 
     async def _read(self, memory: Answers, info: MemoryInfo, name: str, params: Params) -> tuple[Reading, State | None]:
-        """What stands in the address, and the page that is meant; None where there are faults."""
+        """What stands in the address, and the page that is meant; None where there are faults. Raises what asking the
+        memory does.
+        """
         reading = read_state(params, info, self._written(name))
-        if reading.state is None or not reading.move:
+        if reading.state is None or reading.settled:
             return reading, reading.state
-        return reading, await self._desk.run(partial(moved, memory, info, reading.state, reading.move))
+        return reading, await self._desk.run(partial(settled, memory, info, reading.state, reading.move))
 
     def _written(self, name: str) -> str:
         """The memory's name as a state has it."""
@@ -213,8 +221,8 @@ class Pages:
             "ks": KS,
             "groupings": _groupings(info, state),
             "keys": _KEYS,
-            "heading": f"{state.item} in layer {state.layer}",
-            "page_title": f"{state.item} \N{MIDDLE DOT} {state.layer} \N{MIDDLE DOT} {name} \N{MIDDLE DOT} dualform",
+            "heading": f"{state.item} in layer {layer_name(state.layer)}",
+            "page_title": " \N{MIDDLE DOT} ".join((state.item, layer_name(state.layer), name, "dualform")),
         }
 
     def _jobs(
@@ -234,11 +242,19 @@ class Pages:
 
         try:
             found: tuple[Answers, MemoryInfo] = await self._desk.run(opened)
-        except DualformError as error:
-            return Failure(error.message, error.hint, error.code)
-        except TimeoutError:
-            return Failure(f"{name} did not answer within {self._desk.seconds:g} seconds.", code="late")
+        except (DualformError, TimeoutError) as error:
+            return self._failure(name, error)
         return found
+
+    def _failure(self, name: str, error: DualformError | TimeoutError) -> Failure:
+        if isinstance(error, DualformError):
+            return Failure(error.message, error.hint, error.code)
+        return Failure(f"{name} did not answer within {self._desk.seconds:g} seconds.", code="late")
+
+    def _trouble(self, failure: Failure) -> Response:
+        """A page in the place of one that a memory does not answer for."""
+        links = [(own, "explore?" + query_of({"memory": own})) for own in self._memories.names]
+        return self._stream("trouble.html", {"failure": failure, "links": links}, (), _BAD_GATEWAY)
 
     def _begin(
         self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str = ""

@@ -13,6 +13,9 @@ from dualform.methods import Answers
 from dualform_explorer.reading import layer_of, layers_of, probe_of
 from dualform_explorer.state import MISREAD, State
 
+_MOST_TRIED = 10_000
+"""Numbers that are tried for divisors: those of up to a hundred million rows are all found."""
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -24,6 +27,8 @@ class Examples:
     """int64[n], -1 where unknown."""
     outputs: NDArray[np.float32] | None
     """float32[n, outputs] of the network when the probe was taken."""
+    token_labels: NDArray[np.int64] | None = None
+    """int64[n * tokens], in place of `labels` where each token has its own."""
 
     @property
     def read(self) -> NDArray[np.int64] | None:
@@ -42,6 +47,13 @@ class Examples:
         known = self.labels is not None and row < len(self.labels) and self.labels[row] >= 0
         return int(self.labels[row]) if known and self.labels is not None else None
 
+    def label_at(self, row: int, token: int | None, tokens: int) -> int | None:
+        """The label of an example, or of its token where those have their own."""
+        if self.token_labels is None or token is None:
+            return self.label(row)
+        label = int(self.token_labels[row * tokens + token]) if len(self.token_labels) == self.count * tokens else -1
+        return label if label >= 0 else None
+
     def among(self, which: str) -> NDArray[np.int64]:
         return self.misread if which == MISREAD else np.arange(self.count)
 
@@ -50,8 +62,25 @@ def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
     probe = memory.probe(name)
     stored = probe_of(info, name)
     rows = 0 if stored is None else stored.rows
-    given = [own for own in (probe.labels, probe.outputs) if own is not None]
-    return Examples(name, len(given[0]) if given else rows, probe.labels, probe.outputs)
+    if probe.outputs is not None:
+        return Examples(name, len(probe.outputs), probe.labels, probe.outputs)
+    labels = probe.labels
+    if stored is not None and stored.gallery:
+        count = _shown(memory, name, rows)
+        if labels is not None and len(labels) > count:
+            return Examples(name, count, None, None, labels)
+        return Examples(name, count, labels, None)
+    return Examples(name, rows if labels is None else len(labels), labels, None)
+
+
+def _shown(memory: Answers, name: str, rows: int) -> int:
+    """How many examples the gallery of a probe has, which are all of them. Each has as many rows as the others, so that
+    their number divides that of the rows.
+    """
+    divisors = [own for own in range(1, min(rows, _MOST_TRIED) + 1) if rows % own == 0]
+    divisors = sorted({*divisors, *(rows // own for own in divisors)})
+    known = memory.appearances(np.array(divisors, dtype=np.int64) - 1, probe=name).known
+    return max((own for own, there in zip(divisors, known.tolist(), strict=True) if there), default=rows)
 
 
 def moved(memory: Answers, info: MemoryInfo, state: State, by: int) -> State:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dualform.answers import MemoryInfo
+from dualform.answers import Appearance, MemoryInfo
+from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
 from dualform_explorer.reading import probe_of
 
+_AROUND = 160
+"""Letters of a passage that are shown on either side of its token, and twice as many where none is marked."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -36,20 +39,32 @@ class Look:
 NOTHING = Look()
 
 
-def look_of(appearance: Any, position: int | None = None) -> Look:
-    """`position`: of the token that is marked in a text."""
+class Looks(list[Look]):
+    """Of samples in the order in which they were asked for."""
+
+    def __init__(self, looks: Iterable[Look], lacking: str = "") -> None:
+        super().__init__(looks)
+        self.lacking = lacking
+        """Why some are not shown that a gallery should have; empty where there is nothing to say."""
+
+
+def look_of(appearance: Appearance, position: int | None = None) -> Look:
+    """`position`: of the token that is marked in a text, of which what stands around it is shown."""
     if appearance.image is not None and appearance.image.startswith(_PNG):
         return Look(image="data:image/png;base64," + b64encode(appearance.image).decode("ascii"))
     if appearance.text is not None:
         marked = None if position is None else appearance.marked(position)
-        return Look(passage=(appearance.text, "", "") if marked is None else marked)
+        if marked is None:
+            return Look(passage=(_beginning(appearance.text, 2 * _AROUND), "", ""))
+        before, token, behind = marked
+        return Look(passage=(_ending(before, _AROUND), token, _beginning(behind, _AROUND)))
     return NOTHING if appearance.row is None else Look(row=appearance.row)
 
 
-def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]]) -> list[Look]:
-    """Of slots given by their columns, in order; nothing where there is no gallery of their dataset."""
-    found = [NOTHING] * len(slots)
-    for dataset in {slot.get("dataset") for slot in slots}:
+def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]]) -> Looks:
+    """Of slots given by their columns; nothing where there is no gallery of their dataset."""
+    found, lacking = [NOTHING] * len(slots), ""
+    for dataset in dict.fromkeys(slot.get("dataset") for slot in slots):
         if (dataset or "") not in info.galleries:
             continue
         places = [
@@ -58,19 +73,61 @@ def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[st
             if slot.get("dataset") == dataset and slot.get("sample") is not None
         ]
         samples = list(dict.fromkeys(slots[place]["sample"] for place in places))
-        if not samples:
-            continue
-        by_sample = {own.sample: own for own in memory.appearances(np.array(samples, dtype=np.int64), dataset)}
+        appearances, why = _appearances(memory, samples, dataset=dataset)
+        by_sample = {own.sample: own for own in appearances}
         for place in places:
-            found[place] = look_of(by_sample[slots[place]["sample"]], slots[place].get("position"))
-    return found
+            if (own := by_sample.get(slots[place]["sample"])) is not None:
+                found[place] = look_of(own, slots[place].get("position"))
+        lacking = lacking or why
+    return Looks(found, lacking)
 
 
 def looks_of_examples(
     memory: Answers, info: MemoryInfo, probe: str, rows: Sequence[int], token: int | None = None
-) -> list[Look]:
-    """Of a probe's examples; nothing where it has no gallery."""
+) -> Looks:
+    """Of a probe's examples, with the same token of each marked; nothing where it has no gallery."""
+    appearances, lacking = appearances_of_examples(memory, info, probe, rows)
+    found = [look_of(own, token) for own in appearances]
+    return Looks(found + [NOTHING] * (len(rows) - len(found)), lacking)
+
+
+def appearances_of_examples(
+    memory: Answers, info: MemoryInfo, probe: str, rows: Sequence[int]
+) -> tuple[Sequence[Appearance], str]:
+    """Those of a probe's examples that can be shown, first ones first, and why there are no more."""
     stored = probe_of(info, probe)
-    if stored is None or not stored.gallery or not len(rows):
-        return [NOTHING] * len(rows)
-    return [look_of(own, token) for own in memory.appearances(np.asarray(rows, dtype=np.int64), probe=probe)]
+    if stored is None or not stored.gallery:
+        return (), ""
+    return _appearances(memory, rows, probe=probe)
+
+
+def _appearances(
+    memory: Answers, samples: Sequence[int], dataset: str | None = None, probe: str | None = None
+) -> tuple[Sequence[Appearance], str]:
+    """As many of the first samples as one answer holds: a page has no more of them than that. And what is to be said of
+    the others. A gallery that is damaged leaves the numbers of its samples as good as they were.
+    """
+    asked = list(samples)
+    while asked:
+        try:
+            found = list(memory.appearances(np.array(asked, dtype=np.int64), dataset, probe=probe))
+        except DualformError as error:
+            if isinstance(error, BadInput) and len(asked) > 1:  # more than an answer holds
+                asked = asked[: len(asked) // 2]
+                continue
+            return (), error.message
+        if len(asked) == len(samples):
+            return found, ""
+        return (
+            found,
+            f"Only the first {len(asked)} samples are shown: all {len(samples)} would be too large for a page.",
+        )
+    return (), ""
+
+
+def _beginning(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[:letters].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _ending(text: str, letters: int) -> str:
+    return text if len(text) <= letters else "\N{HORIZONTAL ELLIPSIS}" + text[-letters:].lstrip()

@@ -37,6 +37,12 @@ def number(value: Any, digits: int = 3) -> Markup:
     return _with_all_digits(plain, rounded(plain, digits))
 
 
+def plain(value: Any) -> Any:
+    """A value of any type: numbers as `number` has them, others as they are."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number(value, 4) if is_number or value is None else value
+
+
 def decimals(largest: float, digits: int = 3) -> int:
     """Places behind the point, with which numbers of a table up to that size have so many digits."""
     if not math.isfinite(largest) or largest <= 0:

@@ -51,6 +51,11 @@ class Reading:
     move: int = 0
     """By how many of the examples that are gone through the reader moves on, or back."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether the state is that of a page: not after a move, and with an output that contributions go to."""
+        return not self.move and (self.state is None or self.state.score != "contribution" or bool(self.state.toward))
+
 
 def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
     """The recorded layer of a name, which may be that of one of its parts."""
@@ -114,10 +119,6 @@ class _Reader:
             verify=self._choice("verify", "no", ("no", "yes")) == "yes",
         )
         self.move = self._move()
-        if state.score == "contribution" and not state.toward:
-            self._fault(
-                "toward", "A contribution is measured toward an output of the layer, or a margin of two: 3, or 3-8."
-            )
         return None if self.faults else state
 
     def one(self, name: str) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dualform_explorer.drawing.bars import bar, columns
 from dualform_explorer.drawing.descents import descents
 from dualform_explorer.drawing.histogram import histogram
 from dualform_explorer.drawing.ranks import rank_curve
-from dualform_explorer.numbers import decimals, fixed, number, percent, rounded
+from dualform_explorer.numbers import decimals, fixed, number, percent, plain, rounded
 
 
 def templates(asynchronous: bool = False) -> Environment:
@@ -25,11 +23,13 @@ def templates(asynchronous: bool = False) -> Environment:
     )
     found.filters |= {
         "num": number,
+        "plain": plain,
         "percent": percent,
         "rounded": rounded,
         "fixed": fixed,
         "decimals": decimals,
         "heat": heat,
+        "layer": layer_name,
     }
     found.globals |= {
         "bar": bar,
@@ -41,10 +41,12 @@ def templates(asynchronous: bool = False) -> Environment:
     return found
 
 
+def layer_name(name: str) -> str:
+    """A model that is a layer itself has no name for it."""
+    return name or "the model"
+
+
 def heat(value: float, largest: float) -> str:
     """The class of a cell: how far it is from zero, in six levels, and on which side."""
     level = round(6 * min(1.0, abs(value) / largest)) if largest else 0
     return f"{'plus' if value >= 0 else 'minus'}-{level}"
-
-
-Context = dict[str, Any]

@@ -64,6 +64,8 @@ class ProbePanel:
     """Misread ones, or the first of all where none is known to be misread."""
     trouble: str
     """Why masks were not tried."""
+    lacking: str
+    """Why examples are not shown as they looked; empty where there is nothing to say."""
 
 
 def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
@@ -94,6 +96,7 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
         output_layer=found,
         cards=example_cards(memory, info, examples, rows),
         trouble=trouble,
+        lacking=looks_of_examples(memory, info, name, rows.tolist()).lacking,
     )
 
 

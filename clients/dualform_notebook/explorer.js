@@ -138,6 +138,7 @@ function render({ model, el }) {
     const all = `${view.matching.toLocaleString("en")} of ${view.scanned.toLocaleString("en")} ${view.space} slots`;
     const lines = [`${all}; the layer's record: ${view.grade}.`];
     if (view.sample) lines.push(`The answer stands on ${view.sample}.`);
+    if (view.lacking) lines.push(view.lacking);
     if (view.where) lines.push("A mask takes slots out of these sums, by arithmetic; it is not retraining without them.");
     const line = make("p", { textContent: lines.join(" ") });
     if (view.where) line.append(" ", make("code", { textContent: view.where }));

@@ -52,8 +52,10 @@ def view_of(memory: Answers, state: State) -> dict[str, Any]:
     where = where_of(state.masks, state.where.strip())
     sums = memory.group_sum(layer.name, query, by, where, state.score, k=SHOWN_GROUPS)
     hits = memory.topk(layer.name, query, state.k, where, score=state.score)
+    example, lacking = _example(memory, info, memory.probe(probe), row, layer)
+    slots, too = _slots(memory, info, hits)
     return {
-        "query": _example(memory, info, memory.probe(probe), row, layer),
+        "query": example,
         "layer": layer.name,
         "by": ",".join(by),
         "score": state.score,
@@ -66,7 +68,8 @@ def view_of(memory: Answers, state: State) -> dict[str, Any]:
         "grade": str(layer.grade),
         "groups": _groups(sums),
         "total": sums.total,
-        "slots": _slots(memory, info, hits),
+        "slots": slots,
+        "lacking": lacking or too,
         "matching": hits.scan.slots_matching,
         "scanned": hits.scan.slots_scanned,
         "space": hits.space,
@@ -105,14 +108,16 @@ def _grouping(columns: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in ("dataset", "label") if name in columns) or ("step",)
 
 
-def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, layer: LayerInfo) -> dict[str, Any]:
-    """The query: its name, and of the example that it is of its label, what the network made of it, and its look."""
+def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, layer: LayerInfo) -> tuple[dict[str, Any], str]:
+    """The query: its name, and of the example that it is of its label, what the network made of it, and its look; and
+    why it has none that it should have.
+    """
     count = next((len(own) for own in (probe.labels, probe.outputs) if own is not None), 0)
     rows = _rows(info, probe.name, layer)
     example, position = _place(row, rows, count, layer)
     label = None if example is None or probe.labels is None else int(probe.labels[example])
-    looks = [] if example is None else looks_of_examples(memory, info, probe.name, [example], position)
-    return {
+    looks = looks_of_examples(memory, info, probe.name, [] if example is None else [example], position)
+    shown = {
         "probe": probe.name,
         "row": row,
         "rows": rows,
@@ -121,6 +126,7 @@ def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, layer: L
         "largest": None if example is None or probe.outputs is None else int(probe.outputs[example].argmax()),
         "look": _shown(looks[0] if looks else NOTHING),
     }
+    return shown, looks.lacking
 
 
 def _place(row: int, rows: int | None, examples: int, layer: LayerInfo) -> tuple[int | None, int | None]:
@@ -149,14 +155,17 @@ def _groups(sums: GroupSums) -> list[dict[str, Any]]:
     ]
 
 
-def _slots(memory: Answers, info: MemoryInfo, hits: Hits) -> list[dict[str, Any]]:
-    """Best first: rank, slot, score, the columns that say something of any, and what each looks like."""
+def _slots(memory: Answers, info: MemoryInfo, hits: Hits) -> tuple[list[dict[str, Any]], str]:
+    """Best first: rank, slot, score, the columns that say something of any, and what each looks like; and why some have
+    no look that they should have.
+    """
     (found,) = hits
     if not found:
-        return []
+        return [], ""
     rows = memory.slots(hits.ids, hits.space).records()
     empty = {name for name in rows[0] if all(row[name] is None for row in rows)}
-    return [
+    looks = looks_of_slots(memory, info, rows)
+    shown = [
         {
             "rank": hit.rank,
             "slot": hit.slot,
@@ -164,8 +173,9 @@ def _slots(memory: Answers, info: MemoryInfo, hits: Hits) -> list[dict[str, Any]
             "columns": {name: _plain(value) for name, value in row.items() if name not in {"slot", *empty}},
             "look": _shown(look),
         }
-        for hit, row, look in zip(found, rows, looks_of_slots(memory, info, rows), strict=True)
+        for hit, row, look in zip(found, rows, looks, strict=True)
     ]
+    return shown, looks.lacking
 
 
 def _shown(look: Look) -> dict[str, Any] | None:

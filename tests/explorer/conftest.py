@@ -8,12 +8,18 @@ import pytest
 import dualform
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
+from tests.explorer import recorded_text
 from tests.explorer.recorded import record
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("explorer") / "run")
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded_text.record(tmp_path_factory.mktemp("explorer") / "text")
 
 
 @pytest.fixture(scope="session")

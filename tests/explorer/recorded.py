@@ -26,13 +26,18 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(SIDE * SIDE, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, CLASSES))
 
 
+def gallery(inputs: Tensor) -> dualform.Gallery:
+    return dualform.Gallery.images(inputs.reshape(-1, SIDE, SIDE))
+
+
 def record(path: Path) -> Path:
-    """STEPS steps of ROWS samples, the first half of "shapes"; a probe of each dataset."""
+    """STEPS steps of ROWS samples, the first half of "shapes"; a probe of each dataset; what all of it looks like."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with dualform.Recorder(model, optimizer, path, label_names=NAMES, quiet=True) as recorder:
         for part, name in enumerate(NAMES):
             inputs, labels = images_of(part, part)
+            recorder.gallery(name, gallery(inputs))
             drawn = torch.Generator().manual_seed(part)
             for _ in range(STEPS // 2):
                 index = torch.randint(IMAGES, (ROWS,), generator=drawn)
@@ -42,5 +47,5 @@ def record(path: Path) -> Path:
                     optimizer.step()
         for part, probe in enumerate(("shapes", "noise")):
             inputs, labels = images_of(part, 10 + part)
-            recorder.probe(probe, inputs, label=labels)
+            recorder.probe(probe, inputs, label=labels, gallery=gallery(inputs))
     return path

@@ -162,6 +162,18 @@ def test_a_form_is_answered_with_the_states_own_address(pages):
     assert page.headers["location"] == "explore?item=shapes/3&layer=4&by=label&only=step:3..9"
 
 
+def test_contributions_go_to_what_was_read_less_what_should_have_been(pages, memory):
+    probe = memory.probe("shapes")
+    read = probe.outputs.argmax(axis=1)
+    for row in (int((read != probe.labels).argmax()), int((read == probe.labels).argmax())):
+        toward = str(read[row]) if read[row] == probe.labels[row] else f"{read[row]}-{probe.labels[row]}"
+        page = pages.get(f"/explore?item=shapes/{row}&layer=4&score=contribution")
+        assert page.status == 303
+        assert f"&toward={toward}&" in page.headers["location"]
+    page = pages.get("/explore?item=shapes/3&layer=0&score=contribution")
+    assert "&toward=0&" in page.headers["location"]
+
+
 @pytest.mark.parametrize(
     ("where", "message"),
     [

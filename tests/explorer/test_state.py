@@ -68,7 +68,6 @@ def test_the_end_of_the_training_is_not_written(info):
         ("by=colour", "by", "There is no column 'colour' to group by."),
         ("by=label,label", "by", "by is 'label,label'; it names up to 3 columns, each once."),
         ("score=loud", "score", "score is 'loud', which is none of: signed, abs, contribution."),
-        ("score=contribution", "toward", "A contribution is measured toward an output of the layer"),
         ("toward=4", "toward", "toward is '4'; it is an output of layer 4, 0 to 3, or a margin of two, as 0-1."),
         ("toward=1-1", "toward", "toward is '1-1';"),
         ("at=61", "at", "at is '61'; it is a whole number, 0 to 60."),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dualform_notebook.explorer as room
-from dualform_explorer.looks import NOTHING, Look
+from dualform_explorer.looks import NOTHING, Look, Looks
 from dualform_notebook import view
 from tests.notebook.conftest import UNSAFE
 
@@ -179,8 +179,8 @@ def test_a_text_of_the_training_stays_text(shown):
 
 def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monkeypatch):
     looks = [Look(image=PICTURE), Look(passage=("a ", "<b>fox</b>", " and")), Look(row={"age": 39}), NOTHING]
-    monkeypatch.setattr(view, "looks_of_slots", lambda *asked: looks)
-    monkeypatch.setattr(view, "looks_of_examples", lambda *asked: [Look(image=PICTURE)])
+    monkeypatch.setattr(view, "looks_of_slots", lambda *asked: Looks(looks, "The others are lost."))
+    monkeypatch.setattr(view, "looks_of_examples", lambda *asked: Looks([Look(image=PICTURE)]))
     own = shown(k=4)
     cells = own.page.locator("table.slots td:nth-child(4)")
     assert own.page.locator("table.slots thead th").nth(3).inner_text() == "looks like"
@@ -191,6 +191,7 @@ def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monk
     assert cells.nth(2).inner_text() == "age 39"
     assert cells.nth(3).inner_text() == ""
     assert own.page.locator(".example img").count() == 1
+    assert "The others are lost." in own.page.locator("p").last.inner_text()
 
 
 def test_it_looks_right_on_a_narrow_dark_page(chromium, memory, tmp_path):

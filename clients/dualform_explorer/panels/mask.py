@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dualform.answers import MemoryInfo
+from dualform.errors import BadInput, NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import query_of
 from dualform_explorer.groups import MOST_GROUPS, Group, groups_of
@@ -18,7 +19,9 @@ class MaskPanel:
     sql: str
     """All that is left out, as one condition; empty without a mask."""
     matching: int
-    """Slots of the layer that stay."""
+    """Slots of the layer that stay; 0 where there is trouble."""
+    trouble: str
+    """What is wrong with the mask, which can be taken back here all the same; empty where it is right."""
     slots: int
     """Of the layer."""
     columns: dict[str, str]
@@ -37,10 +40,16 @@ def mask_panel(memory: Answers, info: MemoryInfo, state: State) -> MaskPanel:
     sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
     whole = memory.group_sum(state.layer, query, by="dataset", k=MOST_GROUPS)
     condition = where_before(info, state)
-    left = whole if condition is None else memory.group_sum(state.layer, query, by="dataset", where=condition)
+    matching, trouble = whole.scan.slots_matching, ""
+    if condition is not None:
+        try:
+            matching = memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching
+        except (BadInput, NotFound) as error:
+            matching, trouble = 0, error.message
     return MaskPanel(
         sql=condition or "",
-        matching=left.scan.slots_matching,
+        matching=matching,
+        trouble=trouble,
         slots=whole.scan.slots_scanned,
         columns=columns,
         groups=tuple(groups_of(memory, info, (by,), sums[by]) for by in offered),

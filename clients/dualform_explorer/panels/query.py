@@ -11,7 +11,8 @@ from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import examples_of, tokens_of
 from dualform_explorer.labels import label_names
-from dualform_explorer.looks import Look, looks_of_examples
+from dualform_explorer.looks import NOTHING, Look, appearances_of_examples, look_of
+from dualform_explorer.passage import Token, tokens_of_passage
 from dualform_explorer.state import State
 
 
@@ -35,6 +36,11 @@ class QueryPanel:
     before: int | None
     after: int | None
     look: Look
+    passage: tuple[Token, ...]
+    """Of a text that says where its tokens are: those around the one that is asked about, each of which can be picked;
+    else none."""
+    lacking: str
+    """Why it is not shown as it looked; empty where there is nothing to say."""
     token: int | None
     """The place in the example that is asked about; None of a layer that sees examples whole."""
     tokens: int
@@ -57,7 +63,9 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     after = at + 1 if here else at
     tokens = tokens_of(memory, info, examples, state.layer)
     token = None if tokens == 1 else tokens - 1 if state.token is None else state.token
-    label, read = examples.label(state.row), None if examples.read is None else int(examples.read[state.row])
+    label = examples.label_at(state.row, token, tokens)
+    read = None if examples.read is None else int(examples.read[state.row])
+    appearances, lacking = appearances_of_examples(memory, info, state.probe, [state.row])
     return QueryPanel(
         probe=state.probe,
         row=state.row,
@@ -71,7 +79,9 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         among=len(rows),
         before=int(rows[at - 1]) if at > 0 else None,
         after=int(rows[after]) if after < len(rows) else None,
-        look=looks_of_examples(memory, info, state.probe, [state.row], token)[0],
+        look=look_of(appearances[0], token) if appearances else NOTHING,
+        passage=tokens_of_passage(appearances[0], token) if appearances and token is not None else (),
+        lacking=lacking,
         token=token,
         tokens=tokens,
     )

@@ -28,6 +28,8 @@ class Slot:
     label: int | None
     label_name: str
     sample: int | None
+    position: int | None
+    """Of the slot's token in its sample, where it is one."""
     others: Mapping[str, Any]
     """Columns of one's own."""
     look: Look
@@ -53,6 +55,8 @@ class SlotsPanel:
     """The size of the largest score that is shown."""
     kind: str
     """What slots look like: "image", "text", "table" or "none"."""
+    lacking: str
+    """Why some are not shown as they looked; empty where there is nothing to say."""
     matching: int
     scanned: int
     space: str
@@ -85,6 +89,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
                 label=row.get("label"),
                 label_name=names.of(row.get("label"), row.get("dataset")),
                 sample=row.get("sample"),
+                position=row.get("position"),
                 others={name: value for name, value in row.items() if name not in _COMMON and value is not None},
                 look=look,
                 hue=hue_of(info, state.by, [row.get(name) for name in state.by]),
@@ -101,6 +106,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
         gap=scores[state.k - 1] - scores[state.k] if len(ids) > state.k else None,
         largest=max(map(abs, scores[:shown]), default=0.0),
         kind=kinds[0] if kinds else "none",
+        lacking=looks.lacking,
         matching=hits.scan.slots_matching,
         scanned=hits.scan.slots_scanned,
         space=hits.space,

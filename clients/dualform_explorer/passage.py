@@ -1,0 +1,45 @@
+"""A text as the tokens that it was read in, each of which a reader can pick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dualform.answers import Appearance
+
+_MORE = "\N{HORIZONTAL ELLIPSIS}"
+_AROUND = 150
+"""Tokens that are shown on either side."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of a text."""
+
+    text: str
+    position: int | None
+    """Of the token; None for what stands between tokens, and for what is left out before and behind."""
+    marked: bool = False
+
+
+def tokens_of_passage(appearance: Appearance, position: int) -> tuple[Token, ...]:
+    """The tokens around a position, with all text between them; none where their places are not known, or the token
+    has none, as padding has.
+    """
+    text, offsets = appearance.text, appearance.offsets
+    if text is None or offsets is None or appearance.marked(position) is None:
+        return ()
+    first, last = max(0, position - _AROUND), min(len(offsets), position + _AROUND + 1)
+    begins, ends = offsets[position].tolist()
+    places = sorted((*own, place) for place, own in enumerate(offsets[first:last].tolist(), first))
+    # Those without letters are left out, and those that share some with the marked one or with the one before.
+    places = [(a, b, at) for a, b, at in places if a < b and (at == position or b <= begins or a >= ends)]
+    done = places[0][0]
+    tokens = [Token(_MORE, None)] if done else []
+    for start, stop, place in places:
+        if start < done:
+            continue
+        if start > done:
+            tokens.append(Token(text[done:start], None))
+        tokens.append(Token(text[start:stop], place, place == position))
+        done = stop
+    return (*tokens, Token(_MORE, None)) if done < len(text) else tuple(tokens)

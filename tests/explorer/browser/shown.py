@@ -1,0 +1,44 @@
+"""What a tab shows."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from playwright.sync_api import Locator, Page, expect
+
+
+def address(item: str, layer: str = "4", **params: str) -> str:
+    """Of a page, beneath that of the server."""
+    more = "".join(f"&{name}={quote(value, safe=':,')}" for name, value in params.items())
+    return f"explore?item={item}&layer={layer}&by=dataset,label{more}"
+
+
+def settle(page: Page) -> None:
+    """Wait until all parts of the newest address are there, and the scripts."""
+    page.wait_for_load_state()
+    expect(page.locator("#answers")).not_to_have_attribute("aria-busy", "true")
+    expect(page.locator(".panel[data-waits]")).to_have_count(0)
+
+
+def numbers(found: Locator) -> list[float]:
+    """With all their digits, in order."""
+    return [float(own) for own in found.evaluate_all("all => all.map(own => own.dataset.value)")]
+
+
+def panels(page: Page) -> dict[str, str]:
+    """By name, the HTML of each part. How long answering took is left out."""
+    found: dict[str, str] = page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('.panel')].map(own => {
+            const copy = own.cloneNode(true);
+            copy.querySelectorAll('dd, details').forEach(part => part.closest('.record') && part.remove());
+            copy.removeAttribute('aria-busy');
+            return [own.id, copy.outerHTML];
+        }))"""
+    )
+    return found
+
+
+def mended_card(page: Page, dataset: str) -> Locator:
+    """On the start page, the first example that is misread, and read right without a dataset."""
+    heading = page.locator("[data-probe='shapes'] h3", has_text=f"Misread, and read right without {dataset}")
+    return heading.locator("xpath=following-sibling::ul[1]").locator("a").first

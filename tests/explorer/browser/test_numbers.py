@@ -1,0 +1,50 @@
+"""The numbers in the page are those of the API, and those of brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+from playwright.sync_api import expect
+
+from tests.explorer.browser.shown import address, numbers, settle
+
+
+def test_the_best_500_slots_are_those_of_brute_force_in_float64(page, pages, memory):
+    page.goto(pages.url + address("shapes/3", k="500"))
+    settle(page)
+    keys = memory.keys("4").astype(np.float64)
+    query = memory.probe("shapes", "4").queries[3].astype(np.float64)
+    scores = keys @ query
+    best = np.lexsort((np.arange(len(scores)), -scores))[:500]
+    slots = page.locator("#slots .slot")
+    expect(slots).to_have_count(500)
+    assert slots.evaluate_all("all => all.map(own => Number(own.dataset.slot))") == best.tolist()
+    shown = numbers(page.locator("#slots .score data"))
+    assert np.array_equal(shown, scores[best].astype(np.float32).astype(np.float64))
+
+
+def test_sums_are_the_apis_and_terms_add_up_to_the_output_within_the_residual_shown(page, pages, memory):
+    page.goto(pages.url + address("shapes/3"))
+    settle(page)
+    sums = memory.group_sum("4", "shapes/3", by=("dataset", "label"))
+    assert numbers(page.locator("#sums .sum data")) == sums.sums[0].tolist()
+    assert numbers(page.locator("#sums .count data")) == sums.counts.tolist()
+    for card in ("0", "2"):
+        page.locator(f"[data-layer='{card}']").click()
+        settle(page)
+        expect(page.locator("#title-sums")).to_contain_text(f", {card}")
+        sums = memory.group_sum(card, "shapes/3", by=("dataset", "label"))
+        assert numbers(page.locator("#sums .sum data")) == sums.sums[0].tolist()
+
+    rows = {
+        kind: [numbers(row.locator("td data")) for row in page.locator(f"#terms tr[data-term='{kind}']").all()]
+        for kind in ("initial", "bias", "group", "residual", "output")
+    }
+    full = numbers(page.locator("#outputs .full data"))
+    (output,), (residual,) = np.array(rows["output"]), np.array(rows["residual"])
+    terms = np.array([*rows["initial"], *rows["bias"], *rows["group"]])
+    answer = memory.contributions("4", "shapes/3", ("dataset", "label"))
+    assert len(rows["group"]) == len(answer.groups)
+    assert residual.tolist() == answer.residual[0].tolist()
+    assert np.abs(terms.sum(axis=0) - output).max() <= np.abs(residual).max() + 1e-12
+    assert full == np.asarray(memory.output("4", "shapes/3"))[0].tolist()
+    assert np.abs(np.array(full) - output).max() < 1e-5 * np.abs(full).max()

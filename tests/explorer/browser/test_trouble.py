@@ -1,0 +1,85 @@
+"""What goes wrong is said in the page, and the rest of it stands."""
+
+from __future__ import annotations
+
+import shutil
+
+from playwright.sync_api import expect
+
+import dualform
+from dualform_client import Client
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
+from tests.damage import flip
+from tests.explorer.browser.shown import address, settle
+from tests.explorer.served import served
+
+
+def test_a_killed_explorer_says_so_and_what_was_shown_stands(page, folder, watch):
+    watch.expected.append("ERR_CONNECTION_REFUSED")
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        page.goto(pages.url + address("shapes/3"))
+        settle(page)
+    page.keyboard.press("j")
+    status = page.locator("#status")
+    expect(status).to_contain_text("The explorer does not answer")
+    expect(status).to_be_in_viewport()
+    expect(page.locator("#title-query")).to_have_text("shapes example 3")
+    settle(page)
+
+
+def test_a_killed_memory_server_is_named(page, folder, watch):
+    watch.expected.append("status of 502")
+    with dualform.open(folder) as engine:
+        server = Server(engine, ServiceConfig("127.0.0.1:0"))
+        server.start()
+        with served({"run": lambda: Client(server.address, timeout=20)}) as pages:
+            page.goto(pages.url + address("shapes/3"))
+            settle(page)
+            server.stop(grace=0)
+            page.keyboard.press("j")
+            expect(page.get_by_role("heading", level=1)).to_have_text("The memory does not answer")
+            expect(page.locator(".failure")).to_contain_text(server.address)
+            page.get_by_role("link", name="To the start page").click()
+            expect(page.locator(".failure")).to_contain_text(server.address)
+
+
+def test_a_damaged_manifest_is_named(page, folder, tmp_path, watch):
+    watch.expected.append("status of 502")
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "memory.json").write_text("{")
+    with served({"run": lambda: dualform.open(copy)}) as pages:
+        page.goto(pages.url)
+        expect(page.locator(".failure")).to_contain_text("memory.json")
+        page.goto(pages.url + address("shapes/3"))
+        expect(page.locator(".failure")).to_contain_text("memory.json")
+
+
+def test_a_damaged_gallery_is_named_where_its_images_stood(page, folder, tmp_path, memory):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    files = [file for file in (copy / "gallery").rglob("*.arrow") if "noise" in file.parent.name]
+    (file,) = files
+    flip(file, file.stat().st_size // 2)
+    with served({"run": lambda: dualform.open(copy)}) as pages:
+        page.goto(pages.url + address("shapes/3"))
+        settle(page)
+        expect(page.locator("#panel-slots")).to_contain_text(file.name)
+        hits = memory.topk("4", "shapes/3", k=24)
+        shown = page.locator("#slots .slot").evaluate_all("all => all.map(own => Number(own.dataset.slot))")
+        assert shown == hits.slots[0].tolist()
+
+
+def test_an_empty_mask_says_so_in_the_place_of_each_answer_and_is_taken_back(page, pages):
+    page.goto(pages.url + address("shapes/3"))
+    settle(page)
+    page.locator("#mask-value").fill("99")
+    page.locator("select[name='keep']").select_option("only")
+    page.get_by_role("button", name="add").click()
+    settle(page)
+    for panel in ("sums", "slots", "steps", "ranks"):
+        expect(page.locator(f"#panel-{panel}")).to_contain_text("leaves no")
+    expect(page.locator("#panel-mask .failure")).to_contain_text("leaves no")
+    page.locator("#panel-mask .chips.set a").click()
+    settle(page)
+    expect(page.locator(".failed")).to_have_count(0)
+    expect(page).to_have_url(pages.url + address("shapes/3"))

@@ -1,0 +1,66 @@
+"""A small training on passages of words, each word a slot; one of the passages is what a page must not run."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import dualform
+
+WORDS, PASSAGES, STEPS, ROWS = 8, 24, 30, 6
+HOSTILE = "<script>document.title='run'</script> says <b>bold</b> &amp; a < b &copy;"
+_NOUNS = ("fox", "crow", "lion", "mouse", "hare", "tortoise", "grapes", "cheese")
+
+
+def passages() -> list[str]:
+    """Of WORDS words each; the first is HOSTILE."""
+    drawn = torch.randint(len(_NOUNS), (PASSAGES, WORDS), generator=torch.Generator().manual_seed(5)).tolist()
+    return [HOSTILE, *(" ".join(_NOUNS[noun] for noun in own) for own in drawn[1:])]
+
+
+def offsets(passage: str) -> list[tuple[int, int]]:
+    """Where each word starts and stops."""
+    words = passage.split(" ")
+    ends = accumulate(len(word) + 1 for word in words)
+    return [(end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True)]
+
+
+def gallery() -> dualform.Gallery:
+    own = passages()
+    return dualform.Gallery.texts(own, offsets=[offsets(passage) for passage in own])
+
+
+def record(path: Path) -> Path:
+    """STEPS steps of ROWS passages, in which the next word is learned; a probe of the first ones."""
+    texts = [passage.split(" ") for passage in passages()]
+    vocabulary = sorted({word for text in texts for word in text})
+    words = torch.tensor([[vocabulary.index(word) for word in text] for text in texts])
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(len(vocabulary), 12), nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, len(vocabulary))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    drawn = torch.Generator().manual_seed(1)
+    names = {"fables": vocabulary}
+    with dualform.Recorder(model, optimizer, path, label_names=names, quiet=True) as recorder:
+        recorder.gallery("fables", gallery())
+        for _ in range(STEPS):
+            index = torch.randint(PASSAGES, (ROWS,), generator=drawn)
+            following = _following(words[index])
+            with recorder.step(dataset="fables", label=following, sample=index):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(words[index]).flatten(0, 1), following.flatten()).backward()
+                optimizer.step()
+        own = passages()[:8]
+        recorder.probe(
+            "held", words[:8], gallery=dualform.Gallery.texts(own, offsets=[offsets(passage) for passage in own])
+        )
+    return path
+
+
+def _following(words: Tensor) -> Tensor:
+    """Of each word the next one, of the last one the first."""
+    return words.roll(-1, dims=1)

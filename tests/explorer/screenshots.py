@@ -1,0 +1,66 @@
+"""The pictures of docs/explorer.md: python -m tests.explorer.screenshots RUN docs/explorer
+
+Of an example that is misread, and read right without one dataset, under that mask: in light, and in dark what each
+group brought to it; and the page as a phone shows it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Browser, Page
+
+import dualform
+from tests.explorer.browser.shown import settle
+from tests.explorer.chromium import CHROMIUM, MISSING, chromium
+from tests.explorer.served import served
+
+
+def take(run: Path, folder: Path) -> None:
+    """Writes light.png, dark.png and phone.png."""
+    if CHROMIUM is None:
+        sys.exit(MISSING)
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = {run.name: lambda: dualform.open(run)}
+    with served(opened, deadline=60.0) as pages, chromium() as browser:
+        page = _tab(browser, 1440, 1080)
+        page.goto(pages.url)
+        page.locator(".cards a").first.click()
+        page.locator("#answers").wait_for()
+        settle(page)
+        mended = page.url
+        page.locator("#panel-mask .chips a").first.click()
+        settle(page)
+        masked = page.url
+        _picture(page, folder / "light.png")
+
+        page = _tab(browser, 1440, 1080, color_scheme="dark")
+        page.goto(mended)
+        settle(page)
+        page.get_by_role("link", name="contribution").click()
+        settle(page)
+        _picture(page, folder / "dark.png")
+
+        page = _tab(browser, 390, 1100, device_scale_factor=1.5)
+        page.goto(masked)
+        settle(page)
+        _picture(page, folder / "phone.png")
+
+
+def _tab(browser: Browser, width: int, height: int, **options: Any) -> Page:
+    viewport = {"width": width, "height": height}
+    return browser.new_context(viewport=viewport, reduced_motion="reduce", **options).new_page()
+
+
+def _picture(page: Page, file: Path) -> None:
+    page.mouse.move(0, 0)
+    page.screenshot(path=file)
+    with Image.open(file) as shown:
+        shown.convert("RGB").save(file, optimize=True)
+
+
+if __name__ == "__main__":
+    take(Path(sys.argv[1]), Path(sys.argv[2]))
