@@ -27,7 +27,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from dualform.answers import MemoryInfo
-from dualform.errors import DualformError
+from dualform.errors import BadMask, DualformError
 from dualform.methods import Answers
 from dualform_explorer.asking import Desk, Failure
 from dualform_explorer.memories import Memories
@@ -121,7 +121,11 @@ class Pages:
         probe = probe_of(info, state.probe)
         layers = {} if probe is None else {f"layer-{n}": own.name for n, own in enumerate(layers_of(info, probe))}
         context = self._context(info, name, state)
-        context |= {"layers": [*layers], "sql": where_before(info, state)}
+        try:
+            sql = where_before(info, state)
+        except BadMask:  # which each layer says in its place
+            sql = state.where
+        context |= {"layers": [*layers], "sql": sql}
         jobs = {
             key: self._begin(key, own, partial(paper_panel, memory, info, state, own), context, "paper")
             for key, own in layers.items()

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 
+from dualform.errors import BadMask
 from dualform_explorer.chip import Chip
+
+_TOKEN = re.compile(
+    r"""
+    [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | \$(\w*)\$.*?\$\1\$
+    | --[^\n]* | /\*.*?\*/ | [()]
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+"""Texts, names, comments and parentheses."""
 
 
 def where_of(
@@ -13,7 +24,8 @@ def where_of(
     """The slots that stay; None where all do. Chips that leave slots out all hold; of those about the same columns that
     name what alone stays, one must hold.
 
-    `before`: slots of earlier steps alone. `complete`: columns known to be NULL nowhere.
+    `before`: slots of earlier steps alone. `complete`: columns known to be NULL nowhere. Raises BadMask for a condition
+    that would end the parentheses around it, as "a) OR (b", and so let slots in that a chip leaves out.
     """
     parts: list[str] = []
     allowed: dict[tuple[str, ...], list[str]] = {}
@@ -25,8 +37,21 @@ def where_of(
             parts.append(sql)
     parts = [one[0] if len(one) == 1 else f"({' OR '.join(one)})" for one in allowed.values()] + parts
     if own:
-        # On a line of its own, for it may end in a comment.
-        parts.append(f"({own}\n)" if parts or before is not None else own)
+        parts.append(_enclosed(own) if parts or before is not None else own)
     if before is not None:
         parts.append(f"step < {before}")
     return " AND ".join(parts) or None
+
+
+def _enclosed(own: str) -> str:
+    depth = 0
+    for token in _TOKEN.finditer(own):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if depth < 0:
+            break
+    if depth:
+        does = (
+            "opens a parenthesis that it does not close" if depth > 0 else "closes a parenthesis that it did not open"
+        )
+        raise BadMask(f"{own!r} {does}.", hint="Give one condition, whole by itself.", field="where")
+    return f"({own}\n)"  # on a line of its own, for it may end in a comment

@@ -46,9 +46,6 @@ def view_of(memory: Answers, state: State) -> dict[str, Any]:
     query = ProbeRows(probe, (row,))
     columns = info.columns[layer.space]
     by = tuple(name.strip() for name in state.by.split(",")) if state.by else _grouping(columns)
-    if state.masks and state.where.strip():
-        # Alone first: what is no expression of its own, as "a) OR (b", must not become one beside the masks.
-        memory.topk(layer.name, query, 1, state.where, score=state.score)
     where = where_of(state.masks, state.where.strip())
     sums = memory.group_sum(layer.name, query, by, where, state.score, k=SHOWN_GROUPS)
     hits = memory.topk(layer.name, query, state.k, where, score=state.score)

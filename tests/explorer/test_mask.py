@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dualform.errors import BadMask
 from dualform_explorer.chip import Chip, Range, column_name, literal
 from dualform_explorer.completeness import complete_columns
 from dualform_explorer.mask import where_of
@@ -81,3 +82,41 @@ def test_a_dataset_that_every_slot_has_is_compared_as_people_write_it(info):
     chip = Chip.of(LEFT_OUT, ("dataset",), ("shapes",))
     assert where_of([chip], complete=complete_columns(info)) == "dataset <> 'shapes'"
     assert where_of([chip]) == "dataset IS DISTINCT FROM 'shapes'"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "label = 1) OR (true",
+        "label = 1) OR (true --)",
+        "label = 1) /* ( */ OR (true",
+        "dataset = ')(' ) OR (dataset = '('",
+        "dataset = 'it''s (') OR (true",
+        "dataset = E'\\') (' ) OR (true",
+        "(label = 1",
+        "label = 1)",
+    ],
+)
+def test_a_condition_of_ones_own_does_not_reach_beyond_the_chips(own):
+    with pytest.raises(BadMask, match="parenthesis"):
+        where_of([Chip.of(LEFT_OUT, ("label",), (3,))], own)
+    with pytest.raises(BadMask, match="parenthesis"):
+        where_of([], own, before=3)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "label = 1 OR label = 3",
+        "label <> 1 -- (a comment)",
+        "(label = 1) OR (label <> 1) /* :-( */",
+        "label <> 1 AND ':-)' <> 'it''s :-('",
+        "label IN (1, 3) AND (step < 5 OR (step >= 5))",
+    ],
+)
+def test_a_condition_of_ones_own_holds_beside_the_chips(memory, info, own):
+    columns = memory.slots(np.arange(info.slots["sample"]))
+    alone = {slot for (slot,) in memory.group_sum("4", "shapes/0", by="slot", where=own).groups}
+    where = where_of([Chip.of(LEFT_OUT, ("label",), (3,))], own, complete=complete_columns(info))
+    left = [slot for (slot,) in memory.group_sum("4", "shapes/0", by="slot", where=where).groups]
+    assert left == [slot for slot in range(info.slots["sample"]) if slot in alone and columns["label"][slot] != 3]

@@ -190,6 +190,17 @@ def test_a_mask_that_cannot_be_says_so_in_the_place_of_each_answer(pages, where,
     assert message in panels_of(page.text)["sums"]
 
 
+def test_a_condition_that_would_reach_beyond_the_chips_is_refused(pages):
+    state = f"item=shapes/3&without=label:3&where={quote('label = 1) OR (true')}"
+    page = pages.get(f"/explore?{state}")
+    assert {"sums", "slots", "steps"} <= failed(page.text)
+    for name in ("sums", "mask"):
+        assert "closes a parenthesis that it did not open" in panels_of(page.text)[name]
+    paper = pages.get(f"/paper?{state}")
+    assert paper.status == 200
+    assert "closes a parenthesis that it did not open" in paper.text
+
+
 def test_one_panel_that_fails_leaves_the_others(folder):
     def gone():
         raise Unavailable("The server went away.", hint="Start it again.")

@@ -39,13 +39,12 @@ def mask_panel(memory: Answers, info: MemoryInfo, state: State) -> MaskPanel:
     offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(info.datasets) > 1)]
     sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
     whole = memory.group_sum(state.layer, query, by="dataset", k=MOST_GROUPS)
-    condition = where_before(info, state)
-    matching, trouble = whole.scan.slots_matching, ""
-    if condition is not None:
-        try:
+    condition, matching, trouble = None, whole.scan.slots_matching, ""
+    try:
+        if (condition := where_before(info, state)) is not None:
             matching = memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching
-        except (BadInput, NotFound) as error:
-            matching, trouble = 0, error.message
+    except (BadInput, NotFound) as error:
+        matching, trouble = 0, error.message
     return MaskPanel(
         sql=condition or "",
         matching=matching,
