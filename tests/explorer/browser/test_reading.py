@@ -10,16 +10,15 @@ from playwright.sync_api import Page, expect
 
 from tests.explorer.browser.shown import address, mended_card, numbers, settle
 
-MASKED = address("shapes/3", without="label:1")
+MASKED = address("shapes/3", without="label:1", k="12")
 PAGES = {
     "start": "",
-    "explore": address("shapes/3"),
+    "explore": address("shapes/3", k="12"),
     "masked": MASKED + "&score=contribution&toward=3-0&at=50&as=samples&verify=yes&w0=off",
     "empty mask": address("shapes/3", where="label = 99"),
     "paper": "paper" + MASKED.removeprefix("explore"),
     "faults": address("shapes/3", "9"),
 }
-EVERY_PAGE = pytest.mark.parametrize("path", PAGES.values(), ids=PAGES)
 REFUSED = "Failed to load resource: the server responded with a status of 400"
 """What a browser notes of the page that names faults."""
 
@@ -112,7 +111,7 @@ def test_axe_finds_nothing_serious(pages, text_pages, new_context, watch, scheme
     options = {"resultTypes": ["violations"]}
     if scheme == "dark":
         options["runOnly"] = ["color-contrast", "link-in-text-block"]
-    text = "explore?item=held/3&token=2&layer=3&by=label&without=label:2"
+    text = "explore?item=held/3&token=2&layer=3&by=label&without=label:2&k=12"
     for url in (*(pages.url + path for path in PAGES.values()), text_pages.url, text_pages.url + text):
         page.goto(url)
         page.locator("details").evaluate_all("all => all.forEach(own => (own.open = true))")
@@ -127,7 +126,7 @@ def test_axe_finds_nothing_serious(pages, text_pages, new_context, watch, scheme
 def test_pages_reflow_without_scrolling_sideways(pages, text_pages, new_context, watch, width):
     watch.expected.append(REFUSED)
     page = new_context(viewport={"width": width, "height": 740}).new_page()
-    text = "explore?item=held/0&token=0&layer=3&by=label&without=label:2"
+    text = "explore?item=held/0&token=0&layer=3&by=label&without=label:2&k=12"
     for url in (*(pages.url + path for path in PAGES.values()), text_pages.url, text_pages.url + text):
         page.goto(url)
         page.locator("details").evaluate_all("all => all.forEach(own => (own.open = true))")

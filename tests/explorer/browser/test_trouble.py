@@ -11,7 +11,7 @@ from dualform_client import Client
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.damage import flip
-from tests.explorer.browser.shown import address, settle
+from tests.explorer.browser.shown import address, served_to, settle
 from tests.explorer.served import served
 
 
@@ -33,7 +33,7 @@ def test_a_killed_memory_server_is_named(page, folder, watch):
     with dualform.open(folder) as engine:
         server = Server(engine, ServiceConfig("127.0.0.1:0"))
         server.start()
-        with served({"run": lambda: Client(server.address, timeout=20)}) as pages:
+        with served_to(page, {"run": lambda: Client(server.address, timeout=20)}) as pages:
             page.goto(pages.url + address("shapes/3"))
             settle(page)
             server.stop(grace=0)
@@ -48,7 +48,7 @@ def test_a_damaged_manifest_is_named(page, folder, tmp_path, watch):
     watch.expected.append("status of 502")
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "memory.json").write_text("{")
-    with served({"run": lambda: dualform.open(copy)}) as pages:
+    with served_to(page, {"run": lambda: dualform.open(copy)}) as pages:
         page.goto(pages.url)
         expect(page.locator(".failure")).to_contain_text("memory.json")
         page.goto(pages.url + address("shapes/3"))
@@ -60,7 +60,7 @@ def test_a_damaged_gallery_is_named_where_its_images_stood(page, folder, tmp_pat
     files = [file for file in (copy / "gallery").rglob("*.arrow") if "noise" in file.parent.name]
     (file,) = files
     flip(file, file.stat().st_size // 2)
-    with served({"run": lambda: dualform.open(copy)}) as pages:
+    with served_to(page, {"run": lambda: dualform.open(copy)}) as pages:
         page.goto(pages.url + address("shapes/3"))
         settle(page)
         expect(page.locator("#panel-slots")).to_contain_text(file.name)
