@@ -13,6 +13,7 @@ from torch.func import functional_call
 
 import dualform
 from dualform.errors import BadInput, Inexact
+from dualform.influence import slot_window
 from tests.influence.trainings import (
     EXAMPLES,
     KINDS,
@@ -148,6 +149,19 @@ def test_every_variant_of_sgd_adds_up(tmp_path, change, line):
     assert np.abs(found.residual).max() <= 1e-3 * np.abs(found.final - found.initial).max()
     for name, own in found.lines.items():
         assert (np.abs(own).max() > 1e-3) == (name == line), name
+
+
+@pytest.mark.parametrize("name", ["linear layers", "LSTM and embedding"])
+@pytest.mark.parametrize("optimizer", [sgd(), sgd(momentum=0.5)], ids=["plain", "momentum"])
+@pytest.mark.parametrize("numbers", [1, 200, 1000])
+def test_slots_that_are_read_a_few_at_a_time_have_the_same_ledger(tmp_path, monkeypatch, name, optimizer, numbers):
+    training = replace(KINDS[name], optimizer=optimizer)
+    training.record(tmp_path / "m", STEPS)
+    whole = dualform.ledger(tmp_path / "m", training.make(), training.influence())
+    monkeypatch.setattr(slot_window, "_READ_AHEAD", numbers)
+    parts = dualform.ledger(tmp_path / "m", training.make(), training.influence())
+    np.testing.assert_array_equal(parts.sums, whole.sums)
+    np.testing.assert_array_equal(parts.final, whole.final)
 
 
 def test_of_a_quadratic_loss_two_points_are_exact(tmp_path):
