@@ -152,7 +152,7 @@ def test_a_datapoints_sample_is_its_row_in_the_training_file(miniature, made_up_
 def test_only_the_first_runs_memory_stays(miniature):
     out, _ = miniature
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == [
-        "probes", "report", "shard-00000", "weights"
+        "gallery", "probes", "report", "shard-00000", "weights"
     ]  # fmt: skip
     with dualform.open(out) as memory:
         assert [probe.name for probe in memory.info().probes] == ["test-mnist-at-20", "test-mnist"]
