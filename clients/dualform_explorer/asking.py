@@ -47,7 +47,8 @@ class Desk:
         except TimeoutError:
             late = Failure(
                 f"There was no answer within {self.seconds:g} seconds.",
-                "It is still being worked on; ask again, or give it more time: dualform explore --deadline SECONDS.",
+                "It is still being worked on; ask again, or begin the pages with more time: "
+                "dualform explore TARGET --deadline SECONDS.",
                 "late",
             )
             return self._failed(name, title, late, context)

@@ -57,7 +57,7 @@ class Guard:
             listed = ", ".join(sorted(self._hosts))
             answer = PlainTextResponse(
                 f"This server is not {headers.get('host')!r}. It answers as {listed}; "
-                "dualform explore --host NAME adds a name.",
+                "dualform explore TARGET --host NAME begins pages with a further name.",
                 421,
             )
         elif not scope["path"].startswith(PUBLIC) and not self._admits(headers.get("authorization", "")):

@@ -51,7 +51,9 @@ class State:
 
     @property
     def item(self) -> str:
-        """As questions name it."""
+        """As the page names it: PROBE/EXAMPLE. Questions name a stored row, which of a layer with tokens is one of them
+        (`examples.query_of`).
+        """
         return f"{self.probe}/{self.row}"
 
     @property

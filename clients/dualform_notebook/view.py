@@ -13,6 +13,7 @@ from dualform.errors import BadInput, NotFound
 from dualform.methods import Answers
 from dualform.questions import ProbeRows, as_queries
 from dualform_explorer.chip import Chip
+from dualform_explorer.examples import examples_of
 from dualform_explorer.looks import NOTHING, Look, looks_of_examples, looks_of_slots
 from dualform_explorer.mask import where_of
 from dualform_notebook.masks import words_of
@@ -109,17 +110,22 @@ def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, layer: L
     """The query: its name, and of the example that it is of its label, what the network made of it, and its look; and
     why it has none that it should have.
     """
-    count = next((len(own) for own in (probe.labels, probe.outputs) if own is not None), 0)
     rows = _rows(info, probe.name, layer)
-    example, position = _place(row, rows, count, layer)
-    label = None if example is None or probe.labels is None else int(probe.labels[example])
+    examples = examples_of(memory, info, probe.name)
+    counted = probe.outputs is not None or next(bool(own.gallery) for own in info.probes if own.name == probe.name)
+    known = examples.count if counted or probe.labels is not None else 0
+    example, position = _place(row, rows, known, layer)
+    tokens = 1 if rows is None or not known else rows // known
+    if tokens == 1 and not counted:
+        position = None  # labels may be of examples of one token, or of each token of longer ones
+    label = None if example is None else examples.label_at(example, position, tokens)
     looks = looks_of_examples(memory, info, probe.name, [] if example is None else [example], position)
     shown = {
         "probe": probe.name,
         "row": row,
         "rows": rows,
         "position": position,
-        "label": None if label is None or label < 0 else label,
+        "label": label,
         "largest": None if example is None or probe.outputs is None else int(probe.outputs[example].argmax()),
         "look": _shown(looks[0] if looks else NOTHING),
     }

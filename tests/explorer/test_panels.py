@@ -10,6 +10,7 @@ import pytest
 
 from dualform.errors import BadMask, EmptyMask, NotFound
 from dualform_explorer.chip import Chip, Range
+from dualform_explorer.panels import layers
 from dualform_explorer.panels.layers import layers_panel
 from dualform_explorer.panels.mask import mask_panel
 from dualform_explorer.panels.output import output_panel
@@ -233,6 +234,17 @@ def test_every_layer_has_its_groups(memory, info):
         whole = memory.group_sum(card.name, "shapes/3", by=("dataset", "label"))
         assert [row.group.sum for row in card.rows if not row.gone] == masked.sums[0].tolist()
         assert [row.unmasked for row in card.rows] == whole.sums[0].tolist()
+
+
+def test_of_many_layers_the_one_is_summed_whose_part_was_chosen(memory, info, monkeypatch):
+    monkeypatch.setattr(layers, "_MOST_SUMMED", 2)
+    parted = replace(info, layers=tuple(replace(own, views=(f"{own.name}.part",)) for own in info.layers))
+    panel = layers_panel(memory, parted, replace(WITHOUT, layer="2.part"))
+    assert [(card.name, card.chosen, card.rows is not None) for card in panel.cards] == [
+        ("0", False, False),
+        ("2", True, True),
+        ("4", False, False),
+    ]
 
 
 def test_the_mask_is_shown_as_it_is_asked(memory, info):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from base64 import b64encode
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import dualform
 from dualform import open as open_memory
 from dualform.errors import MissingPackage
 from dualform_explorer.mask import where_of
@@ -215,3 +219,27 @@ def test_a_token_is_marked_in_its_passage_and_is_of_its_example(tmp_path):
             marked = ("aa", "bb", "cc")[row["position"]]
             assert own["look"]["token"] == marked
             assert own["look"]["before"] + marked + own["look"]["behind"] == "aa bb cc"
+
+
+@pytest.mark.parametrize("shown", [True, False], ids=["with a gallery", "without"])
+def test_rows_of_tokens_that_have_labels_of_their_own_are_of_their_example(tmp_path, shown):
+    torch.manual_seed(0)
+    words = [[f"{text}{letter}" for letter in "abcd"] for text in range(8)]
+    places = [np.array([[0, 2], [3, 5], [6, 8], [9, 11]])] * 8
+    gallery = dualform.Gallery.texts([" ".join(own) for own in words], offsets=places)
+    model, inputs, labels = nn.Sequential(nn.Linear(4, 3)), torch.randn(8, 4, 4), torch.randint(3, (8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        with recorder.step(sample=torch.arange(8), label=labels):
+            nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten()).backward()
+            optimizer.step()
+        recorder.probe("test", inputs, label=labels, gallery=gallery if shown else None)
+    with open_memory(tmp_path / "run") as opened:
+        for row in (0, 5, 9, 31):
+            query = opened.explorer(f"test/{row}", layer="0", by="sample").view["query"]
+            assert query["label"] == labels.flatten()[row]
+            if shown:
+                assert query["position"] == row % 4
+                assert query["look"]["token"] == words[row // 4][row % 4]
+            else:
+                assert (query["position"], query["look"]) == (None, None), "nothing tells how long the examples are"

@@ -10,7 +10,7 @@ from dualform.methods import Answers
 from dualform_explorer.examples import query_of
 from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, rows_of
 from dualform_explorer.questions import where_before, where_unmasked
-from dualform_explorer.reading import layers_of, probe_of
+from dualform_explorer.reading import layer_of, layers_of, probe_of
 from dualform_explorer.state import State
 
 _MOST_SUMMED = 12
@@ -43,18 +43,18 @@ def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel
         raise NotFound(f"There is no probe {state.probe!r}.", field="item")
     score = "signed" if state.score == "contribution" else state.score
     own = layers_of(info, probe)
-    shown = own if len(own) <= _MOST_SUMMED else [layer for layer in own if layer.name == state.layer]
+    chosen = layer_of(info, state.layer)
+    shown = own if len(own) <= _MOST_SUMMED else [layer for layer in own if layer is chosen]
     cards = [
-        _card(memory, info, state, layer, score)
+        _card(memory, info, state, layer, score, layer is chosen)
         if layer in shown
-        else LayerCard(layer.name, layer.d_in, layer.d_out, None, "", layer.name == state.layer)
+        else LayerCard(layer.name, layer.d_in, layer.d_out, None, "", layer is chosen)
         for layer in own
     ]
     return LayersPanel(tuple(cards), score, state.by)
 
 
-def _card(memory: Answers, info: MemoryInfo, state: State, layer: LayerInfo, score: str) -> LayerCard:
-    chosen = state.layer == layer.name or state.layer in layer.views
+def _card(memory: Answers, info: MemoryInfo, state: State, layer: LayerInfo, score: str, chosen: bool) -> LayerCard:
     try:
         groups = _groups(memory, info, state, layer, score, True)
         whole = _groups(memory, info, state, layer, score, False) if state.chips or state.where else ()

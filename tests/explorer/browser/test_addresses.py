@@ -38,7 +38,7 @@ def test_a_copied_link_in_another_browser_shows_the_same(page, pages, new_contex
     settle(page)
     page.locator("#first").fill("5")
     page.locator("#last").fill("25")
-    page.get_by_role("button", name="keep alone").click()
+    page.get_by_role("button", name="keep only").click()
     settle(page)
     page.locator("#copy").click()
     expect(page.locator("#copy")).to_have_text("copied")
