@@ -9,13 +9,18 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import dualform
 from dualform.errors import BadInput, Cancelled
 from dualform.query.bounds import QuestionBounds
+from dualform.query.sql import process
 from dualform.query.sql.process import Sql
 from dualform.query.view import View
 from dualform.questions import SqlStatement
@@ -96,6 +101,57 @@ def test_what_goes_wrong_behind_the_first_rows_is_said_and_the_child_goes_on(sql
         run(sql, statement)
     assert sql._child is child
     assert child.poll() is None
+
+
+def test_names_of_labels_are_answered_without_the_tables_of_slots(tmp_path, monkeypatch):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = dualform.Recorder(model, optimizer, tmp_path, label_names={"d": ["cat", "dog"]}, quiet=True)
+    with recorder, recorder.step(label=[0, 1, 1, 0], dataset="d"):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    given = []
+    monkeypatch.setattr(process, "_tables", partial(_noted, given, process._tables))
+    with dualform.open(tmp_path) as memory:
+        assert memory.sql("SELECT name FROM Labels ORDER BY label").records() == [{"name": "cat"}, {"name": "dog"}]
+        assert memory.sql('SELECT count(*) AS n FROM "labels"').records() == [{"n": 2}]
+        assert given == [{"labels"}]
+        assert memory.sql("SELECT count(*) AS n FROM labels, slots").records() == [{"n": 8}]
+        assert memory.sql("SELECT count(*) AS n FROM labels").records() == [{"n": 2}]
+    assert len(given) == 2  # a child that has all of them is not given up
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT count(*) AS n FROM query_table('sl' || 'ots') WHERE (SELECT count(*) FROM labels) < 9",
+        "SELECT count(*) AS n FROM labels RIGHT JOIN slots ON true",
+        "SELECT count(*) AS n FROM query('FROM sl' || 'ots') WHERE (SELECT count(*) FROM labels) < 9",
+        "SELECT count(DISTINCT table_name) AS n FROM information_schema.tables, (SELECT count(*) FROM labels)",
+        "SELECT count(*) AS n FROM (SHOW TABLES), (SELECT count(*) FROM labels)",
+    ],
+)
+def test_a_statement_that_begins_a_child_is_answered_as_by_one_that_has_every_table(sql, statement):
+    first = run(sql, statement).records()
+    sql.close()
+    run(sql, "SELECT count(*) FROM slots")
+    assert run(sql, statement).records() == first
+    assert first[0]["n"] >= 4
+
+
+def test_a_statement_that_is_wrong_about_labels_is_refused_with_the_message_of_all_tables(sql):
+    with pytest.raises(BadInput) as first:
+        run(sql, "SELECT nothing FROM labels")
+    assert sql._given is None
+    with pytest.raises(BadInput) as again:
+        run(sql, "SELECT nothing FROM labels")
+    assert str(first.value) == str(again.value)
+
+
+def _noted(given: list, tables, view, names):
+    found = tables(view, names)
+    given.append(set(found))
+    return found
 
 
 def test_statements_are_answered_beside_thousands_of_open_descriptors(sql):

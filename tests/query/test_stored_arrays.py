@@ -31,6 +31,7 @@ QUESTIONS = [
     ("group_sum", ("2", PROBE), {"by": "label", "score": "cosine"}),
     ("group_sum", ("2", PROBE), {"by": ("dataset", "label"), "score": "abs"}),
     ("topk", ("2", PROBE), {"by": ("label", "dataset"), "k": 2}),
+    ("output", ("2", PROBE), {}),
     ("output", ("2", PROBE), {"where": "label <> 2"}),
     ("output", ("0", PROBE), {"where": "label <> 2", "at_step": 4}),
     ("cancellation", ("dataset = 'first'",), {}),
@@ -133,15 +134,27 @@ def test_sums_move_with_the_folder(derived_run, expected, tmp_path, monkeypatch)
     assert same(answers(moved), expected)
 
 
-def test_verify_reads_the_record_itself(derived_run):
+def test_verify_reads_the_record_itself(derived_run, monkeypatch):
     before = files(derived_run)
     with dualform.open(derived_run) as memory:
-        memory.verify()
+        memory.output("2", PROBE)  # by the sum of all slots, which was kept
+        monkeypatch.setattr(stored_arrays.StoredArrays, "read", lambda *given: pytest.fail("a kept sum was read"))
+        certified = memory.verify()
+        monkeypatch.undo()
         for keys in derived_run.rglob("layers/2/keys-*.faiss"):
             flip(keys)
-    assert files(derived_run) == before  # the sum of all slots is not among them
+    assert certified["2"].relative_error < 1e-3
+    assert files(derived_run) == before
     with dualform.open(derived_run) as memory, pytest.raises(dualform.DualformError, match="was altered"):
         memory.verify()
+
+
+def test_the_sum_of_all_slots_is_kept_for_the_next_process(derived_run, monkeypatch):
+    with dualform.open(derived_run) as memory:
+        expected = memory.output("2", PROBE).values
+    monkeypatch.setattr(slot_sum, "add_products", lambda *given: pytest.fail("a sum was made again"))
+    with dualform.open(derived_run) as memory:
+        assert np.array_equal(memory.output("2", PROBE).values, expected)
 
 
 def test_forgetting_takes_sums_along(derived_run):

@@ -116,7 +116,7 @@ class Shards:
 
     def slot_sums(self, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Iterator[SlotSum]:
         """Of the shards that have a slot, in order."""
-        share = SlotSumShare(layer.name, _source(selection), at_step)
+        share = SlotSumShare(layer.name, _source(selection), at_step, selection.stored)
         return iter(self._ask(share, layer, selection, check))
 
     def _ask(self, share: Share[Any], layer: Layer, selection: Selection, check: Check) -> list[Any]:

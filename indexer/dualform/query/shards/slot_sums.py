@@ -16,14 +16,16 @@ class SlotSumShare:
     layer: str
     source: Source
     at_step: int | None
+    stored: bool
+    """As of the selection."""
 
     def answer(self, shard: OneShard, check: Check) -> SlotSum:
         layer = shard.layer(self.layer)
         chosen = selection(shard.whole, layer, self.source, check)
-        key = ("slot sum", layer.name, chosen.identity, self.at_step)
+        key = ("slot sum", layer.name, chosen.identity, self.at_step, self.stored)
 
         def made() -> SlotSum:
             coefficients = slot_coefficients(shard.whole, layer, chosen, self.at_step)
-            return sum_of_shard(shard.rows, layer, coefficients, check)
+            return sum_of_shard(shard.rows, layer, coefficients, check, self.stored)
 
         return shard.part.cache.get(key, made, check)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -20,8 +21,9 @@ from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW
 from dualform.query.view import Check, View
 from dualform.store.memory_budget import CHILDREN
 from dualform.store.samples import as_numpy
+from dualform.store.tables import extents_table
 from dualform.store.user_columns import alike_but_for_case
-from dualform.store.views import view_statements
+from dualform.store.views import view_name, view_statements
 
 MOST_ROWS = 1_000_000
 SECONDS = 60.0
@@ -34,6 +36,9 @@ _HIDDEN = {"key_rows"}
 _START_SECONDS = 60.0
 """In which the child must have begun, and read its tables."""
 _POLL_SECONDS = 0.1
+_WORD = re.compile(r"\w+")
+_CATALOG = ("information_schema", "duckdb_", "pg_", "pragma_", "sqlite_", "show", "describe", "summarize")
+"""How the words begin by which a statement asks which tables there are."""
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Variables that the child may need to find libraries."""
 
@@ -55,6 +60,8 @@ class Sql:
         self._child: subprocess.Popen[bytes] | None = None
         self._ready = False
         """Whether the child has answered since it started."""
+        self._given: frozenset[str] | None = None
+        """The tables that the child has; None for all of them."""
         self._lock = threading.Lock()
         self._retired = False
 
@@ -99,6 +106,21 @@ class Sql:
                 self._lock.release()
 
     def _ask(self, statement: str, size: int, check: Check) -> pa.Table:
+        """By a child that has what the statement names, or all tables: those of slots take seconds to hand over."""
+        named = _logs_named(statement, self._view)
+        if self._child is not None and self._given is not None and not (named and named <= self._given):
+            self._stop()
+        if self._child is None:
+            self._given = named or None
+        try:
+            return self._asked(statement, size, check)
+        except BadInput:
+            if self._given is None:
+                raise
+        self._stop()  # it may have named a table in a way that is not seen
+        return self._asked(statement, size, check)
+
+    def _asked(self, statement: str, size: int, check: Check) -> pa.Table:
         request = {"sql": statement, "rows": self._most_rows, "size": size, "seconds": self._seconds}
         started = self._ready
         try:
@@ -131,7 +153,7 @@ class Sql:
                 hint="Ask a server that runs elsewhere (dualform serve), or open the shard's slots.duckdb with duckdb.",
                 field="statement",
             )
-        views = _views(self._view)
+        views = _views(self._view) if self._given is None else []
         path = [folder for folder in sys.path if os.path.isabs(folder)]
         begin = f"import sys; sys.path[:] = {path!r}; from dualform.query.sql.worker import main"
         command = [sys.executable, "-I", "-c", f"{begin}; main({os.getpid()}, {self.memory})"]
@@ -148,7 +170,7 @@ class Sql:
         self._child = child
         CHILDREN.add(child.pid)
         os.set_blocking(_pipe(child.stdin).fileno(), False)
-        for name, table in _tables(self._view).items():
+        for name, table in _tables(self._view, self._given).items():
             sink = pa.BufferOutputStream()
             named = table.replace_schema_metadata({"name": name})
             with pa.ipc.new_stream(sink, named.schema) as stream:
@@ -200,7 +222,7 @@ class Sql:
                 )
 
     def _stop(self) -> None:
-        child, self._child, self._ready = self._child, None, False
+        child, self._child, self._ready, self._given = self._child, None, False, None
         if child is not None:
             child.kill()
             child.wait()
@@ -215,10 +237,29 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-def _tables(view: View) -> dict[str, pa.Table]:
-    """Every table of the snapshot under its own name; slots are views over them, so that none is sent on its own."""
-    names = [name for name in view.snapshot.manifest.tables() if name not in _HIDDEN]
+def _tables(view: View, given: frozenset[str] | None) -> dict[str, pa.Table]:
+    """Every table of the snapshot under its own name, or the `given` ones; slots are views over them, so that none is
+    sent on its own.
+    """
+    names = [name for name in view.snapshot.manifest.tables() if name not in _HIDDEN and name in (given or (name,))]
     return view.snapshot.whole_tables(names)
+
+
+def _logs_named(statement: str, view: View) -> frozenset[str]:
+    """The tables that a statement names, where none of them has a row a slot or datapoint, and it does not ask which
+    tables there are; else none.
+    """
+    manifest, words = view.snapshot.manifest, set(_WORD.findall(statement.lower()))
+    tables = {name for name in manifest.tables() if name.lower() in words}
+    large = {
+        "samples",
+        *manifest.spaces,
+        *map(extents_table, manifest.spaces),
+        view_name(manifest.spaces[0], manifest.spaces),
+    }
+    if not words.isdisjoint(map(str.lower, large)) or any(word.startswith(_CATALOG) for word in words):
+        return frozenset()
+    return frozenset(tables - _HIDDEN)
 
 
 def _views(view: View) -> list[str]:

@@ -43,7 +43,7 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
     if why_scores_only(view, layer):
         return Certificate(None, measured)
     every = {name: mask.selection(view, other, None) for name, other in view.snapshot.layers.items()}
-    terms = standing_terms(view, layer, every[layer.name], check, every)
+    terms = standing_terms(view, layer, every[layer.name], check, every, afresh=True)
     if not terms:
         # Nothing on disk tells a training that still runs from one that was killed.
         reason = "there are no final weights: the recording was cut off, or still runs."

@@ -41,9 +41,10 @@ def build(
     partners: Mapping[str, Selection] | None = None,
     *,
     whole: bool = False,
+    afresh: bool = False,
 ) -> dict[str, Doubles]:
     """The layer's blocks by name, of the record alone, whatever its grade; the `whole` is what all slots make of them,
-    as it came out beside what the slots which stay make.
+    as it came out beside what the slots which stay make, and `afresh` what they make of it now, whatever was kept.
     """
     found: dict[str, Doubles] = {}
     rerun = whole_beside if whole else trajectory
@@ -53,22 +54,29 @@ def build(
             found[block.block_name] = rerun(view, block, holders, at_step, check)
             continue
         if whole:
-            holders = [(holder, place, mask.selection(view, holder, None)) for holder, place, _ in holders]
+            every = mask.record_itself if afresh else _every_slot
+            holders = [(holder, place, every(view, holder)) for holder, place, _ in holders]
         found[block.block_name] = _summed(view, layer, block, holders, at_step, check)
     return found
 
 
 def standing_terms(
-    view: View, layer: Layer, selection: Selection, check: Check, partners: Mapping[str, Selection] | None = None
+    view: View,
+    layer: Layer,
+    selection: Selection,
+    check: Check,
+    partners: Mapping[str, Selection] | None = None,
+    *,
+    afresh: bool = False,
 ) -> dict[str, Doubles]:
     """By block, the final weights minus those rebuilt from all slots; empty where there are none of their shape. They
-    are for weights as the selected slots leave them.
+    are for weights as the selected slots leave them. `afresh`: as of `build`.
     """
     final, initial = view.snapshot.final() or {}, view.stored_weights("initial")
     names = [block.name for block in layer.parameters]
     if any(name not in final or final[name].shape != initial[name].shape for name in names):
         return {}
-    rebuilt = build(view, layer, selection, None, check, partners, whole=True)
+    rebuilt = build(view, layer, selection, None, check, partners, whole=True, afresh=afresh)
     return {name: own - rebuilt[name] for name, own in blocks_of(layer, final).items()}
 
 
@@ -86,6 +94,10 @@ def way(view: View, layer: Layer) -> dict[str, Doubles]:
 def length(parameters: Mapping[str, Doubles]) -> float:
     """The Frobenius norm over all of them together."""
     return math.hypot(*(float(np.linalg.norm(own)) for own in parameters.values()))
+
+
+def _every_slot(view: View, layer: Layer) -> Selection:
+    return mask.selection(view, layer, None)
 
 
 def _holders(

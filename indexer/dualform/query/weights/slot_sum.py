@@ -126,9 +126,7 @@ def bias_sum(
 
 
 def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Check, stored: bool) -> SlotSum:
-    """From beside the keys where it was made before; never of all slots, by which `verify` holds the record itself, nor
-    where it is not to be `stored`.
-    """
+    """From beside the keys where it was made before, unless it is not to be `stored`."""
     keys, values, found = memory.keys(layer.name), memory.values(layer.name), _nothing(layer)
     place = _place(memory, layer, slots) if stored else None
     held = place.read((np.float64, found.weight.shape), (np.float64, found.biases.shape)) if place else None
@@ -141,7 +139,5 @@ def _summed(memory: Snapshot, layer: Layer, slots: SlotCoefficients, check: Chec
 
 
 def _place(memory: Snapshot, layer: Layer, slots: SlotCoefficients) -> StoredArrays | None:
-    keys, values = memory.keys(layer.name), memory.values(layer.name)
-    if len(slots.slots) == keys.entries:
-        return None
-    return StoredArrays.of(memory, KIND, [keys, values], [slots.slots, slots.weights, slots.biases])
+    rows = [memory.keys(layer.name), memory.values(layer.name)]
+    return StoredArrays.of(memory, KIND, rows, [slots.slots, slots.weights, slots.biases])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import duckdb
@@ -54,7 +54,9 @@ class Selection:
     source: Source | None = None
     """What another process can make the same selection of; None where nothing it is told would do."""
     stored: bool = True
-    """Whether what is derived of it may be kept on disk: it is of a mask, and not of one of many groups."""
+    """Whether what is derived of it may be kept on disk, and taken from there: not of one of many groups, nor where the
+    record itself is held against something.
+    """
 
     @cached_property
     def entries(self) -> NDArray[np.int64]:
@@ -99,6 +101,12 @@ def selection(view: View, layer: Layer, where: str | None, check: Check = never)
         return selection
 
     return view.cache.get(("selection", *whose, expression.identity), made, check)
+
+
+def record_itself(view: View, layer: Layer) -> Selection:
+    """All entries of a layer, of which nothing is taken that was derived before."""
+    # No SQL reads like this, so no mask has this identity.
+    return replace(selection(view, layer, None), identity="the record itself", stored=False)
 
 
 def checked_expression(
