@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dualform.answers.columns import SHOWN, Columns, as_text, column_of
 from dualform.answers.scan import Scan
-from dualform.answers.table import Table, counted
+from dualform.answers.table import Table, counted, free_name
 
 IMAGES, TEXTS, TABLE = KINDS = ("images", "texts", "table")
 """The kinds of galleries."""
@@ -119,7 +119,7 @@ class Appearances(Table):
         shown = {"sample": self.samples[:most]}
         if self.kind == TABLE:
             own = {name: column[:most] for name, column in self.columns.items()}
-            return Columns({("sample_" if "sample" in own else "sample"): shown["sample"], **own}, self.scan)
+            return Columns({free_name("sample", own): shown["sample"], **own}, self.scan)
         content = self.images if self.kind == IMAGES else self.texts
         return Columns({**shown, self.kind.removesuffix("s"): column_of(content[:most])}, self.scan)
 

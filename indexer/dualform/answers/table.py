@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,11 +85,19 @@ def group_columns(by: Sequence[str], groups: Sequence[tuple[Any, ...]], numbers:
 
 def beside(own: Mapping[str, NDArray[Any]], of_user: Mapping[str, NDArray[Any]], at: int) -> dict[str, NDArray[Any]]:
     """Columns of an answer with a user's among them, from place `at` on. A user's keeps its name: one of the answer
-    that is called alike has an underscore behind its own.
+    that is called alike has an underscore behind its own, or several.
     """
-    renamed = {f"{name}_" if name in of_user else name: column for name, column in own.items()}
+    taken = {*own, *of_user}
+    renamed = {free_name(name, taken) if name in of_user else name: column for name, column in own.items()}
     names = [*list(renamed)[:at], *of_user, *list(renamed)[at:]]
     return {name: {**renamed, **of_user}[name] for name in names}
+
+
+def free_name(name: str, taken: Container[str]) -> str:
+    """The name with as many underscores behind it as make it another than those that are taken."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def first_places(shape: tuple[int, ...], most: int | None) -> tuple[NDArray[np.int64], ...]:

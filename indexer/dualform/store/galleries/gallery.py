@@ -109,13 +109,20 @@ class Gallery:
 def _numbers(samples: ArrayLike, count: int) -> NDArray[np.int64]:
     if hasattr(samples, "detach"):
         samples = samples.detach().cpu()
-    found = np.asarray(samples)
+    try:
+        found = np.asarray(samples)
+    except ValueError as error:  # rows of several lengths
+        raise BadInput(
+            f"samples are no numbers: {error}", hint="Give a whole number for each.", field="samples"
+        ) from None
     if found.shape != (count,) or (count and found.dtype.kind not in "iu"):
         raise BadInput(
             f"samples holds {list(found.shape)} of {found.dtype} where the gallery has {count} samples.",
             hint="Give a whole number for each, as step(sample=…) says it.",
             field="samples",
         )
+    if count and int(found.max()) > np.iinfo(np.int64).max:
+        raise BadInput(f"samples names {found.max()}.", hint="A sample's number is an int64.", field="samples")
     numbers = found.astype(np.int64)
     if len(np.unique(numbers)) < count:
         twice = np.sort(numbers)[:-1][np.diff(np.sort(numbers)) == 0][0]

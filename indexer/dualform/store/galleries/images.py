@@ -20,7 +20,7 @@ from dualform.store.galleries.generators import generators_kept
 from dualform.store.galleries.png import encoded
 
 Channels: TypeAlias = Literal["first", "last"]
-_PALETTES = ("L", "RGB", "1", "I", "F", "I;16")
+_PALETTES = ("L", "RGB", "1", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 """Modes of an image of Pillow whose numbers are its pixels' brightness."""
 
 
@@ -37,6 +37,7 @@ class Images:
         self._channels = channels
         self._whole = as_numbers(images) if _is_array(images) else None
         self._dataset = images
+        self._type: np.dtype[Any] | None = None
         try:
             self._count = len(images)
         except TypeError:
@@ -66,10 +67,11 @@ class Images:
         if self._whole is not None:
             return float(self._whole.min()), float(self._whole.max())
         least, greatest = np.inf, -np.inf
-        for number in range(self._count):
-            image = self._image(number)
-            _check_finite(image, f"image {number} holds")
-            least, greatest = min(least, float(image.min())), max(greatest, float(image.max()))
+        with generators_kept():  # what the dataset draws now it will draw again when the images are stored
+            for number in range(self._count):
+                image = self._image(number)
+                _check_finite(image, f"image {number} holds")
+                least, greatest = min(least, float(image.min())), max(greatest, float(image.max()))
         return least, greatest
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -83,7 +85,8 @@ class Images:
             return image
         least, greatest = scale
         _check_finite(image, f"image {number} holds")
-        shares = (image.astype(np.float64) - least) / ((greatest - least) or 1.0)
+        # By halves, for the distance of two numbers may be more than a float says.
+        shares = (image.astype(np.float64) / 2 - least / 2) / ((greatest / 2 - least / 2) or 1.0)
         return np.rint(255 * np.clip(shares, 0, 1)).astype(np.uint8)
 
     def _image(self, number: int) -> NDArray[Any]:
@@ -92,7 +95,7 @@ class Images:
             return np.asarray(self._whole[number])
         try:
             item = self._dataset[number]
-            image = as_numbers(item[0] if isinstance(item, tuple | list) else item)
+            image = as_numbers(item[0] if _has_label(item) else item)
         except BadInput:
             raise
         except Exception as error:  # whatever a dataset of somebody's own raises
@@ -101,7 +104,7 @@ class Images:
                 hint="Give a dataset whose items are images, or (image, label).",
                 field="images",
             ) from error
-        if number and image.dtype != self._type:
+        if self._type is not None and self._whole is None and image.dtype != self._type:
             raise BadInput(
                 f"image {number} holds {image.dtype}, and the first one {self._type}.",
                 hint="Give images of one type.",
@@ -135,8 +138,7 @@ class Images:
 def as_numbers(value: Any) -> NDArray[Any]:
     """An array, a tensor or an image of Pillow as numbers. Raises BadInput where it holds anything else."""
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+        value = _of_tensor(value)
     elif getattr(value, "mode", "L") not in _PALETTES:
         value = value.convert("RGB")
     numbers = np.asarray(value)
@@ -147,6 +149,25 @@ def as_numbers(value: Any) -> NDArray[Any]:
             field="images",
         )
     return numbers
+
+
+def _of_tensor(tensor: Any) -> NDArray[Any]:
+    try:
+        own = tensor.detach().cpu()
+        if own.dtype.is_floating_point and own.dtype.itemsize < 4:  # of which NumPy has not all
+            own = own.float()
+        return np.asarray(own.numpy())
+    except (TypeError, RuntimeError) as error:  # a sparse one, or one without numbers
+        raise BadInput(
+            f"{type(tensor).__name__} cannot be read as numbers: {error}",
+            hint="Give a dense tensor of plain numbers.",
+            field="images",
+        ) from None
+
+
+def _has_label(item: Any) -> bool:
+    """Whether an item of a dataset is (image, label): nested lists are an image's lines."""
+    return isinstance(item, tuple) or (isinstance(item, list) and not isinstance(item[0], list))
 
 
 def _is_array(images: Any) -> bool:

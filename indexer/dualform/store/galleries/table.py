@@ -13,6 +13,10 @@ from dualform.answers.columns import Columns
 from dualform.errors import BadInput
 from dualform.store.galleries.content import BATCH_BYTES
 
+_AS_TEXT = (
+    pa.types.is_null, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_date, pa.types.is_time,
+    pa.types.is_timestamp,
+)  # fmt: skip
 _STORED = pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_string
 
 
@@ -50,10 +54,11 @@ def _arrow(table: Any) -> pa.Table:
         if type(table).__module__.partition(".")[0] == "pandas":
             found = pa.Table.from_pandas(table, preserve_index=False)
         elif isinstance(table, Mapping):
-            found = pa.table({str(name): _entries(column) for name, column in table.items()})
+            columns = [_entries(column) for column in table.values()]
+            found = pa.table(columns, names=list(map(str, table))) if columns else pa.table({})
         else:
             found = pa.table(table)
-    except (pa.ArrowException, TypeError, ValueError, AttributeError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadInput(
             f"{type(table).__name__} is no table that can be stored: {error}",
             hint="Give a DataFrame, a mapping of columns of one length, or what Arrow takes for a table.",
@@ -72,10 +77,16 @@ def _entries(column: Any) -> Any:
 
 def _column(name: str, column: pa.ChunkedArray) -> pa.Array:
     kind = column.type
-    if pa.types.is_dictionary(kind):
+    if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):  # which has no cast
+        column = pa.chunked_array([column.to_pylist()], pa.string())
+    elif pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
-        kind = column.type
-    if pa.types.is_null(kind) or pa.types.is_large_string(kind) or pa.types.is_temporal(kind):
+    kind = column.type
+    if pa.types.is_duration(kind):  # as a text its number alone would stand
+        numbers = column.cast(pa.int64()).to_pylist()
+        texts = [None if own is None else f"{own} {kind.unit}" for own in numbers]
+        column = pa.chunked_array([texts], pa.string())
+    elif any(own(kind) for own in _AS_TEXT):
         column = column.cast(pa.string())
     elif pa.types.is_decimal(kind):
         column = pa.chunked_array([[None if own is None else str(own) for own in column.to_pylist()]], pa.string())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,17 @@ class Texts:
         """
         if isinstance(texts, str | bytes):
             raise BadInput("texts is one text.", hint="Give a list of them, one a sample.", field="texts")
+        # Iterated, a mapping and a DataFrame give names, and a set an order of its own.
+        if isinstance(texts, Mapping | Set) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
+            raise BadInput(
+                f"{type(texts).__name__} is no list of texts.",
+                hint="Give a list of them, one a sample; of a table one column, or dualform.Gallery.table(…).",
+                field="texts",
+            )
         self._texts = list(texts)
         for number, text in enumerate(self._texts):
             _check_text(number, text)
-        self._offsets = None if offsets is None else self._checked(list(offsets))
+        self._offsets = None if offsets is None else self._checked(offsets)
         self._first = None if first is None else _firsts(first, self._offsets)
         self.schema = pa.schema(
             [_TEXT] if offsets is None else [_TEXT, _OFFSETS] if first is None else [_TEXT, _OFFSETS, _FIRST]
@@ -55,7 +62,10 @@ class Texts:
             columns.append(self._first.tolist())
         return gathered(zip(*columns, strict=True), self.schema)
 
-    def _checked(self, offsets: list[Any]) -> list[NDArray[np.int32]]:
+    def _checked(self, offsets: Any) -> list[NDArray[np.int32]]:
+        if not isinstance(offsets, Iterable):
+            raise BadInput(f"offsets is of type {type(offsets).__name__}.", hint="Give a list.", field="offsets")
+        offsets = list(offsets)
         if len(offsets) != len(self._texts):
             raise BadInput(
                 f"there are offsets of {len(offsets)} texts, and {len(self._texts)} texts.",
@@ -73,7 +83,7 @@ def _firsts(first: Any, offsets: list[NDArray[np.int32]] | None) -> NDArray[np.i
         found = as_numbers(first)
     except (BadInput, ValueError):
         found = np.zeros(0)
-    if found.shape != (len(offsets),) or (len(found) and found.dtype.kind not in "iu") or (found < 0).any():
+    if found.shape != (len(offsets),) or (len(found) and found.dtype.kind not in "iu") or (found.astype(np.int64) < 0).any():
         raise BadInput(
             f"first is not a position for each of {len(offsets)} texts.",
             hint="Give a whole number for each, from 0: the position that its offsets begin with.",
@@ -92,7 +102,7 @@ def _check_text(number: int, text: Any) -> None:
 
 
 def _places(number: int, offsets: Any, length: int) -> NDArray[np.int32]:
-    if offsets is None or not len(offsets):
+    if offsets is None or (hasattr(offsets, "__len__") and not len(offsets)):
         return np.zeros((0, 2), dtype=np.int32)
     try:
         found = as_numbers(offsets)
