@@ -74,18 +74,14 @@ class Columns:
     def to_arrow(self) -> Any:
         """A pyarrow.Table; raises MissingPackage where pyarrow is not installed."""
         pyarrow = optional("pyarrow")
-        return pyarrow.table(
-            {
-                name: pyarrow.array(column.tolist()) if _has_nulls(column) else column
-                for name, column in self.arrays.items()
-            }
-        )
+        return pyarrow.table({name: _of_arrow(pyarrow, column) for name, column in self.arrays.items()})
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame; raises MissingPackage where pandas is not installed."""
-        return optional("pandas").DataFrame(
-            {name: column.tolist() if _has_nulls(column) else column for name, column in self.arrays.items()}
-        )
+        """A pandas.DataFrame, in which whole numbers with NULLs are of its type Int64 or the like; raises
+        MissingPackage where pandas is not installed.
+        """
+        pandas = optional("pandas")
+        return pandas.DataFrame({name: _of_pandas(pandas, column) for name, column in self.arrays.items()})
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self.to_arrow().__arrow_c_stream__(requested_schema)
@@ -180,8 +176,21 @@ def _is_number(column: NDArray[Any]) -> bool:
     return column.dtype.kind in "iuf"
 
 
-def _has_nulls(column: NDArray[Any]) -> bool:
-    return isinstance(column, ma.MaskedArray) or column.dtype == object
+def _of_arrow(pyarrow: Any, column: NDArray[Any]) -> Any:
+    if isinstance(column, ma.MaskedArray):
+        return pyarrow.array(column.data, mask=ma.getmaskarray(column))
+    return pyarrow.array(column.tolist()) if column.dtype == object else column
+
+
+def _of_pandas(pandas: Any, column: NDArray[Any]) -> Any:
+    if not isinstance(column, ma.MaskedArray):
+        return column.tolist() if column.dtype == object else column
+    mask = ma.getmaskarray(column)
+    if not mask.any():
+        return column.data
+    if column.dtype.kind in "iu":  # as floats, those above 2^53 would be others
+        return pandas.arrays.IntegerArray(column.data.copy(), mask.copy())
+    return column.tolist()
 
 
 def _too_large(numbers: Sequence[int]) -> bool:

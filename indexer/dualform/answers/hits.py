@@ -92,9 +92,11 @@ class Hits(Table):
         return map(self._of_query, range(len(self)))
 
     def _of_query(self, query: int) -> list[Hit]:
-        parts: list[tuple[GroupKey | None, Any, Any]] = [(None, self.slots[query], self.scores[query])]
+        own = self.part(query, query + 1)  # to split the hits of all for each would take their number squared
+        (slots,), (scores,) = own.slots, own.scores
+        parts: list[tuple[GroupKey | None, Any, Any]] = [(None, slots, scores)]
         if self.groups is not None:
-            parts = [*zip(self.groups, self.slots[query], self.scores[query], strict=True)]
+            parts = [*zip(self.groups, slots, scores, strict=True)]
         return [
             Hit(rank, slot, score, group)
             for group, slots, scores in parts
