@@ -222,6 +222,13 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
         "probe",
     ),
     "samples that are no numbers": (("appearances", ["a"], "first"), errors.BadInput, "samples"),
+    "samples of which one is NULL": (
+        ("appearances", np.ma.array([1, 2], mask=[False, True]), "first"), errors.BadInput, "samples",
+    ),
+    "a sample that no int64 has": (
+        ("appearances", np.array([2**63 + 1], np.uint64), "first"), errors.BadInput, "samples",
+    ),
+    "a slot that is NULL": (("slots", np.ma.array([1, 2], mask=[False, True])), errors.BadInput, "ids"),
     "too many samples": (("appearances", [0] * 1025, "first"), errors.BadInput, "samples"),
 }
 

@@ -46,16 +46,31 @@ def as_flag(value: bool, name: str) -> bool:
 
 
 def as_ids(ids: Sequence[int] | NDArray[np.int64], name: str = "ids") -> NDArray[np.int64]:
-    """int64[n] of numbers of slots, or of samples. Raises BadInput where they are no one-dimensional integers."""
+    """int64[n] of numbers of slots, or of samples. Raises BadInput where they are no one-dimensional integers, and for
+    NULL.
+    """
+    check_no_nulls(ids, name)
     try:
         array = as_array(ids)
         whole = array.astype(np.int64) if not array.size or array.dtype.kind in "iu" else None
+        if whole is not None and array.dtype.kind == "u" and (whole < 0).any():
+            whole = None  # more than an int64 holds
     except (TypeError, ValueError, OverflowError):
         whole = None
     if whole is None or whole.ndim != 1:
         counted = "Slots" if name == "ids" else name.capitalize()
         raise BadInput(f"{name} must be a list of whole numbers.", hint=f"{counted} count from 0.", field=name)
     return whole
+
+
+def check_no_nulls(numbers: Any, name: str) -> None:
+    """Raises BadInput for a masked array, as a column with NULLs is, where any of it is: what stands below the mask is
+    nobody's number.
+    """
+    if isinstance(numbers, np.ma.MaskedArray) and np.ma.getmaskarray(numbers).any():
+        raise BadInput(
+            f"{name} holds NULL.", hint=f"Leave those out, as {name}[~{name}.mask] does.", field=name
+        )
 
 
 def as_k(k: int, noun: str) -> int:

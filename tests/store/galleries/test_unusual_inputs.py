@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from dualform import Gallery
 from dualform.errors import BadInput
+from dualform.store.galleries.gallery_file import dataset_name
 from tests.store.galleries.test_gallery import bytes_of, looked, pixels
 
 
@@ -81,6 +82,10 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
         (lambda: Gallery.images(torch.zeros(1, 4, 4, device="meta")), "Tensor cannot be read as numbers"),
         (lambda: Gallery.images(bytes_of(2, 4, 4), samples=[[1], [2, 3]]), "samples are no numbers"),
         (lambda: Gallery.images(bytes_of(1, 4, 4), samples=np.array([2**63], "u8")), "samples names 9223372036854775808"),
+        (
+            lambda: Gallery.images(bytes_of(2, 4, 4), samples=np.ma.array([5, 6], mask=[False, True])),
+            "samples holds NULL",
+        ),
         (lambda: Gallery.texts(5), "int is no list of texts"),
         (lambda: Gallery.texts({"a": "x"}), "dict is no list of texts"),
         (lambda: Gallery.texts({"x", "y"}), "set is no list of texts"),
@@ -128,3 +133,9 @@ def test_spans_of_time_are_stored_with_their_unit(tmp_path):
 def test_a_table_with_the_columns_sample_and_sample_keeps_them_and_its_samples(tmp_path):
     found = looked(Gallery.table({"sample": [5.5], "sample_": [6.5]}, samples=[17]), tmp_path)
     assert found.table().records() == [{"sample__": 17, "sample": 5.5, "sample_": 6.5}]
+
+
+@pytest.mark.parametrize("dataset", [0, False, []])
+def test_what_is_no_name_is_not_taken_for_no_dataset(dataset):
+    with pytest.raises(BadInput, match="dataset is"):
+        dataset_name(dataset)

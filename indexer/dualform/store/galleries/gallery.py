@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dualform.errors import BadInput
+from dualform.questions.arguments import check_no_nulls
 from dualform.store.galleries.content import Content
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Gallery:
 
 
 def _numbers(samples: ArrayLike, count: int) -> NDArray[np.int64]:
+    check_no_nulls(samples, "samples")
     if hasattr(samples, "detach"):
         samples = samples.detach().cpu()
     try:

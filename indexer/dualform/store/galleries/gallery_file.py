@@ -37,7 +37,7 @@ _LONGEST = 255
 
 def dataset_name(dataset: str | None) -> str:
     """What the manifest calls a dataset: "" stands for samples without one. Raises BadInput for what cannot be one."""
-    name = dataset or ""
+    name = "" if dataset is None else dataset
     if not isinstance(name, str):
         raise BadInput(f"dataset is {dataset!r}.", hint="Give its name.", field="dataset")
     try:
