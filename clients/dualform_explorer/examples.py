@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import MemoryInfo
+from dualform.answers import MemoryInfo, ProbeInfo
 from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_explorer.reading import layer_of, layers_of, probe_of
@@ -32,8 +32,10 @@ class Examples:
 
     @property
     def read(self) -> NDArray[np.int64] | None:
-        """int64[n]: the output that is largest; None where there are no outputs."""
-        return None if self.outputs is None else self.outputs.argmax(axis=1)
+        """int64[n]: the output that is largest; None where there are no outputs, and of a single one, whose size says
+        nothing beside others.
+        """
+        return None if self.outputs is None or self.outputs.shape[1] < 2 else self.outputs.argmax(axis=1)
 
     @property
     def misread(self) -> NDArray[np.int64]:
@@ -67,10 +69,22 @@ def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
     labels = probe.labels
     if stored is not None and stored.gallery:
         count = _shown(memory, name, rows)
-        if labels is not None and len(labels) > count:
-            return Examples(name, count, None, None, labels)
-        return Examples(name, count, labels, None)
-    return Examples(name, rows if labels is None else len(labels), labels, None)
+    else:
+        whole = None if stored is None else _seen_whole(memory, info, stored)
+        count = whole or (rows if labels is None else len(labels))
+    if labels is not None and len(labels) > count:
+        return Examples(name, count, None, None, labels)
+    return Examples(name, count, labels, None)
+
+
+def _seen_whole(memory: Answers, info: MemoryInfo, probe: ProbeInfo) -> int | None:
+    """How many queries a layer has that sees examples whole; None where there is none beside layers that see tokens."""
+    own = layers_of(info, probe)
+    whole = [layer for layer in own if layer.space == "sample"]
+    if not whole or len(whole) == len(own):
+        return None
+    queries = memory.probe(probe.name, min(whole, key=lambda layer: layer.d_in).name).queries
+    return None if queries is None else len(queries)
 
 
 def _shown(memory: Answers, name: str, rows: int) -> int:
@@ -102,8 +116,8 @@ def tokens_of(memory: Answers, info: MemoryInfo, examples: Examples, layer: str)
     found, probe = layer_of(info, layer), probe_of(info, examples.probe)
     if found is None or probe is None or not examples.count:
         return 1
-    first = layers_of(info, probe)[0]
-    if found.space == first.space:
+    first = layer_of(info, probe.layers[0])  # whose rows the probe counts: the one that ran first
+    if first is not None and found.space == first.space:
         rows = probe.rows
     elif found.space == "sample":
         rows = examples.count

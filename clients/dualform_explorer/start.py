@@ -74,7 +74,7 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
     if not own:
         raise NotFound(f"The probe {name} has queries of no recorded layer.")
     examples = examples_of(memory, info, name)
-    known = examples.labels is not None and examples.outputs is not None
+    known = examples.labels is not None and examples.read is not None
     misread = examples.misread
     found, trouble = None, ""
     mended: tuple[Mended, ...] = ()

@@ -87,9 +87,9 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
     if state.masked:
         answer = memory.output(name, query, where(info, state), state.at, state.inexact, initial=state.initial)
         masked = np.asarray(answer, dtype=np.float64)[0]
-    label = examples.label(state.row) if found is not None else None
+    label = examples.label(state.row) if found is not None and len(full) > 1 else None
     names = label_names(memory)
-    stored = None if examples.outputs is None else int(examples.outputs[state.row].argmax())
+    stored = None if examples.read is None else int(examples.read[state.row])
     outputs = tuple(
         Output(
             number,
