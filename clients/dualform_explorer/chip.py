@@ -19,6 +19,8 @@ WHOLE = frozenset(
     ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 )
 _FRACTIONS = frozenset(("FLOAT", "DOUBLE"))
+_SPECIAL = frozenset(("nan", "inf", "-inf"))
+"""Fractions that are no numbers, as they are written."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Condition:
 
     column: str
     value: str | Number | bool | Range | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", alike(self.value))
 
     @property
     def written(self) -> str:
@@ -127,7 +132,7 @@ def _read(text: str, columns: Mapping[str, str]) -> Condition:
         return Condition(name, None)
     kind = columns[name]
     if kind in WHOLE or kind in _FRACTIONS:
-        return Condition(name, _number_or_range(name, said, int if kind in WHOLE else _finite))
+        return Condition(name, _number_or_range(name, said, int if kind in WHOLE else _fraction))
     if kind == "BOOLEAN":
         if said not in ("true", "false"):
             raise BadInput(f"{said!r} is no value of the column {name}, which has true and false.", field="without")
@@ -140,10 +145,17 @@ def column_name(name: str) -> str:
     return name if name in _PLAIN else '"' + name.replace('"', '""') + '"'
 
 
+def alike(value: Any) -> Any:
+    """The value, so that it is equal to itself: NaN is one object."""
+    return math.nan if isinstance(value, float) and math.isnan(value) else value
+
+
 def literal(value: Any) -> str:
     """A plain value as SQL has it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"CAST('{value}' AS DOUBLE)"
     if isinstance(value, int | float):
         return repr(value)
     return "'" + str(value).replace("'", "''") + "'"
@@ -163,8 +175,8 @@ def _number_or_range(name: str, said: str, number: Callable[[str], Number]) -> N
     return Range(first, last)
 
 
-def _finite(said: str) -> float:
+def _fraction(said: str) -> float:
     value = float(said)
-    if not math.isfinite(value):
+    if said not in _SPECIAL and not math.isfinite(value):
         raise ValueError(said)
     return value

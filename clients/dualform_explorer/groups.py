@@ -9,6 +9,7 @@ from zlib import crc32
 
 from dualform.answers import GroupSums, MemoryInfo
 from dualform.methods import Answers
+from dualform_explorer.chip import alike
 from dualform_explorer.labels import LabelNames, label_names
 
 HUES = 10
@@ -43,7 +44,7 @@ def groups_of(memory: Answers, info: MemoryInfo, by: Sequence[str], sums: GroupS
         place = {group: number for number, group in enumerate(sums.groups)}
         ranked.sort(key=lambda own: place[own[0]])
     return tuple(
-        Group(tuple(by), values, name_of(names, by, values), hue_of(info, by, values), total, count)
+        Group(tuple(by), tuple(map(alike, values)), name_of(names, by, values), hue_of(info, by, values), total, count)
         for values, total, count in ranked
     )
 

@@ -8,14 +8,18 @@ from collections.abc import Collection, Iterable
 from dualform.errors import BadMask
 from dualform_explorer.chip import Chip
 
+_LETTER = r"A-Za-z_\x80-\U0010ffff"
 _TOKEN = re.compile(
-    r"""
-    [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | \$(\w*)\$.*?\$\1\$
-    | --[^\n]* | /\*.*?\*/ | [()]
+    rf"""
+    (?<![{_LETTER}0-9$]) [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*"
+    | (?<![{_LETTER}0-9$]) \$((?:[{_LETTER}][{_LETTER}0-9]*)?)\$.*?\$\1\$
+    | --[^\n\r]* | /\* | [()]
     """,
     re.DOTALL | re.VERBOSE,
 )
-"""Texts, names, comments and parentheses."""
+"""Texts, names, comments of a line, the beginnings of others, and parentheses, as DuckDB reads them."""
+_COMMENT = re.compile(r"/\*|\*/")
+"""What counts within a comment: they may stand in one another."""
 
 
 def where_of(
@@ -44,11 +48,13 @@ def where_of(
 
 
 def _enclosed(own: str) -> str:
-    depth = 0
-    for token in _TOKEN.finditer(own):
+    depth, within, place = 0, 0, 0
+    while depth >= 0 and (token := (_COMMENT if within else _TOKEN).search(own, place)) is not None:
+        place = token.end()
         depth += {"(": 1, ")": -1}.get(token[0], 0)
-        if depth < 0:
-            break
+        within += {"/*": 1, "*/": -1}.get(token[0], 0)
+    if within:
+        raise BadMask(f"{own!r} begins a comment that it does not end.", hint="End it with */.", field="where")
     if depth:
         does = (
             "opens a parenthesis that it does not close" if depth > 0 else "closes a parenthesis that it did not open"

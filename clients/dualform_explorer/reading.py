@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
+from urllib.parse import unquote
 
 from dualform.answers import LayerInfo, MemoryInfo, ProbeInfo
 from dualform.errors import BadInput
 from dualform_explorer.chip import Chip, read_chip
-from dualform_explorer.state import ALL, KS, MISREAD, SCORES, State, query_of
+from dualform_explorer.state import ALL, KS, MISREAD, SCORES, State, query_of, written_by
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, str]]
@@ -28,7 +29,7 @@ _FORM = ("keep", "column", "value", "first", "last", "move")
 """What forms and keys of the page send: a chip that is added, or by how many examples the reader moves on. A state has
 no such parameters, so that its own address is another one."""
 _MOVE = re.compile(r"-?[0-9]{1,6}")
-_TOWARD = re.compile(r"\d{1,9}(-\d{1,9})?")
+_TOWARD = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class _Reader:
             memory=memory,
             probe=probe.name,
             row=row,
-            layer=self.one("layer") or layer.name,
+            layer=self.one("layer") or layer.name,  # which may be that of a part
             by=self._by(columns),
             token=self._number("token", None, 0, None),
             score=self._choice("score", "signed", SCORES),
@@ -170,7 +171,8 @@ class _Reader:
         if not own:
             self._fault("item", f"The probe {probe.name} has queries of no recorded layer.")
             return None
-        said = self.one("layer") or own[-1].name
+        named = any(name == "layer" for name, _ in self.params)  # a model that is a layer itself has no name for it
+        said = self.one("layer") if named else own[-1].name
         found = layer_of(self.info, said)
         if found is None or found not in own:
             names = [name for layer in own for name in (layer.name, *layer.views)]
@@ -188,12 +190,13 @@ class _Reader:
         return said
 
     def _by(self, columns: dict[str, str]) -> tuple[str, ...]:
-        by = tuple(self.one("by").split(",")) if self.one("by") else default_by(self.info)
+        by = tuple(map(unquote, self.one("by").split(","))) if self.one("by") else default_by(self.info)
+        choices = [written_by((name,)) for name in columns]
         for name in by:
             if name not in columns:
-                self._fault("by", f"There is no column {name!r} to group by.", columns, name)
+                self._fault("by", f"There is no column {name!r} to group by.", choices, name)
         if len(set(by)) < len(by) or len(by) > _MOST_BY:
-            self._fault("by", f"by is {self.one('by')!r}; it names up to {_MOST_BY} columns, each once.", columns)
+            self._fault("by", f"by is {self.one('by')!r}; it names up to {_MOST_BY} columns, each once.", choices)
         return by
 
     def _number(self, name: str, default: int | None, least: int, most: int | None) -> int | None:

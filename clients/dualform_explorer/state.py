@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -80,7 +80,7 @@ class State:
             ("layer", state.layer),
             ("score", None if state.score == "signed" else state.score),
             ("toward", state.toward or None),
-            ("by", ",".join(state.by)),
+            ("by", written_by(state.by)),
             *chips,
             ("where", state.where or None),
             ("w0", None if state.initial else "off"),
@@ -105,6 +105,11 @@ class State:
 
     def without_chip(self, chip: Chip) -> State:
         return replace(self, chips=tuple(own for own in self.chips if own != chip))
+
+
+def written_by(names: Iterable[str]) -> str:
+    """Columns with a comma between, as `by` has them: one in a name is no such comma."""
+    return ",".join(name.replace("%", "%25").replace(",", "%2C") for name in names)
 
 
 def query_of(params: list[tuple[str, str]] | Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadMask
-from dualform_explorer.chip import Chip, Range, column_name, literal
+from dualform_explorer.chip import Chip, Range, column_name, literal, read_chip
 from dualform_explorer.completeness import complete_columns
 from dualform_explorer.mask import where_of
 
@@ -62,6 +62,20 @@ def test_slots_without_a_value_stay_when_one_is_left_out_and_go_when_one_stays_a
     assert left(Chip.of(ALONE, ("label",), (None,))) == {None}
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "0.5"])
+def test_fractions_that_are_no_numbers_are_left_out_as_any_value(memory, value):
+    chip = read_chip(f"bright:{value}", LEFT_OUT, {"bright": "DOUBLE"})
+    assert chip == Chip.of(LEFT_OUT, ("bright",), (float(value),))
+    assert read_chip(chip.written, LEFT_OUT, {"bright": "DOUBLE"}) == chip
+    every = ("nan", "inf", "-inf", "0.5")
+    table = f"(SELECT unnest([{', '.join(literal(float(own)) for own in every)}]) AS bright)"
+    for only in (LEFT_OUT, ALONE):
+        where = where_of([Chip.of(only, ("bright",), (float(value),))])
+        rows = memory.sql(f"SELECT bright FROM {table} WHERE {where}").records()
+        assert {str(row["bright"]) for row in rows} == ({value} if only else set(every) - {value})
+    assert memory.group_sum("4", "shapes/0", by="label", where=where_of([chip])).counts.sum() == 720
+
+
 def test_a_condition_of_ones_own_stands_beside_the_chips(memory):
     chips, own = [Chip.of(LEFT_OUT, ("label",), (0,))], "label = 1 OR label = 2 -- or so"
     where = where_of(chips, own, before=30)
@@ -95,6 +109,11 @@ def test_a_dataset_that_every_slot_has_is_compared_as_people_write_it(info):
         "dataset = E'\\') (' ) OR (true",
         "(label = 1",
         "label = 1)",
+        "label = 1 -- \r ) OR (true -- \r",
+        "label = 1 /* /* */ ( */ ) OR (true /* /* */ ) */",
+        "'' = name'\\') OR (true OR '' = name''",
+        "label$$ = 1) OR (true $$",
+        "'' = $\u202e$ ( $\u202e$ ) OR (true OR '' = $\u202e$ ) $\u202e$",
     ],
 )
 def test_a_condition_of_ones_own_does_not_reach_beyond_the_chips(own):
@@ -102,6 +121,11 @@ def test_a_condition_of_ones_own_does_not_reach_beyond_the_chips(own):
         where_of([Chip.of(LEFT_OUT, ("label",), (3,))], own)
     with pytest.raises(BadMask, match="parenthesis"):
         where_of([], own, before=3)
+
+
+def test_a_comment_that_does_not_end_is_refused():
+    with pytest.raises(BadMask, match="a comment that it does not end"):
+        where_of([Chip.of(LEFT_OUT, ("label",), (3,))], "label = 1 /* /* */")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +136,9 @@ def test_a_condition_of_ones_own_does_not_reach_beyond_the_chips(own):
         "(label = 1) OR (label <> 1) /* :-( */",
         "label <> 1 AND ':-)' <> 'it''s :-('",
         "label IN (1, 3) AND (step < 5 OR (step >= 5))",
+        "label = 1 /* :-( /* :-) */ ) */ -- (\r OR label = 3",
+        "label */* ) */ 1 = 1",
+        "label = 1 OR '' = $a$ ) $a$ OR '' = E'\\') '",
     ],
 )
 def test_a_condition_of_ones_own_holds_beside_the_chips(memory, info, own):

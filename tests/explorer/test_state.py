@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import pytest
 from hypothesis import given, strategies as st
@@ -48,6 +48,26 @@ def test_any_text_that_a_column_may_hold_is_written_and_read(text):
     assert read_chip(chip.written, False, {"dataset": "VARCHAR", "label": "BIGINT"}) == chip
 
 
+@given(st.lists(st.text(min_size=1), min_size=1, max_size=3, unique=True))
+def test_any_columns_are_grouped_by_that_the_address_names(info, names):
+    columns = {**info.columns["sample"], **dict.fromkeys([*names, *",".join(names).split(",")], "BIGINT")}
+    own = replace(info, columns={"sample": columns})
+    state = replace(START, by=tuple(names))
+    assert read(state.query(), own).state == state
+    for fault in read("by=colour", own).faults:
+        for name, query in fault.choices:
+            assert read(query, own).state.by == tuple(map(unquote, [name]))
+
+
+def test_a_model_that_is_a_layer_itself_is_named_beside_the_layers_in_it(info):
+    own = replace(info, layers=(replace(info.layers[0], name=""), info.layers[2]))
+    own = replace(own, probes=(replace(info.probes[0], layers=("", "4")),))
+    for layer in ("", "4"):
+        state = replace(START, layer=layer)
+        assert read(state.query(), own).state == state
+    assert read("", own).state.layer == "4"
+
+
 def test_an_address_without_parameters_is_the_first_example_in_the_last_layer(info):
     assert read("", info).state == replace(START, row=0)
 
@@ -70,6 +90,8 @@ def test_the_end_of_the_training_is_not_written(info):
         ("score=loud", "score", "score is 'loud', which is none of: signed, abs, contribution."),
         ("toward=4", "toward", "toward is '4'; it is an output of layer 4, 0 to 3, or a margin of two, as 0-1."),
         ("toward=1-1", "toward", "toward is '1-1';"),
+        ("toward=%D9%A3", "toward", "toward is '\u0663';"),
+        ("layer=", "layer", "There is no layer ''."),
         ("at=61", "at", "at is '61'; it is a whole number, 0 to 60."),
         ("at=-1", "at", "at is '-1'; it is a whole number, 0 to 60."),
         ("k=13", "k", "k is '13', which is none of: 12, 24, 60, 120, 500."),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
+from dualform_explorer.chip import alike
 from dualform_explorer.groups import MOST_GROUPS, GroupRow
 from dualform_explorer.panels.slots import Slot, slots_panel
 from dualform_explorer.panels.sums import SumsPanel, sums_panel
@@ -42,6 +43,7 @@ def paper_panel(memory: Answers, info: MemoryInfo, state: State, layer: str) -> 
     curves: list[tuple[GroupRow, tuple[float, ...]]] = []
     if sums.total <= MOST_GROUPS:
         hits = memory.topk(**scored(memory, info, own), k=ranked, by=state.by)
-        scores = dict(zip(hits.groups or (), hits.scores[0], strict=True))
+        groups = [tuple(map(alike, group)) for group in hits.groups or ()]
+        scores = dict(zip(groups, hits.scores[0], strict=True))
         curves = [(row, tuple(scores[row.group.values].tolist())) for row in rows if row.group.values in scores]
     return PaperPanel(layer, slots_panel(memory, info, own).slots[:_BEST], sums, tuple(curves), ranked)
