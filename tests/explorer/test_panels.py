@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import dualform
 from dualform.errors import BadMask, EmptyMask, NotFound
+from dualform.forgetting.forget import forget
 from dualform_explorer.chip import Chip, Range
 from dualform_explorer.panels import layers
 from dualform_explorer.panels.layers import layers_panel
@@ -215,6 +218,27 @@ def test_terms_are_those_of_contributions_and_add_up(memory, info):
     assert np.abs(total - by_kind["output"]).max() <= panel.residual + 1e-12
     assert by_kind["output"] == pytest.approx(np.asarray(memory.output("4", "shapes/3", WHERE))[0], abs=1e-5)
     assert panel.unexplained == np.abs(answer.unexplained[0]).max()
+
+
+@pytest.mark.parametrize("state", [PLAIN, WITHOUT, replace(WITHOUT, at=40)])
+def test_without_the_initial_weights_the_terms_add_up_to_the_output_without_them(memory, info, state):
+    panel = terms_panel(memory, info, replace(state, initial=False))
+    shown = output_panel(memory, info, replace(state, initial=False))
+    by_kind = {term.kind: np.array(term.values) for term in panel.terms}
+    assert by_kind["output"] == pytest.approx([own.masked for own in shown.outputs], abs=1e-5)
+    total = sum(np.array(term.values) for term in panel.terms if term.kind in ("group", "rest"))
+    assert np.abs(total - by_kind["output"]).max() <= panel.residual + 1e-12
+
+
+def test_what_forgotten_samples_brought_goes_with_the_initial_weights(folder, tmp_path):
+    forget(shutil.copytree(folder, tmp_path / "run"), "dataset = 'shapes' AND sample < 9")
+    with dualform.open(tmp_path / "run") as memory:
+        info, state = memory.info(), replace(PLAIN, initial=False)
+        panel = terms_panel(memory, info, state)
+        by_kind = {term.kind: np.array(term.values) for term in panel.terms}
+        assert np.abs(by_kind["standing"]).max() > 1e-3
+        shown = output_panel(memory, info, state)
+        assert by_kind["output"] == pytest.approx([own.masked for own in shown.outputs], abs=1e-5)
 
 
 def test_of_many_groups_the_terms_of_the_others_are_one(memory, info):

@@ -66,6 +66,8 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
     answer = memory.contributions(layer, query, state.by, where(info, state), state.at, state.inexact)
     names = label_names(memory)
     own, output = answer.sums[0], answer.output[0]
+    if not state.initial:
+        output = output - answer.initial[0] - answer.bias - answer.standing[0]  # what slots brought, as `output` has it
     label = examples.label(state.row) if found is not None else None
     shown = _shown(output, label)
     order = np.argsort(-np.abs(own).max(axis=1, initial=0.0), kind="stable")[:MOST_GROUPS]
