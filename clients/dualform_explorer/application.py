@@ -36,6 +36,7 @@ from dualform_explorer.panels.paper import paper_panel
 from dualform_explorer.panels.query import query_panel
 from dualform_explorer.questions import where_before
 from dualform_explorer.reading import Params, Reading, layer_of, layers_of, probe_of, read_state
+from dualform_explorer.remembered import OneSnapshot
 from dualform_explorer.rendering import layer_name, templates
 from dualform_explorer.settled import settled
 from dualform_explorer.start import probe_panel
@@ -242,7 +243,8 @@ class Pages:
 
         def opened() -> tuple[Answers, MemoryInfo]:
             memory = self._memories.newest(name) if newest else self._memories.one(name)
-            return memory, memory.info()
+            info = memory.info()
+            return OneSnapshot(memory, info.snapshot), info
 
         try:
             found: tuple[Answers, MemoryInfo] = await self._desk.run(opened)

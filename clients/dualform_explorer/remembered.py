@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any, TypeVar, cast
 
 from dualform.answers import MemoryInfo
+from dualform.errors import Unavailable
 from dualform.methods import Answers
 from dualform.questions import AppearanceLookup, Inventory, Question, SlotLookup
 
@@ -26,7 +27,7 @@ class RememberedAnswers(Answers):
         self._answers = answers
         self._lock = Lock()
         self._found: OrderedDict[Any, Future[Any]] = OrderedDict()
-        self._snapshot = -1
+        self._seen: MemoryInfo | None = None
 
     def ask(self, question: Question[A]) -> A:
         if isinstance(question, Inventory):
@@ -59,10 +60,31 @@ class RememberedAnswers(Answers):
         """Always asked: it says of which snapshot answers are, and those of another one are forgotten."""
         info = self._answers.ask(question)
         with self._lock:
-            if info.snapshot != self._snapshot:
-                self._snapshot = info.snapshot
+            if info != self._seen:  # not its number alone, which another training in the same place may have, too
+                self._seen = info
                 self._found.clear()
         return info
+
+    def close(self) -> None:
+        self._answers.close()
+
+
+class OneSnapshot(Answers):
+    """The answers of one snapshot. Those of another one, of a memory that moved on meanwhile, are refused: no page adds
+    up what belongs to two.
+    """
+
+    def __init__(self, answers: Answers, snapshot: int) -> None:
+        self._answers, self._snapshot = answers, snapshot
+
+    def ask(self, question: Question[A]) -> A:
+        answer = self._answers.ask(question)
+        seen = getattr(getattr(answer, "scan", None), "snapshot", 0)  # 0 where an answer does not say it
+        if seen not in (0, self._snapshot):
+            raise Unavailable(
+                "The memory moved on to newer steps while this was being answered.", hint="Ask for the page again."
+            )
+        return answer
 
     def close(self) -> None:
         self._answers.close()

@@ -1,0 +1,151 @@
+"""Answers that are remembered are those of the memory as it is, and of one snapshot a page."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.errors import Unavailable
+from dualform.methods import Answers
+from dualform.questions import GroupSum
+from dualform_client import Client
+from dualform_explorer.panels.steps import steps_panel
+from dualform_explorer.remembered import OneSnapshot, RememberedAnswers
+from dualform_explorer.state import State
+from dualform_service.config import ServiceConfig
+from dualform_service.server import Server
+from tests.explorer.served import served
+
+
+class Training:
+    """Records into a folder, as many steps at a time as it is told."""
+
+    def __init__(self, path: Path, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Linear(4, 3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.inputs, self.labels = torch.randn(20, 4), torch.arange(20) % 3
+        self.recorder = dualform.Recorder(self.model, self.optimizer, path, quiet=True)
+
+    def take(self, steps: int) -> None:
+        for _ in range(steps):
+            with self.recorder.step(label=self.labels, sample=torch.arange(20)):
+                self.optimizer.zero_grad()
+                nn.functional.cross_entropy(self.model(self.inputs), self.labels).backward()
+                self.optimizer.step()
+        self.recorder.flush()
+
+
+def record(path: Path, seed: int) -> None:
+    training = Training(path, seed)
+    with training.recorder as recorder:
+        training.take(5)
+        recorder.probe("test", training.inputs[:4], label=training.labels[:4])
+
+
+def sums(memory: Answers) -> list[float]:
+    return memory.group_sum("", "test/1", by="label").sums[0].tolist()
+
+
+def test_another_training_in_the_same_folder_is_not_answered_for_by_the_first(tmp_path):
+    path = tmp_path / "run"
+    record(path, 0)
+    with dualform.open(path) as engine:
+        memory = RememberedAnswers(engine)
+        first, snapshot = sums(memory), memory.info().snapshot
+        shutil.rmtree(path)
+        record(path, 5)
+        engine.refresh()
+        assert memory.info().snapshot == snapshot
+        with dualform.open(path) as own:
+            assert sums(memory) == sums(own) != first
+
+
+def test_a_page_is_of_one_snapshot(tmp_path):
+    training = Training(tmp_path / "run")
+    with training.recorder as recorder:
+        training.take(3)
+        recorder.probe("test", training.inputs[:4], label=training.labels[:4])
+        recorder.flush()
+        with dualform.open(tmp_path / "run") as engine:
+            info = engine.info()
+            memory = OneSnapshot(engine, info.snapshot)
+            state = State("", "test", 1, "", ("label",))
+            assert len(steps_panel(memory, info, state).bars) == 3
+            training.take(2)
+            engine.refresh()
+            with pytest.raises(Unavailable, match="moved on to newer steps"):
+                steps_panel(memory, info, state)
+            info = engine.info()
+            assert len(steps_panel(OneSnapshot(engine, info.snapshot), info, state).bars) == 5
+
+
+def test_a_memory_that_moves_on_amid_a_page_is_named_in_the_place_of_the_answer(tmp_path):
+    asked, moved = threading.Event(), threading.Event()
+
+    class Waiting(Answers):
+        """Answers sums once the memory moved on."""
+
+        def __init__(self, engine) -> None:
+            self.engine = engine
+
+        def refresh(self) -> None:
+            self.engine.refresh()
+
+        def ask(self, question):
+            if isinstance(question, GroupSum) and not moved.is_set():
+                asked.set()
+                assert moved.wait(30)
+            return self.engine.ask(question)
+
+        def close(self) -> None:
+            self.engine.close()
+
+    training = Training(tmp_path / "run")
+    with training.recorder as recorder:
+        training.take(3)
+        recorder.probe("test", training.inputs[:4], label=training.labels[:4])
+        recorder.flush()
+        opened = Waiting(dualform.open(tmp_path / "run"))
+        with served({"run": lambda: opened}) as pages:
+            found = []
+            thread = threading.Thread(target=lambda: found.append(pages.get("/explore?item=test/1")))
+            thread.start()
+            assert asked.wait(30)
+            training.take(2)
+            opened.refresh()
+            moved.set()
+            thread.join()
+            assert found[0].text.count("The memory moved on to newer steps") > 3
+            assert "IndexError" not in found[0].text
+            assert "data-failure" not in pages.get("/explore?item=test/1").text
+
+
+def test_each_answer_says_its_snapshot_here_and_over_the_wire(folder):
+    with dualform.open(folder) as engine:
+        server = Server(engine, ServiceConfig("127.0.0.1:0", sql=True))
+        server.start()
+        with Client(server.address, timeout=20) as client:
+            for memory in (engine, client):
+                answers = (
+                    memory.topk("4", "shapes/3"),
+                    memory.group_sum("4", "shapes/3", by="label"),
+                    memory.distribution("4", "shapes/3"),
+                    memory.output("4", "shapes/3"),
+                    memory.contributions("4", "shapes/3", by="label"),
+                    memory.cancellation("label = 1"),
+                    memory.slots(np.arange(2), "sample"),
+                    memory.sql("SELECT 1"),
+                    memory.probe("shapes"),
+                    memory.appearances([1], "shapes"),
+                    memory.verify(),
+                )
+                assert {own.scan.snapshot for own in answers} == {memory.info().snapshot}
+        server.stop(grace=0)
