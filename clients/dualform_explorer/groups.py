@@ -38,7 +38,7 @@ class Group:
 
 def groups_of(memory: Answers, info: MemoryInfo, by: Sequence[str], sums: GroupSums) -> tuple[Group, ...]:
     """The groups of one query's answer, in the order of their values where those are few, else the largest first."""
-    names = label_names(memory) if "label" in by else LabelNames()
+    names = label_names(memory, info) if "label" in by else LabelNames()
     ranked = sums.ranked()
     if (sums.total or len(sums.groups)) <= MOST_GROUPS:
         place = {group: number for number, group in enumerate(sums.groups)}
@@ -72,7 +72,8 @@ def rows_of(masked: Sequence[Group], whole: Sequence[Group]) -> tuple[GroupRow, 
 def name_of(names: LabelNames, by: Sequence[str], values: Sequence[Any]) -> str:
     """What the label of a group is called."""
     said = dict(zip(by, values, strict=True))
-    return names.of(said["label"], said.get("dataset")) if "label" in said else ""
+    dataset = (said["dataset"],) if "dataset" in said else ()
+    return names.of(said["label"], *dataset) if "label" in said else ""
 
 
 def hue_of(info: MemoryInfo, by: Sequence[str], values: Sequence[Any]) -> int:

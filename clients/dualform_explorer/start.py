@@ -131,7 +131,7 @@ def example_cards(
     memory: Answers, info: MemoryInfo, examples: Examples, rows: NDArray[np.int64]
 ) -> tuple[ExampleCard, ...]:
     """What is to be seen of some examples, `rows` int64[n] of them."""
-    names, read = label_names(memory), examples.read
+    names, read = label_names(memory, info), examples.read
     looks = looks_of_examples(memory, info, examples.probe, rows.tolist())
     return tuple(
         ExampleCard(

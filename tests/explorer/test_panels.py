@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import dualform
 from dualform.errors import BadMask, EmptyMask, NotFound
@@ -63,6 +64,30 @@ def test_beside_a_mask_stand_the_sums_without_it(memory, info):
     assert [row.group.values for row in panel.rows] == list(whole.groups)
     assert [row.unmasked for row in panel.rows] == whole.sums[0].tolist()
     assert {row.group.values[0] for row in panel.rows if row.gone} == {"noise <b>"}
+
+
+def test_a_label_has_a_name_where_all_datasets_that_it_may_be_of_give_it_that_name(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = {"pets": ["cat", "dog"], "more pets": ["cat", "fox"]}
+    with dualform.Recorder(model, optimizer, tmp_path / "run", label_names=named, quiet=True) as recorder:
+        for dataset in (*named, "tools", None):
+            with recorder.step(dataset=dataset, label=[0, 1]):
+                torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])).backward()
+                optimizer.step()
+        recorder.probe("test", torch.eye(2), label=[0, 1])
+    with dualform.open(tmp_path / "run") as memory:
+        info, state = memory.info(), State("", "test", 0, "", ("dataset", "label"))
+        shown = {row.group.values: row.group.name for row in sums_panel(memory, info, state).rows}
+        lists = {**named, "tools": ["", ""], None: ["", ""]}
+        assert shown == {(dataset, label): names[label] for dataset, names in lists.items() for label in (0, 1)}
+        assert {(own.dataset, own.label): own.label_name for own in slots_panel(memory, info, state).slots} == shown
+        by_label = sums_panel(memory, info, replace(state, by=("label",)))
+        assert [row.group.name for row in by_label.rows] == ["", ""]
+        assert query_panel(memory, info, state).label_name == ""
+        pets = replace(info, datasets=dict.fromkeys(named, 2))
+        by_label = sums_panel(memory, pets, replace(state, by=("label",)))
+        assert [row.group.name for row in by_label.rows] == ["cat", ""]
 
 
 def test_of_many_groups_the_largest_sums_are_shown(memory, info):

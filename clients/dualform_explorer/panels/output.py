@@ -88,7 +88,7 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
         answer = memory.output(name, query, where(info, state), state.at, state.inexact, initial=state.initial)
         masked = np.asarray(answer, dtype=np.float64)[0]
     label = examples.label(state.row) if found is not None and len(full) > 1 else None
-    names = label_names(memory)
+    names = label_names(memory, info)
     stored = None if examples.read is None else int(examples.read[state.row])
     outputs = tuple(
         Output(

@@ -56,7 +56,7 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         raise NotFound(
             f"The probe {state.probe} has no example {state.row}: it has 0 to {examples.count - 1}.", field="item"
         )
-    names = label_names(memory)
+    names = label_names(memory, info)
     rows = examples.among(state.among)
     at = int(np.searchsorted(rows, state.row))
     here = at < len(rows) and rows[at] == state.row

@@ -68,7 +68,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
     ids, scores = hits.slots[0].tolist(), hits.scores[0].tolist()
     shown = min(state.k, len(ids))
     rows = memory.slots(hits.slots[0][:shown], hits.space).records() if shown else []
-    names = label_names(memory)
+    names = label_names(memory, info)
     looks = looks_of_slots(memory, info, rows)
     # Where no sample was said, each slot is its own.
     keys = [_sample(row) or (None, slot) for row, slot in zip(rows, ids, strict=False)]

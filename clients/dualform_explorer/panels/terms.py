@@ -64,7 +64,7 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
     layer = state.layer if found is None else found.name
     query = query_of(memory, info, state, layer)
     answer = memory.contributions(layer, query, state.by, where(info, state), state.at, state.inexact)
-    names = label_names(memory)
+    names = label_names(memory, info)
     own, output = answer.sums[0], answer.output[0]
     if not state.initial:
         output = output - answer.initial[0] - answer.bias - answer.standing[0]  # what slots brought, as `output` has it
