@@ -16,9 +16,10 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from dualform import Gallery
-from dualform.answers import Appearances
-from dualform.errors import BadInput
+from dualform.answers import Appearances, appearances
+from dualform.errors import BadInput, NotAMemory
 from dualform.store.galleries.gallery_file import gallery_folder, write_gallery
+from dualform.store.galleries.kinds import KINDS
 from dualform.store.galleries.stored_gallery import StoredGallery
 
 RNG = np.random.default_rng(15)
@@ -308,3 +309,15 @@ def test_no_name_of_a_dataset_leaves_its_folder(name, other):
         assert "\\" not in folder
         assert not folder.startswith(".")
     assert (gallery_folder(name) == gallery_folder(other)) == (name == other)
+
+
+def test_each_kind_that_answers_know_is_read():
+    assert tuple(KINDS) == appearances.KINDS
+
+
+def test_a_kind_that_only_newer_versions_know_is_named(tmp_path):
+    gallery = Gallery.texts(["a"])
+    mark, entry = write_gallery(tmp_path, "gallery/x/samples-000000.arrow", gallery.samples, gallery.content)
+    newer = StoredGallery.of(tmp_path, entry | {"kind": "sounds"}, {entry["file"]: mark})
+    with pytest.raises(NotAMemory, match="is a gallery of kind 'sounds', which this version does not know"):
+        newer.look(np.array([0]))

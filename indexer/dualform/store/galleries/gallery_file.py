@@ -3,10 +3,8 @@
     gallery/<dataset>/samples-000000.arrow       of a dataset
     probes/<probe>/samples-000000.arrow          of a probe's examples
 
-Columns: `sample` int64, and of images `png` binary, of texts `text` string and, where they are known, `offsets`
-list<int32> (start, stop, start, stop, …) and perhaps `first` int64, the position that these begin with, of a table
-`row`, a struct. The file's metadata says the kind, and the scale of images. A file never changes: one that takes its
-place has another number.
+Columns: `sample` int64, and those of the gallery's kind, as its file beside this one has them (`schema`). The file's
+metadata says the kind, and the scale of images. A file never changes: one that takes its place has another number.
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dualform.answers.appearances import IMAGES
-from dualform.errors import BadInput
+from dualform.answers import Appearances
+from dualform.answers.appearances import IMAGES, PNG
+from dualform.errors import BadInput, Damaged
 from dualform.store.galleries.content import gathered
+from dualform.store.galleries.found_rows import FoundRows
 from dualform.store.galleries.generators import generators_kept
 from dualform.store.galleries.png import encoded
 
@@ -76,6 +78,14 @@ class Images:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         return gathered(((encoded(self._pixels(number)),) for number in range(self._count)), self.schema)
+
+    @staticmethod
+    def look(found: FoundRows) -> Appearances:
+        images = found.spread(found.rows.column("png").to_pylist(), None)
+        for sample, image in zip(found.samples.tolist(), images, strict=True):
+            if image is not None and not image.startswith(PNG):
+                raise Damaged(f"{found.path}: the image of sample {sample} is no PNG.")
+        return Appearances(found.samples, IMAGES, found.known, images=images, scale=found.scale)
 
     def _pixels(self, number: int) -> NDArray[np.uint8]:
         """uint8[h, w], or [h, w, 3]."""

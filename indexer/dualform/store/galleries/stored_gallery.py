@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy import ma
 from numpy.typing import NDArray
 
 from dualform.answers import Appearances
-from dualform.answers.appearances import IMAGES, PNG, TEXTS
-from dualform.errors import BadInput, Damaged
+from dualform.errors import BadInput, Damaged, NotAMemory
 from dualform.store.durable_files import checksum_file
 from dualform.store.galleries.content import MOST_BYTES, row_bytes
+from dualform.store.galleries.found_rows import FoundRows
 from dualform.store.galleries.gallery_file import write_batches
+from dualform.store.galleries.kinds import KINDS
 from dualform.store.manifest import FileMark
 
 HELD_BATCHES = 16 << 20
@@ -65,33 +65,22 @@ class StoredGallery:
         return np.where(self.samples[found] == samples, found, -1)
 
     def look(self, samples: NDArray[np.int64], most_bytes: float = MOST_BYTES) -> Appearances:
-        """What they looked like. Raises BadInput for more than `most_bytes`, Damaged as `__init__`."""
+        """What they looked like.
+
+        Raises BadInput for more than `most_bytes`, Damaged as `__init__`, NotAMemory for a kind of newer versions.
+        """
+        kind = KINDS.get(self.kind)
+        if kind is None:
+            raise NotAMemory(
+                f"{self._path} is a gallery of kind {self.kind!r}, which this version does not know.",
+                hint="Read it with a newer version.",
+            )
         if self._stat() != self._state:
             self._state = self._verified()
         rows = self.rows(samples)
         known = rows >= 0
         content = self._read(rows[known], min(most_bytes, MOST_BYTES))
-        if self.kind == IMAGES:
-            images = _spread(content.column("png").to_pylist(), known, None)
-            for place in np.flatnonzero(known).tolist():
-                if not images[place].startswith(PNG):
-                    raise Damaged(f"{self._path}: the image of sample {samples[place]} is no PNG.")
-            return Appearances(samples, self.kind, known, images=images, scale=self.scale)
-        if self.kind == TEXTS:
-            texts = _spread(content.column("text").to_pylist(), known, None)
-            if "offsets" not in content.schema.names:
-                return Appearances(samples, self.kind, known, texts=texts)
-            pairs = [_pairs(own) for own in content.column("offsets")]
-            offsets = _spread(pairs, known, np.zeros((0, 2), np.int32))
-            if "first" not in content.schema.names:
-                return Appearances(samples, self.kind, known, texts=texts, offsets=offsets)
-            firsts = np.zeros(len(samples), dtype=np.int64)
-            firsts[known] = content.column("first").to_numpy(zero_copy_only=False)
-            return Appearances(samples, self.kind, known, texts=texts, offsets=offsets, firsts=firsts)
-        places = pa.array(np.cumsum(known) - 1, mask=~known)
-        spread = content.column("row").take(places)
-        columns = dict(zip([own.name for own in spread.type], map(_numpy, spread.flatten()), strict=True))
-        return Appearances(samples, self.kind, known, columns=columns)
+        return kind.look(FoundRows(self._path, content, samples, known, self.scale))
 
     def write_without(self, samples: NDArray[np.int64], path: Path) -> FileMark:
         """Write a gallery without some samples as another file, durably; returns its mark."""
@@ -155,28 +144,3 @@ class StoredGallery:
                 yield reader
         except (pa.ArrowException, OSError, LookupError) as error:
             raise Damaged(f"{self._path} is no gallery that can be read: {error}") from None
-
-
-def _spread(values: list[Any], known: NDArray[np.bool_], missing: Any) -> tuple[Any, ...]:
-    """Those of the known samples, and `missing` in the others' places."""
-    given = iter(values)
-    return tuple(next(given) if own else missing for own in known.tolist())
-
-
-def _pairs(offsets: pa.ListScalar) -> NDArray[np.int32]:
-    return np.array(offsets.values.to_numpy(zero_copy_only=False), dtype=np.int32).reshape(-1, 2)
-
-
-def _numpy(column: pa.Array) -> NDArray[Any]:
-    """Numbers and truth values, masked where there are NULLs; texts as objects, NULL as None."""
-    if pa.types.is_string(column.type):
-        texts = np.empty(len(column), dtype=object)
-        texts[:] = column.to_pylist()
-        return texts
-    if not column.null_count:
-        return np.array(column.to_numpy(zero_copy_only=False))
-    nulls = np.asarray(column.is_null())
-    zero = False if pa.types.is_boolean(column.type) else 0
-    filled = column.fill_null(pa.scalar(zero, column.type))
-    found: NDArray[Any] = ma.array(filled.to_numpy(zero_copy_only=False), mask=nulls)
-    return found

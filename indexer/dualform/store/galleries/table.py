@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy import ma
+from numpy.typing import NDArray
 
+from dualform.answers import Appearances
 from dualform.answers.appearances import TABLE
 from dualform.answers.columns import Columns
 from dualform.errors import BadInput
 from dualform.store.galleries.content import BATCH_BYTES
+from dualform.store.galleries.found_rows import FoundRows
 
 _AS_TEXT = (
     pa.types.is_null, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_date, pa.types.is_time,
@@ -44,6 +48,13 @@ class TableRows:
         count = max(1, BATCH_BYTES * len(self) // max(self._rows.nbytes, 1))
         for start in range(0, len(self), count):
             yield pa.record_batch([self._rows.slice(start, count)], schema=self.schema)
+
+    @staticmethod
+    def look(found: FoundRows) -> Appearances:
+        places = pa.array(np.cumsum(found.known) - 1, mask=~found.known)
+        spread = found.rows.column("row").take(places)
+        columns = dict(zip([own.name for own in spread.type], map(_numpy, spread.flatten()), strict=True))
+        return Appearances(found.samples, TABLE, found.known, columns=columns)
 
 
 def _arrow(table: Any) -> pa.Table:
@@ -94,3 +105,18 @@ def _column(name: str, column: pa.ChunkedArray) -> pa.Array:
         raise BadInput(f"column {name!r} holds {kind}.", hint="Give numbers, truth values and texts.", field="table")
     combined = column.combine_chunks()
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _numpy(column: pa.Array) -> NDArray[Any]:
+    """Numbers and truth values, masked where there are NULLs; texts as objects, NULL as None."""
+    if pa.types.is_string(column.type):
+        texts = np.empty(len(column), dtype=object)
+        texts[:] = column.to_pylist()
+        return texts
+    if not column.null_count:
+        return np.array(column.to_numpy(zero_copy_only=False))
+    nulls = np.asarray(column.is_null())
+    zero = False if pa.types.is_boolean(column.type) else 0
+    filled = column.fill_null(pa.scalar(zero, column.type))
+    found: NDArray[Any] = ma.array(filled.to_numpy(zero_copy_only=False), mask=nulls)
+    return found

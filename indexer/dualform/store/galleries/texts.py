@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dualform.answers import Appearances
 from dualform.answers.appearances import TEXTS
 from dualform.errors import BadInput
 from dualform.store.galleries.content import gathered
+from dualform.store.galleries.found_rows import FoundRows
 from dualform.store.galleries.images import as_numbers
 
 _TEXT = ("text", pa.string())
@@ -62,6 +64,18 @@ class Texts:
             columns.append(self._first.tolist())
         return gathered(zip(*columns, strict=True), self.schema)
 
+    @staticmethod
+    def look(found: FoundRows) -> Appearances:
+        texts = found.spread(found.rows.column("text").to_pylist(), None)
+        offsets, firsts = None, None
+        if found.has("offsets"):
+            pairs = map(_pairs, found.rows.column("offsets"))
+            offsets = found.spread(pairs, np.zeros((0, 2), dtype=np.int32))
+        if found.has("first"):
+            firsts = np.zeros(len(found.samples), dtype=np.int64)
+            firsts[found.known] = found.rows.column("first").to_numpy(zero_copy_only=False)
+        return Appearances(found.samples, TEXTS, found.known, texts=texts, offsets=offsets, firsts=firsts)
+
     def _checked(self, offsets: Any) -> list[NDArray[np.int32]]:
         if not isinstance(offsets, Iterable):
             raise BadInput(f"offsets is of type {type(offsets).__name__}.", hint="Give a list.", field="offsets")
@@ -83,7 +97,11 @@ def _firsts(first: Any, offsets: list[NDArray[np.int32]] | None) -> NDArray[np.i
         found = as_numbers(first)
     except (BadInput, ValueError):
         found = np.zeros(0)
-    if found.shape != (len(offsets),) or (len(found) and found.dtype.kind not in "iu") or (found.astype(np.int64) < 0).any():
+    if (
+        found.shape != (len(offsets),)
+        or (len(found) and found.dtype.kind not in "iu")
+        or (found.astype(np.int64) < 0).any()
+    ):
         raise BadInput(
             f"first is not a position for each of {len(offsets)} texts.",
             hint="Give a whole number for each, from 0: the position that its offsets begin with.",
@@ -124,3 +142,7 @@ def _places(number: int, offsets: Any, length: int) -> NDArray[np.int32]:
             field="offsets",
         )
     return found.astype(np.int32)
+
+
+def _pairs(offsets: pa.ListScalar) -> NDArray[np.int32]:
+    return np.array(offsets.values.to_numpy(zero_copy_only=False), dtype=np.int32).reshape(-1, 2)
