@@ -99,6 +99,47 @@ def test_the_training_comes_out_as_without(tmp_path, when):
         assert torch.equal(one, other)
 
 
+def rows_of(path: Path) -> dict[str, bytes]:
+    """Keys, values and weights, file by file."""
+    found = [file for file in path.rglob("*") if file.suffix in (".faiss", ".npy", ".safetensors")]
+    return {str(file.relative_to(path)): file.read_bytes() for file in found}
+
+
+def said_of(path: Path) -> list[Any]:
+    with dualform.open(path) as memory:
+        hits = memory.topk("1", IMAGES[:3].reshape(3, -1) / 255, 30)
+        rows = [memory.slots(own).records() for own in hits.slots]
+        sums = memory.group_sum("1", IMAGES[:3].reshape(3, -1) / 255, by="label").sums.tolist()
+        return [hits.scores[0].tolist(), rows, sums, memory.info().steps, memory.verify()["1"].exact]
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("when", ["before", "first", "last"])
+def test_a_gallery_leaves_keys_values_and_answers_as_they_are_without(tmp_path, when, steps):
+    plain = Small(tmp_path / "plain")
+    with plain.recorder:
+        for _ in range(steps):
+            plain.step()
+    shown = Small(tmp_path / "shown")
+    with shown.recorder as recorder:
+        if when == "before":
+            of_images(recorder)
+        for number in range(steps):
+            shown.step()
+            if (when, number) in {("first", 0), ("last", steps - 1)}:
+                of_images(recorder)
+    assert rows_of(tmp_path / "shown") == rows_of(tmp_path / "plain")
+    assert said_of(tmp_path / "shown") == said_of(tmp_path / "plain")
+    assert check_memory(tmp_path / "shown") == []
+
+
+def test_a_gallery_alone_makes_no_memory(tmp_path):
+    training = Small(tmp_path / "m")
+    with pytest.warns(RuntimeWarning, match="nothing was recorded, and there is no memory"), training.recorder as own:
+        of_images(own)
+    assert not (tmp_path / "m").exists()
+
+
 def test_steps_before_a_gallery_are_on_disk_while_it_is_encoded(tmp_path):
     """It may take longer than rows otherwise wait."""
     seen = []

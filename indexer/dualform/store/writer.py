@@ -172,9 +172,16 @@ class Writer:
         left = self._durable_at + self._journal_seconds - time.monotonic()
         if left > 0:
             return left
+        self._save()
+        return self._journal_seconds
+
+    def _save(self) -> None:
+        """Make the rows since the last frame of the journal durable: as a frame, or with a commit where they are too many
+        for one.
+        """
         if self._bytes - self._journaled_bytes >= FRAME_BYTES or self._table_bytes >= TABLE_BYTES:
             self.commit()
-            return self._journal_seconds
+            return
         tables = self._take_tables()
         if tables:
             rows = [rows for writer in self._layers.values() for rows in writer.unseen()] + self._others.unseen()
@@ -183,7 +190,6 @@ class Writer:
             self._journaled_bytes = self._bytes
             self._table_bytes += sum(rows.nbytes for rows in tables.values())
         self._durable_at = time.monotonic()
-        return self._journal_seconds
 
     def _write_ahead(self) -> None:
         """Write full blocks where it is time and no frame will need them: there is none before the next commit if more
@@ -260,7 +266,7 @@ class Writer:
         if name in self.manifest.galleries:
             said = f"of dataset {name!r}" if name else "of samples without a dataset"
             raise BadInput(f"there is a gallery {said} already.", hint="A dataset has one gallery.", field="dataset")
-        self.commit()  # encoding may take long, and what came before must not wait for it
+        self._save()  # encoding may take long, and what came before must not wait for it
         file = free_name(f"{FOLDER}/{gallery_folder(name)}", self.manifest.files)
         mark, entry = write_gallery(self.path, file, gallery.samples, gallery.content, most_bytes)
         self.manifest.files[file], self.manifest.galleries[name] = mark, entry
