@@ -13,9 +13,6 @@ from dualform.methods import Answers
 from dualform_explorer.reading import layer_of, layers_of, probe_of
 from dualform_explorer.state import MISREAD, State
 
-_MOST_TRIED = 10_000
-"""Numbers that are tried for divisors: those of up to a hundred million rows are all found."""
-
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -27,7 +24,7 @@ class Examples:
     """int64[n], -1 where unknown."""
     outputs: NDArray[np.float32] | None
     """float32[n, outputs] of the network when the probe was taken."""
-    token_labels: NDArray[np.int64] | None = None
+    token_labels: NDArray[np.int64] | None
     """int64[n * tokens], in place of `labels` where each token has its own."""
 
     @property
@@ -61,20 +58,26 @@ class Examples:
 
 
 def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
-    probe = memory.probe(name)
-    stored = probe_of(info, name)
-    rows = 0 if stored is None else stored.rows
-    if probe.outputs is not None:
-        return Examples(name, len(probe.outputs), probe.labels, probe.outputs)
-    labels = probe.labels
-    if stored is not None and stored.gallery:
-        count = _shown(memory, name, rows)
+    """Where the record does not say how many there are, each of the network's outputs is one; where it gave none, each
+    query of a layer that sees examples whole, or each label, and without those each stored row.
+    """
+    probe, stored = memory.probe(name), probe_of(info, name)
+    labels, outputs = probe.labels, probe.outputs
+    if stored is not None and stored.examples is not None:
+        count = stored.examples
+    elif outputs is not None:
+        count = len(outputs)
     else:
         whole = None if stored is None else _seen_whole(memory, info, stored)
+        rows = 0 if stored is None else stored.rows
         count = whole or (rows if labels is None else len(labels))
-    if labels is not None and len(labels) > count:
-        return Examples(name, count, None, None, labels)
-    return Examples(name, count, labels, None)
+    return Examples(
+        name,
+        count,
+        labels if labels is not None and len(labels) == count else None,
+        outputs if outputs is not None and len(outputs) == count else None,
+        labels if labels is not None and len(labels) > count else None,
+    )
 
 
 def _seen_whole(memory: Answers, info: MemoryInfo, probe: ProbeInfo) -> int | None:
@@ -85,16 +88,6 @@ def _seen_whole(memory: Answers, info: MemoryInfo, probe: ProbeInfo) -> int | No
         return None
     queries = memory.probe(probe.name, min(whole, key=lambda layer: layer.d_in).name).queries
     return None if queries is None else len(queries)
-
-
-def _shown(memory: Answers, name: str, rows: int) -> int:
-    """How many examples the gallery of a probe has, which are all of them. Each has as many rows as the others, so that
-    their number divides that of the rows.
-    """
-    divisors = [own for own in range(1, min(rows, _MOST_TRIED) + 1) if rows % own == 0]
-    divisors = sorted({*divisors, *(rows // own for own in divisors)})
-    known = memory.appearances(np.array(divisors, dtype=np.int64) - 1, probe=name).known
-    return max((own for own, there in zip(divisors, known.tolist(), strict=True) if there), default=rows)
 
 
 def moved(memory: Answers, info: MemoryInfo, state: State, by: int) -> State:

@@ -158,11 +158,13 @@ class _Reader:
         probe = probe_of(self.info, name)
         if probe is None:
             names = [f"{probe.name}/0" for probe in self.info.probes]
-            self._fault("item", f"There is no probe {name or said!r}; an item is PROBE/ROW.", names, f"{name}/0")
+            self._fault("item", f"There is no probe {name or said!r}; an item is PROBE/EXAMPLE.", names, f"{name}/0")
             return None, 0
-        if not (row.isascii() and row.isdecimal() and len(row) < 10 and int(row) < probe.rows):
-            message = f"The probe {name} has no row {row!r}: it has the rows 0 to {probe.rows - 1}."
-            self._fault("item", message, [f"{name}/0", f"{name}/{probe.rows - 1}"])
+        most = probe.rows if probe.examples is None else probe.examples
+        if not (row.isascii() and row.isdecimal() and len(row) < 10 and int(row) < most):
+            last = [] if probe.examples is None else [f"{name}/{most - 1}"]
+            there = f"0 to {most - 1}" if last else f"no more than {most}"
+            self._fault("item", f"The probe {name} has no example {row!r}: it has {there}.", [f"{name}/0", *last])
             return probe, 0
         return probe, int(row)
 

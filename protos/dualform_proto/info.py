@@ -86,11 +86,14 @@ def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
 
 
 def _probe(probe: ProbeInfo) -> pb.ProbeInfo:
-    return pb.ProbeInfo(name=probe.name, rows=probe.rows, layers=probe.layers, gallery=probe.gallery)
+    return pb.ProbeInfo(
+        name=probe.name, rows=probe.rows, layers=probe.layers, gallery=probe.gallery, examples=probe.examples
+    )
 
 
 def _decode_probe(message: pb.ProbeInfo) -> ProbeInfo:
-    return ProbeInfo(message.name, message.rows, tuple(message.layers), message.gallery)
+    examples = message.examples if message.HasField("examples") else None
+    return ProbeInfo(message.name, message.rows, tuple(message.layers), message.gallery, examples)
 
 
 def _counts(counts: Mapping[str, int]) -> list[pb.Count]:

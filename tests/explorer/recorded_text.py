@@ -34,7 +34,8 @@ def gallery() -> dualform.Gallery:
 
 
 def record(path: Path) -> Path:
-    """STEPS steps of ROWS passages, in which the next word is learned; a probe of the first ones."""
+    """STEPS steps of ROWS passages, in which the next word is learned; the first ones as probes, with
+    what they look like and without, and with the words that follow as labels."""
     texts = [passage.split(" ") for passage in passages()]
     vocabulary = sorted({word for text in texts for word in text})
     words = torch.tensor([[vocabulary.index(word) for word in text] for text in texts])
@@ -58,6 +59,8 @@ def record(path: Path) -> Path:
         recorder.probe(
             "held", words[:8], gallery=dualform.Gallery.texts(own, offsets=[offsets(passage) for passage in own])
         )
+        recorder.probe("unseen", words[:8])
+        recorder.probe("labelled", words[:8], label=_following(words[:8]))
     return path
 
 

@@ -147,7 +147,7 @@ def test_examples_follow_one_another_within_the_file(exported):
 @pytest.mark.parametrize(
     ("items", "without", "message"),
     [
-        (["shapes/99"], [], "The probe shapes has no row '99': it has the rows 0 to 59."),
+        (["shapes/99"], [], "The probe shapes has no example '99': it has 0 to 59."),
         (["none/1"], [], "There is no probe 'none'"),
         (["shapes/3"], ["dataset:nothing"], "There is no dataset 'nothing'. There is "),
         (["shapes/3"], ["colour:3"], "--without colour:3: There is no column 'colour'. Write COLUMN:VALUE"),

@@ -15,7 +15,6 @@ from dualform.answers import Appearance
 from dualform.errors import BadInput, Damaged
 from dualform.methods import Answers
 from dualform.questions import AppearanceLookup
-from dualform_explorer.examples import examples_of
 from dualform_explorer.looks import look_of, looks_of_examples
 from dualform_explorer.panels.query import query_panel
 from dualform_explorer.panels.slots import slots_panel
@@ -23,7 +22,7 @@ from dualform_explorer.passage import tokens_of_passage
 from dualform_explorer.start import probe_panel
 from dualform_explorer.state import State
 from tests.explorer import recorded_table
-from tests.explorer.recorded_text import HOSTILE, WORDS, offsets, passages
+from tests.explorer.recorded_text import HOSTILE, offsets, passages
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"), k=60)
 TEXT = State("", "held", 3, "3", ("label",), k=60)
@@ -94,13 +93,6 @@ def test_a_passage_of_a_query_has_each_of_its_tokens_to_pick(texts):
         assert picked == {place: passage[start:stop] for place, (start, stop) in enumerate(offsets(passage))}
         assert [own.position for own in panel.passage if own.marked] == [2]
     assert passages()[0] == HOSTILE
-
-
-def test_examples_of_tokens_are_counted_by_their_gallery(texts):
-    info = texts.info()
-    assert examples_of(texts, info, "held").count == 8
-    panel = query_panel(texts, info, TEXT)
-    assert (panel.count, panel.tokens, panel.token) == (8, WORDS, WORDS - 1)
 
 
 def test_rows_of_a_table_are_shown_by_column(tmp_path):

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+import dualform
 from dualform.errors import BadInput, RecordingError
+from dualform.store.manifest import Manifest
 
 from .listed import Opened, batches
 
@@ -77,3 +79,100 @@ def test_a_probe_needs_a_memory(tmp_path):
     _, opened = recorded(tmp_path)
     with pytest.raises(RecordingError, match=r"^there is no memory before the first recorded step\."), opened.recorder:
         opened.recorder.probe("test", torch.zeros(1, 5))
+
+
+class Tagger(nn.Module):
+    """A score for each token of a text, whose tokens' places are looked up, too."""
+
+    def __init__(self, flat=False):
+        super().__init__()
+        self.words, self.places, self.head, self.flat = nn.Embedding(9, 4), nn.Embedding(6, 4), nn.Linear(4, 3), flat
+
+    def forward(self, tokens):
+        found = self.words(tokens) + self.places(torch.arange(tokens.shape[1])[None])
+        return self.head(found.flatten(0, 1) if self.flat else found)
+
+
+class Recurrent(nn.Module):
+    """[tokens, texts, 4] become scores for each text, or for each of its tokens."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.cell, self.head, self.last = nn.GRU(4, 5), nn.Linear(5, 3), last
+
+    def forward(self, x):
+        found = self.cell(x)[0]
+        return self.head(found[-1] if self.last else found)
+
+
+class Unrolled(nn.Module):
+    """[tokens, texts, 4], token after token."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Linear(9, 5)
+
+    def forward(self, x):
+        state = x.new_zeros(x.shape[1], 5)
+        for one in x:
+            state = self.cell(torch.cat([one, state], dim=1)).tanh()
+        return state
+
+
+def examples_of_a_probe(path, model, inputs, batch_dim=0, spaces=None, **given):
+    """What the memory of a training says of the one probe that was taken of it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, path, quiet=True, spaces=spaces) as recorder:
+        with recorder.step():
+            model(inputs).sum().backward()
+            optimizer.step()
+        recorder.probe("test", inputs, batch_dim=batch_dim, **given)
+    with dualform.open(path) as memory:
+        (probe,) = memory.info().probes
+    return probe.examples
+
+
+TOKENS = torch.randint(9, (8, 6), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"label": TOKENS[:, 0]},
+        {"label": TOKENS},
+        {"gallery": dualform.Gallery.texts([str(row) for row in range(8)])},
+        {"batch_size": 3},
+        {"label": TOKENS[:, 0], "loss": lambda scores, label: scores[:, -1].square().mean(1) + 0 * label},
+    ],
+    ids=["alone", "labels", "labels of tokens", "gallery", "in batches", "loss"],
+)
+def test_a_probe_of_tokens_says_how_many_examples_it_has(tmp_path, given):
+    assert examples_of_a_probe(tmp_path / "m", Tagger(), TOKENS, **given) == 8
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["of texts", "of tokens"])
+@pytest.mark.parametrize(("batch_dim", "texts", "expected"), [(1, 8, 8), (0, 8, None), (0, 1, None), (0, 12, None)])
+def test_of_a_network_whose_batch_comes_second_the_number_is_told_or_left_unknown(
+    tmp_path, last, batch_dim, texts, expected
+):
+    inputs = torch.randn(6, texts, 4)
+    assert examples_of_a_probe(tmp_path / "m", Recurrent(last), inputs, batch_dim) == expected
+
+
+def test_rows_that_may_be_tokens_or_texts_leave_the_number_unknown_unless_labels_or_a_gallery_tell_it(tmp_path):
+    inputs = torch.randn(4, 8, 4)
+    assert examples_of_a_probe(tmp_path / "unrolled", Unrolled(), inputs) is None
+    assert examples_of_a_probe(tmp_path / "named", Unrolled(), inputs, batch_dim=1) == 8
+    # A table of places is looked up once for all texts, and tells nothing.
+    assert examples_of_a_probe(tmp_path / "flat", Tagger(flat=True), TOKENS, spaces={"head": "token"}) == 8
+
+
+@pytest.mark.parametrize(("gallery", "expected"), [(dualform.Gallery.texts(list("abcdefgh")), 8), (None, None)])
+def test_of_an_older_record_the_gallery_says_how_many_examples_a_probe_has(tmp_path, gallery, expected):
+    assert examples_of_a_probe(tmp_path / "m", Tagger(), TOKENS, gallery=gallery) == 8
+    manifest = Manifest.read(tmp_path / "m")
+    del manifest.probes["test"]["examples"]
+    manifest.write(tmp_path / "m")
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().probes[0].examples == expected

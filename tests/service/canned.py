@@ -64,7 +64,7 @@ INFO = MemoryInfo(
     skipped={"norm": "no tap for LayerNorm"},
     datasets={"mnist": 4},
     columns={"sample": {"slot": "BIGINT", "step": "BIGINT", "dataset": "VARCHAR", "label": "BIGINT"}},
-    probes=(ProbeInfo("test", 2, ("fc",), "texts"),),
+    probes=(ProbeInfo("test", 2, ("fc",), "texts", 2), ProbeInfo("older", 6, ("fc",))),
     galleries={"mnist": "texts"},
 )
 SCAN = Scan(7, 4, 3, "numpy", 0.25)

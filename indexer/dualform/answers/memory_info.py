@@ -47,9 +47,12 @@ class LayerInfo:
 class ProbeInfo:
     name: str
     rows: int
+    """Its queries of the first of its layers: one an example or, of a layer that sees tokens, one a token."""
     layers: tuple[str, ...]
     gallery: str = ""
     """The kind of the gallery of its examples: "images", "texts" or "table"; empty where it has none."""
+    examples: int | None = None
+    """How many there are; None where the record cannot tell."""
 
 
 @dataclass(frozen=True, repr=False)

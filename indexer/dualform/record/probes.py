@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dualform.errors import BadInput
 from dualform.record.column_values import as_array
+from dualform.record.example_count import ExampleCount
 from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
 from dualform.record.taps import Tap
 from dualform.store.galleries.gallery import Gallery
@@ -28,6 +29,7 @@ class ProbeTaker:
 
     def __init__(self, axis_of: Callable[[Tap], int]) -> None:
         """`axis_of`: which axis of a layer's keys is the batch."""
+        self.examples = ExampleCount()
         self._axis_of = axis_of
         self._batch: dict[str, Tensor] = {}
         self._parts: dict[str, list[Tensor]] = {}
@@ -37,15 +39,19 @@ class ProbeTaker:
         """A layer's input; where a layer is called more than once, that of the first call."""
         if tap.name in self._batch:
             return
-        axis = self._axis_of(tap) if len(tap.key_form.leading(key)) > 1 else 0
-        keys = tap.key_form.owned(key.movedim(axis, 0))
+        axis, tokens = self._axis_of(tap), len(tap.key_form.leading(key)) > 1
+        rows = key.movedim(axis if tokens else 0, 0)
+        self.examples.layer_took(tap.name, len(rows), tokens, axis)
+        keys = tap.key_form.owned(rows)
         self._batch[tap.name] = torch.cat([rows for _, rows in tap.key_form.blocks(keys)])
 
     def run(self, model: nn.Module, inputs: Inputs, batch_size: int, batch_dim: int = 0) -> None:
         """Run the model in eval mode, without gradients, batch by batch; its modes are restored."""
         given = Arguments(inputs, batch_dim, device_of(model))
+        self.examples.given = given.examples
         with evaluating(model), torch.no_grad(), uncompiled():
             for start in range(0, given.examples, batch_size):
+                self.examples.batch = min(batch_size, given.examples - start)
                 places, named = given.part(start, start + batch_size)
                 # A model may write to what it is given, and a probe with a loss runs it again.
                 self._outcome(model(*copied(places), **copied(named)))

@@ -104,8 +104,16 @@ class RecordedTraining:
             self.collector.probe = None
         if store:
             try:
-                taken = taker.queries(), labels, taker.outputs()
-                self.ongoing.add_probe(ProbeArrays(name, *taken, gradients=gradients, gallery=gallery))
+                outputs = taker.outputs()
+                known = taker.examples.known(
+                    outputs=None if outputs is None else len(outputs),
+                    labels=None if labels is None else len(labels),
+                    shown=gallery is not None,
+                )
+                arrays = ProbeArrays(
+                    name, taker.queries(), labels, outputs, known, gradients=gradients, gallery=gallery
+                )
+                self.ongoing.add_probe(arrays)
             except BadInput:
                 raise
             except DualformError as error:

@@ -46,6 +46,8 @@ class ProbeArrays:
     """int64[rows]; None where they are not known."""
     outputs: NDArray[np.float32] | None
     """float32[rows, outputs] of the whole model; None where it does not return such a matrix."""
+    examples: int | None = None
+    """How many there are; None where it cannot be told. Their rows in a layer may be more, one a token."""
     steps: int = 0
     """How many steps of the run had moved the weights that it was taken by."""
     gradients: ExampleGradients | None = None
@@ -80,6 +82,14 @@ def probes_until(entries: Mapping[str, dict[str, Any]], steps: int) -> dict[str,
     return {name: entry for name, entry in entries.items() if entry.get("steps", 0) <= steps}
 
 
+def examples_in(entry: Mapping[str, Any]) -> int | None:
+    """How many examples a probe has by its entry in the manifest; None where it cannot be told. Older memories say it
+    of their galleries, and of probes with a loss.
+    """
+    known: int | None = entry.get("examples", entry.get("gallery", {}).get("samples"))
+    return known
+
+
 def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[dict[str, FileMark], dict[str, Any]]:
     """Write a probe durably; returns the marks of its files and its entry in the manifest.
 
@@ -110,9 +120,10 @@ def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[d
         write_whole(folder / file, content)
         files[f"probes/{name}/{file}"] = FileMark(len(content), checksum(content))
     rows = len(next(iter(queries.values()))) if queries else 0
-    entry: dict[str, Any] = {"rows": rows, "layers": list(queries), "steps": probe.steps}
+    examples = probe.examples if probe.gradients is None else probe.gradients.count  # one loss an example
+    entry: dict[str, Any] = {"rows": rows, "layers": list(queries), "examples": examples, "steps": probe.steps}
     if probe.gradients is not None:
-        entry |= {"examples": probe.gradients.count, "gradients": traced}
+        entry["gradients"] = traced
     if shown:
         entry["gallery"] = shown
     return files, entry
@@ -129,10 +140,10 @@ class StoredProbe:
         self.name = name
         self.rows: int = manifest.probes[name]["rows"]
         self.layers: tuple[str, ...] = tuple(manifest.probes[name]["layers"])
-        self.examples: int | None = manifest.probes[name].get("examples")
-        """How many examples have gradients; None of a probe that was taken without a loss."""
+        self.examples = examples_in(manifest.probes[name])
+        """How many there are; None where it cannot be told."""
         self.traced: tuple[str, ...] = tuple(manifest.probes[name].get("gradients", ()))
-        """Layers that it has gradients in."""
+        """Layers that it has gradients in; none of a probe that was taken without a loss."""
         self._memory, self._manifest = memory, manifest
 
     @property

@@ -29,7 +29,7 @@ from dualform.store.mark import Cut
 from dualform.store.moment import Moment
 from dualform.store.opening import FolderContents, open_folder, read_state
 from dualform.store.others import OWNER, OtherRows
-from dualform.store.probes import StoredProbe
+from dualform.store.probes import StoredProbe, examples_in
 from dualform.store.rows import Rows
 from dualform.store.samples import Samples
 from dualform.store.segment_cache import SegmentCache
@@ -315,4 +315,5 @@ class Snapshot(StoredLayers):
 
 
 def _probe_info(name: str, entry: Mapping[str, Any]) -> ProbeInfo:
-    return ProbeInfo(name, entry["rows"], tuple(entry["layers"]), entry.get("gallery", {}).get("kind", ""))
+    gallery = entry.get("gallery", {}).get("kind", "")
+    return ProbeInfo(name, entry["rows"], tuple(entry["layers"]), gallery, examples_in(entry))

@@ -601,10 +601,13 @@ class ProbeInfo(google.protobuf.message.Message):
     ROWS_FIELD_NUMBER: builtins.int
     LAYERS_FIELD_NUMBER: builtins.int
     GALLERY_FIELD_NUMBER: builtins.int
+    EXAMPLES_FIELD_NUMBER: builtins.int
     name: builtins.str
     rows: builtins.int
     gallery: builtins.str
     """the kind of the gallery of its examples: images, texts or table; empty where it has none"""
+    examples: builtins.int
+    """absent where the record cannot tell how many there are"""
     @property
     def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -614,8 +617,11 @@ class ProbeInfo(google.protobuf.message.Message):
         rows: builtins.int = ...,
         layers: collections.abc.Iterable[builtins.str] | None = ...,
         gallery: builtins.str = ...,
+        examples: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gallery", b"gallery", "layers", b"layers", "name", b"name", "rows", b"rows"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_examples", b"_examples", "examples", b"examples"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_examples", b"_examples", "examples", b"examples", "gallery", b"gallery", "layers", b"layers", "name", b"name", "rows", b"rows"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_examples", b"_examples"]) -> typing.Literal["examples"] | None: ...
 
 Global___ProbeInfo: typing_extensions.TypeAlias = ProbeInfo
 

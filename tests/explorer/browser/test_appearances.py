@@ -68,5 +68,5 @@ def test_a_script_in_a_training_text_stays_text(page, text_pages):
     expect(page.locator("#passage")).to_have_text(HOSTILE)
     expect(page.locator("main script, main iframe, main [onload], main [onerror]")).to_have_count(0)
     page.goto(text_pages.url)
-    expect(page.locator(".cards")).to_contain_text(HOSTILE)
+    expect(page.locator(".cards").first).to_contain_text(HOSTILE)
     assert "run" not in (title, page.title())

@@ -13,7 +13,7 @@ def examples_of(view: View, given: ExampleGradients | ProbeRows) -> ExampleGradi
     if isinstance(given, ExampleGradients):
         return given
     stored = view.snapshot.probe(given.probe)
-    if stored.examples is None:
+    if stored.examples is None or not stored.traced:  # with a loss the number is known
         raise BadInput(
             f"probe {given.probe!r} has no error signals: it was taken without a loss.",
             hint="Take it with recorder.probe(…, loss=…), or ask with memory.gradients(model, inputs, labels, loss).",
