@@ -31,7 +31,7 @@ from dualform.errors import BadMask, DualformError
 from dualform.methods import Answers
 from dualform_explorer.asking import Desk, Failure
 from dualform_explorer.memories import Memories
-from dualform_explorer.panels import PANELS
+from dualform_explorer.panels import PANELS, panels_in
 from dualform_explorer.panels.paper import paper_panel
 from dualform_explorer.panels.query import query_panel
 from dualform_explorer.questions import where_before
@@ -131,7 +131,7 @@ class Pages:
             key: self._begin(key, own, partial(paper_panel, memory, info, state, own), context, "paper")
             for key, own in layers.items()
         }
-        jobs["query"] = self._begin("query", "Query", partial(query_panel, memory, info, state), context)
+        jobs["query"] = self._begin("query", PANELS["query"].title, partial(query_panel, memory, info, state), context)
         return self._filled("paper.html", context, jobs)
 
     async def _page_of(self, request: Request) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
@@ -226,6 +226,7 @@ class Pages:
             "ks": KS,
             "groupings": _groupings(info, state),
             "keys": _KEYS,
+            "panels_in": panels_in,
             "heading": f"{state.item} in layer {layer_name(state.layer)}",
             "page_title": " \N{MIDDLE DOT} ".join((state.item, layer_name(state.layer), name, "dualform")),
         }

@@ -21,7 +21,7 @@ from dualform_explorer.asking import Failure
 from dualform_explorer.examples import examples_of
 from dualform_explorer.export.choice import Choice
 from dualform_explorer.export.settled import settled
-from dualform_explorer.panels import PANELS
+from dualform_explorer.panels import PANELS, panels_in
 from dualform_explorer.panels.query import QueryPanel
 from dualform_explorer.rendering import templates
 from dualform_explorer.start import ExampleCard, example_cards
@@ -121,7 +121,7 @@ class _Drawing:
     def _panel(self, key: str, context: dict[str, Any]) -> str:
         state: State = context["state"]
         context = {**context, "name": key, "title": PANELS[key].title}
-        template = "export/mask.html" if key == "mask" else f"panels/{key}.html"
+        template = self._templates.select_template([f"export/panels/{key}.html", f"panels/{key}.html"])
         try:
             panel = PANELS[key].make(self._memory, self._info, state)
         except DualformError as error:
@@ -130,7 +130,7 @@ class _Drawing:
             return self._templates.get_template("failed.html").render({**context, "failure": failure})
         if isinstance(panel, QueryPanel):
             panel = self._among_chosen(panel, state)
-        return self._templates.get_template(template).render({**context, "panel": panel})
+        return template.render({**context, "panel": panel})
 
     def _among_chosen(self, panel: QueryPanel, state: State) -> QueryPanel:
         """The reader goes through the examples of the file."""
@@ -157,6 +157,7 @@ class _Drawing:
             "scores": SCORES,
             "ks": (state.k,),
             "groupings": [state.by],
+            "panels_in": panels_in,
             "masks": masks,
             "heading": f"{state.item} in layer {state.layer}",
         }

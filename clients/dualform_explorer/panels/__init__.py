@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
@@ -24,25 +24,34 @@ from dualform_explorer.panels.terms import terms_panel
 from dualform_explorer.state import State
 
 PanelMaker: TypeAlias = Callable[[Answers, MemoryInfo, State], Any]
+Place: TypeAlias = Literal["side", "answers", "under"]
+"""The column at the left, what stands beside it, and what stands under that column."""
 
 
 @dataclass(frozen=True)
 class Panel:
     title: str
+    """What stands above it; its template says more behind it."""
+    place: Place
     make: PanelMaker
 
 
 PANELS: dict[str, Panel] = {
-    "query": Panel("Query", query_panel),
-    "mask": Panel("Mask", mask_panel),
-    "output": Panel("Output", output_panel),
-    "layers": Panel("Layers", layers_panel),
-    "sums": Panel("Who is attended to", sums_panel),
-    "slots": Panel("Best slots", slots_panel),
-    "ranks": Panel("How concentrated it is", ranks_panel),
-    "steps": Panel("Over the training", steps_panel),
-    "terms": Panel("What adds up to the output", terms_panel),
-    "removal": Panel("What leaving out means", removal_panel),
-    "record": Panel("The record", record_panel),
+    "query": Panel("Example", "side", query_panel),
+    "mask": Panel("Mask", "side", mask_panel),
+    "output": Panel("Output", "answers", output_panel),
+    "layers": Panel("Layers", "answers", layers_panel),
+    "sums": Panel("Sums by group", "answers", sums_panel),
+    "slots": Panel("Best slots", "answers", slots_panel),
+    "ranks": Panel("How concentrated it is", "answers", ranks_panel),
+    "steps": Panel("Over the training", "answers", steps_panel),
+    "terms": Panel("What adds up to the output", "answers", terms_panel),
+    "removal": Panel("What leaving out means", "under", removal_panel),
+    "record": Panel("How exact this is", "under", record_panel),
 }
-"""By name, in the order in which they stand on the page."""
+"""By name, in the order in which they stand in their places."""
+
+
+def panels_in(place: Place) -> list[str]:
+    """The names of those that stand there."""
+    return [name for name, panel in PANELS.items() if panel.place == place]

@@ -88,7 +88,7 @@ def test_of_many_keys_pressed_before_there_is_an_answer_only_the_last_example_is
         settle(page)
         expect(page).to_have_url(slow.url + address("shapes/11"))
         shown = panels(page)
-        assert set(seen.json_value()) <= {"shapes example 3", "shapes example 11"}  # and none between
+        assert set(seen.json_value()) <= {"Example shapes/3", "Example shapes/11"}  # and none between
     page.goto(pages.url + address("shapes/11"))
     settle(page)
     assert panels(page) == shown

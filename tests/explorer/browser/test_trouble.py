@@ -24,7 +24,7 @@ def test_a_killed_explorer_says_so_and_what_was_shown_stands(page, folder, watch
     status = page.locator("#status")
     expect(status).to_contain_text("The explorer does not answer")
     expect(status).to_be_in_viewport()
-    expect(page.locator("#title-query")).to_have_text("shapes example 3")
+    expect(page.locator("#title-query")).to_have_text("Example shapes/3")
     settle(page)
 
 
