@@ -29,39 +29,30 @@ from starlette.staticfiles import StaticFiles
 from dualform.answers import MemoryInfo
 from dualform.errors import BadMask, DualformError
 from dualform.methods import Answers
-from dualform_explorer.asking import Desk, Failure
+from dualform_explorer.completed_state import completed
+from dualform_explorer.keys import KEYS
+from dualform_explorer.links import groupings, item_link, link
 from dualform_explorer.memories import Memories
+from dualform_explorer.panel_threads import Failure, PanelThreads
 from dualform_explorer.panels import PANELS, panels_in
 from dualform_explorer.panels.paper import paper_panel
 from dualform_explorer.panels.query import query_panel
 from dualform_explorer.questions import where_before
-from dualform_explorer.reading import Params, Reading, layer_of, layers_of, probe_of, read_state
+from dualform_explorer.reading import Params, Reading, layers_of, probe_of, read_state
 from dualform_explorer.remembered import OneSnapshot
 from dualform_explorer.rendering import layer_name, templates
-from dualform_explorer.settled import settled
 from dualform_explorer.start import probe_panel
-from dualform_explorer.state import KS, SCORES, State, query_of
+from dualform_explorer.state import KS, SCORES, State, query_string
 
 STATIC = Path(__file__).parent / "static"
 _SEE_OTHER, _BAD_REQUEST, _BAD_GATEWAY = 303, 400, 502
-_KEYS = (
-    ("j  k", "the next example, the one before"),
-    ("l  h", "the next layer, the one before"),
-    ("/", "add to the mask"),
-    ("u", "take the mask back"),
-    ("s", "slots, or samples"),
-    ("t", "theme"),
-    ("?", "these keys"),
-)
-_OF_PLACE = frozenset(("slot", "step", "row", "position", "call"))
-"""Columns that say where a slot stands, and not what it is of."""
 DEADLINE = 15.0
 """Seconds that a panel may take where nothing else is said."""
 
 
 class Pages:
     def __init__(self, memories: Memories, deadline: float = DEADLINE) -> None:
-        self._memories, self._desk = memories, Desk(deadline)
+        self._memories, self._threads = memories, PanelThreads(deadline)
         self._templates = templates(asynchronous=True)
 
     def application(self) -> Starlette:
@@ -80,7 +71,7 @@ class Pages:
     @asynccontextmanager
     async def _lifespan(self, _application: Starlette) -> AsyncIterator[None]:
         yield
-        self._desk.close()
+        self._threads.close()
         self._memories.close()
 
     async def start(self, request: Request) -> Response:
@@ -93,7 +84,7 @@ class Pages:
                 continue
             memory, info = found
             for probe in info.probes:
-                context = {"memory": name if several else "", "link": partial(_item_link, name if several else "")}
+                context = {"memory": name if several else "", "link": partial(item_link, name if several else "")}
                 make = partial(probe_panel, memory, info, probe.name)
                 jobs[name, probe.name] = self._begin("probe", probe.name, make, context)
 
@@ -108,8 +99,8 @@ class Pages:
         if isinstance(found, Response):
             return found
         memory, info, name, reading, state = found
-        if reading.forms or not reading.settled:
-            return RedirectResponse(_to(state), _SEE_OTHER)
+        if reading.forms or not reading.complete:
+            return RedirectResponse(link(state), _SEE_OTHER)
         context = self._context(info, name, state)
         return self._filled("explore.html", context, self._jobs(memory, info, state, context))
 
@@ -178,7 +169,7 @@ class Pages:
                 return {"panel": key, "html": str(await job)}
 
             try:
-                yield json.dumps({"address": _to(state), **said}) + "\n"
+                yield json.dumps({"address": link(state), **said}) + "\n"
                 for done in asyncio.as_completed([named(*both) for both in jobs.items()]):
                     yield json.dumps(await done) + "\n"
             finally:
@@ -191,7 +182,7 @@ class Pages:
         """How far a training has recorded, which nothing on a page follows by itself."""
         name = self._name(request.query_params.multi_items())
         try:
-            info: MemoryInfo = await self._desk.run(partial(self._memories.news, name))
+            info: MemoryInfo = await self._threads.run(partial(self._memories.news, name))
         except (DualformError, TimeoutError) as error:
             return JSONResponse({"message": str(error)}, _BAD_GATEWAY)
         return JSONResponse({"snapshot": info.snapshot, "steps": info.steps, "recording": info.recording})
@@ -206,9 +197,9 @@ class Pages:
         memory does.
         """
         reading = read_state(params, info, self._written(name))
-        if reading.state is None or reading.settled:
+        if reading.state is None or reading.complete:
             return reading, reading.state
-        return reading, await self._desk.run(partial(settled, memory, info, reading.state, reading.move))
+        return reading, await self._threads.run(partial(completed, memory, info, reading.state, reading.move))
 
     def _written(self, name: str) -> str:
         """The memory's name as a state has it."""
@@ -220,12 +211,12 @@ class Pages:
             "info": info,
             "memory": name,
             "names": self._memories.names,
-            "link": partial(_link, state),
-            "to": _to,
+            "link": partial(link, state),
+            "to": link,
             "scores": SCORES,
             "ks": KS,
-            "groupings": _groupings(info, state),
-            "keys": _KEYS,
+            "groupings": groupings(info, state),
+            "keys": KEYS,
             "panels_in": panels_in,
             "heading": f"{state.item} in layer {layer_name(state.layer)}",
             "page_title": " \N{MIDDLE DOT} ".join((state.item, layer_name(state.layer), name, "dualform")),
@@ -248,7 +239,7 @@ class Pages:
             return OneSnapshot(memory, info.snapshot), info
 
         try:
-            found: tuple[Answers, MemoryInfo] = await self._desk.run(opened)
+            found: tuple[Answers, MemoryInfo] = await self._threads.run(opened)
         except (DualformError, TimeoutError) as error:
             return self._failure(name, error)
         return found
@@ -256,17 +247,17 @@ class Pages:
     def _failure(self, name: str, error: DualformError | TimeoutError) -> Failure:
         if isinstance(error, DualformError):
             return Failure(error.message, error.hint, error.code)
-        return Failure(f"{name} did not answer within {self._desk.seconds:g} seconds.", code="late")
+        return Failure(f"{name} did not answer within {self._threads.seconds:g} seconds.", code="late")
 
     def _trouble(self, failure: Failure) -> Response:
         """A page in the place of one that a memory does not answer for."""
-        links = [(own, "explore?" + query_of({"memory": own})) for own in self._memories.names]
+        links = [(own, "explore?" + query_string({"memory": own})) for own in self._memories.names]
         return self._stream("trouble.html", {"failure": failure, "links": links}, (), _BAD_GATEWAY)
 
     def _begin(
         self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str = ""
     ) -> asyncio.Task[Markup]:
-        return asyncio.create_task(self._desk.panel(name, title, make, context, template or name))
+        return asyncio.create_task(self._threads.panel(name, title, make, context, template or name))
 
     def _filled(self, template: str, context: dict[str, Any], jobs: Mapping[str, asyncio.Task[Markup]]) -> Response:
         """A page of panels."""
@@ -289,25 +280,3 @@ class Pages:
                     job.cancel()
 
         return StreamingResponse(parts(), status, media_type="text/html")
-
-
-def _link(state: State, **changes: Any) -> str:
-    return f"explore?{state.query(**changes)}"
-
-
-def _to(state: State) -> str:
-    return f"explore?{state.query()}"
-
-
-def _item_link(memory: str, probe: str, row: int, layer: str, by: tuple[str, ...], among: str = "all") -> str:
-    return f"explore?{State(memory, probe, row, layer, by, among=among).query()}"
-
-
-def _groupings(info: MemoryInfo, state: State) -> list[tuple[str, ...]]:
-    """What slots may be grouped by with a click: columns that say something of them, and the page's own."""
-    layer = layer_of(info, state.layer)
-    columns = [] if layer is None else info.columns[layer.space]
-    found: list[tuple[str, ...]] = [(name,) for name in columns if name not in _OF_PLACE]
-    if len(info.datasets) > 1:
-        found.insert(0, ("dataset", "label"))
-    return found if state.by in found else [*found, state.by]

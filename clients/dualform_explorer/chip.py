@@ -10,11 +10,10 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
 from dualform.errors import BadInput
+from dualform_explorer.standard_columns import STANDARD
 
 Number: TypeAlias = int | float
 _RANGE = re.compile(r"(-?[0-9][0-9.e+-]*?)\.\.(-?[0-9][0-9.e+-]*)")
-_PLAIN = frozenset(("slot", "step", "row", "position", "call", "dataset", "label", "sample"))
-"""Columns that every space has, whose names SQL takes as they are."""
 WHOLE = frozenset(
     ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 )
@@ -141,8 +140,8 @@ def _read(text: str, columns: Mapping[str, str]) -> Condition:
 
 
 def column_name(name: str) -> str:
-    """As SQL takes it."""
-    return name if name in _PLAIN else '"' + name.replace('"', '""') + '"'
+    """As SQL takes it: those that every space has are plain words."""
+    return name if name in STANDARD else '"' + name.replace('"', '""') + '"'
 
 
 def alike(value: Any) -> Any:

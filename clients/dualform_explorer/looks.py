@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from dualform.answers import Appearance, MemoryInfo
+from dualform.answers.appearances import PNG
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
 from dualform_explorer.reading import probe_of
 
 _AROUND = 160
 """Letters of a passage that are shown on either side of its token, and twice as many where none is marked."""
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Looks(list[Look]):
 
 def look_of(appearance: Appearance, position: int | None = None) -> Look:
     """`position`: of the token that is marked in a text, of which what stands around it is shown."""
-    if appearance.image is not None and appearance.image.startswith(_PNG):
+    if appearance.image is not None and appearance.image.startswith(PNG):
         return Look(image="data:image/png;base64," + b64encode(appearance.image).decode("ascii"))
     if appearance.text is not None:
         marked = None if position is None else appearance.marked(position)

@@ -12,6 +12,8 @@ from dualform.methods import Answers
 from dualform_explorer.examples import Examples
 from dualform_explorer.reading import layers_of, probe_of
 
+MOST_OUTPUTS = 12
+"""Of a layer that has more, a page shows so many."""
 _TRIED = 8
 """Examples that a layer is asked about."""
 _LEAST, _MOST = 1e-3, 5e-2

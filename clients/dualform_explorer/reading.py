@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from dualform.answers import LayerInfo, MemoryInfo, ProbeInfo
 from dualform.errors import BadInput
 from dualform_explorer.chip import Chip, read_chip
-from dualform_explorer.state import ALL, KS, MISREAD, SCORES, State, query_of, written_by
+from dualform_explorer.state import ALL, KS, MISREAD, SCORES, State, query_string, written_by
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, str]]
@@ -53,7 +53,7 @@ class Reading:
     """By how many of the examples that are gone through the reader moves on, or back."""
 
     @property
-    def settled(self) -> bool:
+    def complete(self) -> bool:
         """Whether the state is that of a page: not after a move, and with an output that contributions go to."""
         return not self.move and (self.state is None or self.state.score != "contribution" or bool(self.state.toward))
 
@@ -133,7 +133,7 @@ class _Reader:
         named = list(choices)
         if len(named) > _MOST_CHOICES:
             named = difflib.get_close_matches(near, named, _MOST_CHOICES, 0.3) or named[:_MOST_CHOICES]
-        links = [(own, query_of([*((n, v) for n, v in self.params if n != name), (name, own)])) for own in named]
+        links = [(own, query_string([*((n, v) for n, v in self.params if n != name), (name, own)])) for own in named]
         self.faults.append(Fault(name, message, tuple(links)))
 
     def _names(self) -> None:

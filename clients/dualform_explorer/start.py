@@ -24,7 +24,8 @@ from dualform_explorer.reading import default_by, layers_of, probe_of
 _SHOWN = 12
 _TRIED = 1000
 """Misread examples that masks are tried on."""
-_MOST_DATASETS = 6
+MOST_DATASETS = 6
+"""Each of which is left out on trial; of more, none."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
     mended: tuple[Mended, ...] = ()
     try:
         found = output_layer(memory, info, examples)
-        if found is not None and len(misread) and 1 < len(info.datasets) <= _MOST_DATASETS:
+        if found is not None and len(misread) and 1 < len(info.datasets) <= MOST_DATASETS:
             mended = _mended(memory, info, examples, found.name)
     except DualformError as error:
         trouble = str(error)

@@ -95,7 +95,7 @@ class State:
 
     def query(self, **changes: Any) -> str:
         """The part of the URL behind its question mark."""
-        return query_of(self.params(**changes))
+        return query_string(self.params(**changes))
 
     def with_chip(self, only: bool, columns: Sequence[str], values: Sequence[Any]) -> State:
         """One chip more, or less where it is there already. It takes the place of its opposite."""
@@ -112,5 +112,5 @@ def written_by(names: Iterable[str]) -> str:
     return ",".join(name.replace("%", "%25").replace(",", "%2C") for name in names)
 
 
-def query_of(params: list[tuple[str, str]] | Mapping[str, str]) -> str:
+def query_string(params: list[tuple[str, str]] | Mapping[str, str]) -> str:
     return urlencode(params, quote_via=quote, safe="/:,-")

@@ -15,7 +15,7 @@ from dualform.errors import BadInput
 from dualform_explorer.chip import Chip
 from dualform_explorer.export.choice import choose
 from dualform_explorer.export.page import exported_page
-from dualform_explorer.export.settled import settled
+from dualform_explorer.export.standalone import standalone
 from dualform_explorer.start import probe_panel
 
 ITEMS = ("shapes/3", "shapes/7", "noise/5")
@@ -198,7 +198,7 @@ def test_what_leads_nowhere_is_gone_and_the_rest_stays_as_it_is():
         'a <a class="token" href="" tabindex="-1">word</a> of it'
         '<svg viewBox="0 0 1 1"><rect x="1" class="h1"/><rect class="hit" data-first="0"/></svg></section>'
     )
-    assert settled(html, "p2") == (
+    assert standalone(html, "p2") == (
         '<section id="a-p2" aria-labelledby="t-p2"><h2 id="t-p2">A &amp; B &#39;x&#39; </h2>'
         '<span class="card chosen" data-layer="0"><b>0</b></span><a href="#p1">there</a>'
         'a <span class="token">word</span> of it'

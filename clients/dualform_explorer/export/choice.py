@@ -13,13 +13,11 @@ from dualform_explorer.chip import Chip, read_chip
 from dualform_explorer.examples import examples_of
 from dualform_explorer.output_layer import output_layer
 from dualform_explorer.reading import layer_of, layers_of, probe_of, read_state
-from dualform_explorer.start import probe_panel
+from dualform_explorer.start import MOST_DATASETS, probe_panel
 from dualform_explorer.state import State
 
 _MOST = 12
 """Predictions where none are named."""
-_MOST_DATASETS = 6
-"""Of more, no mask is made where none is named."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def _in_turn(lists: Sequence[Sequence[tuple[str, int]]]) -> Iterator[tuple[str, 
 
 def _masks(info: MemoryInfo, states: Sequence[State], without: Sequence[str]) -> list[tuple[Chip, ...]]:
     if not without:
-        datasets = info.datasets if 1 < len(info.datasets) <= _MOST_DATASETS else ()
+        datasets = info.datasets if 1 < len(info.datasets) <= MOST_DATASETS else ()
         return [(Chip.of(False, ("dataset",), (name,)),) for name in datasets]
     columns: dict[str, str] = {}
     for state in states:

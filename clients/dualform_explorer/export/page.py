@@ -17,10 +17,10 @@ from markupsafe import Markup
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
-from dualform_explorer.asking import Failure
 from dualform_explorer.examples import examples_of
 from dualform_explorer.export.choice import Choice
-from dualform_explorer.export.settled import settled
+from dualform_explorer.export.standalone import standalone
+from dualform_explorer.panel_threads import Failure
 from dualform_explorer.panels import PANELS, panels_in
 from dualform_explorer.panels.query import QueryPanel
 from dualform_explorer.rendering import templates
@@ -97,7 +97,7 @@ class _Drawing:
                 state = self._state(item, mask)
                 context = self._context(state, item)
                 view = self._names[state]
-                panels = {key: Markup(settled(self._panel(key, context), view)) for key in PANELS}
+                panels = {key: Markup(standalone(self._panel(key, context), view)) for key in PANELS}
                 yield found.render({**context, "view": view, "panels": panels})
 
     def page(self, views: list[str]) -> str:

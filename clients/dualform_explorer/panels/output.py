@@ -12,12 +12,10 @@ from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import examples_of, query_of
 from dualform_explorer.labels import label_names
-from dualform_explorer.output_layer import output_layer
+from dualform_explorer.output_layer import MOST_OUTPUTS, output_layer
 from dualform_explorer.questions import where
 from dualform_explorer.reading import layer_of
 from dualform_explorer.state import State
-
-_MOST_OUTPUTS = 16
 
 
 @dataclass(frozen=True)
@@ -120,13 +118,13 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
 
 def _shown(full: NDArray[np.float64], masked: NDArray[np.float64] | None, label: int | None) -> list[int]:
     """All outputs where they are few; else the largest, those that the mask moves furthest, and the label's."""
-    if len(full) <= _MOST_OUTPUTS:
+    if len(full) <= MOST_OUTPUTS:
         return list(range(len(full)))
     chosen = [] if label is None else [label]
     if masked is None:
-        chosen += np.argsort(-full, kind="stable")[:_MOST_OUTPUTS].tolist()
+        chosen += np.argsort(-full, kind="stable")[:MOST_OUTPUTS].tolist()
     else:
         thirds = (-full, -masked, -np.abs(masked - full))
-        each = _MOST_OUTPUTS // len(thirds)
+        each = MOST_OUTPUTS // len(thirds)
         chosen += [number for own in thirds for number in np.argsort(own, kind="stable")[:each].tolist()]
     return sorted(set(chosen))

@@ -13,9 +13,8 @@ from dualform_explorer.groups import hue_of
 from dualform_explorer.labels import label_names
 from dualform_explorer.looks import Look, looks_of_slots
 from dualform_explorer.questions import scored
+from dualform_explorer.standard_columns import STANDARD
 from dualform_explorer.state import State
-
-_COMMON = ("slot", "step", "row", "position", "call", "dataset", "label", "sample")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
                 label_name=names.of(row.get("label"), row.get("dataset")),
                 sample=row.get("sample"),
                 position=row.get("position"),
-                others={name: value for name, value in row.items() if name not in _COMMON and value is not None},
+                others={name: value for name, value in row.items() if name not in STANDARD and value is not None},
                 look=look,
                 hue=hue_of(info, state.by, [row.get(name) for name in state.by]),
                 times=times[key],

@@ -13,11 +13,9 @@ from dualform_explorer.examples import examples_of, query_of
 from dualform_explorer.groups import MOST_GROUPS, hue_of, name_of
 from dualform_explorer.labels import label_names
 from dualform_explorer.numbers import decimals
-from dualform_explorer.output_layer import output_layer
+from dualform_explorer.output_layer import MOST_OUTPUTS, output_layer
 from dualform_explorer.questions import where
 from dualform_explorer.state import State
-
-_MOST_OUTPUTS = 12
 
 
 @dataclass(frozen=True)
@@ -115,9 +113,9 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
 
 
 def _shown(output: np.ndarray, label: int | None) -> list[int]:
-    if len(output) <= _MOST_OUTPUTS:
+    if len(output) <= MOST_OUTPUTS:
         return list(range(len(output)))
-    chosen = set(np.argsort(-output, kind="stable")[:_MOST_OUTPUTS].tolist())
+    chosen = set(np.argsort(-output, kind="stable")[:MOST_OUTPUTS].tolist())
     return sorted(chosen if label is None else chosen | {label})
 
 

@@ -5,7 +5,7 @@ import { toolsFor } from "./tools.js";
 import { follow } from "./news.js";
 
 let latest = 0;
-let settled = location.search;
+let answered = location.search; // the last address whose page was shown
 let moves = 0;
 let running = null;
 const shown = new Map();
@@ -51,7 +51,7 @@ const here = () => location.pathname.split("/").pop() + location.search;
 export function move(by) {
   const again = moves !== 0;
   const count = moves + by;
-  const said = settled.slice(1);
+  const said = answered.slice(1);
   go(`explore?${said}${said ? "&" : ""}move=${count}`, !again);
   moves = count;
 }
@@ -103,7 +103,7 @@ async function* lines(body) {
 function take(part) {
   if (part.address !== undefined) {
     history.replaceState(null, "", part.address);
-    settled = location.search;
+    answered = location.search;
     moves = 0;
     document.title = part.title;
     document.getElementById("heading").textContent = part.heading;

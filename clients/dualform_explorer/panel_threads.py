@@ -27,8 +27,8 @@ class Failure:
     code: str = ""
 
 
-class Desk:
-    """Makes panels. Its threads are few: a page that nobody waits for any more does not keep those who follow."""
+class PanelThreads:
+    """Few of them: a page that nobody waits for any more does not keep those who follow."""
 
     def __init__(self, seconds: float) -> None:
         """`seconds` that a panel may take."""

@@ -12,15 +12,15 @@ _KEPT = ("card", "chip", "token")
 """Classes of links that say something also where they lead nowhere."""
 
 
-def settled(html: str, view: str) -> str:
+def standalone(html: str, view: str) -> str:
     """A panel's HTML: without forms and links to what the file does not hold, and with the `view` behind each id."""
-    settling = _Settling(view)
-    settling.feed(html)
-    settling.close()
-    return "".join(settling.parts)
+    parser = _Standalone(view)
+    parser.feed(html)
+    parser.close()
+    return "".join(parser.parts)
 
 
-class _Settling(HTMLParser):
+class _Standalone(HTMLParser):
     """What is kept is kept letter by letter."""
 
     def __init__(self, view: str) -> None:

@@ -1,4 +1,4 @@
-"""The page that is meant, where its address leaves something to the memory."""
+"""The whole state of the page that is meant, where its address leaves something to the memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dualform_explorer.reading import layer_of
 from dualform_explorer.state import State
 
 
-def settled(memory: Answers, info: MemoryInfo, state: State, move: int) -> State:
+def completed(memory: Answers, info: MemoryInfo, state: State, move: int) -> State:
     """So many examples further on, and of contributions where they go to."""
     there = moved(memory, info, state, move)
     if there.score != "contribution" or there.toward:
