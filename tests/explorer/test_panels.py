@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import dualform
-from dualform.errors import BadMask, EmptyMask, NotFound
+from dualform.errors import BadMask, EmptyMask, NotFound, Unavailable
 from dualform.forgetting.forget import forget
+from dualform.methods import Answers
+from dualform.questions import Distribution
 from dualform_explorer.chip import Chip, Range
 from dualform_explorer.panels import layers
 from dualform_explorer.panels.layers import layers_panel
@@ -27,6 +29,7 @@ from dualform_explorer.panels.slots import slots_panel
 from dualform_explorer.panels.steps import steps_panel
 from dualform_explorer.panels.sums import sums_panel
 from dualform_explorer.panels.terms import terms_panel
+from dualform_explorer.remembered import RememberedAnswers
 from dualform_explorer.start import probe_panel
 from dualform_explorer.state import State
 
@@ -44,6 +47,20 @@ STATES = {
     ),
 }
 EACH = pytest.mark.parametrize(("state", "asked"), STATES.values(), ids=STATES)
+
+
+class Counted(Answers):
+    """Answers as another one does, and lists what it was asked."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers, self.asked = answers, []
+
+    def ask(self, question):
+        self.asked.append(question)
+        return self.answers.ask(question)
+
+    def close(self) -> None:
+        pass
 
 
 @EACH
@@ -275,14 +292,52 @@ def test_of_many_groups_the_terms_of_the_others_are_one(memory, info):
     assert sum(counts) == answer.counts.sum()
 
 
-def test_every_layer_has_its_groups(memory, info):
-    panel = layers_panel(memory, info, WITHOUT)
+@pytest.mark.parametrize("score", ["signed", "abs"])
+def test_every_layer_has_its_groups_ranks_and_steps(memory, info, score):
+    panel = layers_panel(memory, info, replace(WITHOUT, score=score))
     assert [card.name for card in panel.cards] == ["0", "2", "4"]
     for card in panel.cards:
-        masked = memory.group_sum(card.name, "shapes/3", by=("dataset", "label"), where=WHERE)
-        whole = memory.group_sum(card.name, "shapes/3", by=("dataset", "label"))
+        asked = {"layer": card.name, "queries": "shapes/3", "score": score}
+        masked = memory.group_sum(**asked, by=("dataset", "label"), where=WHERE)
+        whole = memory.group_sum(**asked, by=("dataset", "label"))
         assert [row.group.sum for row in card.rows if not row.gone] == masked.sums[0].tolist()
         assert [row.unmasked for row in card.rows] == whole.sums[0].tolist()
+        spread = memory.distribution(**asked, where=WHERE)
+        columns = (spread.ranks.tolist(), spread.scores[0].tolist(), spread.shares[0].tolist())
+        assert card.ranks.curve == list(zip(*columns, strict=True))
+        assert (card.ranks.effective, card.ranks.count) == (spread.effective_slots[0], spread.count)
+        steps = memory.group_sum(**asked, by=("dataset", "step"), where=WHERE)
+        parts: dict[tuple[str, int], float] = {}
+        for (dataset, step), own in zip(steps.groups, steps.sums[0].tolist(), strict=True):
+            parts[dataset, step // 2] = parts.get((dataset, step // 2), 0.0) + own  # sixty steps in thirty bars
+        shown = {(name, bar.first // 2): size for bar in card.steps.bars for name, _, size in bar.parts}
+        assert shown == {key: own for key, own in parts.items() if own}
+        assert [(bar.first, bar.last) for bar in card.steps.bars] == [(2 * n, 2 * n + 1) for n in range(30)]
+
+
+def test_the_chosen_layer_is_asked_what_its_own_panels_ask(memory, info):
+    for state in (PLAIN, replace(WITHOUT, score="abs", layer="2", at=50)):
+        counted = Counted(memory)
+        answers = RememberedAnswers(counted)
+        for panel in (sums_panel, ranks_panel, steps_panel):
+            panel(answers, info, state)
+        asked = len(counted.asked)
+        layers_panel(answers, info, state)
+        again = [own for own in counted.asked[asked:] if getattr(own, "layer", None) == state.layer]
+        assert again == []
+        assert {getattr(own, "layer", None) for own in counted.asked[asked:]} >= {"0", "2", "4"} - {state.layer}
+
+
+def test_a_layer_that_cannot_answer_says_why_and_the_others_stand(memory, info):
+    class Without(Counted):
+        def ask(self, question):
+            if isinstance(question, Distribution) and question.layer == "2":
+                raise Unavailable("the keys of layer 2 are elsewhere.")
+            return super().ask(question)
+
+    cards = layers_panel(Without(memory), info, PLAIN).cards
+    assert [card.why for card in cards] == ["", "the keys of layer 2 are elsewhere.", ""]
+    assert [card.ranks is not None for card in cards] == [True, False, True]
 
 
 def test_of_many_layers_the_one_is_summed_whose_part_was_chosen(memory, info, monkeypatch):
@@ -294,6 +349,7 @@ def test_of_many_layers_the_one_is_summed_whose_part_was_chosen(memory, info, mo
         ("2", True, True),
         ("4", False, False),
     ]
+    assert [card.ranks is not None for card in panel.cards] == [False, True, False]
 
 
 def test_the_mask_is_shown_as_it_is_asked(memory, info):

@@ -11,9 +11,9 @@ from dualform_explorer.numbers import rounded
 _HEIGHT = 100.0
 
 
-def histogram(bars: Sequence[tuple[int, int, Sequence[tuple[int, float]], float]]) -> Markup:
+def histogram(bars: Sequence[tuple[int, int, Sequence[tuple[int, float]], float]], small: bool = False) -> Markup:
     """Of each bar its first and last step, the hue and size of its parts, and their sum: positive ones upwards, others
-    down.
+    down. `small`: without what is said of a bar that is pointed at.
     """
     up = max((sum(size for _, size in parts if size > 0) for _, _, parts, _ in bars), default=0.0)
     down = max((-sum(size for _, size in parts if size < 0) for _, _, parts, _ in bars), default=0.0)
@@ -32,6 +32,8 @@ def histogram(bars: Sequence[tuple[int, int, Sequence[tuple[int, float]], float]
             else:
                 low += height
             drawn.append(f'<rect x="{place}" y="{top:.3f}" width="1.02" height="{height:.3f}" class="h{hue}"/>')
+        if small:
+            continue
         drawn.append(
             f'<rect x="{place}" y="0" width="1" height="{_HEIGHT:g}" class="hit" data-first="{first}" '
             f'data-last="{last}" data-said="{steps}: {rounded(total, 4)}"/>'

@@ -10,12 +10,16 @@ from markupsafe import Markup
 from dualform_explorer.numbers import rounded
 
 _WIDTH, _HEIGHT = 1000.0, 300.0
+_SMALL = 60
+"""Points of a small figure."""
 
 
-def rank_curve(points: Sequence[tuple[int, float, float]]) -> Markup:
-    """Of each point its rank, score and share, ranks ascending."""
+def rank_curve(points: Sequence[tuple[int, float, float]], small: bool = False) -> Markup:
+    """Of each point its rank, score and share, ranks ascending. `small`: fewer of them, and without an axis."""
     if not points:
         return Markup("")
+    if small:
+        points = [*points[: -1 : max(1, len(points) // _SMALL)], points[-1]]
     ranks, scores, shares = zip(*points, strict=True)
     span = math.log10(ranks[-1]) or 1.0
     low, high = min(0.0, *scores), max(0.0, *scores)
@@ -24,6 +28,13 @@ def rank_curve(points: Sequence[tuple[int, float, float]]) -> Markup:
     by_score = _line(across, [_HEIGHT * (high - own) / height for own in scores])
     by_share = _line(across, [_HEIGHT * (1 - own) for own in shares])
     zero = _HEIGHT * high / height
+    lines = (
+        f'<line x1="0" x2="{_WIDTH:g}" y1="{zero:.2f}" y2="{zero:.2f}" class="zero"/>'
+        f'<polyline points="{by_share}" class="share"/><polyline points="{by_score}" class="score-line"/>'
+    )
+    box = f'viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none"'
+    if small:
+        return Markup(f'<svg class="ranks" {box} aria-hidden="true">{lines}</svg>')  # numbers of ours alone
     decades = [10**power for power in range(int(span) + 1)]
     grid = "".join(
         f'<line x1="{100 * math.log10(own) / span:.3f}%" x2="{100 * math.log10(own) / span:.3f}%" y1="0" y2="100%" '
@@ -36,10 +47,7 @@ def rank_curve(points: Sequence[tuple[int, float, float]]) -> Markup:
         for own in decades
     )
     return Markup(  # numbers of ours alone
-        f'<svg class="ranks" aria-hidden="true">{grid}{names}'
-        f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" width="100%" height="100%">'
-        f'<line x1="0" x2="{_WIDTH:g}" y1="{zero:.2f}" y2="{zero:.2f}" class="zero"/>'
-        f'<polyline points="{by_share}" class="share"/><polyline points="{by_score}" class="score-line"/></svg></svg>'
+        f'<svg class="ranks" aria-hidden="true">{grid}{names}<svg {box} width="100%" height="100%">{lines}</svg></svg>'
     )
 
 

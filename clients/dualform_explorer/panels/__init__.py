@@ -1,5 +1,5 @@
 """The parts of a page. Each asks its questions and makes plain numbers of the answers; a template of its name shows
-them. None knows of another: one that fails says so in its place.
+them. None waits for another: one that fails says so in its place.
 """
 
 from __future__ import annotations

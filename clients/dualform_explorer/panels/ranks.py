@@ -35,6 +35,11 @@ class RanksPanel:
     """The sum of the absolute scores."""
     grade: Grade | None
 
+    @property
+    def curve(self) -> list[tuple[int, float, float]]:
+        """What is drawn: of each point its rank, score and share."""
+        return [(own.rank, own.score, own.share) for own in self.points]
+
 
 def ranks_panel(memory: Answers, info: MemoryInfo, state: State) -> RanksPanel:
     answer = memory.distribution(**scored(memory, info, state))

@@ -38,13 +38,19 @@ class StepsPanel:
     datasets: tuple[tuple[str | None, int], ...]
     """Those that occur, each with its hue."""
 
+    @property
+    def drawn(self) -> list[tuple[int, int, list[tuple[int, float]], float]]:
+        """Of each bar its first and last step, the hue and size of its parts, and its sum."""
+        return [(own.first, own.last, [(hue, size) for _, hue, size in own.parts], own.sum) for own in self.bars]
 
-def steps_panel(memory: Answers, info: MemoryInfo, state: State) -> StepsPanel:
+
+def steps_panel(memory: Answers, info: MemoryInfo, state: State, most: int | None = None) -> StepsPanel:
+    """`most`: bars; MOST_BARS where nothing is said."""
     by = ("dataset", "step") if info.datasets else ("step",)
     sums = memory.group_sum(**scored(memory, info, state), by=by)
     steps = np.array([group[-1] for group in sums.groups], dtype=np.int64)
     datasets = [group[0] if len(by) == 2 else None for group in sums.groups]
-    each = max(1, -(-info.steps // MOST_BARS))
+    each = max(1, -(-info.steps // (most or MOST_BARS)))
     names = sorted(set(datasets), key=lambda own: (own is None, own or ""))
     bars = -(-info.steps // each)
     parts = np.zeros((len(names), bars))
