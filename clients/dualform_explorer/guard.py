@@ -1,4 +1,6 @@
-"""Who may look: requests of the right host and, where one is asked for, with the token; and what browsers are told."""
+"""Which requests are answered: those addressed to a name of the server and, where it has a token, that bring the token.
+And the headers that tell browsers what a page may do.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ PUBLIC = "/static/"
 
 
 class Guard:
-    """Around the application. A page elsewhere must not read a server of this machine by giving its own name this
-    machine's address, so that a request's Host must be one of the names that the server has.
+    """In front of the application. A request's Host must be one of the server's names: otherwise a page elsewhere could
+    have its name resolve to this machine, and read what the server answers.
     """
 
     def __init__(

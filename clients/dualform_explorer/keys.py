@@ -6,7 +6,7 @@ KEYS = (
     ("j  k", "the next example, the one before"),
     ("l  h", "the next layer, the one before"),
     ("/", "add to the mask"),
-    ("u", "take the mask back"),
+    ("u", "clear the mask"),
     ("s", "slots, or samples"),
     ("t", "theme"),
     ("?", "these keys"),

@@ -42,9 +42,9 @@ NOTHING = Look()
 class Looks(list[Look]):
     """Of samples in the order in which they were asked for."""
 
-    def __init__(self, looks: Iterable[Look], lacking: str = "") -> None:
+    def __init__(self, looks: Iterable[Look], missing: str = "") -> None:
         super().__init__(looks)
-        self.lacking = lacking
+        self.missing = missing
         """Why some are not shown that a gallery should have; empty where there is nothing to say."""
 
 
@@ -63,7 +63,7 @@ def look_of(appearance: Appearance, position: int | None = None) -> Look:
 
 def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]]) -> Looks:
     """Of slots given by their columns; nothing where there is no gallery of their dataset."""
-    found, lacking = [NOTHING] * len(slots), ""
+    found, missing = [NOTHING] * len(slots), ""
     for dataset in dict.fromkeys(slot.get("dataset") for slot in slots):
         if (dataset or "") not in info.galleries:
             continue
@@ -78,17 +78,17 @@ def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[st
         for place in places:
             if (own := by_sample.get(slots[place]["sample"])) is not None:
                 found[place] = look_of(own, slots[place].get("position"))
-        lacking = lacking or why
-    return Looks(found, lacking)
+        missing = missing or why
+    return Looks(found, missing)
 
 
 def looks_of_examples(
     memory: Answers, info: MemoryInfo, probe: str, rows: Sequence[int], token: int | None = None
 ) -> Looks:
     """Of a probe's examples, with the same token of each marked; nothing where it has no gallery."""
-    appearances, lacking = appearances_of_examples(memory, info, probe, rows)
+    appearances, missing = appearances_of_examples(memory, info, probe, rows)
     found = [look_of(own, token) for own in appearances]
-    return Looks(found + [NOTHING] * (len(rows) - len(found)), lacking)
+    return Looks(found + [NOTHING] * (len(rows) - len(found)), missing)
 
 
 def appearances_of_examples(

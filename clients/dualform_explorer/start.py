@@ -39,7 +39,7 @@ class ExampleCard:
 
 
 @dataclass(frozen=True)
-class Mended:
+class Correction:
     """Misread examples that the output layer reads right without one dataset."""
 
     dataset: str
@@ -56,7 +56,7 @@ class ProbePanel:
     """None where labels or outputs are not known."""
     tried: int
     """Of the misread ones, on how many masks were tried."""
-    mended: tuple[Mended, ...]
+    corrections: tuple[Correction, ...]
     layer: str
     """That a page begins with."""
     by: tuple[str, ...]
@@ -65,7 +65,7 @@ class ProbePanel:
     """Misread ones, or the first of all where none is known to be misread."""
     trouble: str
     """Why masks were not tried."""
-    lacking: str
+    missing: str
     """Why examples are not shown as they looked; empty where there is nothing to say."""
 
 
@@ -78,11 +78,11 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
     known = examples.labels is not None and examples.read is not None
     misread = examples.misread
     found, trouble = None, ""
-    mended: tuple[Mended, ...] = ()
+    corrections: tuple[Correction, ...] = ()
     try:
         found = output_layer(memory, info, examples)
         if found is not None and len(misread) and 1 < len(info.datasets) <= MOST_DATASETS:
-            mended = _mended(memory, info, examples, found.name)
+            corrections = _corrections(memory, info, examples, found.name)
     except DualformError as error:
         trouble = str(error)
     rows = misread[:_SHOWN] if len(misread) else np.arange(min(examples.count, _SHOWN))
@@ -91,17 +91,17 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
         count=examples.count,
         misread=len(misread) if known else None,
         tried=min(len(misread), _TRIED),
-        mended=mended,
+        corrections=corrections,
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
         output_layer=found,
         cards=example_cards(memory, info, examples, rows),
         trouble=trouble,
-        lacking=looks_of_examples(memory, info, name, rows.tolist()).lacking,
+        missing=looks_of_examples(memory, info, name, rows.tolist()).missing,
     )
 
 
-def _mended(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> tuple[Mended, ...]:
+def _corrections(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> tuple[Correction, ...]:
     tried = examples.misread[:_TRIED]
     assert examples.labels is not None
     query = f"{examples.probe}/{','.join(map(str, tried.tolist()))}"
@@ -114,11 +114,11 @@ def _mended(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -
     return tuple(_ranked(memory, info, examples, found))
 
 
-def _ranked(memory: Answers, info: MemoryInfo, examples: Examples, found: Mapping[str, np.ndarray]) -> list[Mended]:
-    """The dataset that mends most first; those that mend nothing are left out."""
+def _ranked(memory: Answers, info: MemoryInfo, examples: Examples, found: Mapping[str, np.ndarray]) -> list[Correction]:
+    """The dataset whose removal corrects most first; those that correct nothing are left out."""
     order = sorted((name for name in found if len(found[name])), key=lambda name: -len(found[name]))
     return [
-        Mended(
+        Correction(
             name,
             hue_of(info, ("dataset",), (name,)),
             len(found[name]),

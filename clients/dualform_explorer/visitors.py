@@ -1,5 +1,5 @@
-"""Pages for whoever may ask the server behind them: each visitor's questions are asked with the token that he brought,
-so that the server alone decides who sees what.
+"""Pages for whoever may ask the server behind them: each visitor's questions are asked with the token that came with
+them, so that the server alone decides who sees what.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, layer: L
         "largest": None if example is None or probe.outputs is None else int(probe.outputs[example].argmax()),
         "look": _shown(looks[0] if looks else NOTHING),
     }
-    return shown, looks.lacking
+    return shown, looks.missing
 
 
 def _place(row: int, rows: int | None, examples: int, layer: LayerInfo) -> tuple[int | None, int | None]:
@@ -178,7 +178,7 @@ def _slots(memory: Answers, info: MemoryInfo, hits: Hits) -> tuple[list[dict[str
         }
         for hit, row, look in zip(found, rows, looks, strict=True)
     ]
-    return shown, looks.lacking
+    return shown, looks.missing
 
 
 def _shown(look: Look) -> dict[str, Any] | None:

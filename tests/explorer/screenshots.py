@@ -31,14 +31,14 @@ def take(run: Path, folder: Path) -> None:
         page.locator(".cards a").first.click()
         page.locator("#answers").wait_for()
         settle(page)
-        mended = page.url
+        corrected = page.url
         page.locator("#panel-mask .chips a").first.click()
         settle(page)
         masked = page.url
         _picture(page, folder / "light.png")
 
         page = _tab(browser, 1440, 1080, color_scheme="dark")
-        page.goto(mended)
+        page.goto(corrected)
         settle(page)
         page.get_by_role("link", name="contribution").click()
         settle(page)

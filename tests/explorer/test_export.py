@@ -128,10 +128,10 @@ def test_of_nothing_named_those_of_the_start_page_are_taken_and_each_dataset_is_
     assert [chips[0].words for chips in choice.masks[1:]] == [f"dataset {name}" for name in info.datasets]
     assert choice.masks[0] == ()
     panels = {name: probe_panel(memory, info, name) for name in ("shapes", "noise")}
-    mended = {(name, card.row) for name, own in panels.items() for part in own.mended for card in part.cards}
+    corrected = {(name, card.row) for name, own in panels.items() for part in own.corrections for card in part.cards}
     chosen = [(state.probe, state.row) for state in choice.items]
     assert len(chosen) == len(set(chosen)) <= 12
-    assert set(chosen[: min(len(mended), 12)]) <= mended
+    assert set(chosen[: min(len(corrected), 12)]) <= corrected
     assert {state.layer for state in choice.items} == {"4"}
 
 

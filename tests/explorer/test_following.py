@@ -66,7 +66,7 @@ def test_newer_steps_are_offered_and_shown_when_asked_for(training: Training, tm
 
         assert training.take(5) == 7
         page.wait_for_selector("#news", state="visible", timeout=30_000)
-        assert page.inner_text("#news span") == "The training has recorded on, up to step 7."
+        assert page.inner_text("#news span") == "The training has reached step 7."
         assert page.inner_html("#answers") == before
         page.click("#panel-layers a[data-layer='0']")
         page.wait_for_selector("#panel-layers a[data-layer='0'][aria-current]")

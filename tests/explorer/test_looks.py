@@ -140,9 +140,9 @@ def test_more_than_an_answer_holds_is_shown_as_far_as_it_goes(memory, info):
     limited = Limited(memory, BadInput("what these samples looked like takes more than 8.0 MiB."), most=6)
     looks = looks_of_examples(limited, info, "shapes", range(20))
     assert [look.kind for look in looks] == ["image"] * 5 + ["none"] * 15
-    assert looks.lacking == "Only the first 5 samples are shown: all 20 would be too large for a page."
+    assert looks.missing == "Only the first 5 samples are shown: all 20 would be too large for a page."
     alone = looks_of_examples(Limited(memory, BadInput("too large")), info, "shapes", [3])
-    assert alone.lacking == "too large"
+    assert alone.missing == "too large"
 
 
 def test_a_damaged_gallery_leaves_the_numbers_and_is_named(memory, info):
@@ -150,5 +150,5 @@ def test_a_damaged_gallery_leaves_the_numbers_and_is_named(memory, info):
     panel, whole = slots_panel(damaged, info, PLAIN), slots_panel(memory, info, PLAIN)
     assert [own.score for own in panel.slots] == [own.score for own in whole.slots]
     assert panel.kind == "none"
-    assert panel.lacking == "gallery/shapes/samples-000000.arrow was altered."
-    assert query_panel(damaged, info, PLAIN).lacking == panel.lacking
+    assert panel.missing == "gallery/shapes/samples-000000.arrow was altered."
+    assert query_panel(damaged, info, PLAIN).missing == panel.missing

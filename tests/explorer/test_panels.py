@@ -404,10 +404,10 @@ def test_the_start_page_begins_with_examples_that_a_mask_mends(memory, info):
     misread = np.flatnonzero(probe.outputs.argmax(axis=1) != probe.labels)
     query = f"shapes/{','.join(map(str, misread))}"
     masked = np.asarray(memory.output("4", query, WHERE)).argmax(axis=1)
-    mended = misread[masked == probe.labels[misread]]
-    (own,) = [own for own in panel.mended if own.dataset == "noise <b>"]
-    assert own.count == len(mended) > 0
-    assert [card.row for card in own.cards] == mended[:12].tolist()
+    corrected = misread[masked == probe.labels[misread]]
+    (own,) = [own for own in panel.corrections if own.dataset == "noise <b>"]
+    assert own.count == len(corrected) > 0
+    assert [card.row for card in own.cards] == corrected[:12].tolist()
     assert [card.row for card in panel.cards] == misread[:12].tolist()
     assert panel.output_layer.name == "4"
 
@@ -425,4 +425,4 @@ def test_what_a_mask_may_not_say_is_an_error(memory, info, state, error):
     for panel in (sums_panel, slots_panel, steps_panel, output_panel, terms_panel, record_panel):
         with pytest.raises(error) as raised:
             panel(memory, info, state)
-    assert mask_panel(memory, info, state).trouble == raised.value.message  # and it can be taken back there
+    assert mask_panel(memory, info, state).trouble == raised.value.message  # and it can be cleared there

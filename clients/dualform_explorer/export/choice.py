@@ -67,12 +67,12 @@ def _state(memory: Answers, info: MemoryInfo, item: str) -> State:
 
 
 def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]]:
-    """Of each probe in turn: misread examples that a mask mends, then others that are misread, or the first ones."""
+    """Of each probe in turn: misread examples that a mask corrects, then others that are misread, or the first ones."""
     probes = [probe for probe in info.probes if layers_of(info, probe)]
     panels = [probe_panel(memory, info, probe.name) for probe in probes]
-    mended = [[(one.probe, card.row) for own in one.mended for card in own.cards] for one in panels]
+    corrected = [[(one.probe, card.row) for own in one.corrections for card in own.cards] for one in panels]
     others = [[(one.probe, card.row) for card in one.cards] for one in panels]
-    return list(dict.fromkeys(chain(_in_turn(mended), _in_turn(others))))[:_MOST]
+    return list(dict.fromkeys(chain(_in_turn(corrected), _in_turn(others))))[:_MOST]
 
 
 def _in_turn(lists: Sequence[Sequence[tuple[str, int]]]) -> Iterator[tuple[str, int]]:

@@ -21,7 +21,7 @@ class MaskPanel:
     matching: int
     """Slots of the layer that stay; 0 where there is trouble."""
     trouble: str
-    """What is wrong with the mask, which can be taken back here all the same; empty where it is right."""
+    """What is wrong with the mask, which can be cleared here all the same; empty where it is right."""
     slots: int
     """Of the layer."""
     columns: dict[str, str]

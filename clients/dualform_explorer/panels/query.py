@@ -39,7 +39,7 @@ class QueryPanel:
     passage: tuple[Token, ...]
     """Of a text that says where its tokens are: those around the one that is asked about, each of which can be picked;
     else none."""
-    lacking: str
+    missing: str
     """Why it is not shown as it looked; empty where there is nothing to say."""
     token: int | None
     """The place in the example that is asked about; None of a layer that sees examples whole."""
@@ -65,7 +65,7 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     token = None if tokens == 1 else tokens - 1 if state.token is None else state.token
     label = examples.label_at(state.row, token, tokens)
     read = None if examples.read is None else int(examples.read[state.row])
-    appearances, lacking = appearances_of_examples(memory, info, state.probe, [state.row])
+    appearances, missing = appearances_of_examples(memory, info, state.probe, [state.row])
     return QueryPanel(
         probe=state.probe,
         row=state.row,
@@ -81,7 +81,7 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         after=int(rows[after]) if after < len(rows) else None,
         look=look_of(appearances[0], token) if appearances else NOTHING,
         passage=tokens_of_passage(appearances[0], token) if appearances and token is not None else (),
-        lacking=lacking,
+        missing=missing,
         token=token,
         tokens=tokens,
     )

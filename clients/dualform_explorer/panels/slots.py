@@ -54,7 +54,7 @@ class SlotsPanel:
     """The size of the largest score that is shown."""
     kind: str
     """What slots look like: "image", "text", "table" or "none"."""
-    lacking: str
+    missing: str
     """Why some are not shown as they looked; empty where there is nothing to say."""
     matching: int
     scanned: int
@@ -105,7 +105,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
         gap=scores[state.k - 1] - scores[state.k] if len(ids) > state.k else None,
         largest=max(map(abs, scores[:shown]), default=0.0),
         kind=kinds[0] if kinds else "none",
-        lacking=looks.lacking,
+        missing=looks.missing,
         matching=hits.scan.slots_matching,
         scanned=hits.scan.slots_scanned,
         space=hits.space,

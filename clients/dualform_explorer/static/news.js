@@ -25,5 +25,5 @@ export function follow() {
 function offer(news) {
   const place = document.getElementById("news");
   place.hidden = false;
-  place.querySelector("span").textContent = `The training has recorded on, up to step ${news.steps.toLocaleString("en")}.`;
+  place.querySelector("span").textContent = `The training has reached step ${news.steps.toLocaleString("en")}.`;
 }

@@ -1,4 +1,4 @@
-// Before anything is painted: the theme that the reader chose, where he chose one.
+// Before anything is painted: the theme that the reader chose, if any.
 try {
   const chosen = localStorage.getItem("dualform-theme");
   if (chosen) document.documentElement.dataset.theme = chosen;

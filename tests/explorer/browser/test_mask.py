@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.explorer.browser.shown import address, mended_card, numbers, panels, settle
+from tests.explorer.browser.shown import address, corrected_card, numbers, panels, settle
 
 NOISE, WHERE = "noise <b>", "dataset <> 'noise <b>'"
 
 
 @pytest.fixture(scope="module")
-def mended(memory) -> int:
+def corrected(memory) -> int:
     """An example of "shapes" that was misread, and is read right without the other dataset."""
     probe = memory.probe("shapes")
     rows = ",".join(map(str, range(60)))
@@ -22,9 +22,9 @@ def mended(memory) -> int:
 
 
 def test_leaving_a_dataset_out_shows_the_apis_values_and_flips_and_taking_it_back_restores_all(
-    page, pages, memory, mended
+    page, pages, memory, corrected
 ):
-    item = f"shapes/{mended}"
+    item = f"shapes/{corrected}"
     page.goto(pages.url + address(item))
     settle(page)
     before = panels(page)
@@ -72,7 +72,7 @@ class Clicks:
 def test_a_first_time_user_finds_why_it_was_misread_and_what_undoes_it_in_six_clicks(page, pages, memory):
     click = Clicks()
     page.goto(pages.url)
-    card = mended_card(page, NOISE)
+    card = corrected_card(page, NOISE)
     label, read = (int(own) for own in card.locator(".caption b").all_text_contents())
     assert label != read
     click(card, page)

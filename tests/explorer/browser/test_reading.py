@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from tests.explorer.browser.shown import address, mended_card, numbers, settle
+from tests.explorer.browser.shown import address, corrected_card, numbers, settle
 
 MASKED = address("shapes/3", without="label:1", k="12")
 PAGES = {
@@ -34,7 +34,7 @@ def reach(page: Page, selector: str, key: str = "Tab") -> None:
 
 def test_the_whole_task_is_done_by_keyboard(page, pages, memory):
     page.goto(pages.url)
-    row = mended_card(page, "noise <b>").get_attribute("data-row")
+    row = corrected_card(page, "noise <b>").get_attribute("data-row")
     reach(page, f"[data-probe='shapes'] .cards a[data-row='{row}']")
     page.keyboard.press("Enter")
     expect(page.locator("#answers")).to_be_attached()
