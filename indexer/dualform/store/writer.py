@@ -176,8 +176,8 @@ class Writer:
         return self._journal_seconds
 
     def _save(self) -> None:
-        """Make the rows since the last frame of the journal durable: as a frame, or with a commit where they are too many
-        for one.
+        """Make the rows since the last frame of the journal durable: as a frame, or with a commit where they are too
+        many for one.
         """
         if self._bytes - self._journaled_bytes >= FRAME_BYTES or self._table_bytes >= TABLE_BYTES:
             self.commit()
