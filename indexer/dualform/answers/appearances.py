@@ -18,6 +18,8 @@ from dualform.answers.table import Table, counted, free_name
 
 IMAGES, TEXTS, TABLE = KINDS = ("images", "texts", "table")
 """The kinds of galleries."""
+MOST_BYTES = 8 << 20
+"""Of what an answer holds, and so of one sample."""
 PNG = b"\x89PNG\r\n\x1a\n"
 """How every PNG begins, and nothing else that a browser would run or follow does."""
 

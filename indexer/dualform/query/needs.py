@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dualform.answers.appearances import MOST_BYTES
 from dualform.query.bounds import RANK_BYTES
 from dualform.query.resolved import Resolved
 from dualform.query.score.rescoring import HELD_BYTES
@@ -28,7 +29,6 @@ from dualform.questions import (
     Output,
     TopK,
 )
-from dualform.store.galleries.content import MOST_BYTES
 from dualform.store.galleries.stored_gallery import HELD_BATCHES
 from dualform.store.layer import Layer
 from dualform.store.weights import WEIGHTS

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 BATCH_BYTES = 64 << 10
 """Of rows that are read together: a question reads one such batch for each sample that it asks for, at most."""
-MOST_BYTES = 8 << 20
-"""Of what an answer holds, and so of one sample."""
 
 
 class Content(Protocol):

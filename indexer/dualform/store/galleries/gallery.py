@@ -19,7 +19,7 @@ from dualform.questions.arguments import check_no_nulls
 from dualform.store.galleries.content import Content
 
 if TYPE_CHECKING:
-    from dualform.store.galleries.images import Channels
+    from dualform.coding.pixels import Channels
 
 
 class Gallery:

@@ -22,9 +22,10 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
+from dualform.answers.appearances import MOST_BYTES
 from dualform.errors import BadInput
 from dualform.store.durable_files import WrittenFile, make_folders, remove, rename, sync_folder
-from dualform.store.galleries.content import MOST_BYTES, Content, row_bytes
+from dualform.store.galleries.content import Content, row_bytes
 from dualform.store.galleries.generators import generators_kept
 from dualform.store.manifest import FileMark
 

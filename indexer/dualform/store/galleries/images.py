@@ -1,13 +1,13 @@
 """Images of a gallery, from an array or a dataset.
 
-Shapes: n images of h lines of w pixels, c channels (1 of grey, 3 of RGB).
+Shapes: n images of h lines of w pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +15,12 @@ from numpy.typing import NDArray
 
 from dualform.answers import Appearances
 from dualform.answers.appearances import IMAGES, PNG
+from dualform.coding.pixels import Channels, as_numbers, check_finite, framed, scaled
+from dualform.coding.png import encoded
 from dualform.errors import BadInput, Damaged
 from dualform.store.galleries.content import gathered
 from dualform.store.galleries.found_rows import FoundRows
 from dualform.store.galleries.generators import generators_kept
-from dualform.store.galleries.png import encoded
-
-Channels: TypeAlias = Literal["first", "last"]
-_PALETTES = ("L", "RGB", "1", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")
-"""Modes of an image of Pillow whose numbers are its pixels' brightness."""
 
 
 class Images:
@@ -49,12 +46,12 @@ class Images:
                 field="images",
             ) from None
         if self._whole is not None:
-            _check_finite(self._whole, "the images hold")
+            check_finite(self._whole, "the images hold")
         if self._count:
             with generators_kept():
                 first = self._image(0)
             self._type = first.dtype
-            self._frame(0, first)
+            framed(0, first, self._channels)
 
     def __len__(self) -> int:
         return self._count
@@ -72,7 +69,7 @@ class Images:
         with generators_kept():  # what the dataset draws now it will draw again when the images are stored
             for number in range(self._count):
                 image = self._image(number)
-                _check_finite(image, f"image {number} holds")
+                check_finite(image, f"image {number} holds")
                 least, greatest = min(least, float(image.min())), max(greatest, float(image.max()))
         return least, greatest
 
@@ -89,15 +86,13 @@ class Images:
 
     def _pixels(self, number: int) -> NDArray[np.uint8]:
         """uint8[h, w], or [h, w, 3]."""
-        image = self._frame(number, self._image(number))
+        image = framed(number, self._image(number), self._channels)
         scale = self.scale()
         if scale is None:
             return image
         least, greatest = scale
-        _check_finite(image, f"image {number} holds")
-        # By halves, for the distance of two numbers may be more than a float says.
-        shares = (image.astype(np.float64) / 2 - least / 2) / ((greatest / 2 - least / 2) or 1.0)
-        return np.rint(255 * np.clip(shares, 0, 1)).astype(np.uint8)
+        check_finite(image, f"image {number} holds")
+        return scaled(image, least, greatest)
 
     def _image(self, number: int) -> NDArray[Any]:
         """As it was given."""
@@ -122,58 +117,6 @@ class Images:
             )
         return image
 
-    def _frame(self, number: int, image: NDArray[Any]) -> NDArray[Any]:
-        """[h, w] or [h, w, 3]. Raises BadInput for what is no image, or leaves open which axis is that of channels."""
-        if image.ndim == 3:
-            image = self._with_channels_last(number, image)
-        if image.ndim not in (2, 3) or not image.size:
-            raise _no_image(number, image)
-        return image
-
-    def _with_channels_last(self, number: int, image: NDArray[Any]) -> NDArray[Any]:
-        first, last = image.shape[0] in (1, 3), image.shape[2] in (1, 3)
-        if self._channels is None and first and last:
-            raise BadInput(
-                f"image {number} has the shape {list(image.shape)}: its channels may be the first axis or the last.",
-                hint='Say which: channels="first" or "last".',
-                field="channels",
-            )
-        if not (first if self._channels == "first" else last if self._channels == "last" else first or last):
-            raise _no_image(number, image)
-        if self._channels == "first" or (self._channels is None and first):
-            image = image.transpose(1, 2, 0)
-        return image[:, :, 0] if image.shape[2] == 1 else image
-
-
-def as_numbers(value: Any) -> NDArray[Any]:
-    """An array, a tensor or an image of Pillow as numbers. Raises BadInput where it holds anything else."""
-    if hasattr(value, "detach"):
-        value = _of_tensor(value)
-    elif getattr(value, "mode", "L") not in _PALETTES:
-        value = value.convert("RGB")
-    numbers = np.asarray(value)
-    if numbers.dtype.kind not in "buif":
-        raise BadInput(
-            f"{type(value).__name__} holds {numbers.dtype}, which are no pixels.",
-            hint="Give images as numbers: arrays, tensors, or a dataset of (image, label).",
-            field="images",
-        )
-    return numbers
-
-
-def _of_tensor(tensor: Any) -> NDArray[Any]:
-    try:
-        own = tensor.detach().cpu()
-        if own.dtype.is_floating_point and own.dtype.itemsize < 4:  # of which NumPy has not all
-            own = own.float()
-        return np.asarray(own.numpy())
-    except (TypeError, RuntimeError) as error:  # a sparse one, or one without numbers
-        raise BadInput(
-            f"{type(tensor).__name__} cannot be read as numbers: {error}",
-            hint="Give a dense tensor of plain numbers.",
-            field="images",
-        ) from None
-
 
 def _has_label(item: Any) -> bool:
     """Whether an item of a dataset is (image, label): nested lists are an image's lines."""
@@ -182,17 +125,3 @@ def _has_label(item: Any) -> bool:
 
 def _is_array(images: Any) -> bool:
     return isinstance(images, np.ndarray) or hasattr(images, "detach")
-
-
-def _check_finite(numbers: NDArray[Any], what: str) -> None:
-    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
-        raise BadInput(f"{what} NaN or infinity.", hint="Give finite numbers.", field="images")
-
-
-def _no_image(number: int, image: NDArray[Any]) -> BadInput:
-    return BadInput(
-        f"image {number} has the shape {list(image.shape)}.",
-        hint="An image is [height, width], or has 1 or 3 channels: [height, width, c] or [c, height, width]. Rows of "
-        "pixels are reshaped first, as images.reshape(-1, 28, 28).",
-        field="images",
-    )

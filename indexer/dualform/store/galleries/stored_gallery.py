@@ -15,9 +15,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.answers import Appearances
+from dualform.answers.appearances import MOST_BYTES
 from dualform.errors import BadInput, Damaged, NotAMemory
 from dualform.store.durable_files import checksum_file
-from dualform.store.galleries.content import MOST_BYTES, row_bytes
+from dualform.store.galleries.content import row_bytes
 from dualform.store.galleries.found_rows import FoundRows
 from dualform.store.galleries.gallery_file import write_batches
 from dualform.store.galleries.kinds import KINDS

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from dualform.answers import Appearances
 from dualform.answers.appearances import TEXTS
+from dualform.coding.passage import check_text, places_of
+from dualform.coding.pixels import as_numbers
 from dualform.errors import BadInput
 from dualform.store.galleries.content import gathered
 from dualform.store.galleries.found_rows import FoundRows
-from dualform.store.galleries.images import as_numbers
 
 _TEXT = ("text", pa.string())
 _OFFSETS = ("offsets", pa.list_(pa.int32()))
@@ -43,7 +44,7 @@ class Texts:
             )
         self._texts = list(texts)
         for number, text in enumerate(self._texts):
-            _check_text(number, text)
+            check_text(number, text)
         self._offsets = None if offsets is None else self._checked(offsets)
         self._first = None if first is None else _firsts(first, self._offsets)
         self.schema = pa.schema(
@@ -87,7 +88,7 @@ class Texts:
                 field="offsets",
             )
         lengths = map(len, self._texts)
-        return [_places(number, *own) for number, own in enumerate(zip(offsets, lengths, strict=True))]
+        return [places_of(number, *own) for number, own in enumerate(zip(offsets, lengths, strict=True))]
 
 
 def _firsts(first: Any, offsets: list[NDArray[np.int32]] | None) -> NDArray[np.int64]:
@@ -108,40 +109,6 @@ def _firsts(first: Any, offsets: list[NDArray[np.int32]] | None) -> NDArray[np.i
             field="first",
         )
     return found.astype(np.int64)
-
-
-def _check_text(number: int, text: Any) -> None:
-    if not isinstance(text, str):
-        raise BadInput(f"text {number} is of type {type(text).__name__}.", hint="Give texts.", field="texts")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadInput(f"text {number} is no valid text: it holds half of a pair.", field="texts") from None
-
-
-def _places(number: int, offsets: Any, length: int) -> NDArray[np.int32]:
-    if offsets is None or (hasattr(offsets, "__len__") and not len(offsets)):
-        return np.zeros((0, 2), dtype=np.int32)
-    try:
-        found = as_numbers(offsets)
-    except (BadInput, ValueError):
-        found = np.zeros(0)
-    if found.ndim != 2 or found.shape[1] != 2 or found.dtype.kind not in "iu":
-        raise BadInput(
-            f"the offsets of text {number} are no pairs of whole numbers.",
-            hint="Give where each position starts and stops, as the offset_mapping of a tokenizer.",
-            field="offsets",
-        )
-    start, stop = found.astype(np.int64).T
-    if (start < 0).any() or (stop < start).any() or (stop > length).any():
-        place = int(np.flatnonzero((start < 0) | (stop < start) | (stop > length))[0])
-        raise BadInput(
-            f"position {place} of text {number} is said to be at {start[place]} to {stop[place]} of {length} "
-            "characters.",
-            hint="Offsets count characters of the text, from 0.",
-            field="offsets",
-        )
-    return found.astype(np.int32)
 
 
 def _pairs(offsets: pa.ListScalar) -> NDArray[np.int32]:
