@@ -1,1 +1,27 @@
-"""The explorer: pages over a recorded training, for people who look. See `dualform explore`."""
+"""The explorer: pages over a recorded training, for people who look. See `dualform explore`.
+
+    pages = dualform_explorer.explore("runs/mine", look=function)     # the same from Python
+
+Importing this package loads no server; `explore` does when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dualform.extras import missing_package
+
+if TYPE_CHECKING:
+    from dualform_explorer.served_pages import explore as explore
+
+__all__ = ["explore"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "explore":
+        raise AttributeError(f"module 'dualform_explorer' has no attribute {name!r}")
+    try:
+        from dualform_explorer.served_pages import explore
+    except ImportError as error:
+        raise missing_package(error) or error from None
+    return explore

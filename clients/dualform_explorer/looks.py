@@ -112,7 +112,7 @@ def _appearances(
         try:
             found = list(memory.appearances(np.array(asked, dtype=np.int64), dataset, probe=probe))
         except DualformError as error:
-            if isinstance(error, BadInput) and len(asked) > 1:  # more than an answer holds
+            if isinstance(error, BadInput) and error.field == "samples" and len(asked) > 1:  # more than one holds
                 asked = asked[: len(asked) // 2]
                 continue
             return (), error.message

@@ -16,6 +16,7 @@ from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform_explorer.application import DEADLINE, Pages
 from dualform_explorer.guard import Guard
+from dualform_explorer.look_function import LookFunction
 from dualform_explorer.memories import Memories
 from dualform_explorer.rendering import templates
 from dualform_proto.address import parse_address
@@ -66,20 +67,26 @@ def serve(
     config: ExplorerConfig,
     ready: Callable[[str], None],
     browse: bool = False,
+    look: LookFunction | None = None,
 ) -> None:
-    """Until the process is interrupted. `ready` is told the address of the start page.
+    """Until the process is interrupted. `ready` is told the address of the start page. `look`: what training samples
+    look like, in place of the galleries of datasets.
 
     Raises BadInput where the address cannot be had.
     """
     listening = listening_at(config.address)
-    port = listening.getsockname()[1]
-    host = config.address.rpartition(":")[0]
-    url = f"http://{host}:{port}{config.root_path.rstrip('/')}/"
-    guarded = application(Memories(opened), config)
+    url = url_of(config, listening)
+    guarded = application(Memories(opened, look), config)
     ready(url)
     if browse:
         webbrowser.open(url)
     run(guarded, listening)
+
+
+def url_of(config: ExplorerConfig, listening: socket.socket) -> str:
+    """Of the start page."""
+    host, port = config.address.rpartition(":")[0], listening.getsockname()[1]
+    return f"http://{host}:{port}{config.root_path.rstrip('/')}/"
 
 
 def run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import re
@@ -13,6 +15,7 @@ import sys
 import urllib.request
 
 import pytest
+from PIL import Image
 
 
 def test_it_says_its_address_and_ends_with_ctrl_c(folder):
@@ -134,3 +137,77 @@ def test_one_memory_is_exported_at_a_time(dualform, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "other")
     told = dualform("explore", folder, tmp_path / "other", "--export", tmp_path / "page.html")
     assert (told.code, "One memory is exported at a time." in told.err) == (2, True)
+
+
+LOOKS = """
+import numpy as np
+
+def picture(dataset, sample):
+    return np.full((3, 5), sample, np.uint8)
+
+def alone():
+    return None
+
+number = 3
+"""
+
+
+@pytest.fixture
+def looks(tmp_path, monkeypatch):
+    """A folder with the user's own code, from which the command is run."""
+    for name, text in {
+        "own_looks.py": LOOKS,
+        "own_fault.py": "def picture(dataset, sample):\n    return (\n",
+        "own_raises.py": "raise KeyError('no data\\nhere')\n",
+        "own_leaves.py": "raise SystemExit('bye')\n",
+        "own_imports.py": "import own_absent\n",
+        "own_finds.py": "from own_looks import picture\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("own_"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("named", ["own_looks:picture", "own_looks.py:picture", "own_finds.py:picture"])
+def test_pictures_of_an_exported_file_come_from_a_function_of_ones_own(dualform, folder, looks, named):
+    told = dualform("explore", folder, "--export", "page.html", "--item", "test/0", "--look", named)
+    assert (told.code, told.err) == (0, "")
+    page = (looks / "page.html").read_text()
+    # Pillow is the oracle: a picture of one number all over, which is the sample's.
+    shown = re.findall(r'data-sample="(\d+)".*?src="data:image/png;base64,([^"]+)"', page, re.DOTALL)
+    assert shown
+    for sample, png in shown:
+        with Image.open(io.BytesIO(base64.b64decode(png))) as image:
+            assert (image.size, image.getextrema()) == ((5, 3), (int(sample), int(sample)))
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ("own_looks", "--look is 'own_looks'."),
+        (":picture", "--look is ':picture'."),
+        ("own_nowhere:picture", "There is no module 'own_nowhere'."),
+        ("own_nowhere.inner:picture", "There is no module 'own_nowhere'."),
+        ("own_nowhere.py:picture", "There is no file own_nowhere.py."),
+        ("own_looks:portrait", "own_looks has no function 'portrait'."),
+        ("own_looks.py:number", "own_looks.py:number is of type int, and no function."),
+        ("own_looks:alone", "alone cannot be called as look(dataset, sample): too many positional arguments."),
+        ("own_fault:picture", "own_fault cannot be loaded: line 2 of "),
+        ("own_fault.py:picture", "own_fault.py cannot be loaded: line 2 of "),
+        ("own_raises.py:picture", "own_raises.py cannot be loaded: KeyError: 'no data\\nhere'"),
+        ("own_leaves:picture", "own_leaves cannot be loaded: SystemExit: bye"),
+        ("own_imports:picture", "own_imports cannot be loaded: ModuleNotFoundError: No module named 'own_absent'"),
+        ("own_imports.py:picture", "own_imports.py cannot be loaded: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused_in_one_line(dualform, folder, looks, named, message):
+    told = dualform("explore", folder, "--look", named)
+    assert told.code == 2
+    first, *others = told.err.splitlines()
+    assert first.startswith(f"error: {message}")
+    assert [line.partition(":")[0] for line in others] in ([], ["hint"])

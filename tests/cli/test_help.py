@@ -64,6 +64,7 @@ OPTIONS = {
         "--access",
         "--root-path",
         "--deadline",
+        "--look",
         "--export",
         "--item",
         "--without",

@@ -137,7 +137,9 @@ def test_tokens_without_a_place_and_tokens_that_overlap_are_not_offered():
 
 
 def test_more_than_an_answer_holds_is_shown_as_far_as_it_goes(memory, info):
-    limited = Limited(memory, BadInput("what these samples looked like takes more than 8.0 MiB."), most=6)
+    limited = Limited(
+        memory, BadInput("what these samples looked like takes more than 8.0 MiB.", field="samples"), most=6
+    )
     looks = looks_of_examples(limited, info, "shapes", range(20))
     assert [look.kind for look in looks] == ["image"] * 5 + ["none"] * 15
     assert looks.missing == "Only the first 5 samples are shown: all 20 would be too large for a page."

@@ -11,6 +11,7 @@ import click
 
 from dualform.errors import BadInput
 from dualform.methods import Answers
+from dualform_client.cli.named_function import named_function
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
 from dualform_client.cli.suggestions import complete_folder
@@ -53,6 +54,13 @@ from dualform_proto.memory_name import is_served
     help="Seconds that a part of a page may take.",
 )
 @click.option(
+    "--look",
+    metavar="MODULE:FUNCTION",
+    help="A function of your own, also as FILE.py:FUNCTION, that says what a training sample looks like: "
+    "look(dataset, sample) returns an image, a text, a dict of columns, or None. It runs in this process alone; a "
+    "server is not told of it. Default: what is stored in the memory.",
+)
+@click.option(
     "--export",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -83,6 +91,7 @@ def explore(
     access: Path | None,
     root_path: str,
     deadline: float,
+    look: str | None,
     export: Path | None,
     items: tuple[str, ...],
     without: tuple[str, ...],
@@ -95,15 +104,17 @@ def explore(
 
     Pages show a prediction, what in the training speaks for it, and what undoes it.
 
-    Nothing of a memory is changed, and nothing of it runs. It goes on until Ctrl-C, or with --export until the file
-    is written.
+    Nothing of a memory is changed, and nothing of it runs; --look names a function of your own that does, here.
+    It goes on until Ctrl-C, or with --export until the file is written.
 
     \b
     Example:
       dualform explore runs/demo
       dualform explore 127.0.0.1:50051 --address 127.0.0.1:0 --open
+      dualform explore runs/mine --look looks.py:picture
       dualform explore runs/demo --export page.html --item test-digits/17 --without dataset:permuted-digits
     """
+    from dualform_explorer.look_function import check_look
     from dualform_explorer.memories import names_of
     from dualform_explorer.server import ExplorerConfig, serve
 
@@ -115,6 +126,9 @@ def explore(
     given = {"--item": items, "--without": without, "--force": force}
     if export is None and (stray := [name for name, said in given.items() if said]):
         raise BadInput(f"{' and '.join(stray)}: only with --export FILE.", field="export")
+    function = None if look is None else named_function(look, "look")
+    if function is not None:
+        check_look(function)
     opened = {
         name: partial(_opened, target, memory, {own: reach[own] for own in REACH})
         for name, target in zip(names_of(targets), targets, strict=True)
@@ -122,7 +136,7 @@ def explore(
     if export is not None:
         from dualform_client.cli.exporting import write_page
 
-        write_page(opened, export, items, without, force, as_json)
+        write_page(opened, export, items, without, force, as_json, function)
         return
     token = None if access is None else read_token(access)
     config = ExplorerConfig(address, hosts, token, root_path, deadline)
@@ -134,7 +148,7 @@ def explore(
             print_line(f"exploring {', '.join(opened)} at {url}")
         sys.stdout.flush()
 
-    serve(opened, config, ready, browse)
+    serve(opened, config, ready, browse, function)
 
 
 def _opened(target: str, memory: str | None, reach: dict[str, Any]) -> Answers:

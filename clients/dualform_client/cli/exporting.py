@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dualform.errors import AlreadyExists, BadInput
 from dualform.methods import Answers
@@ -20,12 +21,17 @@ def write_page(
     without: Sequence[str],
     force: bool,
     as_json: bool,
+    look: Callable[[str | None, int], Any] | None,
 ) -> None:
-    """`opened`: by name, what opens or connects to a memory. Raises BadInput for several, for what is not there and for
-    a file that would be too large; AlreadyExists for one that is there.
+    """`opened`: by name, what opens or connects to a memory; `look`: what training samples look like, in place of its
+    galleries.
+
+    Raises BadInput for several, for what is not there and for a file that would be too large; AlreadyExists for one
+    that is there.
     """
     from dualform_explorer.export.choice import choose
     from dualform_explorer.export.page import exported_page
+    from dualform_explorer.look_function import looked_at
     from dualform_explorer.remembered import RememberedAnswers
 
     if len(opened) > 1:
@@ -33,7 +39,7 @@ def write_page(
     if out.exists() and not force:
         raise AlreadyExists(f"{out} exists.", hint="Name another file, or replace it with --force.", field="export")
     ((name, open_one),) = opened.items()
-    with RememberedAnswers(open_one()) as memory, progress_bars() as progress:
+    with RememberedAnswers(looked_at(open_one(), look)) as memory, progress_bars() as progress:
         info = memory.info()
         choice = choose(memory, info, items, without)
         tell = progress and partial(progress, "drawing")

@@ -1,0 +1,151 @@
+"""What samples look like as a function of the reader's own says it, in place of the galleries of datasets.
+
+The function runs in the process that shows the pages, and nowhere else: no server is told of it, no memory holds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from dualform.answers import Appearance, Appearances, MemoryInfo
+from dualform.answers.appearances import IMAGES, MOST_BYTES, TABLE, TEXTS
+from dualform.errors import BadInput
+from dualform.methods import Answers
+from dualform.questions import AppearanceLookup, Question
+from dualform_explorer.coded_look import coded_look
+
+A = TypeVar("A")
+LookFunction: TypeAlias = Callable[[str | None, int], Any]
+"""Of a dataset, None for samples without one, and a sample's number: an image, a text, a row or None."""
+GIVEN = "function"
+"""In the place of a gallery's kind, for what a function says of a sample is known when it is asked."""
+
+
+def check_look(look: Any) -> None:
+    """Raises BadInput for what cannot be called as a LookFunction."""
+    if not callable(look):
+        raise BadInput(
+            f"look is of type {type(look).__name__}.", hint="Give a function look(dataset, sample).", field="look"
+        )
+    try:
+        inspect.signature(look).bind(None, 0)
+    except ValueError:
+        pass  # a builtin, which does not say what it takes
+    except TypeError as error:
+        raise BadInput(
+            f"{_name_of(look)} cannot be called as look(dataset, sample): {error}.",
+            hint="It gets the dataset's name, or None, and the sample's number.",
+            field="look",
+        ) from None
+
+
+def looked_at(answers: Answers, look: LookFunction | None) -> Answers:
+    """Whoever answers, with the function where there is one."""
+    return answers if look is None else AnswersWithLook(answers, look)
+
+
+class AnswersWithLook(Answers):
+    """Whoever answers for a memory, but for what the samples of datasets looked like: that a function says. Examples of
+    probes look as their galleries have it.
+
+    The function is called by one thread at a time.
+    """
+
+    def __init__(self, answers: Answers, look: LookFunction) -> None:
+        self._answers, self._look = answers, look
+        self._lock = Lock()
+
+    def ask(self, question: Question[A]) -> A:
+        if isinstance(question, AppearanceLookup) and question.probe is None:
+            return cast("A", self._appearances(question))
+        answer = self._answers.ask(question)
+        if isinstance(answer, MemoryInfo):
+            return cast("A", replace(answer, galleries=dict.fromkeys(("", *answer.datasets), GIVEN)))
+        return answer
+
+    def _appearances(self, question: AppearanceLookup) -> Appearances:
+        """Raises BadInput for what cannot be shown, where the function raises something, and for more than an answer
+        of a gallery would hold.
+        """
+        found, size = list[Appearance](), 0
+        for sample in question.samples.tolist():
+            own = self._appearance(question.dataset or None, sample)
+            size += _bytes(own)
+            if size > MOST_BYTES:
+                raise BadInput(
+                    f"what these samples look like takes more than {MOST_BYTES >> 20} MiB.",
+                    hint=f"Ask for at most {len(found)} at a time." if found else "One of them alone is larger.",
+                    field="samples",
+                )
+            found.append(own)
+        kinds = {_kind(own): own.sample for own in found if own.known}
+        if len(kinds) > 1:
+            said = " and ".join(f"{kind} for sample {sample}" for kind, sample in kinds.items())
+            raise BadInput(
+                f"{_name_of(self._look)} gave {said} of one dataset.",
+                hint="Give all samples of a dataset alike, or None.",
+                field="look",
+            )
+        return _together(found, next(iter(kinds), IMAGES))
+
+    def _appearance(self, dataset: str | None, sample: int) -> Appearance:
+        called = f"{_name_of(self._look)}({dataset!r}, {sample})"
+        with self._lock:
+            try:
+                value = self._look(dataset, sample)
+            except (Exception, SystemExit) as error:  # whatever a function of somebody's own raises
+                said = f"{type(error).__name__}: {error}".removesuffix(": ")
+                raise BadInput(f"{called} raised {said}.", field="look") from error
+        try:
+            return coded_look(value, sample)
+        except BadInput as error:
+            hint = "Give it without the axis of channels, or larger." if error.field == "channels" else error.hint
+            raise BadInput(
+                f"What {called} gave cannot be shown: {error.message} {hint}".strip(), field="look"
+            ) from error
+
+    def close(self) -> None:
+        self._answers.close()
+
+
+def _together(found: Sequence[Appearance], kind: str) -> Appearances:
+    known = np.array([own.known for own in found], dtype=bool)
+    offsets = None
+    if any(own.offsets is not None for own in found):
+        none = np.zeros((0, 2), dtype=np.int32)
+        offsets = tuple(none if own.offsets is None else own.offsets for own in found)
+    rows = [own.row or {} for own in found]
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        columns[name] = np.empty(len(rows), dtype=object)
+        columns[name][:] = [row.get(name) for row in rows]
+    return Appearances(
+        samples=np.array([own.sample for own in found], dtype=np.int64),
+        kind=kind,
+        known=known,
+        images=tuple(own.image for own in found) if kind == IMAGES else (),
+        texts=tuple(own.text for own in found) if kind == TEXTS else (),
+        offsets=offsets,
+        columns=columns,
+    )
+
+
+def _kind(own: Appearance) -> str:
+    return IMAGES if own.image is not None else TEXTS if own.text is not None else TABLE
+
+
+def _bytes(own: Appearance) -> int:
+    """What it adds to an answer, as it would of a gallery."""
+    size = len(own.image or b"") + len((own.text or "").encode())
+    size += 0 if own.offsets is None else own.offsets.nbytes
+    return size + sum(len(value.encode()) if isinstance(value, str) else 8 for value in (own.row or {}).values())
+
+
+def _name_of(look: Any) -> str:
+    return getattr(look, "__name__", type(look).__name__)
