@@ -19,6 +19,12 @@ def test_without_json_two_lines_on_stderr(dualform, address, engine):
     assert told == (2, "", "error: no slot column 'labl'.\nhint: Columns: slot, label.\n")
 
 
+def test_names_of_a_memory_in_an_error_do_not_steer_the_terminal(dualform, address, engine):
+    engine.error = errors.NotFound("no slot column 'x'.", hint="Columns: \x1b]0;owned\x07, a\x1b[2J.")
+    told = dualform("topk", address, "--layer", "fc", "--query", "test")
+    assert told.err == "error: no slot column 'x'.\nhint: Columns: �]0;owned�, a�[2J.\n"
+
+
 def test_with_json_one_object_on_stdout(dualform, address, engine):
     engine.error = errors.BadMask("no slot column 'labl'.", hint="Columns: slot, label.")
     told = dualform("topk", address, "--layer", "fc", "--query", "test", "--json")

@@ -18,6 +18,7 @@ from torch import nn
 
 import dualform
 from dualform_client.cli.importance import Importance
+from dualform_client.cli.printing import print_table
 from dualform_client.cli.table_layout import Column, broken, laid_out
 
 LAYER = "transformer.h.11.attn.c_attn.query"
@@ -156,6 +157,17 @@ def test_cells_are_broken_and_never_cut(table, width):
             lines = broken(text, own)
             assert all(cell_len(line) <= own for line in lines)
             assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+@pytest.mark.parametrize("columns", [1, 12, 80])
+def test_no_cell_passes_for_another_row(columns, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_table("t", ["text", "na\nme"], [["a\nb", 1]])
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert sorted("".join(shown.split()).replace("─", "")) == sorted("t" + "text" + "na�me" + "a�b" + "1")
+    assert columns < 80 or len(shown.split("\n")[1:-2]) == 3
 
 
 def test_columns_go_by_importance_and_numbers_are_never_broken():

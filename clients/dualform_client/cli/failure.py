@@ -14,6 +14,7 @@ import click
 
 from dualform.errors import BadInput, DualformError, FolderError, NotFound
 from dualform.extras import missing_package
+from dualform_client.cli.printing import print_note
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 TRACEBACK = "DUALFORM_TRACEBACK"
@@ -59,6 +60,6 @@ def _print_failure(code: str, message: str, hint: str, as_json: bool, request_id
         told = {"code": code, "message": message, "hint": hint}
         click.echo(json.dumps({"error": {**told, "request_id": request_id} if request_id else told}))
         return
-    click.echo(f"error: {message}", err=True)
+    print_note(f"error: {message}")
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        print_note(f"hint: {hint}")

@@ -58,7 +58,7 @@ def print_table(
     if len(cells) > SHOWN_ROWS:
         title, cells = f"{title}, the first {SHOWN_ROWS} (--json gives all)", cells[:SHOWN_ROWS]
     table = [
-        Column(_printable(name), [_cell(row[place]) for row in cells], any(_is_number(row[place]) for row in cells))
+        Column(_in_one_line(name), [_cell(row[place]) for row in cells], any(_is_number(row[place]) for row in cells))
         for place, name in enumerate(columns)
     ]
     console = _console()
@@ -96,7 +96,7 @@ def _print_lists(layout: Layout, width: int) -> None:
     from dualform_client.cli.table_layout import broken
 
     names = [column.name for column in layout.columns]
-    for_names = min(max(map(cell_len, names)), width // 2)
+    for_names = max(min(max(map(cell_len, names)), width // 2), 1)
     for_cells = max(width - for_names - 2, 1)
     for row in zip(*(column.cells for column in layout.columns), strict=True):
         for name, cell in zip(names, row, strict=True):
@@ -129,7 +129,12 @@ def _is_number(value: Any) -> bool:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.6g}" if isinstance(value, float) else _printable(str(value))
+    return f"{value:.6g}" if isinstance(value, float) else _in_one_line(str(value))
+
+
+def _in_one_line(text: str) -> str:
+    """As `_printable`, for what the lines of a table are made of: what follows a line's end could pass for another row."""
+    return _printable(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
 
 
 def _printable(text: str) -> str:
