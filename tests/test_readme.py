@@ -17,7 +17,8 @@ from tests.coverage import document
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = README + "".join((ROOT / "docs" / page).read_text() for page in ("recording.md", "influence.md", "asking.md"))
+GUIDES = ("recording.md", "influence.md", "asking.md", "explorer.md")
+PAGES = README + "".join((ROOT / "docs" / page).read_text() for page in GUIDES)
 EXAMPLES = dict(re.findall(r"<!-- tested: (\w+) -->\n```python\n(.*?)```", PAGES, re.DOTALL))
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LINKED = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "howto").glob("*.md")]
@@ -54,7 +55,7 @@ def test_the_readme_is_read_in_a_few_minutes():
 def test_every_example_is_about_fifteen_lines():
     assert EXAMPLES.keys() == {
         "record", "estimate", "lightning", "transformers", "ask", "replay", "client", "toward", "gradients", "ledger",
-        "followed", "tables", "gallery",
+        "followed", "tables", "gallery", "look",
     }  # fmt: skip
     for name, code in EXAMPLES.items():
         assert len([line for line in code.splitlines() if line.strip()]) <= 16, name
@@ -88,6 +89,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     assert abs(ledger.residual).max() < 0.01 * abs(ledger.final - ledger.initial).max()
     run("gallery", {"torch": torch, "nn": torch.nn, "dualform": dualform})
     assert len(list(tmp_path.glob("*.png"))) == 3
+    run("look", {"torch": torch})
     run("estimate", **{"1000": "30", "train(dualform.Recorder)": ""})
     assert run("followed", run("replay"))["ledger"].sums.shape == (2, 500)
     with dualform.open("runs/mine") as memory:
@@ -98,6 +100,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
         finally:
             server.stop(1)
     printed = capsys.readouterr().out
+    assert re.search(r"^http://127\.0\.0\.1:\d+/$", printed, re.MULTILINE)
     assert "Certificates: " in printed
     assert "(20, 10)" in printed
     assert "30 steps of" in printed

@@ -58,8 +58,9 @@ def test_it_prints_a_text_and_hands_on_its_options(dualform, monkeypatch, tmp_pa
     [
         ("a_training_of_mine:nothing", "a_training_of_mine has no function 'nothing'."),
         ("a_training_of_mine:number", "a_training_of_mine has no function 'number'."),
-        ("a_training_of_mine", "there is no module for 'a_training_of_mine'."),
-        ("no.such.module:train", "there is no module for 'no.such.module:train'."),
+        ("a_training_of_mine", "'a_training_of_mine' names no function."),
+        ("no.such.module:train", "there is no module 'no'."),
+        ("no_such_file.py:train", "there is no file no_such_file.py."),
         ("a_training_of_mine:failing", "a_training_of_mine:failing raised ZeroDivisionError: in my own code"),
     ],
 )

@@ -21,6 +21,8 @@ from PIL import Image
 import dualform
 import dualform_explorer
 from dualform.errors import BadInput, NotAMemory
+from dualform.methods import Answers
+from dualform.questions import AppearanceLookup
 from dualform_explorer.coded_look import coded_look
 from dualform_explorer.look_function import GIVEN, AnswersWithLook
 from dualform_explorer.panels.query import query_panel
@@ -137,6 +139,26 @@ class TestOnPages:
             shown.appearances(np.arange(9), "shapes")
         panel = slots_panel(shown, info, replace(PLAIN, k=100))
         assert panel.lacking.startswith("Only the first ")
+
+
+def test_whoever_answers_is_not_asked_what_the_function_says(memory):
+    asked = []
+
+    class Listening(Answers):
+        def ask(self, question):
+            asked.append(question)
+            return memory.ask(question)
+
+        def close(self) -> None:
+            pass
+
+    shown = AnswersWithLook(Listening(), drawn)
+    panel = slots_panel(shown, shown.info(), PLAIN)
+    assert all(own.look.image for own in panel.slots)
+    assert asked
+    assert not [question for question in asked if isinstance(question, AppearanceLookup)]
+    query_panel(shown, shown.info(), PLAIN)
+    assert [question.probe for question in asked if isinstance(question, AppearanceLookup)] == ["shapes"]
 
 
 class TestOneSample:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stdout
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from dualform.errors import BadInput, DualformError
+from dualform_client.cli.named_function import named_function
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
 
@@ -59,7 +57,7 @@ def estimate(
     That is bytes on disk, bytes a second, and seconds of questions and of a replay.
 
     FUNCTION trains; it takes one argument, which it calls in place of dualform.Recorder, and is stopped after some
-    steps. MODULE is found as `python -m` finds it.
+    steps. MODULE is found as `python -m` finds it; FILE.py:FUNCTION names a file.
 
     \b
     Example:
@@ -67,10 +65,11 @@ def estimate(
     """
     from dualform.costs.estimate import estimate as estimated
 
+    function = named_function(training, "training")
     try:
         with redirect_stdout(sys.stderr):
             found = estimated(
-                _named(training),
+                function,
                 steps,
                 samples=samples,
                 layers=layers or None,
@@ -90,26 +89,3 @@ def estimate(
         print_json(found.to_json())
     else:
         print_line(str(found))
-
-
-def _named(training: str) -> Callable[..., object]:
-    """Raises BadInput where there is no such function."""
-    module, _, name = training.partition(":")
-    sys.path.insert(0, "")
-    if not module or not name or not _there(module):
-        raise BadInput(
-            f"there is no module for {training!r}.",
-            hint="Name a function by the module that it is in, as my_training:train, from the folder of the module.",
-            field="training",
-        )
-    found = getattr(import_module(module), name, None)
-    if not callable(found):
-        raise BadInput(f"{module} has no function {name!r}.", field="training")
-    return found  # type: ignore[no-any-return]
-
-
-def _there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
