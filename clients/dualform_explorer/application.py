@@ -30,8 +30,9 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadMask, DualformError
 from dualform.methods import Answers
 from dualform_explorer.completed_state import completed
+from dualform_explorer.groups import groupings_of
 from dualform_explorer.keys import KEYS
-from dualform_explorer.links import groupings, item_link, link
+from dualform_explorer.links import item_link, link
 from dualform_explorer.memories import Memories
 from dualform_explorer.panel_threads import Failure, PanelThreads
 from dualform_explorer.panels import PANELS, panels_in
@@ -215,7 +216,7 @@ class Pages:
             "to": link,
             "scores": SCORES,
             "ks": KS,
-            "groupings": groupings(info, state),
+            "groupings": groupings_of(info, state),
             "keys": KEYS,
             "panels_in": panels_in,
             "heading": f"{state.item} in layer {layer_name(state.layer)}",

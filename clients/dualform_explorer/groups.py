@@ -11,6 +11,9 @@ from dualform.answers import GroupSums, MemoryInfo
 from dualform.methods import Answers
 from dualform_explorer.chip import alike
 from dualform_explorer.labels import LabelNames, label_names
+from dualform_explorer.reading import layer_of
+from dualform_explorer.standard_columns import OF_PLACE
+from dualform_explorer.state import State
 
 HUES = 10
 MOST_GROUPS = 24
@@ -82,3 +85,13 @@ def hue_of(info: MemoryInfo, by: Sequence[str], values: Sequence[Any]) -> int:
     if column == "dataset" and value in (known := sorted(info.datasets)):
         return known.index(value) % HUES
     return value % HUES if isinstance(value, int) else crc32(str(value).encode()) % HUES
+
+
+def groupings_of(info: MemoryInfo, state: State) -> list[tuple[str, ...]]:
+    """What slots may be grouped by with a click: columns that say something of them, and the state's own."""
+    layer = layer_of(info, state.layer)
+    columns = [] if layer is None else info.columns[layer.space]
+    found: list[tuple[str, ...]] = [(name,) for name in columns if name not in OF_PLACE]
+    if len(info.datasets) > 1:
+        found.insert(0, ("dataset", "label"))
+    return found if state.by in found else [*found, state.by]

@@ -16,10 +16,20 @@ const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 const heading = (name) =>
   make("th", { scope: "col", textContent: name, className: ["sum", "slots", "rank", "slot", "score"].includes(name) ? "number" : "" });
 
+// A measure as the page calls it, and where contributions go to.
+function measure(view) {
+  const name = view.scores.find((own) => own.name === view.score).shown;
+  const [output, other] = view.toward.split("-");
+  if (view.score !== "contribution") return name;
+  return `${name} to output ${output}${other === undefined ? "" : ` less ${other}`}`;
+}
+
+// Options are names, or what stands for them: { name, shown }.
 function choice(label, options, chosen, change) {
   const select = make("select", { onchange: () => change(select.value) });
-  const all = options.includes(chosen) ? options : [chosen, ...options];
-  select.append(...all.map((option) => make("option", { value: option, textContent: option, selected: option === chosen })));
+  const all = options.map((own) => (typeof own === "string" ? { name: own, shown: own } : own));
+  if (!all.some((own) => own.name === chosen)) all.unshift({ name: chosen, shown: chosen });
+  select.append(...all.map((own) => make("option", { value: own.name, textContent: own.shown, selected: own.name === chosen })));
   return make("label", {}, label, select);
 }
 
@@ -48,31 +58,47 @@ function render({ model, el }) {
   };
 
   function controls(view) {
-    const { probe, row, rows } = view.query;
-    const go = (number) => ask({ query: `${probe}/${number}` });
-    const number = make("input", {
-      type: "number", min: 0, max: rows === null ? "" : rows - 1, value: row, onchange: () => go(Number(number.value)),
-    });
-    const step = (by, sign, label) =>
-      make("button", {
-        type: "button", textContent: sign, ariaLabel: label, disabled: row + by < 0 || (rows !== null && row + by >= rows), onclick: () => go(row + by),
-      });
-    const probes = view.probes.map((own) => own.name);
+    const { probe, row, count, token, tokens } = view.query;
+    const go = (number) => ask({ query: `${probe}/${number}`, token: null });
+    const layers = view.layers.map((name) => ({ name, shown: name || "the model" })); // which may be a layer itself
+    const groupings = view.groupings.map((name) => ({ name, shown: name.replaceAll(",", " and ") }));
     return make("div", { className: "controls" },
-      choice("query", probes, probe, (name) => ask({ query: `${name}/0` })),
-      make("span", { className: "row" }, step(-1, "‹", "previous example"), make("label", { ariaLabel: "row" }, number),
-        step(1, "›", "next example")),
-      choice("layer", view.layers, view.layer, (layer) => ask({ layer })),
-      choice("groups by", view.columns, view.by, (by) => ask({ by })),
-      choice("score", view.scores, view.score, (score) => ask({ score })));
+      choice("query", view.probes, probe, (name) => ask({ query: `${name}/0`, token: null })),
+      steps("example", row, count, go),
+      token === null ? null : make("span", {}, "token ", steps("token", token, tokens, (number) => ask({ token: number }))),
+      choice("layer", layers, view.layer, (layer) => ask({ layer })),
+      choice("groups by", groupings, view.by, (by) => ask({ by })),
+      choice("measure", view.scores, view.score, (score) => ask({ score })),
+      view.score === "contribution" ? toward(view) : null);
+  }
+
+  // A number of so many, and those beside it.
+  function steps(label, chosen, count, go) {
+    const number = make("input", {
+      type: "number", min: 0, max: count - 1, value: chosen, ariaLabel: label, onchange: () => go(Number(number.value)),
+    });
+    const step = (by, sign, which) =>
+      make("button", {
+        type: "button", textContent: sign, ariaLabel: `${which} ${label}`, disabled: chosen + by < 0 || chosen + by >= count,
+        onclick: () => go(chosen + by),
+      });
+    return make("span", { className: "row" }, step(-1, "‹", "previous"), number, step(1, "›", "next"));
+  }
+
+  function toward(view) {
+    const title = "An output's number, or 3-8 for output 3 less output 8";
+    const own = make("input", { type: "text", size: 5, value: view.toward, title, onchange: () => ask({ toward: own.value }) });
+    return make("label", {}, "toward", own);
   }
 
   function example({ query }) {
+    const called = (number, name) => (name ? `${number} ${name}` : number);
     const parts = [`${query.probe}/${query.row}`];
-    if (query.position !== null) parts.push(`position ${query.position} of its example`);
-    if (query.label !== null) parts.push(`label ${query.label}`);
-    if (query.largest !== null) parts.push(`the network's largest output: ${query.largest}`);
-    return make("div", { className: "example" }, look(query.look), make("strong", { textContent: parts.join(", ") }));
+    if (query.token !== null) parts.push(`token ${query.token} of ${query.tokens}`);
+    if (query.label !== null) parts.push(`is ${called(query.label, query.label_name)}`);
+    if (query.read !== null) parts.push(`was read as ${called(query.read, query.read_name)}`);
+    const verdict = make("strong", { textContent: parts.join(", "), className: query.wrong ? "wrong" : "" });
+    return make("div", { className: "example" }, look(query.look), verdict);
   }
 
   function chips(view) {
@@ -89,26 +115,36 @@ function render({ model, el }) {
     return make("div", { className: "chips" }, ...all, make("label", {}, "mask, SQL", own), clear);
   }
 
+  // From zero, which stands in the middle where sums of both signs are shown; an outline of what it was without the mask.
+  function bar(view, sum, className) {
+    const own = make("span", { className: `${className}${sum < 0 ? " negative" : ""}` });
+    const scale = (view.signed ? 50 : 100) / (view.largest || 1);
+    const zero = view.signed ? 50 : 0;
+    own.style.left = `${zero + Math.min(sum, 0) * scale}%`;
+    own.style.width = `${Math.abs(sum) * scale}%`;
+    return own;
+  }
+
   function groups(view) {
-    const largest = Math.max(...view.groups.map((own) => Math.abs(own.sum)), 0) || 1;
     const rows = view.groups.map((own) => {
-      const bar = make("span", { className: own.sum < 0 ? "bar negative" : "bar" });
-      bar.style.width = `${(100 * Math.abs(own.sum)) / largest}%`;
-      const button = (text, keep) => {
-        const mask = { values: own.values, keep };
-        return make("button", {
-          type: "button", textContent: text, ariaLabel: `${text} ${named(own.values)}`, onclick: () => toggle(mask),
+      const name = own.name ? `${named(own.values)} ${own.name}` : named(own.values);
+      const drawn = make("td", { className: "bars" }, make("div", {},
+        own.unmasked === null ? null : bar(view, own.unmasked, "was"), own.gone ? null : bar(view, own.sum, "bar")));
+      const head = make("th", { scope: "row", textContent: name });
+      if (own.gone) return make("tr", { className: "gone" }, head, drawn, make("td", { colSpan: 3, textContent: "left out" }));
+      const button = (text, keep) =>
+        make("button", {
+          type: "button", textContent: text, ariaLabel: `${text} ${named(own.values)}`, onclick: () => toggle({ values: own.values, keep }),
         });
-      };
       const sum = make("td", { className: "number", textContent: short(own.sum), title: String(own.sum) });
       sum.dataset.value = String(own.sum);
-      return make("tr", {}, make("th", { scope: "row", textContent: named(own.values) }), make("td", { className: "bars" }, bar), sum,
-        make("td", { className: "number", textContent: own.count.toLocaleString("en") }),
+      return make("tr", {}, head, drawn, sum, make("td", { className: "number", textContent: own.count.toLocaleString("en") }),
         make("td", {}, button("without", false), button("only", true)));
     });
     const more = view.total > view.groups.length ? `, the ${view.groups.length} largest of ${view.total}` : "";
+    const by = view.by.replaceAll(",", " and ");
     return make("table", { className: "groups" },
-      make("caption", { textContent: `Sums of ${view.score} scores by ${view.by}${more}` }),
+      make("caption", { textContent: `Sums of ${measure(view)} by ${by}${more}` }),
       make("thead", {}, make("tr", {}, ...["group", "", "sum", "slots", "mask"].map(heading))),
       make("tbody", {}, ...rows));
   }
@@ -123,10 +159,14 @@ function render({ model, el }) {
       return make("tr", {},
         make("td", { className: "number", textContent: own.rank }), make("td", { className: "number", textContent: own.slot }), score,
         looks ? make("td", {}, look(own.look)) : null,
-        ...columns.map((name) => make("td", {
-          textContent: own.columns[name] === null ? "–" : said(own.columns[name]),
-          className: typeof own.columns[name] === "number" ? "number" : "",
-        })));
+        ...columns.map((name) => {
+          const value = own.columns[name];
+          const called = name === "label" ? own.label_name : "";
+          return make("td", {
+            textContent: value === null ? "–" : called ? `${said(value)} ${called}` : said(value),
+            className: typeof value === "number" && !called ? "number" : "",
+          });
+        }));
     });
     return make("div", { className: "wide", tabIndex: 0, role: "region", ariaLabel: "best slots" }, make("table", { className: "slots" },
       make("caption", { textContent: `The ${view.slots.length} best of ${view.matching.toLocaleString("en")} slots` }),
@@ -136,9 +176,9 @@ function render({ model, el }) {
 
   function footer(view) {
     const all = `${view.matching.toLocaleString("en")} of ${view.scanned.toLocaleString("en")} ${view.space} slots`;
-    const lines = [`${all}; the layer's record: ${view.grade}.`];
-    if (view.sample) lines.push(`The answer stands on ${view.sample}.`);
-    if (view.lacking) lines.push(view.lacking);
+    const lines = [`${all}; ${view.grade}.`];
+    if (view.sampling) lines.push(view.sampling);
+    if (view.missing) lines.push(view.missing);
     if (view.where) lines.push("A mask takes slots out of these sums, by arithmetic; it is not retraining without them.");
     const line = make("p", { textContent: lines.join(" ") });
     if (view.where) line.append(" ", make("code", { textContent: view.where }));
@@ -152,9 +192,11 @@ function render({ model, el }) {
     if (view.error) {
       const hint = view.error.hint ? make("p", { textContent: view.error.hint }) : null;
       const back = make("button", { type: "button", textContent: "back to the start", onclick: () =>
-        ask({ query: "", layer: "", by: "", score: "signed", masks: [], where: "" }) });
-      root.replaceChildren(
-        make("div", { className: "error", role: "alert" }, make("strong", { textContent: view.error.message }), hint), chips(view), back);
+        ask({ query: "", token: null, layer: "", by: "", score: "signed", toward: "", masks: [], where: "" }) });
+      const anyway = view.error.code === "inexact" ? make("button", {
+        type: "button", textContent: "answer from this record all the same", onclick: () => ask({ allow_inexact: true }) }) : null;
+      root.replaceChildren(make("div", { className: "error", role: "alert" }, make("strong", { textContent: view.error.message }), hint),
+        chips(view), ...[anyway, back].filter((own) => own !== null));
       return;
     }
     if (!view.query) return;

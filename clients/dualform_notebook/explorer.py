@@ -11,11 +11,13 @@ import traitlets
 
 from dualform.errors import DualformError
 from dualform.methods import Answers
+from dualform_explorer.remembered import RememberedAnswers
 from dualform_notebook.masks import chip_of
-from dualform_notebook.view import State, view_of
+from dualform_notebook.state import WidgetState
+from dualform_notebook.view import view_of
 
 _HERE = Path(__file__).parent
-_ASKED = ("query", "layer", "by", "score", "masks", "where", "k")
+_ASKED = ("query", "token", "layer", "by", "score", "toward", "masks", "where", "k", "allow_inexact")
 
 
 class Explorer(anywidget.AnyWidget):
@@ -32,23 +34,30 @@ class Explorer(anywidget.AnyWidget):
     _css = _HERE / "explorer.css"
 
     query = traitlets.Unicode("").tag(sync=True)
-    """PROBE/ROW."""
+    """PROBE/EXAMPLE, as the page names it."""
+    token = traitlets.Int(None, allow_none=True).tag(sync=True)
+    """The place in the example, of layers that see tokens; its last where it is None."""
     layer = traitlets.Unicode("").tag(sync=True)
     by = traitlets.Unicode("").tag(sync=True)
     """Columns to group by, with commas between."""
     score = traitlets.Unicode("signed").tag(sync=True)
+    """signed, abs or contribution, which the page calls attention, absolute and contribution."""
+    toward = traitlets.Unicode("").tag(sync=True)
+    """Where contributions go to: an output by its number, or a margin as 3-8. What tells most where it is empty."""
     masks: traitlets.List[Any] = traitlets.List().tag(sync=True)
     """Groups that are left out, or kept: {"values": {column: value}, "keep": bool} each."""
     where = traitlets.Unicode("").tag(sync=True)
     """A mask of one's own, as SQL, beside those."""
     k = traitlets.Int(12).tag(sync=True)
     """How many slots are shown."""
+    allow_inexact = traitlets.Bool(False).tag(sync=True)
+    """Whether contributions are answered from a record that is further from the training's weights than the bound."""
     view = traitlets.Dict().tag(sync=True)
-    """What is shown; {"error": {"message", "hint"}} where the question was refused."""
+    """What is shown; {"error": {"code", "message", "hint"}} where the question was refused."""
 
     def __init__(self, memory: Answers, **asked: Any) -> None:
-        self._memory = memory
-        self._answered: State | None = None
+        self._memory = RememberedAnswers(memory)
+        self._answered: WidgetState | None = None
         self._turn = 0
         super().__init__(**asked)
         self.observe(self._ask, names=list(_ASKED))
@@ -61,14 +70,17 @@ class Explorer(anywidget.AnyWidget):
         the same.
         """
         try:
-            state = State(
-                self.query,
-                self.layer,
-                self.by,
-                self.score,
-                tuple(map(chip_of, self.masks)),
-                self.where,
-                self.k,
+            state = WidgetState(
+                query=self.query,
+                token=self.token,
+                layer=self.layer,
+                by=self.by,
+                score=self.score,
+                toward=self.toward,
+                chips=tuple(map(chip_of, self.masks)),
+                where=self.where,
+                k=self.k,
+                allow_inexact=self.allow_inexact,
             )
             if state == self._answered:
                 return
@@ -76,10 +88,10 @@ class Explorer(anywidget.AnyWidget):
             self._answered = state
         except DualformError as error:
             self._answered = None
-            view = {"error": {"message": error.message, "hint": error.hint}}
+            view = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
         except Exception as error:  # nobody sees what a kernel logs of a widget's message
             self._answered = None
             said = f"{type(error).__name__}: {error}"
-            view = {"error": {"message": said, "hint": "This is a fault of dualform."}}
+            view = {"error": {"code": "internal", "message": said, "hint": "This is a fault of dualform."}}
         self._turn += 1
         self.view = {**view, "turn": self._turn}

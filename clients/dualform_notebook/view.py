@@ -1,187 +1,123 @@
-"""What the explorer shows of a question: plain values, of which every number is as a memory answered it."""
+"""What the widget shows of a question: what the page's panels hold of it, as JSON has that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dualform.answers import GroupSums, Hits, LayerInfo, MemoryInfo, Probe
-from dualform.errors import BadInput, NotFound
+from dualform.answers import Grade
 from dualform.methods import Answers
-from dualform.questions import ProbeRows, as_queries
-from dualform_explorer.chip import Chip
-from dualform_explorer.examples import examples_of
-from dualform_explorer.looks import NOTHING, Look, looks_of_examples, looks_of_slots
-from dualform_explorer.mask import where_of
+from dualform_explorer.groups import GroupRow, groupings_of
+from dualform_explorer.looks import Look
+from dualform_explorer.panels.query import QueryPanel, query_panel
+from dualform_explorer.panels.slots import Slot, SlotsPanel, slots_panel
+from dualform_explorer.panels.sums import sums_panel
+from dualform_explorer.questions import where_before
+from dualform_explorer.reading import layer_of, layers_of, probe_of
+from dualform_explorer.state import SCORES
 from dualform_notebook.masks import words_of
-
-SHOWN_GROUPS = 24
-"""Those of the largest sums."""
-SCORES = ("signed", "abs", "cosine")
+from dualform_notebook.state import WidgetState
 
 
-@dataclass(frozen=True)
-class State:
-    """What a reader asked for. What is empty is chosen: the first example, the last layer, a column of labels."""
-
-    query: str = ""
-    """PROBE/ROW."""
-    layer: str = ""
-    by: str = ""
-    """Column, or several with commas between."""
-    score: str = "signed"
-    masks: tuple[Chip, ...] = ()
-    where: str = ""
-    """SQL of the reader's own."""
-    k: int = 12
-
-
-def view_of(memory: Answers, state: State) -> dict[str, Any]:
-    """All that is shown, as JSON has it. Raises what a memory raises, and BadInput for a state that names no query."""
+def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
+    """All that is shown. Raises what a memory raises, and BadInput for what cannot be read."""
     info = memory.info()
-    probe, row = _query(info, state.query)
-    layer = _layer(info, state.layer, probe)
-    query = ProbeRows(probe, (row,))
-    columns = info.columns[layer.space]
-    by = tuple(name.strip() for name in state.by.split(",")) if state.by else _grouping(columns)
-    where = where_of(state.masks, state.where.strip())
-    sums = memory.group_sum(layer.name, query, by, where, state.score, k=SHOWN_GROUPS)
-    hits = memory.topk(layer.name, query, state.k, where, score=state.score)
-    example, lacking = _example(memory, info, memory.probe(probe), row, layer)
-    slots, too = _slots(memory, info, hits)
+    state = asked.page(memory, info)
+    query = query_panel(memory, info, state)
+    sums, slots = sums_panel(memory, info, state), slots_panel(memory, info, state)
+    probe, layer = probe_of(info, state.probe), layer_of(info, state.layer)
+    assert probe is not None, "a state names a probe that there is"
+    assert layer is not None, "and a layer"
     return {
-        "query": example,
-        "layer": layer.name,
-        "by": ",".join(by),
+        "query": _query(query),
+        "layer": state.layer,
+        "by": ",".join(state.by),
         "score": state.score,
-        "where": where or "",
-        "chips": list(map(words_of, state.masks)),
-        "layers": [own.name for own in info.layers if own.distinct_keys],
-        "probes": [{"name": own.name, "rows": own.rows} for own in info.probes],
-        "columns": list(columns),
-        "scores": list(SCORES),
-        "grade": str(layer.grade),
-        "groups": _groups(sums),
+        "toward": state.toward,
+        "where": where_before(info, state) or "",
+        "chips": list(map(words_of, state.chips)),
+        "layers": [own.name for own in layers_of(info, probe)],
+        "probes": [own.name for own in info.probes],
+        "groupings": [",".join(own) for own in groupings_of(info, state)],
+        "scores": [{"name": name, "shown": shown} for name, shown in SCORES.items()],
+        "grade": _grade(layer.grade if slots.grade is None else slots.grade, state.score),
+        "groups": list(map(_group, sums.rows)),
+        "largest": sums.largest,
+        "signed": sums.signed,
         "total": sums.total,
-        "slots": slots,
-        "lacking": lacking or too,
-        "matching": hits.scan.slots_matching,
-        "scanned": hits.scan.slots_scanned,
-        "space": hits.space,
-        "sample": hits.scan.sample,
+        "slots": _slots(slots),
+        "missing": query.missing or slots.missing,
+        "matching": slots.matching,
+        "scanned": slots.scanned,
+        "space": slots.space,
+        "sampling": info.sampling,
     }
 
 
-def _query(info: MemoryInfo, said: str) -> tuple[str, int]:
-    """Probe and row."""
-    if not info.probes:
-        raise NotFound(
-            "this memory has no probe to ask by.",
-            hint="Record one: recorder.probe(name, inputs, label).",
-            field="query",
-        )
-    if not said:
-        return info.probes[0].name, 0
-    queries = as_queries(said)
-    if not isinstance(queries, ProbeRows) or queries.rows is None or len(queries.rows) != 1:
-        raise BadInput(f"the query is {said!r}.", hint="Name one row of a probe, as test/17.", field="query")
-    return queries.probe, queries.rows[0]
-
-
-def _layer(info: MemoryInfo, said: str, probe: str) -> LayerInfo:
-    """The layer of that name; else the last one that the probe was taken at."""
-    found = {own.name: own for own in info.layers} | {view: own for own in info.layers for view in own.views}
-    if said:
-        if said not in found:
-            raise NotFound(f"there is no layer {said!r}.", hint=f"Layers: {', '.join(found)}.", field="layer")
-        return replace(found[said], name=said)  # a part of a layer is asked as one
-    held = next((own.layers for own in info.probes if own.name == probe), ())
-    return found[next((name for name in reversed(held) if name in found), info.layers[-1].name)]
-
-
-def _grouping(columns: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(name for name in ("dataset", "label") if name in columns) or ("step",)
-
-
-def _example(memory: Answers, info: MemoryInfo, probe: Probe, row: int, layer: LayerInfo) -> tuple[dict[str, Any], str]:
-    """The query: its name, and of the example that it is of its label, what the network made of it, and its look; and
-    why it has none that it should have.
-    """
-    rows = _rows(info, probe.name, layer)
-    examples = examples_of(memory, info, probe.name)
-    counted = probe.outputs is not None or next(bool(own.gallery) for own in info.probes if own.name == probe.name)
-    known = examples.count if counted or probe.labels is not None else 0
-    example, position = _place(row, rows, known, layer)
-    tokens = 1 if rows is None or not known else rows // known
-    if tokens == 1 and not counted:
-        position = None  # labels may be of examples of one token, or of each token of longer ones
-    label = None if example is None else examples.label_at(example, position, tokens)
-    looks = looks_of_examples(memory, info, probe.name, [] if example is None else [example], position)
-    shown = {
-        "probe": probe.name,
-        "row": row,
-        "rows": rows,
-        "position": position,
-        "label": label,
-        "largest": None if example is None or probe.outputs is None else int(probe.outputs[example].argmax()),
-        "look": _shown(looks[0] if looks else NOTHING),
+def _query(query: QueryPanel) -> dict[str, Any]:
+    return {
+        "probe": query.probe,
+        "row": query.row,
+        "count": query.count,
+        "token": query.token,
+        "tokens": query.tokens,
+        "label": query.label,
+        "label_name": query.label_name,
+        "read": query.read,
+        "read_name": query.read_name,
+        "wrong": query.wrong,
+        "look": _look(query.look),
     }
-    return shown, looks.missing
 
 
-def _place(row: int, rows: int | None, examples: int, layer: LayerInfo) -> tuple[int | None, int | None]:
-    """Which example a row is of, and its place in it; None where nothing tells. Of a layer with tokens or places, the
-    rows of an example stand after one another.
-    """
-    if layer.space == "sample":
-        return (row, None) if row < examples else (None, None)
-    if rows is None or not examples or rows % examples or row >= rows:
-        return None, None
-    return divmod(row, rows // examples)
+def _grade(grade: Grade, score: str) -> str:
+    """How exact the numbers are: contributions as exact as the layer's record, scores as the keys that are stored."""
+    said = f"the layer's record: {grade}"
+    return said if score == "contribution" else f"scores are of stored keys alone, and exact; {said}"
 
 
-def _rows(info: MemoryInfo, probe: str, layer: LayerInfo) -> int | None:
-    """Of a probe in a layer; None where only another space's are known."""
-    own = next(one for one in info.probes if one.name == probe)
-    first = next((one for one in info.layers if one.name in own.layers[:1]), None)
-    return own.rows if first is None or first.space == layer.space else None
+def _group(row: GroupRow) -> dict[str, Any]:
+    group = row.group
+    return {
+        "values": dict(zip(group.columns, map(_plain, group.values), strict=True)),
+        "name": group.name,
+        "sum": None if row.gone else group.sum,
+        "count": None if row.gone else group.count,
+        "unmasked": row.unmasked,
+        "gone": row.gone,
+    }
 
 
-def _groups(sums: GroupSums) -> list[dict[str, Any]]:
-    """Largest first."""
+def _slots(panel: SlotsPanel) -> list[dict[str, Any]]:
+    """Best first, with the columns that say something of any."""
+    every = list(map(_columns, panel.slots))
+    said = {name for columns in every for name, value in columns.items() if value is not None}
     return [
-        {"values": dict(zip(sums.by, map(_plain, key), strict=True)), "sum": own, "count": count}
-        for key, own, count in sums.ranked()
-    ]
-
-
-def _slots(memory: Answers, info: MemoryInfo, hits: Hits) -> tuple[list[dict[str, Any]], str]:
-    """Best first: rank, slot, score, the columns that say something of any, and what each looks like; and why some have
-    no look that they should have.
-    """
-    (found,) = hits
-    if not found:
-        return [], ""
-    rows = memory.slots(hits.ids, hits.space).records()
-    empty = {name for name in rows[0] if all(row[name] is None for row in rows)}
-    looks = looks_of_slots(memory, info, rows)
-    shown = [
         {
-            "rank": hit.rank,
-            "slot": hit.slot,
-            "score": hit.score,
-            "columns": {name: _plain(value) for name, value in row.items() if name not in {"slot", *empty}},
-            "look": _shown(look),
+            "rank": own.rank,
+            "slot": own.slot,
+            "score": own.score,
+            "label_name": own.label_name,
+            "columns": {name: value for name, value in columns.items() if name in said},
+            "look": _look(own.look),
         }
-        for hit, row, look in zip(found, rows, looks, strict=True)
+        for own, columns in zip(panel.slots, every, strict=True)
     ]
-    return shown, looks.missing
 
 
-def _shown(look: Look) -> dict[str, Any] | None:
+def _columns(slot: Slot) -> dict[str, Any]:
+    common = {
+        "step": slot.step,
+        "position": slot.position,
+        "dataset": slot.dataset,
+        "label": slot.label,
+        "sample": slot.sample,
+    }
+    return {name: _plain(value) for name, value in {**common, **slot.others}.items()}
+
+
+def _look(look: Look) -> dict[str, Any] | None:
     """None where nothing is known."""
     match look.kind:
         case "image":

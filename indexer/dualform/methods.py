@@ -390,22 +390,39 @@ class Answers(_Methods, ABC):
         self,
         query: str = "",
         *,
+        token: int | None = None,
         layer: str = "",
         by: str = "",
         where: str = "",
         score: str = "signed",
+        toward: str = "",
         k: int = 12,
+        allow_inexact: bool = False,
     ) -> Explorer:
-        """A widget for notebooks: what one stored example, "test/17", attends to in a layer, by groups and by slots,
-        under masks that are set by mouse.
+        """A widget for notebooks: what one example of a probe, "test/17", attends to in a layer, by groups and by
+        slots, under masks that are set by mouse.
 
-        What is empty is chosen: the first example, the last layer that its probe has, datasets and labels as groups. A
-        question that is refused is told in the widget. Raises MissingPackage without the extra [notebook].
+        It asks as the page of `dualform explore` does. `token`: the place in the example, of layers that see tokens,
+        whose queries are an example's tokens one after another; its last where it is left out. `score`: signed, abs,
+        or contribution, `toward` an output "3" or a margin "3-8". What is empty is chosen: the first example, the last
+        layer that its probe has, labels as groups, with their datasets where there are several. A question that is
+        refused is told in the widget. Raises MissingPackage without the extra [notebook].
         """
         optional("anywidget")
         from dualform_notebook.explorer import Explorer
 
-        return Explorer(self, query=query, layer=layer, by=by, where=where, score=score, k=k)
+        return Explorer(
+            self,
+            query=query,
+            token=token,
+            layer=layer,
+            by=by,
+            where=where,
+            score=score,
+            toward=toward,
+            k=k,
+            allow_inexact=allow_inexact,
+        )
 
     def _ask_by_inputs(self, question: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         from dualform.live.queries import of_layer

@@ -21,26 +21,33 @@ from tests.notebook.galleries import record_images, record_passages
 
 
 def shown_sums(view):
-    return [(tuple(own["values"].values()), own["sum"], own["count"]) for own in view["groups"]]
+    return [(tuple(own["values"].values()), own["sum"], own["count"]) for own in view["groups"] if not own["gone"]]
+
+
+def in_order(sums):
+    """Of few groups, as a page has them: in the order of their values."""
+    return list(zip(sums.groups, sums.sums[0].tolist(), sums.counts.tolist(), strict=True))
 
 
 def test_the_view_is_what_the_memory_answers(memory):
     explorer = memory.explorer("test/3", layer="0", by="label", k=5)
-    sums = memory.group_sum("0", "test/3", by="label", k=24)
     hits = memory.topk("0", "test/3", k=5)
     view = explorer.view
-    assert shown_sums(view) == sums.ranked()
+    assert shown_sums(view) == in_order(memory.group_sum("0", "test/3", by="label"))
     assert [(own["rank"], own["slot"], own["score"]) for own in view["slots"]] == [hit[:3] for hit in next(iter(hits))]
     columns = memory.slots(hits).records()
     assert [own["columns"] for own in view["slots"]] == [
-        {name: value for name, value in row.items() if name not in ("slot", "position")} for row in columns
+        {name: row[name] for name in ("step", "dataset", "label", "sample", "text")} for row in columns
     ]
     probe = memory.probe("test")
     largest = int(probe.outputs[3].argmax())
     assert view["query"] == {
-        "probe": "test", "row": 3, "rows": 9, "position": None, "label": 3, "largest": largest, "look": None,
+        "probe": "test", "row": 3, "count": 9, "token": None, "tokens": 1, "label": 3, "label_name": "",
+        "read": largest, "read_name": "", "wrong": largest != 3, "look": None,
     }  # fmt: skip
-    assert (view["matching"], view["scanned"], view["space"], view["grade"]) == (48, 48, "sample", "exact")
+    assert (view["matching"], view["scanned"], view["space"]) == (48, 48, "sample")
+    assert view["grade"] == "scores are of stored keys alone, and exact; the layer's record: exact"
+    assert memory.explorer("test/3", score="contribution", toward="0").view["grade"] == "the layer's record: exact"
 
 
 def test_what_is_not_said_is_chosen(memory):
@@ -52,11 +59,12 @@ def test_what_is_not_said_is_chosen(memory):
         "dataset,label",
     )
     assert view["layers"] == ["0", "2"]
-    assert view["probes"] == [{"name": "test", "rows": 9}, {"name": "other", "rows": 3}]
+    assert view["probes"] == ["test", "other"]
+    assert view["groupings"] == ["dataset,label", "dataset", "label", "sample", "text"]
     assert memory.explorer("other/1").view["query"]["label"] is None
 
 
-@pytest.mark.parametrize("score", ["signed", "abs", "cosine"])
+@pytest.mark.parametrize("score", ["signed", "abs"])
 @pytest.mark.parametrize(
     ("masks", "where", "sql"),
     [
@@ -80,7 +88,9 @@ def test_masks_leave_the_slots_that_duckdb_leaves(memory, masks, where, sql, sco
     assert sorted(own["slot"] for own in explorer.view["slots"]) == sorted(left)
     assert explorer.view["matching"] == len(left)
     given = where_of([chip_of(mask) for mask in masks], where)
-    assert shown_sums(explorer.view) == memory.group_sum("2", "test/3", "label", given, score, k=24).ranked()
+    assert shown_sums(explorer.view) == in_order(memory.group_sum("2", "test/3", "label", given, score))
+    whole = memory.group_sum("2", "test/3", "label", score=score)
+    assert [own["unmasked"] for own in explorer.view["groups"]] == whole.sums[0].tolist()
 
 
 def test_a_mask_is_taken_back_exactly(memory):
@@ -96,17 +106,19 @@ def test_a_mask_is_taken_back_exactly(memory):
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        ({"layer": "nix"}, "there is no layer 'nix'.", "Layers: 0, 2."),
-        ({"query": "test/99"}, "no row of probe 'test' has number 99.", "There are 9"),
-        ({"query": "nix/1"}, "there is no probe 'nix'.", "Probes: "),
-        ({"query": "test/1:3"}, "the query is 'test/1:3'.", "Name one row of a probe"),
-        ({"query": "test"}, "the query is 'test'.", "Name one row of a probe"),
+        ({"layer": "nix"}, "There is no layer 'nix'.", "There is: 0, 2."),
+        ({"query": "test/99"}, "The probe test has no row '99'", "There is: test/0, test/8."),
+        ({"query": "nix/1"}, "There is no probe 'nix'", "There is: test/0, other/0."),
+        ({"query": "test/1:3"}, "The probe test has no row '1:3'", "There is: test/0, test/8."),
+        ({"query": "test"}, "There is no probe 'test'; an item is PROBE/ROW.", "There is: test/0, other/0."),
         ({"where": "labl = 3"}, "no slot column 'labl'.", "Columns: "),
         ({"where": "label = 1) OR (true"}, "where cannot be read", ""),
         ({"where": "step > 99"}, "where leaves none of 48 slots", "See what is there"),
-        ({"by": "nix"}, "no slot column 'nix'.", "Columns: "),
-        ({"score": "nix"}, "nix", "It is "),
+        ({"by": "nix"}, "There is no column 'nix' to group by.", "There is: "),
+        ({"score": "cosine"}, "score is 'cosine', which is none of: signed, abs, contribution.", "There is: "),
+        ({"toward": "7"}, "toward is '7'; it is an output of layer 0, 0 to 4", ""),
         ({"k": 0}, "k is 0.", "Ask for at least 1"),
+        ({"masks": [{"values": {"nix": 1}}]}, "There is no column 'nix'.", ""),
         ({"masks": [{"values": {}}]}, "a mask is {'values': {}}.", "Give {"),
         ({"masks": ["x"]}, "a mask is 'x'.", "Give {"),
         ({"masks": [{"values": {"label": [1]}}]}, "a mask is ", "Give {"),
@@ -138,14 +150,14 @@ def test_an_expression_of_ones_own_does_not_reach_beyond_the_masks(memory):
 
 
 def test_a_memory_without_a_probe_says_so(tmp_path):
-    from tests.store.small_memory import write
-
-    write(tmp_path / "run", [5, 4])
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0, 1]):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
     with open_memory(tmp_path / "run") as opened:
-        info = opened.info()
-        error = opened.explorer("nix/0").view["error"]
-    assert info.probes
-    assert "there is no probe 'nix'" in error["message"]
+        error = opened.explorer().view["error"]
+    assert error["message"].startswith("This memory has no probe: recorder.probe(")
 
 
 def test_an_error_that_nobody_foresaw_is_told_too(memory, monkeypatch):
@@ -211,18 +223,20 @@ def test_slots_and_examples_look_as_the_gallery_has_them(tmp_path):
 def test_a_token_is_marked_in_its_passage_and_is_of_its_example(tmp_path):
     path = record_passages(tmp_path / "run")
     with open_memory(path) as opened:
-        view = opened.explorer("test/7", by="position", k=4).view
-        assert (view["query"]["position"], view["query"]["label"]) == (1, 2), "row 7 of three tokens an example"
+        view = opened.explorer("test/2", token=1, by="position", k=4).view
+        assert (view["query"]["token"], view["query"]["tokens"], view["query"]["label"]) == (1, 3, 2)
         assert view["query"]["look"] == {"before": "aa ", "token": "bb", "behind": " cc"}
         rows = opened.slots(opened.topk("0", "test/7", k=4)).records()
         for own, row in zip(view["slots"], rows, strict=True):
             marked = ("aa", "bb", "cc")[row["position"]]
             assert own["look"]["token"] == marked
             assert own["look"]["before"] + marked + own["look"]["behind"] == "aa bb cc"
+        assert opened.explorer("test/2", k=4).view["query"]["token"] == 2, "the last one where none is named"
+        error = opened.explorer("test/2", token=3).view["error"]
+    assert error["message"] == "The example has no token 3: it has 0 to 2."
 
 
-@pytest.mark.parametrize("shown", [True, False], ids=["with a gallery", "without"])
-def test_rows_of_tokens_that_have_labels_of_their_own_are_of_their_example(tmp_path, shown):
+def test_tokens_that_have_labels_of_their_own_are_asked_as_the_page_asks(tmp_path):
     torch.manual_seed(0)
     words = [[f"{text}{letter}" for letter in "abcd"] for text in range(8)]
     places = [np.array([[0, 2], [3, 5], [6, 8], [9, 11]])] * 8
@@ -233,13 +247,12 @@ def test_rows_of_tokens_that_have_labels_of_their_own_are_of_their_example(tmp_p
         with recorder.step(sample=torch.arange(8), label=labels):
             nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten()).backward()
             optimizer.step()
-        recorder.probe("test", inputs, label=labels, gallery=gallery if shown else None)
+        recorder.probe("test", inputs, label=labels, gallery=gallery)
     with open_memory(tmp_path / "run") as opened:
-        for row in (0, 5, 9, 31):
-            query = opened.explorer(f"test/{row}", layer="0", by="sample").view["query"]
-            assert query["label"] == labels.flatten()[row]
-            assert query["position"] == row % 4
-            if shown:
-                assert query["look"]["token"] == words[row // 4][row % 4]
-            else:
-                assert query["look"] is None
+        for row, token in ((0, 0), (1, 1), (2, 1), (7, 3)):
+            view = opened.explorer(f"test/{row}", token=token, layer="0", by="sample").view
+            query = view["query"]
+            assert (query["count"], query["token"], query["label"]) == (8, token, labels[row, token])
+            assert query["look"]["token"] == words[row][token]
+            best = opened.topk("0", f"test/{4 * row + token}", k=12)
+            assert [own["score"] for own in view["slots"]] == best.scores[0].tolist()

@@ -6,14 +6,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 
+import dualform
 import dualform_notebook.explorer as room
 from dualform_explorer.looks import NOTHING, Look, Looks
-from dualform_notebook import view
+from dualform_explorer.panels import slots
 from tests.notebook.conftest import UNSAFE
+from tests.notebook.galleries import record_images, record_passages
 
 CHROMIUM = shutil.which("chromium")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -72,7 +75,7 @@ class Page:
         self.page.evaluate(HOST, {**given, "state": self._state()})
 
     def _state(self):
-        names = ("query", "layer", "by", "score", "masks", "where", "k", "view")
+        names = (*room._ASKED, "view")
         return json.loads(json.dumps({name: getattr(self.explorer, name) for name in names}))
 
     def _kernel(self, changed):
@@ -117,16 +120,18 @@ def shown(chromium, memory):
 def test_numbers_are_the_apis_and_a_click_masks(shown, memory):
     own = shown(layer="2", by="label", k=6)
     page = own.page
-    sums = memory.group_sum("2", "test/3", by="label", k=24)
-    assert own.table("groups") == [group[1] for group in sums.ranked()]
+    assert own.table("groups") == memory.group_sum("2", "test/3", by="label").sums[0].tolist()
     assert own.table("slots") == memory.topk("2", "test/3", k=6).scores[0].tolist()
-    assert page.get_by_text("test/3, label 3").is_visible()
+    assert page.get_by_text("test/3, is 3, was read as ").is_visible()
 
     page.get_by_role("button", name="without label 3").click()
     own.settled()
     page.get_by_role("button", name="without label 3 ✕").wait_for()
     masked = memory.topk("2", "test/3", k=6, where="label IS DISTINCT FROM 3")
     assert own.table("slots") == masked.scores[0].tolist()
+    left_out = page.locator("table.groups tr.gone")
+    assert left_out.inner_text().split() == ["label", "3", "left", "out"]
+    assert left_out.locator(".was").count() == 1
     assert page.get_by_text("it is not retraining without them").is_visible()
     page.get_by_role("button", name="without label 3 ✕").click()
     own.settled()
@@ -138,20 +143,53 @@ def test_layer_example_groups_and_score_are_chosen(shown, memory):
     page = own.page
     page.get_by_label("layer").select_option("0")
     own.settled()
-    page.get_by_label("groups by").select_option("step")
+    page.get_by_label("groups by").select_option("dataset")
     own.settled()
-    page.get_by_label("score").select_option("abs")
+    page.get_by_label("measure").select_option("absolute")
     own.settled()
     page.get_by_role("button", name="next example").click()
     own.settled()
     assert own.explorer.query == "test/4"
     assert own.table("slots") == memory.topk("0", "test/4", k=4, score="abs").scores[0].tolist()
-    wanted = memory.group_sum("0", "test/4", by="step", score="abs", k=24)
-    assert own.table("groups") == [group[1] for group in wanted.ranked()]
+    wanted = memory.group_sum("0", "test/4", by="dataset", score="abs")
+    assert own.table("groups") == wanted.sums[0].tolist()
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "next example", "keys go on from there"
     page.keyboard.press("Enter")
     own.settled()
     assert own.explorer.query == "test/5"
+
+
+def test_contributions_go_where_the_reader_says(shown, memory):
+    own = shown(layer="2", by="label", k=4)
+    page = own.page
+    page.get_by_label("measure").select_option("contribution")
+    own.settled()
+    toward = page.get_by_label("toward")
+    chosen = toward.input_value()
+    assert chosen == own.explorer.view["toward"] != ""
+    toward.fill("1-0")
+    toward.press("Enter")
+    page.get_by_text("Sums of contribution to output 1 less 0 by label").wait_for()
+    sums = memory.group_sum("2", "test/3", by="label", score="contribution", toward="1-0")
+    assert own.table("groups") == sums.sums[0].tolist()
+    toward = page.get_by_label("toward")
+    toward.fill("9")
+    toward.press("Enter")
+    page.get_by_role("alert").get_by_text("toward is '9'").wait_for()
+
+
+def test_a_token_is_chosen(chromium, tmp_path):
+    with dualform.open(record_passages(tmp_path / "run")) as memory:
+        own = Page(chromium, memory.explorer("test/2", token=0, by="label", k=4))
+        own.page.get_by_text("test/2, token 0 of 3, is 2").wait_for()
+        own.page.get_by_role("button", name="next token").click()
+        own.settled()
+        assert own.page.locator(".example mark").inner_text() == "bb"
+        assert own.table("slots") == memory.topk("0", "test/7", k=4).scores[0].tolist()
+        own.page.get_by_role("button", name="next example").click()
+        own.settled()
+        assert own.page.get_by_text("test/3, token 2 of 3, is 0").is_visible()
+        own.page.context.close()
 
 
 def test_errors_are_shown_with_their_hint_and_the_way_back(shown):
@@ -179,8 +217,7 @@ def test_a_text_of_the_training_stays_text(shown):
 
 def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monkeypatch):
     looks = [Look(image=PICTURE), Look(passage=("a ", "<b>fox</b>", " and")), Look(row={"age": 39}), NOTHING]
-    monkeypatch.setattr(view, "looks_of_slots", lambda *asked: Looks(looks, "The others are lost."))
-    monkeypatch.setattr(view, "looks_of_examples", lambda *asked: Looks([Look(image=PICTURE)]))
+    monkeypatch.setattr(slots, "looks_of_slots", lambda *asked: Looks(looks, "The others are lost."))
     own = shown(k=4)
     cells = own.page.locator("table.slots td:nth-child(4)")
     assert own.page.locator("table.slots thead th").nth(3).inner_text() == "looks like"
@@ -190,8 +227,17 @@ def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monk
     assert cells.nth(1).inner_text() == "a <b>fox</b> and"
     assert cells.nth(2).inner_text() == "age 39"
     assert cells.nth(3).inner_text() == ""
-    assert own.page.locator(".example img").count() == 1
     assert "The others are lost." in own.page.locator("p").last.inner_text()
+
+
+def test_the_example_has_its_picture(chromium, tmp_path):
+    with dualform.open(record_images(tmp_path / "run")) as memory:
+        own = Page(chromium, memory.explorer("test/2"))
+        (example,) = memory.appearances([2], probe="test")
+        picture = own.page.locator(".example img")
+        assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 2
+        assert b64decode(picture.get_attribute("src").partition("base64,")[2]) == example.image
+        own.page.context.close()
 
 
 def test_it_looks_right_on_a_narrow_dark_page(chromium, memory, tmp_path):

@@ -1,0 +1,65 @@
+"""What a widget is asked for, as the state of the page that shows the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dualform.answers import MemoryInfo
+from dualform.errors import BadInput
+from dualform.methods import Answers
+from dualform_explorer.chip import Chip
+from dualform_explorer.completed_state import completed
+from dualform_explorer.reading import Fault, read_state
+from dualform_explorer.state import State
+
+
+@dataclass(frozen=True)
+class WidgetState:
+    """What is empty is chosen as the page chooses it."""
+
+    query: str = ""
+    """PROBE/EXAMPLE."""
+    token: int | None = None
+    """The place in the example, for layers that see tokens; None for its last."""
+    layer: str = ""
+    by: str = ""
+    """Column, or several with commas between."""
+    score: str = "signed"
+    toward: str = ""
+    """Of contributions: an output, or a margin as 3-8."""
+    chips: tuple[Chip, ...] = ()
+    where: str = ""
+    """SQL of the reader's own."""
+    k: int = 12
+    allow_inexact: bool = False
+
+    def page(self, memory: Answers, info: MemoryInfo) -> State:
+        """The page that shows the same. Raises BadInput for what cannot be read, with what may stand there instead."""
+        if self.k < 1:
+            raise BadInput(f"k is {self.k}.", hint="Ask for at least 1.", field="k")
+        reading = read_state(self._params(), info)
+        if reading.state is None:
+            raise BadInput(
+                " ".join(fault.message for fault in reading.faults),
+                hint=" ".join(filter(None, map(_choices, reading.faults))),
+                field=reading.faults[0].parameter,
+            )
+        return replace(completed(memory, info, reading.state, 0), k=self.k)
+
+    def _params(self) -> list[tuple[str, str]]:
+        said = {
+            "item": self.query,
+            "token": "" if self.token is None else str(self.token),
+            "layer": self.layer,
+            "by": ",".join(name.strip() for name in self.by.split(",")),
+            "score": self.score,
+            "toward": self.toward,
+            "where": self.where,
+            "inexact": "yes" if self.allow_inexact else "",
+        }
+        chips = [("only" if chip.only else "without", chip.written) for chip in self.chips]
+        return [*((name, own) for name, own in said.items() if own), *chips]
+
+
+def _choices(fault: Fault) -> str:
+    return f"There is: {', '.join(name for name, _ in fault.choices)}." if fault.choices else ""
