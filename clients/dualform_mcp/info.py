@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import Field
@@ -12,6 +11,7 @@ from dualform.answers import LayerInfo, ProbeInfo
 from dualform.methods import Answers
 from dualform.patterns import matches
 from dualform_mcp.bounds import MOST_NAMES, first
+from dualform_mcp.grade import told
 from dualform_mcp.tool import Arguments, Tool
 
 
@@ -55,7 +55,7 @@ def _layer(layer: LayerInfo) -> dict[str, Any]:
         "d_out": layer.d_out,
         "slots": layer.slots,
         "values": layer.values,
-        "grade": {**asdict(layer.grade), "exact": layer.exact},
+        "grade": told(layer.grade),
         **({"views": layer.views[:MOST_NAMES]} if layer.views else {}),
     }
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from dualform.errors import BadInput
+from dualform.answers.cancellation import WHAT_A_MASK_MEANS
+from dualform.errors import BadInput, Inexact
 from dualform.methods import Answers
-from dualform_client.cli.mask_notes import WHAT_A_MASK_MEANS, cancellation, figures
 from dualform_mcp.questions import LayerArguments, beside, few_queries, name_of
 from dualform_mcp.tool import Tool
 
@@ -43,8 +43,17 @@ def answer(memory: Answers, asked: OutputArguments) -> Mapping[str, Any]:
     }
     if asked.where is None:
         return record
-    removed = cancellation(memory, asked.where, asked.at_step, asked.layer, asked.allow_inexact)
-    return {**record, "what_a_mask_means": WHAT_A_MASK_MEANS, **figures(removed)}
+    return {**record, "what_a_mask_means": WHAT_A_MASK_MEANS, **_cancellation(memory, asked, asked.where)}
+
+
+def _cancellation(memory: Answers, asked: OutputArguments, where: str) -> Mapping[str, Any]:
+    """How much the removed terms cancel, or why that cannot be had, as of a server of an earlier version. What else
+    would be refused was refused with the output.
+    """
+    try:
+        return memory.cancellation(where, asked.at_step, asked.layer, asked.allow_inexact).record()
+    except Inexact as unmeasured:
+        return {"cancellation": None, "cancellation_unmeasured": unmeasured.message}
 
 
 def _within(asked: OutputArguments, width: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import Field
@@ -13,6 +12,7 @@ from dualform.methods import Answers
 from dualform.questions import ProbeRows, as_queries
 from dualform.questions.toward import CONTRIBUTION
 from dualform_mcp.bounds import MOST_QUERIES
+from dualform_mcp.grade import reason_of, told
 from dualform_mcp.tool import Arguments
 
 WHERE = (
@@ -81,11 +81,11 @@ def name_of(asked: ProbeRows, query: int) -> str:
     return f"{asked.probe}/{query if asked.rows is None else asked.rows[query]}"
 
 
-def beside(scan: Scan, space: str, grade: Grade | None) -> dict[str, Any]:
-    """What an answer stands on. Scores of keys alone have no grade: they need nothing but the keys."""
+def beside(scan: Scan, space: str, grade: Grade | None, score: str = CONTRIBUTION) -> dict[str, Any]:
+    """What an answer stands on. `grade`: None of scores that stand on no rebuilt weights."""
     return {
         "space": space,
-        "grade": None if grade is None else {**asdict(grade), "exact": grade.exact},
+        "grade": told(grade, reason_of(score)),
         "slots_scanned": scan.slots_scanned,
         "slots_matching": scan.slots_matching,
         "snapshot": scan.snapshot,

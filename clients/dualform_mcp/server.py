@@ -10,8 +10,8 @@ from mcp import types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 
+from dualform.faults import as_dualform_error
 from dualform.methods import Answers
-from dualform_client.cli.failure import as_dualform_error
 from dualform_mcp.bounds import as_json
 from dualform_mcp.info import INFO
 from dualform_mcp.output import OUTPUT

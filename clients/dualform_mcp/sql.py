@@ -10,6 +10,7 @@ from pydantic import Field
 from dualform.errors import Forbidden
 from dualform.methods import Answers
 from dualform_mcp.bounds import MOST_ROWS
+from dualform_mcp.grade import told
 from dualform_mcp.tool import Arguments, Tool
 
 
@@ -21,7 +22,12 @@ class SqlArguments(Arguments):
 
 def answer(memory: Answers, asked: SqlArguments) -> Mapping[str, Any]:
     found = memory.sql(asked.statement)
-    return {"columns": list(found.keys()), "rows": found.records(), "snapshot": found.scan.snapshot}
+    return {
+        "columns": list(found.keys()),
+        "rows": found.records(),
+        "grade": told(None),
+        "snapshot": found.scan.snapshot,
+    }
 
 
 def is_offered(memory: Answers) -> bool:

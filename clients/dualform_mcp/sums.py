@@ -32,7 +32,7 @@ def answer(memory: Answers, asked: SumsArguments) -> Mapping[str, Any]:
         "score": asked.asked["score"],
         "sums": rows,
         "groups_in_all": sums.total,
-        **beside(sums.scan, sums.space, sums.grade),
+        **beside(sums.scan, sums.space, sums.grade, asked.asked["score"]),
     }
 
 

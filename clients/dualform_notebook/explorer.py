@@ -9,7 +9,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from dualform.errors import DualformError
+from dualform.faults import as_dualform_error
 from dualform.methods import Answers
 from dualform_explorer.remembered import RememberedAnswers
 from dualform_notebook.masks import chip_of
@@ -86,12 +86,9 @@ class Explorer(anywidget.AnyWidget):
                 return
             view = view_of(self._memory, state)
             self._answered = state
-        except DualformError as error:
-            self._answered = None
-            view = {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
         except Exception as error:  # nobody sees what a kernel logs of a widget's message
             self._answered = None
-            said = f"{type(error).__name__}: {error}"
-            view = {"error": {"code": "internal", "message": said, "hint": "This is a fault of dualform."}}
+            ours = as_dualform_error(error)
+            view = {"error": {"code": ours.code, "message": ours.message, "hint": ours.hint}}
         self._turn += 1
         self.view = {**view, "turn": self._turn}

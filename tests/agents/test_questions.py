@@ -70,11 +70,9 @@ def output(memory, layer, query, most=10, outputs=None, **asked):
 
 
 def scanned(found):
-    grade = None if found.grade is None else {**asdict(found.grade), "exact": found.grade.exact}
     scan = found.scan
     return {
         "space": found.space,
-        "grade": grade,
         "slots_scanned": scan.slots_scanned,
         "slots_matching": scan.slots_matching,
         "snapshot": scan.snapshot,
@@ -191,6 +189,15 @@ QUESTIONS = {
 }
 
 
+SLOTS = {"topk": "hits", "slots": "slots"}
+"""The rows of tools that answer slots."""
+
+
+def stands_on_weights(asked):
+    """Whether the answer is as exact as weights that are rebuilt from the record, which was measured."""
+    return asked.tool in ("info", "output") or "toward" in asked.arguments
+
+
 def test_there_are_twenty():
     assert len(QUESTIONS) == 20
 
@@ -214,7 +221,12 @@ async def test_an_agents_questions_get_the_answers_of_the_api(kind, run, served,
             expected = asked.expected(memory)
             found = told.structured_content
             assert {name: found[name] for name in expected} == expected, question
-            if asked.tool in ("topk", "slots"):
-                assert all(isinstance(row["slot"], int) for row in found[asked.tool.replace("topk", "hits")]), question
-            if asked.tool == "output" or asked.arguments.get("toward"):
-                assert found["grade"]["name"] == "exact", question
+            if asked.tool in SLOTS:
+                slots = [row["slot"] for row in found[SLOTS[asked.tool]]]
+                assert slots == [row["slot"] for row in expected[SLOTS[asked.tool]]] != [], question
+                assert all(isinstance(slot, int) for slot in slots), question
+            for grade in (own["grade"] for own in found["layers"]) if asked.tool == "info" else (found["grade"],):
+                assert (grade["name"], grade["exact"]) == ("exact", True), question
+                assert (grade["error"] is not None) == stands_on_weights(asked), question
+                of_scores = asked.tool in ("topk", "sums") and not stands_on_weights(asked)
+                assert ("stored keys" in grade["reason"]) == of_scores, question

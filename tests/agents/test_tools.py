@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from mcp import Client
+from torch import nn
 
 import dualform
 from dualform.answers import Columns
+from dualform.errors import Inexact
 from dualform_mcp.bounds import MOST_BYTES, MOST_ROWS, MOST_TEXT, bounded
 from dualform_mcp.server import mcp_server
 from dualform_service.config import ServiceConfig
@@ -145,3 +148,50 @@ async def test_a_network_of_many_layers_is_told_in_parts():
 def test_numbers_that_json_lacks_are_null():
     rows = Columns({"x": np.array([np.nan, np.inf, 1.5], np.float32)}).records()
     assert bounded({"rows": rows}, "rows") == {"rows": [{"x": None}, {"x": None}, {"x": 1.5}], "rows_left_out": 0}
+
+
+GRADES = {
+    "keys alone": ("topk", {"layer": "0", "query": "test/1"}, "the layer's inputs bit for bit"),
+    "their sums": ("sums", {"layer": "0", "query": "test/1", "by": "label"}, "the layer's inputs bit for bit"),
+    "absolute sums": ("sums", {"layer": "0", "query": "test/1", "by": "label", "score": "abs"}, "right to 1e-6"),
+    "gradients": ("topk", {"layer": "*", "query": "traced/1", "score": "gradient"}, "stored error signals"),
+    "columns": ("slots", {"ids": [0]}, "as the training gave it"),
+    "tables": ("sql", {"statement": "SELECT count(*) AS n FROM slots"}, "as the training gave it"),
+}
+
+
+@pytest.mark.parametrize(("tool", "arguments", "reason"), GRADES.values(), ids=GRADES)
+async def test_an_answer_that_needs_no_weights_says_how_exact_it_is(memory, tool, arguments, reason):
+    grade = (await asked(memory, tool, **arguments)).structured_content["grade"]
+    assert (grade["name"], grade["exact"], grade["error"]) == ("exact", True, None)
+    assert reason in grade["reason"]
+
+
+async def test_scores_of_a_layer_that_cannot_be_rebuilt_are_exact_and_its_weights_are_not(tmp_path):
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", values=False, quiet=True) as recorder:
+        with recorder.step(label=[0, 1]):
+            model(torch.eye(3)[:2]).sum().backward()
+            optimizer.step()
+        recorder.probe("test", torch.ones(1, 3))
+    with dualform.open(tmp_path / "run") as memory:
+        (layer,) = (await asked(memory, "info")).structured_content["layers"]
+        told = (await asked(memory, "topk", layer="", query="test/0")).structured_content
+    assert layer["grade"]["name"] == "scores only"
+    assert told["grade"]["name"] == "exact"
+    assert [row["slot"] for row in told["hits"]] == [0, 1]
+
+
+async def test_a_cancellation_that_cannot_be_had_is_told_in_the_answer_alone(memory, monkeypatch, capfd):
+    def refused(*asked):
+        raise Inexact("this server measures no cancellation under Adam.")
+
+    monkeypatch.setattr(type(memory), "cancellation", refused)
+    told = await asked(memory, "output", layer="2", query="test/1", where="step > 1")
+    assert not told.is_error
+    answer = told.structured_content
+    assert answer["cancellation"] is None
+    assert answer["cancellation_unmeasured"] == "this server measures no cancellation under Adam."
+    assert answer["outputs"]
+    assert capfd.readouterr() == ("", "")

@@ -6,18 +6,14 @@ With --json, what a server said has its call's `request_id`, too.
 from __future__ import annotations
 
 import json
-import os
-import sys
-import traceback
 
 import click
 
-from dualform.errors import BadInput, DualformError, FolderError, NotFound
-from dualform.extras import missing_package
+from dualform.errors import BadInput, NotFound
+from dualform.faults import as_dualform_error
 from dualform_client.cli.printing import print_note
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-TRACEBACK = "DUALFORM_TRACEBACK"
 
 
 def report_failure(error: BaseException, as_json: bool) -> int:
@@ -31,23 +27,6 @@ def report_failure(error: BaseException, as_json: bool) -> int:
     ours = as_dualform_error(error)
     _print_failure(ours.code, ours.message, ours.hint, as_json, ours.request_id)
     return BAD_INPUT if isinstance(ours, BadInput | NotFound) else FAILED
-
-
-def as_dualform_error(error: BaseException) -> DualformError:
-    """The error itself where it is one of dualform, or one that says what happened."""
-    if os.environ.get(TRACEBACK):
-        traceback.print_exception(error, file=sys.stderr)
-    if isinstance(error, DualformError):
-        return error
-    if isinstance(error, ImportError) and (missing := missing_package(error)) is not None:
-        return missing
-    if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        return FolderError(f"{place}{error.strerror or error}")
-    return DualformError(
-        f"{type(error).__name__}: {error}",
-        hint=f"This is a fault of dualform; set {TRACEBACK}=1 to see where it happened.",
-    )
 
 
 def _usage_hint(error: click.ClickException) -> str:

@@ -5,24 +5,19 @@ weights, and whose the grade is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from math import isnan
 from typing import Any
 
 from dualform.answers import Cancellation, Grade
+from dualform.answers.cancellation import WHOSE_GRADE
 from dualform.errors import BadInput, Inexact
 from dualform.methods import Answers
 from dualform_client.cli.printing import print_note
 
 _NOTHING = "moves nothing"
-_WHOSE_GRADE = "The grade is that of the whole sum, of which a mask leaves a part."
-WHAT_A_MASK_MEANS = (
-    "A mask takes terms out of this training's sum, by arithmetic; it is not retraining without them. What remains was "
-    f"learned beside what is masked. {_WHOSE_GRADE}"
-)
 WHAT_A_SOFTMAX_MASK_MEANS = (
     "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to the "
-    f"bias is taken out of it, by arithmetic. It is not retraining without them. {_WHOSE_GRADE}"
+    f"bias is taken out of it, by arithmetic. It is not retraining without them. {WHOSE_GRADE}"
 )
 
 
@@ -96,11 +91,5 @@ def describe(removed: Cancellation | None) -> str:
 
 
 def figures(removed: Cancellation | None) -> dict[str, Any]:
-    """As JSON has them; `unmoved`: the layers that the mask moves nothing of, whose figures are undefined, and null."""
-    concentrations = {} if removed is None else removed.concentrations
-    shares = {**(removed or {}), **{layer: one.share for layer, one in concentrations.items()}}
-    return {
-        "cancellation": None if removed is None else dict(removed),
-        "concentration": {layer: asdict(one) for layer, one in concentrations.items()},
-        "unmoved": [layer for layer, share in shares.items() if isnan(share)],
-    }
+    """As JSON has them; null where nothing was measured."""
+    return {"cancellation": None, "concentration": {}, "unmoved": []} if removed is None else removed.record()

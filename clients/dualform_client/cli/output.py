@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from dualform.answers import Outputs
+from dualform.answers.cancellation import WHAT_A_MASK_MEANS
 from dualform.methods import Answers
 from dualform.questions import Queries
 from dualform_client.cli.asked_queries import AskedQuery, asked_queries, names_record
 from dualform_client.cli.importance import Importance
 from dualform_client.cli.layers import LayerAnswer, asks_layers
 from dualform_client.cli.mask_notes import (
-    WHAT_A_MASK_MEANS,
     WHAT_A_SOFTMAX_MASK_MEANS,
     cancellation,
     describe,

@@ -10,12 +10,13 @@ import click
 import numpy as np
 
 from dualform.answers import Contributions
+from dualform.answers.cancellation import WHAT_A_MASK_MEANS
 from dualform.methods import Answers
 from dualform.questions import Queries
 from dualform_client.cli.asked_queries import asked_queries, names_record
 from dualform_client.cli.importance import Importance
 from dualform_client.cli.layers import LayerAnswer, asks_layers
-from dualform_client.cli.mask_notes import WHAT_A_MASK_MEANS, describe_grade
+from dualform_client.cli.mask_notes import describe_grade
 from dualform_client.cli.options import (
     allow_inexact_option,
     at_step_option,

@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from dualform.answers import Weights
+from dualform.answers.cancellation import WHAT_A_MASK_MEANS
 from dualform.errors import AlreadyExists, FolderError
 from dualform.methods import Answers
-from dualform_client.cli.mask_notes import WHAT_A_MASK_MEANS, cancellation, describe, describe_grade, figures, one_mask
+from dualform_client.cli.mask_notes import cancellation, describe, describe_grade, figures, one_mask
 from dualform_client.cli.options import (
     allow_inexact_option,
     at_step_option,

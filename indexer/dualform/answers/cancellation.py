@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from math import isnan
+from typing import Any
 
 from dualform.answers.columns import Columns, column_of
 from dualform.answers.scan import Scan
 from dualform.answers.table import Shown
+
+WHOSE_GRADE = "The grade is that of the whole sum, of which a mask leaves a part."
+WHAT_A_MASK_MEANS = (
+    "A mask takes terms out of this training's sum, by arithmetic; it is not retraining without them. What remains was "
+    f"learned beside what is masked. {WHOSE_GRADE}"
+)
+"""Said wherever a mask is offered, beside the figures."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,15 @@ class Cancellation(Shown, Mapping[str, float]):
 
     def __len__(self) -> int:
         return len(self.figures)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it. `unmoved`: layers that the mask moves nothing of, whose figures are undefined, and null."""
+        shares = {**self.figures, **{layer: one.share for layer, one in self.concentrations.items()}}
+        return {
+            "cancellation": dict(self.figures),
+            "concentration": {layer: asdict(one) for layer, one in self.concentrations.items()},
+            "unmoved": [layer for layer, share in shares.items() if isnan(share)],
+        }
 
     def shown(self, most: int) -> tuple[Columns, int]:
         """A row a layer: its figure, or, under rules that scale gradients, how concentrated the mask's moves are."""

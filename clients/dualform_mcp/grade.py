@@ -1,0 +1,27 @@
+"""How exact an answer is. What stands on rebuilt weights has the grade that was measured of them; all else is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dualform.answers import Grade
+
+RECORDED = "what was recorded of slots, as the training gave it"
+_KEYS = "of the stored keys alone, which are the layer's inputs bit for bit, in float64"
+_REASONS = {
+    "abs": f"scores are {_KEYS}; sums of absolute scores are right to 1e-6 of them",
+    "gradient": "dot products of gradients, from stored keys and stored error signals as the backward pass gave them",
+}
+
+
+def told(grade: Grade | None, reason: str = RECORDED) -> Mapping[str, Any]:
+    """Of an answer; `reason`: why one without a grade is exact."""
+    found = Grade("exact", reason=reason) if grade is None else grade
+    return {**asdict(found), "exact": found.exact}
+
+
+def reason_of(score: str) -> str:
+    """Why scores are exact that stand on no weights."""
+    return _REASONS.get(score, f"scores are {_KEYS}")
