@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from base64 import b64decode
 from pathlib import Path
 
@@ -15,15 +14,13 @@ import dualform
 import dualform_notebook.explorer as room
 from dualform_explorer.looks import NOTHING, Look, Looks
 from dualform_explorer.panels import slots
+from tests.explorer.chromium import chromium, needs_chromium
 from tests.notebook.conftest import UNSAFE
 from tests.notebook.galleries import record_images, record_passages
 
-CHROMIUM = shutil.which("chromium")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]  # fmt: skip
 STATIC = Path(room.__file__).parent
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here, which Debian's package brings")
+pytestmark = needs_chromium
 
 PICTURE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
@@ -93,21 +90,17 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield opened
-        opened.close()
+def opened():
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
-def shown(chromium, memory):
+def shown(opened, memory):
     pages = []
 
     def show(**asked):
-        pages.append(Page(chromium, memory.explorer("test/3", **asked)))
+        pages.append(Page(opened, memory.explorer("test/3", **asked)))
         return pages[-1]
 
     yield show
@@ -178,9 +171,9 @@ def test_contributions_go_where_the_reader_says(shown, memory):
     page.get_by_role("alert").get_by_text("toward is '9'").wait_for()
 
 
-def test_a_token_is_chosen(chromium, tmp_path):
+def test_a_token_is_chosen(opened, tmp_path):
     with dualform.open(record_passages(tmp_path / "run")) as memory:
-        own = Page(chromium, memory.explorer("test/2", token=0, by="label", k=4))
+        own = Page(opened, memory.explorer("test/2", token=0, by="label", k=4))
         own.page.get_by_text("test/2, token 0 of 3, is 2").wait_for()
         own.page.get_by_role("button", name="next token").click()
         own.settled()
@@ -230,9 +223,9 @@ def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monk
     assert "The others are lost." in own.page.locator("p").last.inner_text()
 
 
-def test_the_example_has_its_picture(chromium, tmp_path):
+def test_the_example_has_its_picture(opened, tmp_path):
     with dualform.open(record_images(tmp_path / "run")) as memory:
-        own = Page(chromium, memory.explorer("test/2"))
+        own = Page(opened, memory.explorer("test/2"))
         (example,) = memory.appearances([2], probe="test")
         picture = own.page.locator(".example img")
         assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 2
@@ -240,10 +233,10 @@ def test_the_example_has_its_picture(chromium, tmp_path):
         own.page.context.close()
 
 
-def test_it_looks_right_on_a_narrow_dark_page(chromium, memory, tmp_path):
+def test_it_looks_right_on_a_narrow_dark_page(opened, memory, tmp_path):
     """The picture is kept where DUALFORM_SCREENSHOTS names a folder."""
     for name, dark, width in (("light", False, 1200), ("dark", True, 1200), ("narrow", True, 380)):
-        own = Page(chromium, memory.explorer("test/3", by="label", k=5), dark, width)
+        own = Page(opened, memory.explorer("test/3", by="label", k=5), dark, width)
         own.page.get_by_role("button", name="without label 3").click()
         own.settled()
         folder = Path(os.environ.get("DUALFORM_SCREENSHOTS", tmp_path))

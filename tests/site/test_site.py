@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -12,9 +11,9 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
+from tests.explorer.chromium import chromium, needs_chromium
+
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +91,10 @@ def test_the_reference_shows_signatures_and_docstrings(site):
     assert "_ask_by_inputs" not in page
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here, which Debian's package of that name brings")
+@needs_chromium
 def test_a_browser_that_opens_it_from_disk_finds_what_it_searches_for(site):
-    from playwright.sync_api import sync_playwright
-
     asked, said = [], []
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+    with chromium() as browser:
         page = browser.new_page()
         page.on("request", lambda request: asked.append(request.url))
         page.on("console", lambda message: said.append(message.text))
@@ -109,6 +105,5 @@ def test_a_browser_that_opens_it_from_disk_finds_what_it_searches_for(site):
         result.wait_for()
         result.click()
         page.locator("mark", has_text="ancellation").first.wait_for()
-        browser.close()
     assert {url.partition(":")[0] for url in asked} <= {"file", "data"}
     assert said == []

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expec
 
 import dualform
 from tests.explorer.browser.watch import Watch
-from tests.explorer.chromium import ARGUMENTS, CHROMIUM, MISSING
+from tests.explorer.chromium import launched
 from tests.explorer.served import Served, served
 
 NewContext = Callable[..., BrowserContext]
@@ -27,11 +27,9 @@ def playwright() -> Iterator[Playwright]:
 
 @pytest.fixture(scope="package")
 def browser(playwright: Playwright) -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip(MISSING)
-    launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-    yield launched
-    launched.close()
+    found = launched(playwright)
+    yield found
+    found.close()
 
 
 @pytest.fixture(scope="package")
