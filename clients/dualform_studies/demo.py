@@ -33,6 +33,8 @@ from dualform_studies.images.prediction.tables import accuracy_table
 from dualform_studies.images.training.network import layer_names
 from dualform_studies.images.training.recipe import Recipe
 from dualform_studies.images.training.succession import (
+    Pair,
+    TrainedNetwork,
     Verdict,
     judge,
     moments,
@@ -66,9 +68,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     """
     _make_room(out)
     start = perf_counter()
-    pair = digits(), permuted(digits())
-    with _one_thread():
-        trained = train_in_succession(pair, recipe, seed, record_to=out, progress=progress)
+    pair, trained = record_demo(out, progress, recipe, seed)
     say = or_silent(progress)
     with open_memory(out) as memory:
         say(_REBUILDING, 0, 1)
@@ -99,6 +99,15 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     show_example(page, "prediction", report["prediction"], PaperFigures())
     page.write(report)
     return report
+
+
+def record_demo(
+    out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_RECIPE, seed: int = 0
+) -> tuple[Pair, TrainedNetwork]:
+    """Train on both datasets, one after the other, and record that to `out`."""
+    pair = digits(), permuted(digits())
+    with _one_thread():
+        return pair, train_in_succession(pair, recipe, seed, record_to=out, progress=progress)
 
 
 def _make_room(out: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import dualform
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
+from dualform_studies.demo import record_demo
 from tests.explorer import recorded_text
 from tests.explorer.recorded import record
 
@@ -20,6 +21,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded_text.record(tmp_path_factory.mktemp("explorer") / "text")
+
+
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make demo` records."""
+    path = tmp_path_factory.mktemp("explorer") / "demo"
+    record_demo(path)
+    return path
 
 
 @pytest.fixture(scope="session")

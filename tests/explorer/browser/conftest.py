@@ -11,8 +11,10 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
 import dualform
+from tests.explorer.browser.study import Study
 from tests.explorer.browser.watch import Watch
 from tests.explorer.chromium import launched
+from tests.explorer.recorded import SIDE
 from tests.explorer.served import Served, served
 
 NewContext = Callable[..., BrowserContext]
@@ -65,6 +67,18 @@ def page(new_context: NewContext) -> Page:
 def pages(folder) -> Iterator[Served]:
     with served({"run": lambda: dualform.open(folder)}, deadline=60.0) as found:
         yield found
+
+
+@pytest.fixture(scope="package", params=["patterns", "the demo"])
+def study(request) -> Iterator[Study]:
+    """The acceptance tests' memories of images: one of ours, and that of `make demo`."""
+    if request.param == "patterns":
+        memory, pages = request.getfixturevalue("memory"), request.getfixturevalue("pages")
+        yield Study(memory, pages, "shapes", "noise <b>", ("0", "2", "4"), SIDE)
+        return
+    folder = request.getfixturevalue("demo_folder")
+    with dualform.open(folder) as memory, served({"demo": lambda: dualform.open(folder)}, deadline=60.0) as pages:
+        yield Study(memory, pages, "test-digits", "permuted-digits", ("layer-0", "layer-1", "layer-2"), 8)
 
 
 @pytest.fixture(scope="package")

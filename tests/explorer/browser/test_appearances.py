@@ -6,12 +6,13 @@ from base64 import b64decode
 
 from playwright.sync_api import expect
 
-from tests.explorer.browser.shown import address, settle
+from tests.explorer.browser.shown import settle
 from tests.explorer.recorded_text import HOSTILE, offsets, passages
 
 
-def test_thumbnails_are_the_images_of_their_slots(page, pages, memory):
-    page.goto(pages.url + address("shapes/3", k="60"))
+def test_thumbnails_are_the_images_of_their_slots(page, study):
+    memory = study.memory
+    page.goto(study.url(f"{study.probe}/3", k="60"))
     settle(page)
     slots = page.locator("#slots .slot").evaluate_all(
         """all => all.map(own => ({slot: Number(own.dataset.slot), image: own.querySelector('img').src,
@@ -22,9 +23,9 @@ def test_thumbnails_are_the_images_of_their_slots(page, pages, memory):
     for own, row in zip(slots, rows, strict=True):
         (appearance,) = memory.appearances([row["sample"]], row["dataset"])
         assert b64decode(own["image"].partition("base64,")[2]) == appearance.image
-        assert own["wide"] == 6  # it was painted
+        assert own["wide"] == study.side  # it was painted
         assert own["says"] == f"sample {row['sample']} of {row['dataset']}"
-    (example,) = memory.appearances([3], probe="shapes")
+    (example,) = memory.appearances([3], probe=study.probe)
     image = page.locator("figure.query img").get_attribute("src")
     assert b64decode(image.partition("base64,")[2]) == example.image
 

@@ -6,54 +6,49 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.explorer.browser.shown import address, corrected_card, numbers, panels, settle
-
-NOISE, WHERE = "noise <b>", "dataset <> 'noise <b>'"
+from tests.explorer.browser.shown import corrected_card, numbers, panels, settle
 
 
-@pytest.fixture(scope="module")
-def corrected(memory) -> int:
-    """An example of "shapes" that was misread, and is read right without the other dataset."""
-    probe = memory.probe("shapes")
-    rows = ",".join(map(str, range(60)))
-    full = np.asarray(memory.output("4", f"shapes/{rows}")).argmax(axis=1)
-    masked = np.asarray(memory.output("4", f"shapes/{rows}", WHERE)).argmax(axis=1)
+@pytest.fixture
+def corrected(study) -> int:
+    """An example that was misread, and is read right without the other dataset."""
+    probe, layer = study.memory.probe(study.probe), study.layers[-1]
+    full = np.asarray(study.memory.output(layer, study.probe)).argmax(axis=1)
+    masked = np.asarray(study.memory.output(layer, study.probe, study.where)).argmax(axis=1)
     return int(np.flatnonzero((full != probe.labels) & (masked == probe.labels))[0])
 
 
-def test_leaving_a_dataset_out_shows_the_apis_values_and_flips_and_taking_it_back_restores_all(
-    page, pages, memory, corrected
-):
-    item = f"shapes/{corrected}"
-    page.goto(pages.url + address(item))
+def test_leaving_a_dataset_out_shows_the_apis_values_and_flips_and_taking_it_back_restores_all(page, study, corrected):
+    memory, layer, item = study.memory, study.layers[-1], f"{study.probe}/{corrected}"
+    page.goto(study.url(item))
     settle(page)
     before = panels(page)
     expect(page.locator("#flips")).to_have_count(0)
 
-    page.locator("#panel-mask .chip", has_text=NOISE).click()
+    page.locator("#panel-mask .chip", has_text=study.other).click()
     settle(page)
-    full = np.asarray(memory.output("4", item))[0]
-    masked = np.asarray(memory.output("4", item, WHERE))[0]
+    full = np.asarray(memory.output(layer, item))[0]
+    masked = np.asarray(memory.output(layer, item, study.where))[0]
     assert full.argmax() != masked.argmax()
     expect(page.locator("#flips")).to_have_text(f"flips {full.argmax()} → {masked.argmax()}")
-    expect(page.locator("#where")).to_have_text(WHERE)
+    expect(page.locator("#where")).to_have_text(study.where)
     assert numbers(page.locator("#outputs .full data")) == full.tolist()
     assert numbers(page.locator("#outputs .masked data")) == masked.tolist()
     assert (
         numbers(page.locator("#outputs .difference data"))
         == (masked.astype(np.float64) - full.astype(np.float64)).tolist()
     )
-    sums = memory.group_sum("4", item, by=("dataset", "label"), where=WHERE).sums[0].tolist()
+    sums = memory.group_sum(layer, item, by=("dataset", "label"), where=study.where).sums[0].tolist()
     assert numbers(page.locator("#sums .sum data")) == sums
-    assert numbers(page.locator("#cancellation data")) == [memory.cancellation(WHERE)["4"]]
+    assert numbers(page.locator("#cancellation data")) == [memory.cancellation(study.where)[layer]]
     expect(page.locator("#panel-removal")).to_contain_text("Arithmetic removal, not retraining.")
-    assert {NOISE} & set(page.locator("#slots .dataset").all_text_contents()) == set()
+    assert {study.other} & set(page.locator("#slots .dataset").all_text_contents()) == set()
 
-    page.locator("#panel-mask .chips.set a", has_text=NOISE).click()
+    page.locator("#panel-mask .chips.set a", has_text=study.other).click()
     settle(page)
     expect(page.locator("#flips")).to_have_count(0)
     assert panels(page) == before
-    assert page.url == pages.url + address(item)
+    assert page.url == study.url(item)
 
 
 class Clicks:
@@ -69,10 +64,10 @@ class Clicks:
         settle(page)
 
 
-def test_a_first_time_user_finds_why_it_was_misread_and_what_undoes_it_in_six_clicks(page, pages, memory):
-    click = Clicks()
-    page.goto(pages.url)
-    card = corrected_card(page, NOISE)
+def test_a_first_time_user_finds_why_it_was_misread_and_what_undoes_it_in_six_clicks(page, study):
+    memory, layer, click = study.memory, study.layers[-1], Clicks()
+    page.goto(study.pages.url)
+    card = corrected_card(page, study.probe, study.other)
     label, read = (int(own) for own in card.locator(".caption b").all_text_contents())
     assert label != read
     click(card, page)
@@ -84,13 +79,13 @@ def test_a_first_time_user_finds_why_it_was_misread_and_what_undoes_it_in_six_cl
     expect(page.locator("#toward")).to_have_value(f"{read}-{label}")
     click(page.locator("#panel-sums").get_by_role("link", name="dataset", exact=True), page)
     item = page.locator("#item").input_value()
-    answer = memory.group_sum("4", item, by="dataset", score="contribution", toward=f"{read}-{label}")
+    answer = memory.group_sum(layer, item, by="dataset", score="contribution", toward=f"{read}-{label}")
     assert numbers(page.locator("#sums .sum data")) == answer.sums[0].tolist()
-    brought = answer.sums[0][answer.groups.index((NOISE,))]
-    output = np.asarray(memory.output("4", item), dtype=np.float64)[0]
+    brought = answer.sums[0][answer.groups.index((study.other,))]
+    output = np.asarray(memory.output(layer, item), dtype=np.float64)[0]
     assert brought > output[read] - output[label] > 0  # more than the wrong output is ahead by
 
     # What undoes it: leaving that dataset out.
-    click(page.get_by_role("link", name=f"without {NOISE}"), page)
+    click(page.get_by_role("link", name=f"without {study.other}"), page)
     expect(page.locator("#flips")).to_have_text(f"flips {read} → {label}")
     assert click.count <= 6

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 from playwright.sync_api import expect
 
-from tests.explorer.browser.shown import address, numbers, settle
+from tests.explorer.browser.shown import numbers, settle
 
 
-def test_the_best_500_slots_are_those_of_brute_force_in_float64(page, pages, memory):
-    page.goto(pages.url + address("shapes/3", k="500"))
+def test_the_best_500_slots_are_those_of_brute_force_in_float64(page, study):
+    memory, layer, item = study.memory, study.layers[-1], f"{study.probe}/3"
+    page.goto(study.url(item, k="500"))
     settle(page)
-    keys = memory.keys("4").astype(np.float64)
-    query = memory.probe("shapes", "4").queries[3].astype(np.float64)
+    keys = memory.keys(layer).astype(np.float64)
+    query = memory.probe(study.probe, layer).queries[3].astype(np.float64)
     scores = keys @ query
     best = np.lexsort((np.arange(len(scores)), -scores))[:500]
     slots = page.locator("#slots .slot")
@@ -22,17 +23,18 @@ def test_the_best_500_slots_are_those_of_brute_force_in_float64(page, pages, mem
     assert np.array_equal(shown, scores[best].astype(np.float32).astype(np.float64))
 
 
-def test_sums_are_the_apis_and_terms_add_up_to_the_output_within_the_residual_shown(page, pages, memory):
-    page.goto(pages.url + address("shapes/3"))
+def test_sums_are_the_apis_and_terms_add_up_to_the_output_within_the_residual_shown(page, study):
+    memory, (*others, layer), item = study.memory, study.layers, f"{study.probe}/3"
+    page.goto(study.url(item))
     settle(page)
-    sums = memory.group_sum("4", "shapes/3", by=("dataset", "label"))
+    sums = memory.group_sum(layer, item, by=("dataset", "label"))
     assert numbers(page.locator("#sums .sum data")) == sums.sums[0].tolist()
     assert numbers(page.locator("#sums .count data")) == sums.counts.tolist()
-    for card in ("0", "2"):
+    for card in others:
         page.locator(f"[data-layer='{card}']").click()
         settle(page)
         expect(page.locator("#title-sums")).to_contain_text(f", {card}")
-        sums = memory.group_sum(card, "shapes/3", by=("dataset", "label"))
+        sums = memory.group_sum(card, item, by=("dataset", "label"))
         assert numbers(page.locator("#sums .sum data")) == sums.sums[0].tolist()
 
     rows = {
@@ -42,9 +44,9 @@ def test_sums_are_the_apis_and_terms_add_up_to_the_output_within_the_residual_sh
     full = numbers(page.locator("#outputs .full data"))
     (output,), (residual,) = np.array(rows["output"]), np.array(rows["residual"])
     terms = np.array([*rows["initial"], *rows["bias"], *rows["group"]])
-    answer = memory.contributions("4", "shapes/3", ("dataset", "label"))
+    answer = memory.contributions(layer, item, ("dataset", "label"))
     assert len(rows["group"]) == len(answer.groups)
     assert residual.tolist() == answer.residual[0].tolist()
     assert np.abs(terms.sum(axis=0) - output).max() <= np.abs(residual).max() + 1e-12
-    assert full == np.asarray(memory.output("4", "shapes/3"))[0].tolist()
+    assert full == np.asarray(memory.output(layer, item))[0].tolist()
     assert np.abs(np.array(full) - output).max() < 1e-5 * np.abs(full).max()

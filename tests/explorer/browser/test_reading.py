@@ -34,7 +34,7 @@ def reach(page: Page, selector: str, key: str = "Tab") -> None:
 
 def test_the_whole_task_is_done_by_keyboard(page, pages, memory):
     page.goto(pages.url)
-    row = corrected_card(page, "noise <b>").get_attribute("data-row")
+    row = corrected_card(page, "shapes", "noise <b>").get_attribute("data-row")
     reach(page, f"[data-probe='shapes'] .cards a[data-row='{row}']")
     page.keyboard.press("Enter")
     expect(page.locator("#answers")).to_be_attached()
