@@ -16,9 +16,12 @@ from tests.explorer.browser.watch import Watch
 from tests.explorer.chromium import launched
 from tests.explorer.recorded import SIDE
 from tests.explorer.served import Served, served
+from tests.reliability import rounds, soaking
 
 NewContext = Callable[..., BrowserContext]
-expect.set_options(timeout=20_000)
+SECONDS = rounds(60, 600)
+"""That a panel may take."""
+expect.set_options(timeout=rounds(20_000, 600_000))
 
 
 @pytest.fixture(scope="package")
@@ -52,6 +55,7 @@ def watch() -> Iterator[Watch]:
 def new_context(watch: Watch, new_context: NewContext) -> NewContext:
     def watched(**options: Any) -> BrowserContext:
         context = new_context(**options)
+        context.set_default_timeout(rounds(30_000, 600_000))
         watch.over(context)
         return context
 
@@ -65,23 +69,29 @@ def page(new_context: NewContext) -> Page:
 
 @pytest.fixture(scope="package")
 def pages(folder) -> Iterator[Served]:
-    with served({"run": lambda: dualform.open(folder)}, deadline=60.0) as found:
+    with served({"run": lambda: dualform.open(folder)}, deadline=SECONDS) as found:
         yield found
 
 
-@pytest.fixture(scope="package", params=["patterns", "the demo"])
+STUDIES = {
+    "patterns": ("folder", "shapes", "noise <b>", ("0", "2", "4"), SIDE),
+    "the demo": ("demo_folder", "test-digits", "permuted-digits", ("layer-0", "layer-1", "layer-2"), 8),
+    "the continual study": ("continual_folder", "test-mnist", "fashion-mnist", ("layer-0", "layer-1", "layer-2"), 28),
+}
+"""By name the fixture of a memory's folder, and what a `Study` says of it."""
+LONG = [pytest.param("the continual study", marks=pytest.mark.soak)] if soaking() else []
+
+
+@pytest.fixture(scope="package", params=["patterns", "the demo", *LONG])
 def study(request) -> Iterator[Study]:
-    """The acceptance tests' memories of images: one of ours, and that of `make demo`."""
-    if request.param == "patterns":
-        memory, pages = request.getfixturevalue("memory"), request.getfixturevalue("pages")
-        yield Study(memory, pages, "shapes", "noise <b>", ("0", "2", "4"), SIDE)
-        return
-    folder = request.getfixturevalue("demo_folder")
-    with dualform.open(folder) as memory, served({"demo": lambda: dualform.open(folder)}, deadline=60.0) as pages:
-        yield Study(memory, pages, "test-digits", "permuted-digits", ("layer-0", "layer-1", "layer-2"), 8)
+    """A memory of images: one of our own, that of `make demo`, and in `make soak` that of a study."""
+    fixture, *names = STUDIES[request.param]
+    folder = request.getfixturevalue(fixture)
+    with dualform.open(folder) as memory, served({"run": lambda: dualform.open(folder)}, deadline=SECONDS) as pages:
+        yield Study(memory, pages, *names)
 
 
 @pytest.fixture(scope="package")
 def text_pages(text_folder) -> Iterator[Served]:
-    with served({"text": lambda: dualform.open(text_folder)}, deadline=60.0) as found:
+    with served({"text": lambda: dualform.open(text_folder)}, deadline=SECONDS) as found:
         yield found
