@@ -15,6 +15,7 @@ from dualform_explorer.panels.slots import Slot, SlotsPanel, slots_panel
 from dualform_explorer.panels.sums import sums_panel
 from dualform_explorer.questions import where_before
 from dualform_explorer.reading import layer_of, layers_of, probe_of
+from dualform_explorer.remembered import OneSnapshot
 from dualform_explorer.state import SCORES
 from dualform_notebook.masks import words_of
 from dualform_notebook.state import WidgetState
@@ -23,6 +24,7 @@ from dualform_notebook.state import WidgetState
 def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     """All that is shown. Raises what a memory raises, and BadInput for what cannot be read."""
     info = memory.info()
+    memory = OneSnapshot(memory, info.snapshot)
     state = asked.page(memory, info)
     query = query_panel(memory, info, state)
     sums, slots = sums_panel(memory, info, state), slots_panel(memory, info, state)
