@@ -196,3 +196,16 @@ def test_too_little_memory_for_a_folder_says_how_much_is_needed(dualform, tmp_pa
     assert "hint: Give at least " in told.err
     told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--memory", "2 GB")
     assert told.code == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [(("weights", "--out"), "/nonexistent/x"), (("explore", "--item", "test/0", "--export"), "/nonexistent/x.html")],
+    ids=["weights", "explore"],
+)
+def test_a_file_in_a_folder_that_is_not_there_is_one_clear_line(folder, command, file):
+    name, *options = command
+    asked = [sys.executable, "-m", "dualform_client.cli", name, str(folder), *options, file]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
+    told = "error: There is no folder /nonexistent.\nhint: Make the folder first, or name another file.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)

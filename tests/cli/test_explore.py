@@ -123,7 +123,6 @@ def test_a_server_elsewhere_is_exported_alike(dualform, folder, tmp_path):
         (["--item", "test/0"], "--item: only with --export FILE."),
         (["--export", "{}/page.html", "--item", "test/999999"], "The probe test has no row '999999'"),
         (["--export", "{}/page.html", "--without", "dataset:none"], "There is no dataset 'none'."),
-        (["--export", "{}/none/page.html", "--item", "test/0"], "page.html cannot be written: No such file"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_and_leaves_no_file(dualform, folder, tmp_path, arguments, message):

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dualform.errors import AlreadyExists, BadInput
+from dualform.errors import BadInput
 from dualform.methods import Answers
+from dualform_client.cli.output_file import check_output_file
 from dualform_client.cli.printing import print_json, print_line, print_note
 from dualform_client.cli.progress import progress_bars
 
@@ -27,7 +28,7 @@ def write_page(
     galleries.
 
     Raises BadInput for several, for what is not there and for a file that would be too large; AlreadyExists for one
-    that is there.
+    that is there, and FolderError where none can be.
     """
     from dualform_explorer.export.choice import choose
     from dualform_explorer.export.page import exported_page
@@ -36,8 +37,7 @@ def write_page(
 
     if len(opened) > 1:
         raise BadInput("One memory is exported at a time.", hint="Name one TARGET.", field="targets")
-    if out.exists() and not force:
-        raise AlreadyExists(f"{out} exists.", hint="Name another file, or replace it with --force.", field="export")
+    check_output_file(out, force, "export")
     ((name, open_one),) = opened.items()
     with RememberedAnswers(looked_at(open_one(), look)) as memory, progress_bars() as progress:
         info = memory.info()

@@ -13,7 +13,7 @@ import click
 
 from dualform.answers import Weights
 from dualform.answers.cancellation import WHAT_A_MASK_MEANS
-from dualform.errors import AlreadyExists, FolderError
+from dualform.errors import FolderError
 from dualform.methods import Answers
 from dualform_client.cli.mask_notes import cancellation, describe, describe_grade, figures, one_mask
 from dualform_client.cli.options import (
@@ -23,6 +23,7 @@ from dualform_client.cli.options import (
     where_option,
     where_space_option,
 )
+from dualform_client.cli.output_file import check_output_file
 from dualform_client.cli.printing import print_json, print_note, print_table
 from dualform_client.cli.target import asks_target
 
@@ -57,7 +58,7 @@ def weights(
       dualform weights runs/demo --at-step 100 --out earlier.safetensors
       dualform weights 127.0.0.1:50051 --where "label <> 3" --out masked.safetensors
     """
-    _check_place(out, force)
+    check_output_file(out, force, "out")
     masks = one_mask(where, where_space)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "not recorded")  # said below, for a server's answer too
@@ -79,20 +80,6 @@ def weights(
         print_note(f"No mask moves what no slot explains: {', '.join(state.others)}.")
     if note:
         print_note(note)
-
-
-def _check_place(out: Path, force: bool) -> None:
-    """Before anything is computed: raises AlreadyExists, or FolderError for what no file can take the place of."""
-    folder = out.parent
-    if not folder.is_dir():
-        there = f"{folder} is a file" if folder.exists() else f"There is no folder {folder}"
-        raise FolderError(f"{there}.", hint="Make the folder first, or name another file.", field="out")
-    if out.exists() and not out.is_file():
-        raise FolderError(f"{out} is no file that could be replaced.", hint="Name a file to write.", field="out")
-    if out.exists() and not force:
-        raise AlreadyExists(f"{out} exists.", hint="Name another file, or replace it with --force.", field="out")
-    if not os.access(folder, os.W_OK):
-        raise FolderError(f"{folder} may not be written into.", hint="Name a file elsewhere.", field="out")
 
 
 def _report(state: Weights) -> dict[str, Any]:
