@@ -65,9 +65,9 @@ class GroupRow:
 
 
 def rows_of(masked: Sequence[Group], whole: Sequence[Group]) -> tuple[GroupRow, ...]:
-    """`whole`: without the mask; none where there is no mask. Where those are all groups they keep their places."""
+    """`whole`: without the mask; none where there is no mask. Where all that is left is among those they keep their places."""
     left, was = {own.values: own for own in masked}, {own.values: own for own in whole}
-    if len(whole) < MOST_GROUPS and left.keys() <= was.keys():
+    if 0 < len(whole) <= MOST_GROUPS and left.keys() <= was.keys():
         return tuple(GroupRow(left.get(own.values, own), own.sum, own.values not in left) for own in whole)
     return tuple(GroupRow(own, was[own.values].sum if own.values in was else None) for own in masked)
 

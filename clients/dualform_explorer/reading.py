@@ -18,6 +18,7 @@ T = TypeVar("T")
 Params = Sequence[tuple[str, str]]
 _MOST_CHOICES = 40
 _MOST_BY = 3
+_MOST_CHIPS = 100
 _LONGEST = 4000
 """Letters of a parameter."""
 _SINGLE = (
@@ -247,7 +248,11 @@ class _Reader:
             value = self.one("value") or _range(self.one("first"), self.one("last"))
             keep = self._choice("keep", "without", _REPEATED)
             self._chip(chips, keep, f"{column}:{value}" if value else column, columns)
-        return tuple(dict.fromkeys(chips))
+        found = tuple(dict.fromkeys(chips))
+        if len(found) > _MOST_CHIPS:
+            said = f"without and only are given {len(found)} times, and a page has {_MOST_CHIPS} at most."
+            self._fault("without", f"{said} Write the mask as one where.")
+        return found
 
     def _chip(self, chips: list[Chip], name: str, said: str, columns: dict[str, str]) -> None:
         try:

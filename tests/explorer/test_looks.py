@@ -12,7 +12,7 @@ import pytest
 
 import dualform
 from dualform.answers import Appearance
-from dualform.errors import BadInput, Damaged
+from dualform.errors import BadInput, Damaged, NotFound
 from dualform.methods import Answers
 from dualform.questions import AppearanceLookup
 from dualform_explorer.looks import look_of, looks_of_examples
@@ -93,6 +93,11 @@ def test_a_passage_of_a_query_has_each_of_its_tokens_to_pick(texts):
         assert picked == {place: passage[start:stop] for place, (start, stop) in enumerate(offsets(passage))}
         assert [own.position for own in panel.passage if own.marked] == [2]
     assert passages()[0] == HOSTILE
+
+
+def test_a_token_that_the_example_does_not_have_is_named_and_none_of_another_is_shown(texts):
+    with pytest.raises(NotFound, match=f"The example has no token {WORDS}: it has 0 to {WORDS - 1}."):
+        query_panel(texts, texts.info(), replace(TEXT, token=WORDS))
 
 
 def test_rows_of_a_table_are_shown_by_column(tmp_path):

@@ -201,6 +201,12 @@ def test_a_condition_that_would_reach_beyond_the_chips_is_refused(pages):
     assert "closes a parenthesis that it did not open" in paper.text
 
 
+def test_a_condition_that_is_refused_stands_where_it_was_written(pages):
+    own = "label = 1) OR (true"
+    text = pages.get(f"/explore?item=shapes/3&without=label:3&where={quote(own)}").text
+    assert re.search(r'<textarea[^<]*">([^<]*)</textarea>', text)[1] == own
+
+
 def test_one_panel_that_fails_leaves_the_others(folder):
     def gone():
         raise Unavailable("The server went away.", hint="Start it again.")

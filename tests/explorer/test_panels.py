@@ -16,6 +16,7 @@ from dualform.forgetting.forget import forget
 from dualform.methods import Answers
 from dualform.questions import Distribution
 from dualform_explorer.chip import Chip, Range
+from dualform_explorer.groups import Group, rows_of
 from dualform_explorer.panels import layers
 from dualform_explorer.panels.layers import layers_panel
 from dualform_explorer.panels.mask import mask_panel
@@ -129,6 +130,34 @@ def test_slots_are_those_of_topk_with_their_columns(memory, info, state, asked):
     times = Counter((row["dataset"], row["sample"]) for row in rows)
     assert [own.times for own in panel.slots] == [times[row["dataset"], row["sample"]] for row in rows]
     assert panel.samples == len(times) < 24
+
+
+def test_a_slot_without_a_sample_is_no_slot_of_the_sample_that_has_its_number(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for sample in (None, [1, 0]):
+            with recorder.step(label=[0, 1], sample=sample):
+                torch.nn.functional.cross_entropy(model(torch.eye(2) + 1), torch.tensor([0, 1])).backward()
+                optimizer.step()
+        recorder.probe("test", torch.eye(2), label=[0, 1])
+    with dualform.open(tmp_path / "run") as memory:
+        for by_sample in (True, False):
+            state = State("", "test", 0, "", ("label",), by_sample=by_sample)
+            panel = slots_panel(memory, memory.info(), state)
+            assert {(own.slot, own.sample, own.times) for own in panel.slots} == {
+                (0, None, 1),
+                (1, None, 1),
+                (2, 1, 1),
+                (3, 0, 1),
+            }
+
+
+def test_groups_keep_their_places_where_all_that_is_left_is_among_those_without_the_mask():
+    whole = [Group(("label",), (label,), "", 0, float(label), 1) for label in range(24)]
+    rows = rows_of(whole[:5], whole)
+    assert [(row.group.values[0], row.gone) for row in rows] == [(label, label >= 5) for label in range(24)]
+    assert [row.unmasked for row in rows_of(whole[:5], ())] == [None] * 5
 
 
 def test_by_sample_each_sample_stands_once_at_its_best_slot(memory, info):

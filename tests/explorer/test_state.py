@@ -90,6 +90,7 @@ def test_the_end_of_the_training_is_not_written(info):
         ("score=loud", "score", "score is 'loud', which is none of: signed, abs, contribution."),
         ("toward=4", "toward", "toward is '4'; it is an output of layer 4, 0 to 3, or a margin of two, as 0-1."),
         ("toward=1-1", "toward", "toward is '1-1';"),
+        ("&".join(f"without=step:{step}" for step in range(101)), "without", "without and only are given 101 times"),
         ("toward=%D9%A3", "toward", "toward is '\u0663';"),
         ("layer=", "layer", "There is no layer ''."),
         ("at=61", "at", "at is '61'; it is a whole number, 0 to 60."),

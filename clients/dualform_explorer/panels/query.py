@@ -63,6 +63,8 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     after = at + 1 if here else at
     tokens = tokens_of(memory, info, examples, state.layer)
     token = None if tokens == 1 else tokens - 1 if state.token is None else state.token
+    if token is not None and token >= tokens:
+        raise NotFound(f"The example has no token {token}: it has 0 to {tokens - 1}.", field="token")
     label = examples.label_at(state.row, token, tokens)
     read = None if examples.read is None else int(examples.read[state.row])
     appearances, missing = appearances_of_examples(memory, info, state.probe, [state.row])

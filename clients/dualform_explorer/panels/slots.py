@@ -70,7 +70,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
     names = label_names(memory, info)
     looks = looks_of_slots(memory, info, rows)
     # Where no sample was said, each slot is its own.
-    keys = [_sample(row) or (None, slot) for row, slot in zip(rows, ids, strict=False)]
+    keys = [_sample(row) or (None, None, slot) for row, slot in zip(rows, ids, strict=False)]
     times = Counter(keys)
     slots = []
     for place, (row, key, look) in enumerate(zip(rows, keys, looks, strict=True)):
@@ -113,5 +113,5 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
     )
 
 
-def _sample(row: Mapping[str, Any]) -> tuple[Any, Any] | None:
+def _sample(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return None if row.get("sample") is None else (row.get("dataset"), row["sample"])
