@@ -22,7 +22,7 @@ from typing import Any
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -46,7 +46,7 @@ from dualform_explorer.start import probe_panel
 from dualform_explorer.state import KS, SCORES, State, query_string
 
 STATIC = Path(__file__).parent / "static"
-_SEE_OTHER, _BAD_REQUEST, _BAD_GATEWAY = 303, 400, 502
+_SEE_OTHER, _BAD_REQUEST, _NOT_FOUND, _BAD_GATEWAY = 303, 400, 404, 502
 DEADLINE = 15.0
 """Seconds that a panel may take where nothing else is said."""
 
@@ -57,7 +57,7 @@ class Pages:
         self._templates = templates(asynchronous=True)
 
     def application(self) -> Starlette:
-        return Starlette(
+        found = Starlette(
             routes=[
                 Route("/", self.start, methods=["GET"]),
                 Route("/explore", self.explore, methods=["GET"]),
@@ -67,7 +67,10 @@ class Pages:
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
             lifespan=self._lifespan,
+            exception_handlers={_NOT_FOUND: _nowhere},
         )
+        found.router.redirect_slashes = False  # to an address that a proxy in front may know by another name
+        return found
 
     @asynccontextmanager
     async def _lifespan(self, _application: Starlette) -> AsyncIterator[None]:
@@ -281,3 +284,8 @@ class Pages:
                     job.cancel()
 
         return StreamingResponse(parts(), status, media_type="text/html")
+
+
+async def _nowhere(request: Request, _error: Exception) -> Response:
+    there = "Pages are the start page (/), /explore?item=PROBE/ROW and /paper?item=PROBE/ROW."
+    return PlainTextResponse(f"There is nothing at {request.url.path!r}. {there}\n", _NOT_FOUND)

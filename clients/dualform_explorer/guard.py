@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _HEADERS = {
@@ -52,9 +52,11 @@ class Guard:
             await send(message)
 
         headers = Headers(scope=scope)
-        if self._prefix and scope["path"].startswith(f"{self._prefix}/"):
-            scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
         answer: ASGIApp = self._application
+        if self._prefix and scope["path"] == self._prefix:
+            answer = RedirectResponse(f"{self._prefix.rpartition('/')[2]}/", 307)
+        elif self._prefix and scope["path"].startswith(f"{self._prefix}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._prefix)}
         if self._hosts is not None and host_of(headers.get("host", "")) not in self._hosts:
             listed = ", ".join(sorted(self._hosts))
             answer = PlainTextResponse(

@@ -329,6 +329,11 @@ def test_it_works_under_a_prefix_that_a_proxy_leaves_in_the_path_or_takes_away(f
             assert pages.get(f"{prefix}/").status == 200
             assert pages.get(f"{prefix}/explore?item=shapes/3").status == 200
             assert pages.get(f"{prefix}/static/explorer.css").status == 200
+            nowhere = pages.get(f"{prefix}/explore/?item=shapes/3")
+            assert (nowhere.status, "location" in nowhere.headers) == (404, False)
+            assert nowhere.text.startswith("There is nothing at '/explore/'. Pages are")
+        start = pages.get("/user/me/explorer")
+        assert (start.status, start.headers["location"]) == (307, "explorer/")
 
 
 def test_only_get_is_answered(pages):

@@ -52,18 +52,19 @@ export function move(by) {
   const again = moves !== 0;
   const count = moves + by;
   const said = answered.slice(1);
-  go(`explore?${said}${said ? "&" : ""}move=${count}`, !again);
+  go(`explore?${said}${said ? "&" : ""}move=${count}`, !again, true);
   moves = count;
 }
 
 /** Shows what stands at an address of this page. */
-export async function go(address, push = true) {
+export async function go(address, push = true, moving = false) {
   if (!document.getElementById("answers")) {
     location.assign(address);
     return;
   }
   const mine = ++latest;
   moves = 0;
+  if (!moving) settled = `?${address.split("?")[1] ?? ""}`; // what is pressed before there is an answer adds to it
   running?.abort();
   running = new AbortController();
   if (push) history.pushState(null, "", address);

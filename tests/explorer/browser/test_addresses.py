@@ -110,6 +110,24 @@ def test_an_answer_that_comes_late_does_not_take_the_place_of_a_newer_one(page, 
     assert panels(page) == shown
 
 
+def test_a_key_that_is_pressed_before_a_click_is_answered_adds_to_it(page, folder):
+    with served_to(page, {"run": lambda: Slow(dualform.open(folder), before=1.0)}) as slow:
+        page.goto(slow.url + address("shapes/3"))
+        settle(page)
+        page.evaluate(
+            """() => {
+                document.querySelector("[data-layer='2']").click();
+                const press = key => document.body.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+                ["j", "j", "j", "k"].forEach(press);
+            }"""
+        )
+        settle(page)
+        expect(page).to_have_url(slow.url + address("shapes/5", "2"))
+        page.go_back()
+        settle(page)
+        expect(page).to_have_url(slow.url + address("shapes/3", "2"))
+
+
 @pytest.mark.parametrize("prefix", ["", "user/me/explorer/"])
 def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder, prefix):
     with served_to(page, {"run": lambda: dualform.open(folder)}, root_path="/user/me/explorer") as under:
