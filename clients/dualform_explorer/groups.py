@@ -65,7 +65,9 @@ class GroupRow:
 
 
 def rows_of(masked: Sequence[Group], whole: Sequence[Group]) -> tuple[GroupRow, ...]:
-    """`whole`: without the mask; none where there is no mask. Where all that is left is among those they keep their places."""
+    """`whole`: without the mask; none where there is no mask. Where all that is left is among those, they keep their
+    places.
+    """
     left, was = {own.values: own for own in masked}, {own.values: own for own in whole}
     if 0 < len(whole) <= MOST_GROUPS and left.keys() <= was.keys():
         return tuple(GroupRow(left.get(own.values, own), own.sum, own.values not in left) for own in whole)

@@ -64,7 +64,7 @@ export async function go(address, push = true, moving = false) {
   }
   const mine = ++latest;
   moves = 0;
-  if (!moving) settled = `?${address.split("?")[1] ?? ""}`; // what is pressed before there is an answer adds to it
+  if (!moving) answered = `?${address.split("?")[1] ?? ""}`; // what is pressed before there is an answer adds to it
   running?.abort();
   running = new AbortController();
   if (push) history.pushState(null, "", address);
