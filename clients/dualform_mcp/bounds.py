@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def bounded(record: Mapping[str, Any], rows: str) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """A value as JSON has it: NaN and infinity, which it lacks, become null, and long texts are cut."""
     if isinstance(value, Mapping):
-        return {_cut(str(name)): plain(part) for name, part in value.items()}
+        return dict(zip(cut_apart(map(str, value)), map(plain, value.values()), strict=True))
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, list | tuple):
@@ -58,6 +58,18 @@ def first(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+
+
+def cut_apart(names: Iterable[str]) -> list[str]:
+    """The names, cut, with numbers at the ends of those that are alike then."""
+    found: dict[str, None] = {}
+    for name in names:
+        cut, number = _cut(name), 1
+        while cut in found:
+            number += 1
+            cut = f"{_cut(name)[: MOST_TEXT - 10]}…{number}"
+        found[cut] = None
+    return list(found)
 
 
 def _bytes(value: Any) -> int:

@@ -7,11 +7,14 @@ from typing import Any
 
 from pydantic import Field
 
-from dualform.errors import Forbidden
+from dualform.errors import BadInput, Forbidden
 from dualform.methods import Answers
-from dualform_mcp.bounds import MOST_ROWS
+from dualform_mcp.bounds import MOST_ROWS, cut_apart
 from dualform_mcp.grade import told
 from dualform_mcp.tool import Arguments, Tool
+
+MOST_COLUMNS = 60
+"""Of an answer, whose names stand in it twice."""
 
 
 class SqlArguments(Arguments):
@@ -22,8 +25,14 @@ class SqlArguments(Arguments):
 
 def answer(memory: Answers, asked: SqlArguments) -> Mapping[str, Any]:
     found = memory.sql(asked.statement)
+    if len(found.keys()) > MOST_COLUMNS:
+        raise BadInput(
+            f"the answer has {len(found.keys())} columns; at most {MOST_COLUMNS} are told.",
+            hint="Name those that are needed.",
+            field="statement",
+        )
     return {
-        "columns": list(found.keys()),
+        "columns": cut_apart(found.keys()),
         "rows": found.records(),
         "grade": told(None),
         "snapshot": found.scan.snapshot,

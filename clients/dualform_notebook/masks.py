@@ -18,10 +18,11 @@ def chip_of(given: Any) -> Chip:
     if (
         not isinstance(values, Mapping)
         or not values
+        or not isinstance(given.get("keep", False), bool)
         or not all(isinstance(value, str | int | float | bool | None) for value in values.values())
     ):
         raise BadInput(f"a mask is {given!r}.", hint='Give {"values": {"label": 3}, "keep": False}.', field="masks")
-    return Chip.of(bool(given.get("keep")), list(map(str, values)), list(values.values()))
+    return Chip.of(given.get("keep", False), list(map(str, values)), list(values.values()))
 
 
 def words_of(chip: Chip) -> str:

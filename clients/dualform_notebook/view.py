@@ -20,6 +20,9 @@ from dualform_explorer.state import SCORES
 from dualform_notebook.masks import words_of
 from dualform_notebook.state import WidgetState
 
+_WIDEST = 2**53 - 1
+"""A browser rounds whole numbers beyond, and a mask by such a one would be another."""
+
 
 def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     """All that is shown. Raises what a memory raises, and BadInput for what cannot be read."""
@@ -137,6 +140,6 @@ def _plain(value: Any) -> Any:
     """As JSON has it: what is no number, text or flag is said as a text."""
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, str | bool | int):
+    if value is None or isinstance(value, str | bool) or (isinstance(value, int) and abs(value) <= _WIDEST):
         return value
     return value if isinstance(value, float) and np.isfinite(value) else str(value)

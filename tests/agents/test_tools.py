@@ -14,7 +14,7 @@ from torch import nn
 import dualform
 from dualform.answers import Columns
 from dualform.errors import Inexact
-from dualform_mcp.bounds import MOST_BYTES, MOST_ROWS, MOST_TEXT, bounded
+from dualform_mcp.bounds import MOST_BYTES, MOST_ROWS, MOST_TEXT, bounded, plain
 from dualform_mcp.server import mcp_server
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
@@ -140,7 +140,7 @@ async def test_a_network_of_many_layers_is_told_in_parts():
     assert len(told.content[0].text.encode()) <= MOST_BYTES
     assert [one["layer"] for one in found["layers"]] == [f"h.{number}.fc" for number in range(len(found["layers"]))]
     assert 0 < len(found["layers"]) == 500 - found["layers_left_out"]
-    assert found["in_all"] == {"layers": 500, "probes": 1, "datasets": 100, "skipped": 100}
+    assert found["in_all"] == {"layers": 500, "probes": len(canned.INFO.probes), "datasets": 100, "skipped": 100}
     found = (await asked(memory, "info", layers="h.49?.fc")).structured_content
     assert [one["layer"] for one in found["layers"]] == [f"h.{number}.fc" for number in range(490, 500)]
 
@@ -195,3 +195,20 @@ async def test_a_cancellation_that_cannot_be_had_is_told_in_the_answer_alone(mem
     assert answer["cancellation_unmeasured"] == "this server measures no cancellation under Adam."
     assert answer["outputs"]
     assert capfd.readouterr() == ("", "")
+
+
+def test_names_that_are_alike_where_they_are_cut_keep_their_values():
+    long = "x" * 2 * MOST_TEXT
+    found = plain({f"{long}1": 1, f"{long}2": 2, f"{long}3": 3})
+    assert list(found.values()) == [1, 2, 3]
+    assert max(map(len, found)) <= MOST_TEXT
+
+
+async def test_a_statement_of_too_many_columns_is_refused(memory):
+    names = ", ".join(f"{number} AS column_{number}_{'x' * 200}" for number in range(500))
+    told = await asked(memory, "sql", statement=f"SELECT {names}")
+    assert told.is_error
+    assert told.structured_content["error"]["message"] == "the answer has 500 columns; at most 60 are told."
+    told = await asked(memory, "sql", statement=f"SELECT {', '.join(names.split(', ')[:60])}")
+    assert len(told.content[0].text.encode()) <= MOST_BYTES
+    assert [list(row) for row in told.structured_content["rows"]] == [told.structured_content["columns"]]

@@ -133,6 +133,7 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "images": ("appearances", [3, 39, 3, 41], "first"),
     "texts with places": ("appearances", np.array([1, 0, -5]), "zweites ü"),
     "rows of a probe's examples": ("ask", AppearanceLookup(np.array([6, 1, 7]), probe="test")),
+    "more than an int64 holds of the best": ("topk", "0", WIDE, 10**30),
     "no samples": ("appearances", [], "first"),
 }
 
@@ -223,10 +224,14 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     ),
     "samples that are no numbers": (("appearances", ["a"], "first"), errors.BadInput, "samples"),
     "samples of which one is NULL": (
-        ("appearances", np.ma.array([1, 2], mask=[False, True]), "first"), errors.BadInput, "samples",
+        ("appearances", np.ma.array([1, 2], mask=[False, True]), "first"),
+        errors.BadInput,
+        "samples",
     ),
     "a sample that no int64 has": (
-        ("appearances", np.array([2**63 + 1], np.uint64), "first"), errors.BadInput, "samples",
+        ("appearances", np.array([2**63 + 1], np.uint64), "first"),
+        errors.BadInput,
+        "samples",
     ),
     "a slot that is NULL": (("slots", np.ma.array([1, 2], mask=[False, True])), errors.BadInput, "ids"),
     "too many samples": (("appearances", [0] * 1025, "first"), errors.BadInput, "samples"),

@@ -256,3 +256,33 @@ def test_tokens_that_have_labels_of_their_own_are_asked_as_the_page_asks(tmp_pat
             assert query["look"]["token"] == words[row][token]
             best = opened.topk("0", f"test/{4 * row + token}", k=12)
             assert [own["score"] for own in view["slots"]] == best.scores[0].tolist()
+
+
+def test_numbers_that_no_browser_can_hold_go_there_as_texts_and_come_back_as_they_were(tmp_path):
+    wide = 2**53 + 1
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(4, 4)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        with recorder.step(label=[0, 1, 0, 1], sample=[wide, wide + 1, -wide, 3]):
+            optimizer.zero_grad()
+            model(inputs).sum().backward()
+            optimizer.step()
+        recorder.probe("test", inputs)
+    with open_memory(tmp_path / "m") as memory:
+        explorer = memory.explorer("test/0", by="sample")
+        groups = [own["values"]["sample"] for own in explorer.view["groups"]]
+        assert sorted(groups, key=str) == [f"-{wide}", 3, f"{wide}", f"{wide + 1}"]
+        assert {own["columns"]["sample"] for own in explorer.view["slots"]} == set(groups)
+        explorer.masks = [{"values": {"sample": f"{wide}"}, "keep": False}]
+        left = memory.group_sum("", "test/0", by="sample", where=f"sample <> {wide}")
+        shown = {own["values"]["sample"]: own["sum"] for own in explorer.view["groups"] if not own["gone"]}
+        assert shown == {f"{key}" if key > 9 or key < 0 else key: own for (key,), own, _ in left.ranked()}
+        assert explorer.view["matching"] == 3
+
+
+def test_what_is_neither_left_out_nor_kept_is_no_mask(memory):
+    explorer = memory.explorer("test/3")
+    explorer.masks = [{"values": {"label": 1}, "keep": "no"}]
+    assert explorer.view["error"]["message"].startswith("a mask is {'values': {'label': 1}, 'keep': 'no'}")

@@ -5,7 +5,7 @@ import { toolsFor } from "./tools.js";
 import { follow } from "./news.js";
 
 let latest = 0;
-let answered = location.search; // the last address whose page was shown
+let origin = location.search; // the address that moves count from: that of the page, or of the one asked for last
 let moves = 0;
 let running = null;
 const shown = new Map();
@@ -51,7 +51,7 @@ const here = () => location.pathname.split("/").pop() + location.search;
 export function move(by) {
   const again = moves !== 0;
   const count = moves + by;
-  const said = answered.slice(1);
+  const said = origin.slice(1);
   go(`explore?${said}${said ? "&" : ""}move=${count}`, !again, true);
   moves = count;
 }
@@ -64,7 +64,7 @@ export async function go(address, push = true, moving = false) {
   }
   const mine = ++latest;
   moves = 0;
-  if (!moving) answered = `?${address.split("?")[1] ?? ""}`; // what is pressed before there is an answer adds to it
+  if (!moving) origin = `?${address.split("?")[1] ?? ""}`; // what is pressed before there is an answer adds to it
   running?.abort();
   running = new AbortController();
   if (push) history.pushState(null, "", address);
@@ -104,7 +104,7 @@ async function* lines(body) {
 function take(part) {
   if (part.address !== undefined) {
     history.replaceState(null, "", part.address);
-    answered = location.search;
+    origin = location.search;
     moves = 0;
     document.title = part.title;
     document.getElementById("heading").textContent = part.heading;

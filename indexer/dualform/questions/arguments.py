@@ -74,10 +74,10 @@ def check_no_nulls(numbers: Any, name: str) -> None:
 
 
 def as_k(k: int, noun: str) -> int:
-    """How many are asked for. Raises BadInput where it is no whole number above 0."""
+    """How many are asked for: as many as an int64 holds for more. Raises BadInput where it is no whole number above 0."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise BadInput(f"k is {k!r}.", hint=f"Ask for at least 1 {noun}.", field="k")
-    return int(k)
+    return min(int(k), np.iinfo(np.int64).max)
 
 
 def as_points(points: int) -> int:
