@@ -133,7 +133,7 @@ def _cell(value: Any) -> str:
 
 
 def _in_one_line(text: str) -> str:
-    """As `_printable`, for what the lines of a table are made of: what follows a line's end could pass for another row."""
+    """As `_printable`, for a table's cells: what follows the end of a line could pass for another row."""
     return _printable(text).replace("\n", "\N{REPLACEMENT CHARACTER}")
 
 

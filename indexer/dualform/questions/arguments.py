@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,13 +69,11 @@ def check_no_nulls(numbers: Any, name: str) -> None:
     nobody's number.
     """
     if isinstance(numbers, np.ma.MaskedArray) and np.ma.getmaskarray(numbers).any():
-        raise BadInput(
-            f"{name} holds NULL.", hint=f"Leave those out, as {name}[~{name}.mask] does.", field=name
-        )
+        raise BadInput(f"{name} holds NULL.", hint=f"Leave those out, as {name}[~{name}.mask] does.", field=name)
 
 
 def as_k(k: int, noun: str) -> int:
-    """How many are asked for: as many as an int64 holds for more. Raises BadInput where it is no whole number above 0."""
+    """How many are asked for, or as many as an int64 holds. Raises BadInput where it is no whole number above 0."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise BadInput(f"k is {k!r}.", hint=f"Ask for at least 1 {noun}.", field="k")
     return min(int(k), np.iinfo(np.int64).max)
