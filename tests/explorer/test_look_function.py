@@ -106,16 +106,16 @@ class TestOnPages:
     def test_samples_it_says_nothing_of_are_shown_by_their_columns(self, memory):
         shown = AnswersWithLook(memory, lambda dataset, sample: None)
         panel = slots_panel(shown, shown.info(), PLAIN)
-        assert (panel.kind, panel.lacking) == ("none", "")
+        assert (panel.kind, panel.missing) == ("none", "")
 
     def test_a_wrong_type_is_named_and_not_taken_for_too_much(self, memory):
         shown = AnswersWithLook(memory, lambda dataset, sample: {1, 2})
         panel = slots_panel(shown, shown.info(), PLAIN)
         assert panel.kind == "none"
-        assert panel.lacking.startswith(
+        assert panel.missing.startswith(
             f"What <lambda>({panel.slots[0].dataset!r}, {panel.slots[0].sample}) gave cannot"
         )
-        assert " be shown: it is of type set. Give an image (an array, a tensor" in panel.lacking
+        assert " be shown: it is of type set. Give an image (an array, a tensor" in panel.missing
 
     def test_texts_have_their_token_marked(self, memory):
         shown = AnswersWithLook(memory, lambda dataset, sample: (f"one {sample}", [(0, 3), (4, 4 + len(str(sample)))]))
@@ -138,7 +138,7 @@ class TestOnPages:
         with pytest.raises(BadInput, match=r"takes more than 8 MiB\. Ask for at most 8 at a time\."):
             shown.appearances(np.arange(9), "shapes")
         panel = slots_panel(shown, info, replace(PLAIN, k=100))
-        assert panel.lacking.startswith("Only the first ")
+        assert panel.missing.startswith("Only the first ")
 
 
 def test_whoever_answers_is_not_asked_what_the_function_says(memory):

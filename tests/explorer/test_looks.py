@@ -22,7 +22,7 @@ from dualform_explorer.passage import tokens_of_passage
 from dualform_explorer.start import probe_panel
 from dualform_explorer.state import State
 from tests.explorer import recorded_table
-from tests.explorer.recorded_text import HOSTILE, offsets, passages
+from tests.explorer.recorded_text import HOSTILE, WORDS, offsets, passages
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"), k=60)
 TEXT = State("", "held", 3, "3", ("label",), k=60)

@@ -107,10 +107,10 @@ def test_a_mask_is_taken_back_exactly(memory):
     ("change", "message", "hint"),
     [
         ({"layer": "nix"}, "There is no layer 'nix'.", "There is: 0, 2."),
-        ({"query": "test/99"}, "The probe test has no row '99'", "There is: test/0, test/8."),
+        ({"query": "test/99"}, "The probe test has no example '99'", "There is: test/0, test/8."),
         ({"query": "nix/1"}, "There is no probe 'nix'", "There is: test/0, other/0."),
-        ({"query": "test/1:3"}, "The probe test has no row '1:3'", "There is: test/0, test/8."),
-        ({"query": "test"}, "There is no probe 'test'; an item is PROBE/ROW.", "There is: test/0, other/0."),
+        ({"query": "test/1:3"}, "The probe test has no example '1:3'", "There is: test/0, test/8."),
+        ({"query": "test"}, "There is no probe 'test'; an item is PROBE/EXAMPLE.", "There is: test/0, other/0."),
         ({"where": "labl = 3"}, "no slot column 'labl'.", "Columns: "),
         ({"where": "label = 1) OR (true"}, "where cannot be read", ""),
         ({"where": "step > 99"}, "where leaves none of 48 slots", "See what is there"),
