@@ -427,7 +427,7 @@ def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
     assert (last.before, last.after) == (58, None)
 
 
-def test_the_start_page_begins_with_examples_that_a_mask_mends(memory, info):
+def test_the_start_page_begins_with_examples_that_a_mask_corrects(memory, info):
     panel = probe_panel(memory, info, "shapes")
     probe = memory.probe("shapes")
     misread = np.flatnonzero(probe.outputs.argmax(axis=1) != probe.labels)

@@ -71,7 +71,7 @@ from dualform_proto.memory_name import is_served
     "items",
     multiple=True,
     metavar="PROBE/ROW",
-    help="With --export, a prediction; repeatable. Default: a dozen at most, misread ones that a mask mends first.",
+    help="With --export, a prediction; repeatable. Default: a dozen at most, misread ones that a mask corrects first.",
 )
 @click.option(
     "--without",
