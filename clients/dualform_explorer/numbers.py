@@ -10,6 +10,8 @@ from markupsafe import Markup
 _MINUS, _MISSING = "\N{MINUS SIGN}", "\N{EN DASH}"
 _LEAST, _MOST = 1e-3, 1e6
 """Sizes between which a number is written out."""
+_SMALL_SHARE = 1e-3
+"""Below it a tenth of a percent is too coarse."""
 
 
 def rounded(value: float | int | None, digits: int = 3) -> str:
@@ -73,5 +75,8 @@ def _with_all_digits(value: Any, shown: str) -> Markup:
 def percent(value: float | None) -> Markup:
     if value is None:
         return number(None)
-    shown = f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%".replace("-", _MINUS)
+    digits = f"{100 * value:.1f}".replace("-", _MINUS)
+    if value and abs(value) < _SMALL_SHARE:
+        digits = rounded(100 * value, 1)
+    shown = f"{digits}\N{NARROW NO-BREAK SPACE}%"
     return _with_all_digits(value, shown)

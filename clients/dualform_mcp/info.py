@@ -61,7 +61,7 @@ def _layer(layer: LayerInfo) -> dict[str, Any]:
 
 
 def _probe(probe: ProbeInfo) -> dict[str, Any]:
-    return {"probe": probe.name, "rows": probe.rows, "layers": len(probe.layers)}
+    return {"probe": probe.name, "rows": probe.rows, "examples": probe.examples, "layers": len(probe.layers)}
 
 
 INFO = Tool(

@@ -69,7 +69,7 @@ def few_queries(memory: Answers, said: str) -> ProbeRows:
         count = next((probe.rows for probe in memory.info().probes if probe.name == asked.probe), 0)
     if count > MOST_QUERIES:
         raise BadInput(
-            f"{said!r} names {count} examples; a question takes at most {MOST_QUERIES}.",
+            f"{said!r} names {count} rows; a question takes at most {MOST_QUERIES}.",
             hint=f"Name rows, for example {asked.probe}/0:{MOST_QUERIES}.",
             field="query",
         )

@@ -17,6 +17,7 @@ from dualform.methods import Answers
 from dualform.questions import Distribution
 from dualform_explorer.chip import Chip, Range
 from dualform_explorer.groups import Group, rows_of
+from dualform_explorer.numbers import percent
 from dualform_explorer.panels import layers
 from dualform_explorer.panels.layers import layers_panel
 from dualform_explorer.panels.mask import mask_panel
@@ -455,3 +456,11 @@ def test_what_a_mask_may_not_say_is_an_error(memory, info, state, error):
         with pytest.raises(error) as raised:
             panel(memory, info, state)
     assert mask_panel(memory, info, state).trouble == raised.value.message  # and it can be cleared there
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0.0, "0.0"), (0.5, "50.0"), (0.001, "0.1"), (0.0009, "0.09"), (-4e-5, "\N{MINUS SIGN}0.004"), (1.0, "100.0")],
+)
+def test_a_small_share_is_not_shown_as_none(share, shown):
+    assert f">{shown}\N{NARROW NO-BREAK SPACE}%<" in percent(share)
