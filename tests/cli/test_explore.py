@@ -121,7 +121,7 @@ def test_a_server_elsewhere_is_exported_alike(dualform, folder, tmp_path):
     ("arguments", "message"),
     [
         (["--item", "test/0"], "--item: only with --export FILE."),
-        (["--export", "{}/page.html", "--item", "test/999999"], "The probe test has no row '999999'"),
+        (["--export", "{}/page.html", "--item", "test/999999"], "The probe test has no example '999999'"),
         (["--export", "{}/page.html", "--without", "dataset:none"], "There is no dataset 'none'."),
     ],
 )
