@@ -89,7 +89,10 @@ def layers(memory):
             }
             for one in found.layers
         ],
-        "probes": [{"probe": one.name, "rows": one.rows, "examples": one.examples, "layers": len(one.layers)} for one in found.probes],
+        "probes": [
+            {"probe": one.name, "rows": one.rows, "examples": one.examples, "layers": len(one.layers)}
+            for one in found.probes
+        ],
         "datasets": dict(found.datasets),
         "columns": {space: dict(columns) for space, columns in found.columns.items()},
         "steps": found.steps,

@@ -382,6 +382,21 @@ def test_of_many_layers_the_one_is_summed_whose_part_was_chosen(memory, info, mo
     assert [card.ranks is not None for card in panel.cards] == [False, True, False]
 
 
+def test_of_keys_that_are_too_many_the_chosen_layers_alone_are_passed_over(memory, info, monkeypatch):
+    every = sum(layer.distinct_keys * layer.d_in for layer in info.layers)
+    monkeypatch.setattr(layers, "_MOST_SCANNED", every)
+    assert all(card.ranks and card.steps for card in layers_panel(memory, info, PLAIN).cards)
+    monkeypatch.setattr(layers, "_MOST_SCANNED", every - 1)
+    panel = layers_panel(memory, info, replace(PLAIN, layer="2"))
+    assert not panel.scanned
+    assert all(card.rows for card in panel.cards)
+    assert [(card.ranks is not None, card.steps is not None) for card in panel.cards] == [
+        (False, False),
+        (True, True),
+        (False, False),
+    ]
+
+
 def test_the_mask_is_shown_as_it_is_asked(memory, info):
     panel = mask_panel(memory, info, replace(WITHOUT, at=40))
     assert panel.sql == f"{WHERE} AND step < 40"

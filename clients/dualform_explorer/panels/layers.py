@@ -18,13 +18,17 @@ from dualform_explorer.state import State
 
 _MOST_SUMMED = 12
 """Layers that are asked; the others are named alone."""
+_MOST_SCANNED = 2_000_000_000
+"""Numbers in the keys of all these: of more, scores by rank and by step are asked of the chosen layer alone, for each
+takes a pass over its keys. What is summed by group is kept beside them.
+"""
 _MOST_BARS = 40
 """Of the sums by step, in as small a figure."""
 
 
 @dataclass(frozen=True)
 class LayerCard:
-    """A layer. `rows`, `ranks` and `steps` are None where it was not asked, or there is no answer."""
+    """A layer. What it was not asked, or has no answer to, is None."""
 
     name: str
     d_in: int
@@ -43,6 +47,8 @@ class LayersPanel:
     score: str
     """Of all of it: contributions toward an output are those of one layer, so that there it is the signed score."""
     by: tuple[str, ...]
+    scanned: bool
+    """Whether every layer that was asked has its scores by rank and by step, and not the chosen one alone."""
 
     @property
     def asked(self) -> bool:
@@ -57,20 +63,24 @@ def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel
     score = "signed" if state.score == "contribution" else state.score
     own, chosen = layers_of(info, probe), layer_of(info, state.layer)
     asked = own if len(own) <= _MOST_SUMMED else [layer for layer in own if layer is chosen]
+    scanned = sum(layer.distinct_keys * layer.d_in for layer in asked) <= _MOST_SCANNED
     cards = []
     for layer in own:
         card = LayerCard(layer.name, layer.d_in, layer.d_out, layer is chosen)
-        cards.append(
-            _filled(card, memory, info, replace(state, layer=layer.name, score=score)) if layer in asked else card
-        )
-    return LayersPanel(tuple(cards), score, state.by)
+        if layer in asked:
+            there = replace(state, layer=layer.name, score=score)
+            card = _filled(card, memory, info, there, scanned or layer is chosen)
+        cards.append(card)
+    return LayersPanel(tuple(cards), score, state.by, scanned)
 
 
-def _filled(card: LayerCard, memory: Answers, info: MemoryInfo, state: State) -> LayerCard:
+def _filled(card: LayerCard, memory: Answers, info: MemoryInfo, state: State, scanned: bool) -> LayerCard:
     """By the questions that its own panels ask where it is the chosen one, so that each is asked once."""
     try:
-        rows = sums_panel(memory, info, state).rows
+        card = replace(card, rows=sums_panel(memory, info, state).rows)
+        if not scanned:
+            return card
         ranks, steps = ranks_panel(memory, info, state), steps_panel(memory, info, state, _MOST_BARS)
     except DualformError as error:
-        return replace(card, why=error.message)
-    return replace(card, rows=rows, ranks=ranks, steps=steps)
+        return replace(card, rows=None, why=error.message)
+    return replace(card, ranks=ranks, steps=steps)
