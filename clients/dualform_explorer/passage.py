@@ -28,9 +28,11 @@ def tokens_of_passage(appearance: Appearance, position: int) -> tuple[Token, ...
     text, offsets = appearance.text, appearance.offsets
     if text is None or offsets is None or appearance.marked(position) is None:
         return ()
-    first, last = max(0, position - _AROUND), min(len(offsets), position + _AROUND + 1)
-    begins, ends = offsets[position].tolist()
-    places = sorted((*own, place) for place, own in enumerate(offsets[first:last].tolist(), first))
+    row = position - appearance.first
+    begins, ends = offsets[row].tolist()
+    around = slice(max(0, row - _AROUND), row + _AROUND + 1)
+    positions = range(appearance.first, appearance.first + len(offsets))[around]
+    places = sorted((*own, place) for place, own in zip(positions, offsets[around].tolist(), strict=True))
     # Those without letters are left out, and those that share some with the marked one or with the one before.
     places = [(a, b, at) for a, b, at in places if a < b and (at == position or b <= begins or a >= ends)]
     done = places[0][0]

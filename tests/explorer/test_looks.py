@@ -141,6 +141,23 @@ def test_tokens_without_a_place_and_tokens_that_overlap_are_not_offered():
     assert [own[0].text, own[1].position, own[-2].position, own[-1].text] == ["…", 350, 650, "…"]
 
 
+def test_tokens_are_picked_by_the_positions_that_a_text_counts_from():
+    places = np.array([[0, 3], [4, 7], [8, 13]], dtype=np.int32)
+    text = Appearance(1, text="one two three", offsets=places, first=2)
+    for position in (2, 3, 4):
+        own = tokens_of_passage(text, position)
+        assert [(token.text, token.position) for token in own] == [
+            ("one", 2),
+            (" ", None),
+            ("two", 3),
+            (" ", None),
+            ("three", 4),
+        ]
+        marked = next(token.text for token in own if token.marked)
+        assert marked == look_of(text, position).passage[1]
+    assert tokens_of_passage(text, 1) == tokens_of_passage(text, 5) == ()
+
+
 def test_more_than_an_answer_holds_is_shown_as_far_as_it_goes(memory, info):
     limited = Limited(
         memory, BadInput("what these samples looked like takes more than 8.0 MiB.", field="samples"), most=6
