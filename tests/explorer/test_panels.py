@@ -219,6 +219,8 @@ def test_the_papers_view_has_each_groups_best_scores_and_each_layers_sums(memory
         }
         sums = memory.group_sum(layer, "shapes/3", by=("dataset", "label"), where=WHERE).sums[0].tolist()
         assert [row.group.sum for row in panel.sums.rows if not row.gone] == sums
+        assert panel.largest is not None
+        assert abs(panel.largest.group.sum) == max(map(abs, sums))
         best = memory.topk(layer, "shapes/3", k=25, where=WHERE).slots[0]
         assert panel.best[0].slot == best[0]
         assert len({(own.dataset, own.sample) for own in panel.best}) == len(panel.best) == 5

@@ -19,7 +19,9 @@ _BEST = 5
 _RANKED = 500
 """Of each group, as in the paper."""
 _FEWER = 200
-"""Where there are many groups: a figure has no more than ten thousand points."""
+"""In its place where all groups together would have more than _MOST_POINTS."""
+_MOST_POINTS = 10_000
+"""Of a figure."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class PaperPanel:
     layer: str
     best: tuple[Slot, ...]
     sums: SumsPanel
+    largest: GroupRow | None
+    """Of the groups that the mask leaves, that whose sum is largest in size; None where it leaves none."""
     curves: tuple[tuple[GroupRow, tuple[float, ...]], ...]
     """Of each group its best scores, best first; none where there are more groups than a figure can show."""
     ranked: int
@@ -39,11 +43,13 @@ def paper_panel(memory: Answers, info: MemoryInfo, state: State, layer: str) -> 
     own = replace(state, layer=layer, score=score, k=120, by_sample=True)
     sums = sums_panel(memory, info, own)
     rows = [row for row in sums.rows if not row.gone]
-    ranked = _RANKED if len(rows) <= MOST_GROUPS - 4 else _FEWER
+    largest = max(rows, key=lambda row: abs(row.group.sum), default=None)
+    ranked = _RANKED if len(rows) * _RANKED <= _MOST_POINTS else _FEWER
     curves: list[tuple[GroupRow, tuple[float, ...]]] = []
     if sums.total <= MOST_GROUPS:
         hits = memory.topk(**scored(memory, info, own), k=ranked, by=state.by)
         groups = [tuple(map(alike, group)) for group in hits.groups or ()]
         scores = dict(zip(groups, hits.scores[0], strict=True))
         curves = [(row, tuple(scores[row.group.values].tolist())) for row in rows if row.group.values in scores]
-    return PaperPanel(layer, slots_panel(memory, info, own).slots[:_BEST], sums, tuple(curves), ranked)
+    best = slots_panel(memory, info, own).slots[:_BEST]
+    return PaperPanel(layer, best, sums, largest, tuple(curves), ranked)
