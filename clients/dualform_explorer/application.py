@@ -41,7 +41,7 @@ from dualform_explorer.panels.query import query_panel
 from dualform_explorer.questions import where_before
 from dualform_explorer.reading import Params, Reading, layers_of, probe_of, read_state
 from dualform_explorer.remembered import OneSnapshot
-from dualform_explorer.rendering import layer_name, templates
+from dualform_explorer.rendering import layer_in_words, layer_name, templates
 from dualform_explorer.start import probe_panel
 from dualform_explorer.state import KS, SCORES, State, query_string
 
@@ -222,7 +222,7 @@ class Pages:
             "groupings": groupings_of(info, state),
             "keys": KEYS,
             "panels_in": panels_in,
-            "heading": f"{state.item} in layer {layer_name(state.layer)}",
+            "heading": f"{state.item} in {layer_in_words(state.layer)}",
             "page_title": " \N{MIDDLE DOT} ".join((state.item, layer_name(state.layer), name, "dualform")),
         }
 

@@ -30,6 +30,7 @@ def templates(asynchronous: bool = False) -> Environment:
         "decimals": decimals,
         "heat": heat,
         "layer": layer_name,
+        "in_words": layer_in_words,
     }
     found.globals |= {
         "bar": bar,
@@ -44,6 +45,11 @@ def templates(asynchronous: bool = False) -> Environment:
 def layer_name(name: str) -> str:
     """A model that is a layer itself has no name for it."""
     return name or "the model"
+
+
+def layer_in_words(name: str) -> str:
+    """Within a sentence, where a name such as 4 alone would be taken for a number."""
+    return name if name.lower().startswith("layer") else f"layer {name}" if name else layer_name(name)
 
 
 def heat(value: float, largest: float) -> str:

@@ -159,7 +159,6 @@ class _Drawing:
             "groupings": [state.by],
             "panels_in": panels_in,
             "masks": masks,
-            "heading": f"{state.item} in layer {state.layer}",
         }
 
     def _to(self, state: State) -> str:

@@ -48,7 +48,7 @@ def test_the_whole_task_is_done_by_keyboard(page, pages, memory):
     page.keyboard.press("l")
     expect(heading).to_have_text(f"{item} in layer 4")
     settle(page)
-    expect(page.locator("#title-slots")).to_contain_text("in 4")
+    expect(page.locator("#title-slots")).to_contain_text("in layer 4")
 
     reach(page, "nav[aria-label='Measure'] a:last-child")
     page.keyboard.press("Enter")
