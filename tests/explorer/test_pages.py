@@ -207,6 +207,14 @@ def test_a_condition_that_is_refused_stands_where_it_was_written(pages):
     assert re.search(r'<textarea[^<]*">([^<]*)</textarea>', text)[1] == own
 
 
+@pytest.mark.parametrize(("by", "coloured"), [("dataset,label", "dataset"), ("label", "label"), ("step", None)])
+def test_a_chip_has_a_colour_where_groups_have_it_of_the_same_column(pages, by, coloured):
+    text = pages.get(f"/explore?item=shapes/3&by={by}").text
+    chips = re.findall(r'<a class="chip" [^>]*title="(\w+), [^>]*><i class="dot( h[0-9])?">', text)
+    assert {column for column, _ in chips} == {"dataset", "label"}
+    assert all(bool(hue) == (column == coloured) for column, hue in chips)
+
+
 def test_one_panel_that_fails_leaves_the_others(folder):
     def gone():
         raise Unavailable("The server went away.", hint="Start it again.")
