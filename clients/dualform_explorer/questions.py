@@ -6,7 +6,7 @@ from typing import Any
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
-from dualform_explorer.completeness import complete_columns
+from dualform_explorer.complete_columns import complete_columns
 from dualform_explorer.examples import query_of
 from dualform_explorer.state import State
 

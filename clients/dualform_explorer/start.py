@@ -12,7 +12,7 @@ from dualform.answers import MemoryInfo
 from dualform.errors import DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer.chip import Chip
-from dualform_explorer.completeness import complete_columns
+from dualform_explorer.complete_columns import complete_columns
 from dualform_explorer.examples import Examples, examples_of
 from dualform_explorer.groups import hue_of
 from dualform_explorer.labels import label_names
