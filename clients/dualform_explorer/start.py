@@ -86,6 +86,7 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
     except DualformError as error:
         trouble = str(error)
     rows = misread[:_SHOWN] if len(misread) else np.arange(min(examples.count, _SHOWN))
+    cards, missing = example_cards(memory, info, examples, rows)
     return ProbePanel(
         probe=name,
         count=examples.count,
@@ -95,9 +96,9 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
         output_layer=found,
-        cards=example_cards(memory, info, examples, rows),
+        cards=cards,
         trouble=trouble,
-        missing=looks_of_examples(memory, info, name, rows.tolist()).missing,
+        missing=missing,
     )
 
 
@@ -122,7 +123,7 @@ def _ranked(memory: Answers, info: MemoryInfo, examples: Examples, found: Mappin
             name,
             hue_of(info, ("dataset",), (name,)),
             len(found[name]),
-            example_cards(memory, info, examples, found[name][:_SHOWN]),
+            example_cards(memory, info, examples, found[name][:_SHOWN])[0],
         )
         for name in order
     ]
@@ -130,11 +131,11 @@ def _ranked(memory: Answers, info: MemoryInfo, examples: Examples, found: Mappin
 
 def example_cards(
     memory: Answers, info: MemoryInfo, examples: Examples, rows: NDArray[np.int64]
-) -> tuple[ExampleCard, ...]:
-    """What is to be seen of some examples, `rows` int64[n] of them."""
+) -> tuple[tuple[ExampleCard, ...], str]:
+    """What is to be seen of some examples, `rows` int64[n] of them, and why they are not shown as they looked."""
     names, read = label_names(memory, info), examples.read
     looks = looks_of_examples(memory, info, examples.probe, rows.tolist())
-    return tuple(
+    cards = tuple(
         ExampleCard(
             row,
             examples.label(row),
@@ -145,3 +146,4 @@ def example_cards(
         )
         for row, look in zip(rows.tolist(), looks, strict=True)
     )
+    return cards, looks.missing

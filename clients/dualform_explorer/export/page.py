@@ -175,7 +175,7 @@ class _Drawing:
         for probe in dict.fromkeys(own.probe for own in self._choice.items):
             numbers = [number for number, own in enumerate(self._choice.items) if own.probe == probe]
             rows = np.array([self._choice.items[number].row for number in numbers], dtype=np.int64)
-            cards = example_cards(self._memory, self._info, examples_of(self._memory, self._info, probe), rows)
+            cards, _ = example_cards(self._memory, self._info, examples_of(self._memory, self._info, probe), rows)
             found[probe] = [(_view_name(number, 0), card) for number, card in zip(numbers, cards, strict=True)]
         return found
 
