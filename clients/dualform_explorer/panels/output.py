@@ -49,8 +49,6 @@ class OutputPanel:
     full: int
     """The number of the largest output."""
     masked: int | None
-    full_name: str
-    masked_name: str
     stored: int | None
     """The number of the largest of the network's own outputs, when the probe was taken."""
     grade: Grade
@@ -108,8 +106,6 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
         total=layer.d_out,
         full=largest,
         masked=left,
-        full_name=names.of(largest) if found is not None else "",
-        masked_name=names.of(left) if found is not None else "",
         stored=stored,
         grade=answer.grade,
         standing=answer.standing,

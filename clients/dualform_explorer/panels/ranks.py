@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dualform.answers import Grade, MemoryInfo
+from dualform.answers import MemoryInfo
 from dualform.methods import Answers
 from dualform_explorer.questions import scored
 from dualform_explorer.state import State
@@ -31,9 +31,6 @@ class RanksPanel:
     """Slots that have a rank."""
     effective: float
     """How many slots, weighed alike, would be as concentrated: (sum of |s|)^2 over the sum of s^2."""
-    total: float
-    """The sum of the absolute scores."""
-    grade: Grade | None
 
     @property
     def curve(self) -> list[tuple[int, float, float]]:
@@ -51,6 +48,4 @@ def ranks_panel(memory: Answers, info: MemoryInfo, state: State) -> RanksPanel:
         named=tuple(named),
         count=answer.count,
         effective=float(answer.effective_slots[0]),
-        total=float(answer.totals[0]),
-        grade=answer.grade,
     )
