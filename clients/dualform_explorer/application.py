@@ -287,5 +287,5 @@ class Pages:
 
 
 async def _nowhere(request: Request, _error: Exception) -> Response:
-    there = "Pages are the start page (/), /explore?item=PROBE/ROW and /paper?item=PROBE/ROW."
+    there = "Pages are the start page (/), /explore?item=PROBE/EXAMPLE and /paper?item=PROBE/EXAMPLE."
     return PlainTextResponse(f"There is nothing at {request.url.path!r}. {there}\n", _NOT_FOUND)

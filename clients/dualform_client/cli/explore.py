@@ -70,7 +70,7 @@ from dualform_proto.memory_name import is_served
     "--item",
     "items",
     multiple=True,
-    metavar="PROBE/ROW",
+    metavar="PROBE/EXAMPLE",
     help="With --export, a prediction; repeatable. Default: a dozen at most, misread ones that a mask corrects first.",
 )
 @click.option(

@@ -36,8 +36,8 @@ class Choice:
 
 
 def choose(memory: Answers, info: MemoryInfo, items: Sequence[str], without: Sequence[str]) -> Choice:
-    """`items`: PROBE/ROW each; of none, those that the start page leads to. `without`: COLUMN:VALUE each; of none, each
-    dataset where there are several.
+    """`items`: PROBE/EXAMPLE each; of none, those that the start page leads to. `without`: COLUMN:VALUE each; of none,
+    each dataset where there are several.
 
     Raises BadInput for what there is not.
     """
