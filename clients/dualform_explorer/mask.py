@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable
 from dualform.errors import BadMask
 from dualform_explorer.chip import Chip
 
-_LETTER = r"A-Za-z_\x80-\U0010ffff"
+_LETTER = r"A-Za-z_\x80-\x9f\xa1-\u1fff\u200c-\u202e\u2030-\u205e\u2061-\u2fff\u3001-\ufefe\uff00-\U0010ffff"
+"""Of a name: whatever is beyond ASCII, but for what DuckDB takes for a space."""
 _TOKEN = re.compile(
     rf"""
     (?<![{_LETTER}0-9$]) [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*"

@@ -113,6 +113,8 @@ def test_a_dataset_that_every_slot_has_is_compared_as_people_write_it(info):
         "label = 1 /* /* */ ( */ ) OR (true /* /* */ ) */",
         "'' = name'\\') OR (true OR '' = name''",
         "label$$ = 1) OR (true $$",
+        "'' =\u00a0e'\\'' ) OR (true OR '' = ''",
+        "'' =\u2003$$'$$ ) OR (true OR '' =\u3000$$'$$",
         "'' = $\u202e$ ( $\u202e$ ) OR (true OR '' = $\u202e$ ) $\u202e$",
     ],
 )
@@ -139,6 +141,7 @@ def test_a_comment_that_does_not_end_is_refused():
         "label = 1 /* :-( /* :-) */ ) */ -- (\r OR label = 3",
         "label */* ) */ 1 = 1",
         "label = 1 OR '' = $a$ ) $a$ OR '' = E'\\') '",
+        "label = 1 OR '' =\u2060$$ ) $$ OR '' =\u00a0E'\\') '",
     ],
 )
 def test_a_condition_of_ones_own_holds_beside_the_chips(memory, info, own):
