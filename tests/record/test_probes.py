@@ -168,6 +168,18 @@ def test_rows_that_may_be_tokens_or_texts_leave_the_number_unknown_unless_labels
     assert examples_of_a_probe(tmp_path / "flat", Tagger(flat=True), TOKENS, spaces={"head": "token"}) == 8
 
 
+@pytest.mark.parametrize("last", [True, False], ids=["of texts", "of tokens"])
+@pytest.mark.parametrize(("batch_dim", "tokens", "expected"), [(0, 16, None), (1, 16, 8), (1, 4, 8), (0, 4, None)])
+def test_parts_of_a_probe_that_are_square_do_not_pass_tokens_for_examples(tmp_path, last, batch_dim, tokens, expected):
+    inputs = torch.randn(tokens, 8, 4)
+    size = 8 if tokens == 16 else 4
+    assert examples_of_a_probe(tmp_path / "m", Recurrent(last), inputs, batch_dim, batch_size=size) == expected
+
+
+def test_a_probe_of_which_some_parts_are_square_says_how_many_examples_it_has(tmp_path):
+    assert examples_of_a_probe(tmp_path / "m", Tagger(), TOKENS, batch_size=6) == 8
+
+
 @pytest.mark.parametrize(("gallery", "expected"), [(dualform.Gallery.texts(list("abcdefgh")), 8), (None, None)])
 def test_of_an_older_record_the_gallery_says_how_many_examples_a_probe_has(tmp_path, gallery, expected):
     assert examples_of_a_probe(tmp_path / "m", Tagger(), TOKENS, gallery=gallery) == 8

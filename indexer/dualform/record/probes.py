@@ -6,6 +6,7 @@ after one another whichever axis of the layer's input is the batch.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,8 +40,9 @@ class ProbeTaker:
         """A layer's input; where a layer is called more than once, that of the first call."""
         if tap.name in self._batch:
             return
-        axis, tokens = self._axis_of(tap), len(tap.key_form.leading(key)) > 1
-        rows = key.movedim(axis if tokens else 0, 0)
+        axis, leading = self._axis_of(tap), tap.key_form.leading(key)
+        tokens = math.prod(leading) // max(leading[axis], 1) if len(leading) > 1 else None
+        rows = key.movedim(0 if tokens is None else axis, 0)
         self.examples.layer_took(tap.name, len(rows), tokens, axis)
         keys = tap.key_form.owned(rows)
         self._batch[tap.name] = torch.cat([rows for _, rows in tap.key_form.blocks(keys)])
@@ -48,7 +50,7 @@ class ProbeTaker:
     def run(self, model: nn.Module, inputs: Inputs, batch_size: int, batch_dim: int = 0) -> None:
         """Run the model in eval mode, without gradients, batch by batch; its modes are restored."""
         given = Arguments(inputs, batch_dim, device_of(model))
-        self.examples.given = given.examples
+        self.examples.given, self.examples.axis = given.examples, batch_dim
         with evaluating(model), torch.no_grad(), uncompiled():
             for start in range(0, given.examples, batch_size):
                 self.examples.batch = min(batch_size, given.examples - start)
