@@ -129,6 +129,10 @@ def test_names_of_labels_are_answered_without_the_tables_of_slots(tmp_path, monk
         "SELECT count(*) AS n FROM query('FROM sl' || 'ots') WHERE (SELECT count(*) FROM labels) < 9",
         "SELECT count(DISTINCT table_name) AS n FROM information_schema.tables, (SELECT count(*) FROM labels)",
         "SELECT count(*) AS n FROM (SHOW TABLES), (SELECT count(*) FROM labels)",
+        "SELECT count(*) AS n FROM query('FROM duckdb' || '_tables()'), (SELECT count(*) FROM labels)",
+        "SELECT count(*) AS n FROM query(e'FROM sqlite\\x5fmaster'), (SELECT count(*) FROM labels)",
+        "SELECT count(*) AS n FROM json_execute_serialized_sql(json_serialize_sql('FROM duckdb' || '_tables()')), "
+        "(SELECT count(*) FROM labels)",
     ],
 )
 def test_a_statement_that_begins_a_child_is_answered_as_by_one_that_has_every_table(sql, statement):

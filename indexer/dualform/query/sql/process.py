@@ -37,8 +37,11 @@ _START_SECONDS = 60.0
 """In which the child must have begun, and read its tables."""
 _POLL_SECONDS = 0.1
 _WORD = re.compile(r"\w+")
-_CATALOG = ("information_schema", "duckdb_", "pg_", "pragma_", "sqlite_", "show", "describe", "summarize")
-"""How the words begin by which a statement asks which tables there are."""
+_CATALOG = (
+    *("information_schema", "duckdb_", "pg_", "pragma_", "sqlite_", "show", "describe", "summarize"),
+    *("query", "json_execute"),
+)
+"""How the words begin by which a statement asks which tables there are, or runs what a text in it says, which may."""
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Variables that the child may need to find libraries."""
 
