@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from threading import Lock
+from threading import RLock
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -54,12 +54,14 @@ class AnswersWithLook(Answers):
     """Whoever answers for a memory, but for what the samples of datasets looked like: that a function says. Examples of
     probes look as their galleries have it.
 
-    The function is called by one thread at a time.
+    Functions are called by one thread at a time, whichever memories they are asked about, and what one gave is coded
+    before the next call: it may be an array that is written to again.
     """
+
+    _lock = RLock()
 
     def __init__(self, answers: Answers, look: LookFunction) -> None:
         self._answers, self._look = answers, look
-        self._lock = Lock()
 
     def ask(self, question: Question[A]) -> A:
         if isinstance(question, AppearanceLookup) and question.probe is None:
@@ -100,15 +102,11 @@ class AnswersWithLook(Answers):
             try:
                 value = self._look(dataset, sample)
             except (Exception, SystemExit) as error:  # whatever a function of somebody's own raises
-                said = f"{type(error).__name__}: {error}".removesuffix(": ")
-                raise BadInput(f"{called} raised {said}.", field="look") from error
-        try:
-            return coded_look(value, sample)
-        except BadInput as error:
-            hint = "Give it without the axis of channels, or larger." if error.field == "channels" else error.hint
-            raise BadInput(
-                f"What {called} gave cannot be shown: {error.message} {hint}".strip(), field="look"
-            ) from error
+                raise BadInput(f"{called} raised {_said(error)}.", field="look") from error
+            try:
+                return coded_look(value, sample)
+            except Exception as error:  # of whatever it gave, as of an image whose file ends early
+                raise BadInput(f"What {called} gave cannot be shown: {_why(error)}", field="look") from error
 
     def close(self) -> None:
         self._answers.close()
@@ -145,6 +143,22 @@ def _bytes(own: Appearance) -> int:
     size = len(own.image or b"") + len((own.text or "").encode())
     size += 0 if own.offsets is None else own.offsets.nbytes
     return size + sum(len(value.encode()) if isinstance(value, str) else 8 for value in (own.row or {}).values())
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with what a function gave."""
+    if not isinstance(error, BadInput):
+        return f"reading it raised {_said(error)}."
+    hint = "Give it without the axis of channels, or larger." if error.field == "channels" else error.hint
+    return f"{error.message} {hint}".strip()
+
+
+def _said(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}".removesuffix(": ")
+    except Exception:  # of an error of somebody's own, which cannot even say so
+        return name
 
 
 def _name_of(look: Any) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
+from threading import Lock, Thread
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -255,3 +257,61 @@ class TestExplore:
         with dualform_explorer.explore(folder) as pages, dualform.open(folder) as memory:
             assert at(pages.url).get("/news").status == 200
             assert memory.info().steps > 0
+
+
+def test_of_several_memories_too_one_thread_at_a_time_calls_the_function(memory):
+    """What it gave is read before it is called again, as of a function that draws into one array."""
+    canvas, calling, seen = np.zeros((4, 4), np.uint8), Lock(), []
+
+    def drawing(dataset: str | None, sample: int) -> np.ndarray:
+        assert calling.acquire(blocking=False), "two threads at a time"
+        canvas[:] = sample
+        sleep(0.001)
+        calling.release()
+        return canvas
+
+    def ask(number: int) -> None:
+        shown, samples = AnswersWithLook(memory, drawing), np.arange(10) + 20 * number
+        found = shown.appearances(samples, "shapes")
+        seen.append([int(pixels(own.image)[0, 0]) for own in found] == samples.tolist())
+
+    threads = [Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [True] * 8
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Unreadable:
+    def __array__(self, *given: Any, **named: Any) -> np.ndarray:
+        raise OSError("image file is truncated")
+
+
+def test_what_cannot_be_read_is_refused_by_the_call_that_gave_it(memory):
+    def raising(dataset: str | None, sample: int) -> Any:
+        raise Silent
+
+    with pytest.raises(BadInput, match=r"^raising\('shapes', 3\) raised Silent\.$"):
+        AnswersWithLook(memory, raising).appearances([3], "shapes")
+
+    def given(dataset: str | None, sample: int) -> Any:
+        return Unreadable()
+
+    said = r"^What given\('shapes', 3\) gave cannot be shown: reading it raised OSError: image file is truncated\.$"
+    with pytest.raises(BadInput, match=said):
+        AnswersWithLook(memory, given).appearances([3], "shapes")
+
+
+def test_an_image_of_a_file_that_ends_early_leaves_the_slots_without_looks(memory):
+    file = io.BytesIO()
+    Image.fromarray(RNG.integers(0, 255, (64, 64), dtype=np.uint8)).save(file, "PNG")
+    shown = AnswersWithLook(memory, lambda dataset, sample: Image.open(io.BytesIO(file.getvalue()[:900])))
+    panel = slots_panel(shown, shown.info(), PLAIN)
+    assert len(panel.slots) == 12
+    assert "cannot be shown: reading it raised OSError" in panel.missing
