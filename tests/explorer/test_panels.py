@@ -214,7 +214,8 @@ def test_the_papers_view_has_each_groups_best_scores_and_each_layers_sums(memory
     for layer in ("0", "4"):
         panel = paper_panel(memory, info, WITHOUT, layer)
         hits = memory.topk(layer, "shapes/3", k=500, by=("dataset", "label"), where=WHERE)
-        assert {row.group.values: own for row, own in panel.curves} == {
+        assert [row for row, _ in panel.curves] == list(panel.sums.rows)
+        assert {row.group.values: own for row, own in panel.curves if own} == {
             group: tuple(scores.tolist()) for group, scores in zip(hits.groups, hits.scores[0], strict=True)
         }
         sums = memory.group_sum(layer, "shapes/3", by=("dataset", "label"), where=WHERE).sums[0].tolist()

@@ -32,7 +32,8 @@ class PaperPanel:
     largest: GroupRow | None
     """Of the groups that the mask leaves, that whose sum is largest in size; None where it leaves none."""
     curves: tuple[tuple[GroupRow, tuple[float, ...]], ...]
-    """Of each group its best scores, best first; none where there are more groups than a figure can show."""
+    """Of each group its best scores, best first, none of one that the mask leaves out; empty where there are more groups
+    than a figure can show."""
     ranked: int
     """Scores that each group has at most."""
 
@@ -50,6 +51,6 @@ def paper_panel(memory: Answers, info: MemoryInfo, state: State, layer: str) -> 
         hits = memory.topk(**scored(memory, info, own), k=ranked, by=state.by)
         groups = [tuple(map(alike, group)) for group in hits.groups or ()]
         scores = dict(zip(groups, hits.scores[0], strict=True))
-        curves = [(row, tuple(scores[row.group.values].tolist())) for row in rows if row.group.values in scores]
+        curves = [(row, tuple(map(float, scores.get(row.group.values, ())))) for row in sums.rows]
     best = slots_panel(memory, info, own).slots[:_BEST]
     return PaperPanel(layer, best, sums, largest, tuple(curves), ranked)
