@@ -215,6 +215,15 @@ def test_a_chip_has_a_colour_where_groups_have_it_of_the_same_column(pages, by, 
     assert all(bool(hue) == (column == coloured) for column, hue in chips)
 
 
+def test_an_output_as_of_a_step_is_said_to_be_that_of_its_layer_alone(pages):
+    output = re.compile(r'<section id="panel-output".*?</section>', re.DOTALL)
+    whole, earlier = (output.search(pages.get(f"/explore?item=shapes/3{own}").text)[0] for own in ("", "&at=20"))
+    assert "of the network</span>" in whole
+    assert "of layer 4 as of step 20</span>" in earlier
+    assert "As of step 20 it is this layer alone: its inputs are those that were stored with the probe." in earlier
+    assert ">read</span>" in whole and ">read</span>" not in earlier
+
+
 def test_one_panel_that_fails_leaves_the_others(folder):
     def gone():
         raise Unavailable("The server went away.", hint="Start it again.")
