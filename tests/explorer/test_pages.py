@@ -221,7 +221,8 @@ def test_an_output_as_of_a_step_is_said_to_be_that_of_its_layer_alone(pages):
     assert "of the network</span>" in whole
     assert "of layer 4 as of step 20</span>" in earlier
     assert "As of step 20 it is this layer alone: its inputs are those that were stored with the probe." in earlier
-    assert ">read</span>" in whole and ">read</span>" not in earlier
+    assert ">read</span>" in whole
+    assert ">read</span>" not in earlier
 
 
 def test_one_panel_that_fails_leaves_the_others(folder):

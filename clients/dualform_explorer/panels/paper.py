@@ -32,8 +32,8 @@ class PaperPanel:
     largest: GroupRow | None
     """Of the groups that the mask leaves, that whose sum is largest in size; None where it leaves none."""
     curves: tuple[tuple[GroupRow, tuple[float, ...]], ...]
-    """Of each group its best scores, best first, none of one that the mask leaves out; empty where there are more groups
-    than a figure can show."""
+    """Of each group its best scores, best first; none of one that the mask leaves out. Empty where there are more
+    groups than a figure can show."""
     ranked: int
     """Scores that each group has at most."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from playwright.sync_api import expect
 
+from dualform_explorer.rendering import layer_in_words
 from tests.explorer.browser.shown import numbers, settle
 
 
@@ -32,7 +33,7 @@ def test_sums_are_the_apis_and_terms_add_up_to_the_output_within_the_residual_sh
     for card in others:
         page.locator(f"[data-layer='{card}']").click()
         settle(page)
-        expect(page.locator("#title-sums")).to_contain_text(f", {card}")
+        expect(page.locator("#title-sums")).to_contain_text(f"in {layer_in_words(card)}")
         sums = memory.group_sum(card, item, by=("dataset", "label"))
         assert numbers(page.locator("#sums .sum data")) == sums.sums[0].tolist()
 
