@@ -9,10 +9,12 @@ from typing import Any
 from dualform.answers import Grade
 
 RECORDED = "what was recorded of slots, as the training gave it"
-_KEYS = "of the stored keys alone, which are the layer's inputs bit for bit, in float64"
+_ROUNDED = "but that those of a model in float64 are rounded to float32"
+_KEYS = f"of the stored keys alone, in float64; keys are the layer's inputs bit for bit, {_ROUNDED}"
 _REASONS = {
     "abs": f"scores are {_KEYS}; sums of absolute scores are right to 1e-6 of them",
-    "gradient": "dot products of gradients, from stored keys and stored error signals as the backward pass gave them",
+    "gradient": "dot products of gradients, from stored keys and stored error signals as the backward pass gave them, "
+    + _ROUNDED,
 }
 
 

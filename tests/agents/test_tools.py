@@ -167,6 +167,21 @@ async def test_an_answer_that_needs_no_weights_says_how_exact_it_is(memory, tool
     assert reason in grade["reason"]
 
 
+@pytest.mark.parametrize("score", ["signed", "abs", "cosine", "gradient"])
+async def test_of_inputs_in_float64_no_score_says_that_keys_have_all_their_bits(tmp_path, score):
+    model = nn.Linear(3, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.full((2, 3), 1 / 3, dtype=torch.float64)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        with recorder.step(label=[0, 1]):
+            model(inputs).sum().backward()
+            optimizer.step()
+        recorder.probe("test", inputs, label=[0, 1], loss=lambda out, label: out.sum(1))
+    with dualform.open(tmp_path / "run") as memory:
+        told = (await asked(memory, "topk", layer="", query="test/0", score=score)).structured_content
+    assert "those of a model in float64 are rounded to float32" in told["grade"]["reason"]
+
+
 async def test_scores_of_a_layer_that_cannot_be_rebuilt_are_exact_and_its_weights_are_not(tmp_path):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
