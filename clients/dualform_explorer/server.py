@@ -46,6 +46,8 @@ class ExplorerConfig:
                 hint="Give --access FILE, whose first line is the token, or listen on 127.0.0.1.",
                 field="address",
             )
+        if not self.deadline > 0:
+            raise BadInput(f"deadline is {self.deadline}.", hint="It is a number of seconds.", field="deadline")
         if self.root_path and not self.root_path.startswith("/"):
             raise BadInput(f"root_path is {self.root_path!r}.", hint="It begins with a slash.", field="root_path")
 

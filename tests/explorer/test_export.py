@@ -159,6 +159,11 @@ def test_what_is_not_there_is_named(memory, info, items, without, message):
         choose(memory, info, items, without)
 
 
+def test_a_mask_that_is_written_in_several_ways_is_one(memory, info):
+    found = choose(memory, info, ("shapes/3",), ("label:1", "label:01", "dataset:noise <b>", "dataset:noise%20<b>"))
+    assert [[chip.words for chip in chips] for chips in found.masks] == [[], ["label 1"], ["dataset noise <b>"]]
+
+
 def test_a_file_that_would_be_too_large_is_refused_before_all_of_it_is_drawn(memory, info, choice):
     drawn = []
     with pytest.raises(BadInput, match=r"larger than 0\.5 MiB, as it is after \d of 9 views") as told:

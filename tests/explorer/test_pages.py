@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import dualform
-from dualform.errors import Unavailable
+from dualform.errors import BadInput, Unavailable
 from dualform.methods import Answers
 from dualform.questions import Contribution, GroupSum
 from dualform_client import Client
 from dualform_explorer.panels import PANELS
+from dualform_explorer.server import ExplorerConfig
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer.recorded import images_of, network
@@ -362,3 +363,9 @@ def test_only_get_is_answered(pages):
         answer.read()
         assert answer.status == 405
     connection.close()
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0])
+def test_a_deadline_is_a_number_of_seconds(seconds):
+    with pytest.raises(BadInput, match="deadline is"):
+        ExplorerConfig("127.0.0.1:0", deadline=seconds)

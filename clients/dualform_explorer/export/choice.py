@@ -101,7 +101,7 @@ def _masks(info: MemoryInfo, states: Sequence[State], without: Sequence[str]) ->
             ) from None
         _check_dataset(info, chip)
         masks.append((chip,))
-    return masks
+    return list(dict.fromkeys(masks))  # the same may be written in several ways
 
 
 def _check_dataset(info: MemoryInfo, chip: Chip) -> None:
