@@ -9,6 +9,7 @@ from typing import Any
 from dualform.answers import MemoryInfo
 from dualform.errors import DualformError
 from dualform.methods import Answers
+from dualform_explorer.completeness import complete_columns
 
 _NAMES = "SELECT dataset, label, name FROM labels"
 
@@ -16,8 +17,8 @@ _NAMES = "SELECT dataset, label, name FROM labels"
 @dataclass(frozen=True)
 class LabelNames:
     by_dataset: Mapping[tuple[Any, Any], str] = field(default_factory=dict)
-    datasets: frozenset[str] = frozenset()
-    """Those of the memory."""
+    datasets: frozenset[str | None] = frozenset()
+    """Those of the memory, with None where beside them some slots have no dataset; empty where none has any."""
 
     def of(self, label: Any, *dataset: Any) -> str:
         """The name of a label of a dataset, or without one that which it has in all; empty where there is none, or
@@ -38,4 +39,7 @@ def label_names(memory: Answers, info: MemoryInfo) -> LabelNames:
         rows = memory.sql(_NAMES)
     except DualformError:
         return LabelNames()
-    return LabelNames({(row["dataset"], row["label"]): str(row["name"]) for row in rows}, frozenset(info.datasets))
+    datasets: set[str | None] = {*info.datasets}
+    if datasets and "dataset" not in complete_columns(info):
+        datasets.add(None)
+    return LabelNames({(row["dataset"], row["label"]): str(row["name"]) for row in rows}, frozenset(datasets))

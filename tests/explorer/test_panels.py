@@ -104,9 +104,12 @@ def test_a_label_has_a_name_where_all_datasets_that_it_may_be_of_give_it_that_na
         by_label = sums_panel(memory, info, replace(state, by=("label",)))
         assert [row.group.name for row in by_label.rows] == ["", ""]
         assert query_panel(memory, info, state).label_name == ""
-        pets = replace(info, datasets=dict.fromkeys(named, 2))
+        pets = replace(info, datasets=dict.fromkeys(named, 2), slots={"sample": 4})
         by_label = sums_panel(memory, pets, replace(state, by=("label",)))
         assert [row.group.name for row in by_label.rows] == ["cat", ""]
+        some = replace(pets, slots={"sample": 5})
+        by_label = sums_panel(memory, some, replace(state, by=("label",)))
+        assert [row.group.name for row in by_label.rows] == ["", ""], "slots without a dataset have labels of their own"
 
 
 def test_of_many_groups_the_largest_sums_are_shown(memory, info):
