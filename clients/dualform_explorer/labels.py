@@ -9,7 +9,7 @@ from typing import Any
 from dualform.answers import MemoryInfo
 from dualform.errors import DualformError
 from dualform.methods import Answers
-from dualform_explorer.completeness import complete_columns
+from dualform_explorer.complete_columns import complete_columns
 
 _NAMES = "SELECT dataset, label, name FROM labels"
 

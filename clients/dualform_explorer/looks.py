@@ -61,9 +61,19 @@ def look_of(appearance: Appearance, position: int | None = None) -> Look:
     return NOTHING if appearance.row is None else Look(row=appearance.row)
 
 
+def unmarked(info: MemoryInfo) -> str:
+    """Why no token of a text is marked; empty where a position is the place of a token in its gallery's texts. Of an
+    encoder and a decoder either has its own, and a gallery does not say whose it has.
+    """
+    spaces = sorted({layer.space for layer in info.layers} - {"sample"})
+    if len(spaces) < 2:
+        return ""
+    return f"No token is marked: positions are of several kinds ({', '.join(spaces)}), and texts do not say which."
+
+
 def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]]) -> Looks:
     """Of slots given by their columns; nothing where there is no gallery of their dataset."""
-    found, missing = [NOTHING] * len(slots), ""
+    found, missing, why_unmarked = [NOTHING] * len(slots), "", unmarked(info)
     for dataset in dict.fromkeys(slot.get("dataset") for slot in slots):
         if (dataset or "") not in info.galleries:
             continue
@@ -77,7 +87,10 @@ def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[st
         by_sample = {own.sample: own for own in appearances}
         for place in places:
             if (own := by_sample.get(slots[place]["sample"])) is not None:
-                found[place] = look_of(own, slots[place].get("position"))
+                position = slots[place].get("position")
+                found[place] = look_of(own, None if why_unmarked else position)
+                if position is not None and own.offsets is not None:
+                    missing = missing or why_unmarked
         missing = missing or why
     return Looks(found, missing)
 
@@ -87,7 +100,7 @@ def looks_of_examples(
 ) -> Looks:
     """Of a probe's examples, with the same token of each marked; nothing where it has no gallery."""
     appearances, missing = appearances_of_examples(memory, info, probe, rows)
-    found = [look_of(own, token) for own in appearances]
+    found = [look_of(own, None if unmarked(info) else token) for own in appearances]
     return Looks(found + [NOTHING] * (len(rows) - len(found)), missing)
 
 

@@ -237,7 +237,10 @@ def test_info(dualform, address):
     assert (layer["name"], layer["space"], layer["exact"], layer["reason"]) == ("fc", "sample", True, "")
     assert layer["grade"] == EXACT
     assert told["skipped"] == {"norm": "no tap for LayerNorm"}
-    assert told["probes"] == [{"name": "test", "rows": 2, "layers": ["fc"], "gallery": "texts"}]
+    assert told["probes"] == [
+        {"name": "test", "rows": 2, "layers": ["fc"], "gallery": "texts", "examples": 2},
+        {"name": "older", "rows": 6, "layers": ["fc"], "gallery": "", "examples": None},
+    ]
     assert told["galleries"] == {"mnist": "texts"}
 
 

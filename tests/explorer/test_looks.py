@@ -95,6 +95,19 @@ def test_a_passage_of_a_query_has_each_of_its_tokens_to_pick(texts):
     assert passages()[0] == HOSTILE
 
 
+def test_no_token_is_marked_where_positions_are_of_several_kinds_and_it_says_so(texts):
+    info = texts.info()
+    assert len(info.layers) > 1
+    other = replace(info.layers[0], name="decoder", space="target")
+    several = replace(info, layers=(*info.layers, other))
+    slots, query = slots_panel(texts, several, TEXT), query_panel(texts, several, replace(TEXT, token=2))
+    why = "No token is marked: positions are of several kinds (target, token), and texts do not say which."
+    assert (slots.missing, query.missing, query.token, query.passage) == (why, why, 2, ())
+    assert {own.look.passage[1] for own in slots.slots} == {""}
+    rows = texts.slots(np.array([own.slot for own in slots.slots]), "token")
+    assert [own.look.passage[0] for own in slots.slots] == [passages()[own] for own in rows["sample"].tolist()]
+
+
 def test_a_token_that_the_example_does_not_have_is_named_and_none_of_another_is_shown(texts):
     with pytest.raises(NotFound, match=f"The example has no token {WORDS}: it has 0 to {WORDS - 1}."):
         query_panel(texts, texts.info(), replace(TEXT, token=WORDS))

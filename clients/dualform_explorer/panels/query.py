@@ -11,7 +11,7 @@ from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import examples_of, tokens_of
 from dualform_explorer.labels import label_names
-from dualform_explorer.looks import NOTHING, Look, appearances_of_examples, look_of
+from dualform_explorer.looks import NOTHING, Look, appearances_of_examples, look_of, unmarked
 from dualform_explorer.passage import Token, tokens_of_passage
 from dualform_explorer.state import State
 
@@ -68,6 +68,9 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     label = examples.label_at(state.row, token, tokens)
     read = None if examples.read is None else int(examples.read[state.row])
     appearances, missing = appearances_of_examples(memory, info, state.probe, [state.row])
+    marked, why_unmarked = token, unmarked(info)
+    if why_unmarked and token is not None and appearances and appearances[0].offsets is not None:
+        marked, missing = None, missing or why_unmarked
     return QueryPanel(
         probe=state.probe,
         row=state.row,
@@ -81,8 +84,8 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         among=len(rows),
         before=int(rows[at - 1]) if at > 0 else None,
         after=int(rows[after]) if after < len(rows) else None,
-        look=look_of(appearances[0], token) if appearances else NOTHING,
-        passage=tokens_of_passage(appearances[0], token) if appearances and token is not None else (),
+        look=look_of(appearances[0], marked) if appearances else NOTHING,
+        passage=tokens_of_passage(appearances[0], marked) if appearances and marked is not None else (),
         missing=missing,
         token=token,
         tokens=tokens,
