@@ -95,12 +95,10 @@ def looks_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[st
     return Looks(found, missing)
 
 
-def looks_of_examples(
-    memory: Answers, info: MemoryInfo, probe: str, rows: Sequence[int], token: int | None = None
-) -> Looks:
-    """Of a probe's examples, with the same token of each marked; nothing where it has no gallery."""
+def looks_of_examples(memory: Answers, info: MemoryInfo, probe: str, rows: Sequence[int]) -> Looks:
+    """Of a probe's examples, as a whole; nothing where it has no gallery."""
     appearances, missing = appearances_of_examples(memory, info, probe, rows)
-    found = [look_of(own, None if unmarked(info) else token) for own in appearances]
+    found = list(map(look_of, appearances))
     return Looks(found + [NOTHING] * (len(rows) - len(found)), missing)
 
 

@@ -14,7 +14,7 @@ import dualform
 from dualform.errors import BadMask, EmptyMask, NotFound, Unavailable
 from dualform.forgetting.forget import forget
 from dualform.methods import Answers
-from dualform.questions import Distribution
+from dualform.questions import Distribution, GroupSum
 from dualform_explorer.chip import Chip, Range
 from dualform_explorer.groups import Group, rows_of
 from dualform_explorer.numbers import percent
@@ -401,6 +401,22 @@ def test_of_keys_that_are_too_many_the_chosen_layers_alone_are_passed_over(memor
         (True, True),
         (False, False),
     ]
+
+
+def test_a_mask_can_be_cleared_where_the_layer_has_no_answer(memory, info):
+    class Without(Counted):
+        def ask(self, question):
+            if isinstance(question, GroupSum):
+                raise Unavailable("the keys of layer 4 are elsewhere.")
+            return super().ask(question)
+
+    panel = mask_panel(Without(memory), info, WITHOUT)
+    assert (panel.trouble, panel.groups, panel.slots) == (
+        "the keys of layer 4 are elsewhere.",
+        (),
+        info.layers[-1].slots,
+    )
+    assert panel.columns == dict(info.columns["sample"])
 
 
 def test_the_mask_is_shown_as_it_is_asked(memory, info):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 _WIDTH, _HEIGHT = 200.0, 12.0
 
@@ -24,20 +24,23 @@ def bar(value: float, largest: float, signed: bool, kind: str = "", ghost: float
     )
 
 
-def columns(values: Sequence[tuple[float | None, int, float | None]], largest: float) -> Markup:
-    """Small upright bars side by side: of each its value, its hue, and an outline of what it was before."""
+def columns(values: Sequence[tuple[float | None, int, float | None, str]], largest: float) -> Markup:
+    """Small upright bars side by side: of each its value, its hue, an outline of what it was before, and its name."""
     width, height = 10.0, 40.0
-    signed = any((own or 0.0) < 0 for value, _, was in values for own in (value, was))
+    signed = any((own or 0.0) < 0 for value, _, was, _ in values for own in (value, was))
     zero = height / 2 if signed else height
     scale = (height / 2 if signed else height) / largest if largest else 0.0
     parts = []
-    for place, (value, hue, was) in enumerate(values):
+    for place, (value, hue, was, name) in enumerate(values):
         for own, kind in ((was, "ghost"), (value, f"h{hue}")):
             if own is not None:
                 size = abs(own) * scale
                 top = zero - size if own >= 0 else zero
                 left, wide = place * width + 1, width - 2
-                parts.append(f'<rect x="{left:g}" y="{top:.2f}" width="{wide:g}" height="{size:.2f}" class="{kind}"/>')
+                parts.append(
+                    f'<rect x="{left:g}" y="{top:.2f}" width="{wide:g}" height="{size:.2f}" class="{kind}">'
+                    f"<title>{escape(name)}</title></rect>"
+                )
     total = max(len(values), 1) * width
     line = f'<line x1="0" x2="{total:g}" y1="{zero:g}" y2="{zero:g}" class="zero"/>'
     return Markup(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dualform.answers import MemoryInfo
-from dualform.errors import BadInput, NotFound
+from dualform.errors import BadInput, DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import query_of
 from dualform_explorer.groups import MOST_GROUPS, Group, groups_of
@@ -34,8 +34,16 @@ class MaskPanel:
 
 def mask_panel(memory: Answers, info: MemoryInfo, state: State) -> MaskPanel:
     layer = layer_of(info, state.layer)
-    query = query_of(memory, info, state)
     columns = {} if layer is None else dict(info.columns[layer.space])
+    try:
+        return _asked(memory, info, state, columns)
+    except DualformError as error:  # of a layer without an answer: what is set can be cleared all the same
+        slots = 0 if layer is None else layer.slots
+        return MaskPanel("", 0, error.message, slots, columns, (), info.steps)
+
+
+def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, str]) -> MaskPanel:
+    query = query_of(memory, info, state)
     offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(info.datasets) > 1)]
     sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
     whole = memory.group_sum(state.layer, query, by="dataset", k=MOST_GROUPS)
