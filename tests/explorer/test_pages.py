@@ -65,6 +65,12 @@ def test_a_page_without_scripts_is_whole(pages):
     assert not failed(page.text)
 
 
+def test_sums_and_slots_are_sent_before_what_passes_over_every_layer(pages):
+    text = pages.get("/explore?item=shapes/3").text
+    sent = [text.index(f'id="panel-{name}"') for name in ("query", "output", "sums", "slots", "layers")]
+    assert sent == sorted(sent)
+
+
 def test_numbers_have_all_their_digits_beside_them(pages, memory):
     text = panels_of(pages.get("/explore?item=shapes/3").text)["sums"]
     shown = re.findall(

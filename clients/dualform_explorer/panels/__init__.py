@@ -40,16 +40,18 @@ PANELS: dict[str, Panel] = {
     "query": Panel("Example", "side", query_panel),
     "mask": Panel("Mask", "side", mask_panel),
     "output": Panel("Output", "answers", output_panel),
-    "layers": Panel("Layers", "answers", layers_panel),
     "sums": Panel("Sums by group", "answers", sums_panel),
     "slots": Panel("Best slots", "answers", slots_panel),
+    "layers": Panel("Layers", "answers", layers_panel),
     "ranks": Panel("How concentrated it is", "answers", ranks_panel),
     "steps": Panel("Over the training", "answers", steps_panel),
     "terms": Panel("What adds up to the output", "answers", terms_panel),
     "removal": Panel("What leaving out means", "under", removal_panel),
     "record": Panel("How exact this is", "under", record_panel),
 }
-"""By name, in the order in which they stand in their places."""
+"""By name, in the order in which a page is sent, which waits for each: what takes longest comes late. Where they stand
+is the stylesheet's.
+"""
 
 
 def panels_in(place: Place) -> list[str]:
