@@ -120,17 +120,27 @@ def tokens_of(memory: Answers, info: MemoryInfo, examples: Examples, layer: str)
     return rows // examples.count if rows % examples.count == 0 else 1
 
 
+def token_of(examples: Examples, tokens: int, state: State) -> int | None:
+    """The place that is asked about of so many in an example: the last one where none is named; None of an example that
+    is seen whole. Raises NotFound for a token or an example that there is not.
+    """
+    if state.row >= examples.count:
+        raise NotFound(
+            f"The probe {state.probe} has no example {state.row}: it has 0 to {examples.count - 1}.", field="item"
+        )
+    if tokens == 1:
+        return None
+    token = tokens - 1 if state.token is None else state.token
+    if token >= tokens:
+        raise NotFound(f"The example has no token {token}: it has 0 to {tokens - 1}.", field="token")
+    return token
+
+
 def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None = None) -> str:
     """The stored query of the page's example in a layer, as questions name it. Raises NotFound for a token or an
     example that there is not.
     """
     examples = examples_of(memory, info, state.probe)
     tokens = tokens_of(memory, info, examples, state.layer if layer is None else layer)
-    if state.row >= examples.count:
-        raise NotFound(f"The probe {state.probe} has no example {state.row}: it has 0 to {examples.count - 1}.")
-    if tokens == 1:
-        return state.item
-    token = tokens - 1 if state.token is None else state.token
-    if token >= tokens:
-        raise NotFound(f"The example has no token {token}: it has 0 to {tokens - 1}.")
-    return f"{state.probe}/{state.row * tokens + token}"
+    token = token_of(examples, tokens, state)
+    return state.item if token is None else f"{state.probe}/{state.row * tokens + token}"

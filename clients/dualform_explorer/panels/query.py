@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dualform.answers import MemoryInfo
-from dualform.errors import NotFound
 from dualform.methods import Answers
-from dualform_explorer.examples import examples_of, tokens_of
+from dualform_explorer.examples import examples_of, token_of, tokens_of
 from dualform_explorer.labels import label_names
 from dualform_explorer.looks import NOTHING, Look, appearances_of_examples, look_of, unmarked
 from dualform_explorer.passage import Token, tokens_of_passage
@@ -52,19 +51,13 @@ class QueryPanel:
 
 def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     examples = examples_of(memory, info, state.probe)
-    if state.row >= examples.count:
-        raise NotFound(
-            f"The probe {state.probe} has no example {state.row}: it has 0 to {examples.count - 1}.", field="item"
-        )
+    tokens = tokens_of(memory, info, examples, state.layer)
+    token = token_of(examples, tokens, state)
     names = label_names(memory, info)
     rows = examples.among(state.among)
     at = int(np.searchsorted(rows, state.row))
     here = at < len(rows) and rows[at] == state.row
     after = at + 1 if here else at
-    tokens = tokens_of(memory, info, examples, state.layer)
-    token = None if tokens == 1 else tokens - 1 if state.token is None else state.token
-    if token is not None and token >= tokens:
-        raise NotFound(f"The example has no token {token}: it has 0 to {tokens - 1}.", field="token")
     label = examples.label_at(state.row, token, tokens)
     read = None if examples.read is None else int(examples.read[state.row])
     appearances, missing = appearances_of_examples(memory, info, state.probe, [state.row])
