@@ -175,6 +175,27 @@ def test_a_layer_that_only_one_rank_reaches_is_measured_by_all(tmp_path):
     assert {layer.name: layer.grade.name for layer in memory.info().layers} == dict.fromkeys(found, "exact")
 
 
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_a_batch_without_rows_is_a_step_without_slots(tmp_path, make):
+    """Of one rank, of the other, and of both."""
+    fleet = Fleet(tmp_path / "m", make=make)
+
+    def train(rank, model, optimizer, recorder):
+        for step in range(STEPS):
+            x, y = data(rank, step)
+            rows = 0 if step == 3 + rank or step == 6 else ROWS
+            with recorder.step(label=y[:rows]):
+                optimizer.zero_grad()
+                cross_entropy(model(x[:rows]), y[:rows], reduction="sum").backward()
+                fleet.average(rank, model)
+                optimizer.step()
+
+    fleet.run(train)
+    with dualform.open(tmp_path / "m") as memory:
+        assert len(memory.keys("0")) == ROWS * (COUNT * STEPS - 4)
+        assert all(own.exact and not own.reason for own in memory.verify().values()), memory.verify()
+
+
 def test_what_is_no_rank_is_refused(tmp_path):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

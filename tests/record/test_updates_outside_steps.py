@@ -1,11 +1,14 @@
 """Gradients and updates that do not come where they are looked for: refused at first, a defect later."""
 
+import numpy as np
 import pytest
+import torch
 from torch.nn.functional import cross_entropy
 
+import dualform
 from dualform.errors import RecordingError
 
-from .listed import batches, opened_on, small_net, train
+from .listed import batches, opened_on, small_net, snapshot, train
 
 
 def test_a_gradient_outside_its_step_is_refused_at_first_and_a_defect_later(tmp_path):
@@ -59,3 +62,68 @@ def test_an_optimizer_that_steps_twice_later_is_a_defect(tmp_path):
             opened.optimizer.step()
             opened.optimizer.step()
     assert opened.sink.defects == [(layer, 1, "the optimizer stepped twice inside step 1") for layer in ("0", "2", "4")]
+
+
+def no_rows(model, optimizer, x, y):
+    optimizer.zero_grad()
+    cross_entropy(model(x[:0]), y[:0], reduction="sum").backward()
+
+
+def zeroed(model, optimizer, x, y):
+    optimizer.zero_grad(set_to_none=False)
+
+
+def forward_alone(model, optimizer, x, y):
+    model(x)
+    optimizer.zero_grad(set_to_none=False)
+
+
+def without_gradients(model, optimizer, x, y):
+    optimizer.zero_grad()
+
+
+def of_some_layers(model, optimizer, x, y):
+    """Another loss on one layer's weight, whose gradient is zero."""
+    optimizer.zero_grad()
+    (0 * model[0].weight).sum().backward()
+
+
+NO_SLOTS = [no_rows, zeroed, forward_alone, without_gradients, of_some_layers]
+OPTIMIZERS = {
+    "momentum": lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "AdamW": lambda own: torch.optim.AdamW(own, lr=0.05),
+    "NAdam": lambda own: torch.optim.NAdam(own, lr=0.02),
+}
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["inside", "outside"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("gradients", NO_SLOTS, ids=lambda own: own.__name__)
+def test_an_update_without_gradients_is_a_step_without_slots(tmp_path, gradients, optimizer, outside):
+    """What momentum and decay do in it is rebuilt, also where it comes first, twice in a row, and last."""
+    model, without = small_net(), {0, 3, 4, 7}
+    optimizer = optimizer(model.parameters())
+    weights = []
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        for number, (x, y) in enumerate(batches(8)):
+            with recorder.step(label=y, sample=torch.arange(8) + 8 * number):
+                if number in without:
+                    gradients(model, optimizer, x, y)
+                else:
+                    optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()
+                if not outside:
+                    optimizer.step()
+            if outside:
+                optimizer.step()
+            if recorder.steps:
+                weights.append(snapshot(model))
+    with dualform.open(tmp_path / "m") as memory:
+        assert len(weights) == memory.info().steps == 7
+        certificates = memory.verify()
+        assert all(own.exact and not own.reason for own in certificates.values()), certificates
+        for step, expected in enumerate(weights, 1):
+            rebuilt = memory.weights(at_step=step)
+            for name, weight in expected.items():
+                np.testing.assert_allclose(rebuilt[name], weight, rtol=1e-4, atol=1e-5, err_msg=f"{name} {step}")
+        assert int(memory.group_sum("0", np.ones((1, 5), np.float32), by="step").counts.sum()) == 32

@@ -48,6 +48,11 @@ class AllUpdates:
         """The layers of which an optimizer holds a parameter."""
         return self._layers[number]
 
+    def moves(self, number: int) -> bool:
+        """Whether an update of an optimizer moves any layer now: torch's optimizers pass over what has no gradient."""
+        own = (p for tap in self._taps[number] for p in tap.trained if self._owners.of(p) == number)
+        return any(parameter.grad is not None for parameter in own)
+
     def join(self, taps: Sequence[Tap]) -> None:
         for own, layers in zip(self._each, self._layers, strict=True):
             own.defects.join([tap for tap in taps if tap.name in layers])

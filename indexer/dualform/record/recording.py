@@ -128,6 +128,9 @@ class Recording:
         if record is not None:
             self.defects.unseen(record)
         unrecorded, awaited = self._unrecorded.get(number, []), self._updates.awaited(number)
+        if record is not None and self.begun and not (unrecorded or awaited) and self._updates.moves(number):
+            self._update_inside(number, record)  # momentum and decay need no gradient: a step without slots
+            return
         self._agree(number, UPDATES[1] if unrecorded or awaited else UPDATES[2])
         if unrecorded:
             self.stray_updates.unrecorded(number, unrecorded)
@@ -196,7 +199,8 @@ class Recording:
             (part.layer, part.keys, part.errors if part.layer in self._valued else None, part.product)
             for part in slots.rows
         ]
-        finite = self._updates.add(record.step, rows, record.fresh) and slots.surely_finite(self._valued)
+        fresh = dict.fromkeys(self._plan.owners.numbers, True) if record.empty else record.fresh
+        finite = self._updates.add(record.step, rows, fresh) and slots.surely_finite(self._valued)
         if not finite and not slots.finite():
             self.forget(record)
             return
