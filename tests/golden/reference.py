@@ -1,0 +1,121 @@
+"""The reference commit, the differences from it that are intended, and the comparison."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+COMMIT = "59f92bc688c0e28f6a42f600291cff90c2c70bde"
+"""Whose answers are the golden ones."""
+
+CHANGED: dict[str, str] = {}
+"""Question, or the start of several -> why its answer differs from the reference's."""
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("indexer", "protos", "service", "clients", ".")
+SECONDS = 420
+
+Differences = dict[str, str]
+"""Question -> how its answer differs."""
+
+
+class NoReference(Exception):
+    """The reference commit is not in this clone."""
+
+
+def differences(names: Sequence[str] = ()) -> Differences:
+    """Those of this tree's answers from the reference's, without the intended ones.
+
+    Raises NoReference in a clone that lacks the commit.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder) / "answers.npz"
+        _run(ROOT, own, names)
+        found = dict(_compared(_arrays(_reference()), _arrays(own), names))
+    stale = {} if names else {start: "listed as changed, and is not" for start in CHANGED if not _among(start, found)}
+    return {**{question: how for question, how in found.items() if not _changed(question)}, **stale}
+
+
+def _among(start: str, found: Differences) -> bool:
+    return any(question.startswith(start) for question in found)
+
+
+def _changed(question: str) -> bool:
+    return any(question.startswith(start) for start in CHANGED)
+
+
+def _compared(
+    golden: dict[str, np.ndarray], own: dict[str, np.ndarray], names: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    for key in sorted(golden.keys() | own.keys()):
+        if names and key.split("/")[0] not in names:
+            continue
+        if key not in own:
+            yield key, "is no longer answered"
+        elif key not in golden:
+            yield key, "was not answered by the reference"
+        elif golden[key].dtype != own[key].dtype or golden[key].shape != own[key].shape:
+            yield key, f"{golden[key].dtype}{golden[key].shape} is now {own[key].dtype}{own[key].shape}"
+        elif golden[key].tobytes() != own[key].tobytes():
+            yield key, _numbers(golden[key], own[key])
+
+
+def _numbers(golden: np.ndarray, own: np.ndarray) -> str:
+    if golden.dtype == np.uint8:
+        return f"{golden.tobytes()[:200]!r} is now {own.tobytes()[:200]!r}"
+    apart = np.abs(golden.astype(float) - own.astype(float))
+    return f"{np.count_nonzero(golden != own)} of {golden.size} numbers differ, by {np.nanmax(apart):.3g} at most"
+
+
+def _arrays(file: Path) -> dict[str, np.ndarray]:
+    with np.load(file) as stored:
+        return dict(stored)
+
+
+def _reference() -> Path:
+    """The reference's answers on this machine, made once."""
+    file = ROOT / "build" / "golden" / f"{COMMIT[:12]}-{_machine()}.npz"
+    if not file.exists():
+        archive = subprocess.run(["git", "archive", COMMIT], cwd=ROOT, capture_output=True, check=False)
+        if archive.returncode:
+            raise NoReference(f"commit {COMMIT} is not here: {archive.stderr.decode().strip()}")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+            scm = {**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": "0"}
+            build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+            subprocess.run(build, cwd=folder, check=True, capture_output=True, env=scm)
+            made = Path(folder) / "answers.npz"
+            _run(Path(folder), made)
+            made.replace(file)
+    return file
+
+
+def _machine() -> str:
+    """What the bits of a training depend on: the processor, libraries, and variables that choose their loops."""
+    chooses = ("ATEN_", "ONEDNN_", "MKL_", "OPENBLAS_", "DNNL_", "NPY_")
+    said = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(chooses)]
+    cpu = Path("/proc/cpuinfo")
+    flags = [line for line in cpu.read_text().splitlines() if line.startswith("flags")][:1] if cpu.exists() else []
+    libraries = [f"{name} {version(name)}" for name in ("torch", "numpy", "duckdb", "pyarrow")]
+    whole = [platform.machine(), platform.python_version(), *flags, *libraries, *said]
+    return hashlib.sha256("\n".join(whole).encode()).hexdigest()[:12]
+
+
+def _run(tree: Path, answers: Path, names: Sequence[str] = ()) -> None:
+    """Have a tree's own golden trainings recorded and asked, by its own code, into `answers`."""
+    path = os.pathsep.join(str(tree / folder) for folder in FOLDERS)
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DUALFORM_QUIET": "1"}
+    command = [sys.executable, "-m", "tests.golden", "--answers", str(answers), *names]
+    done = subprocess.run(command, cwd=tree, env=environment, timeout=SECONDS, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the golden trainings of {tree} failed:\n{done.stderr.decode()}")
