@@ -15,6 +15,9 @@ from dualform.answers.hits import GroupKey
 from dualform.answers.plots import axes_or_new, check_number, draw_bars, name_of
 from dualform.answers.table import Table, beside, counted, first_places, group_columns
 
+_PLAUSIBLE = 50
+"""A group that moved a loss by so many times more than the loss changed is worth a warning."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ledger(Table):
@@ -41,8 +44,9 @@ class Ledger(Table):
     """float64[n]: after the last."""
     lines: Mapping[str, NDArray[np.float64]]
     """float64[n] each: what no slot brought. "decay" of weights, and of what the optimizer held before the record;
-    "other parameters" of no recorded layer; "buffers", as running means; "truncated", what slots went on to bring when
-    they were not followed any more, and what a training in half precision rounded of their sum."""
+    "rounding", of biases whose gradient is only rounding; "other parameters" of no recorded layer; "buffers", as
+    running means; "truncated", what slots went on to bring when they were not followed any more, and what a training
+    in half precision rounded of their sum."""
     residual: NDArray[np.float64]
     """float64[n]: the change of each loss, less all of the above."""
     by: tuple[str, ...] = ()
@@ -53,6 +57,26 @@ class Ledger(Table):
     what the record does not explain of it. None where the training did not come to its end."""
     grades: Mapping[str, Grade] = field(default_factory=dict)
     """By layer, how exact its record is."""
+
+    @property
+    def largest(self) -> NDArray[np.float64]:
+        """float64[n]: the size of the largest contribution of one group, to be read next to the change of the loss."""
+        return np.abs(self.sums).max(axis=1, initial=0.0)
+
+    @property
+    def remark(self) -> str:
+        """One sentence if the largest group is more than 50 times the largest change of a loss; empty if not."""
+        largest, change = self._extremes()
+        if largest <= _PLAUSIBLE * change:
+            return ""
+        return (
+            f"the largest group of ledger {self.name!r} moved a loss by {largest:.3g}, and the losses changed by at "
+            f"most {change:.3g}. The groups cancel each other out: do not rank them"
+        )
+
+    def _extremes(self) -> tuple[float, float]:
+        """The largest contribution of one group, and the largest change of a loss."""
+        return float(self.largest.max(initial=0.0)), float(np.abs(self.final - self.initial).max(initial=0.0))
 
     def best(self, example: int, k: int) -> list[tuple[GroupKey, float]]:
         """The k groups that moved an example's loss most, by size, with the sign of what they brought."""
@@ -104,4 +128,6 @@ class Ledger(Table):
     def title(self) -> str:
         by = f" by {', '.join(self.by)}" if self.by else ""
         sizes = f"{counted(len(self), 'example')}, {counted(len(self.groups), 'group')}"
-        return f"Ledger {self.name!r}{by}, {self.method}: {sizes}"
+        largest, change = self._extremes()
+        moved = f"the largest group moved a loss by {largest:.3g}, losses changed by up to {change:.3g}"
+        return f"Ledger {self.name!r}{by}, {self.method}: {sizes}; {moved}"

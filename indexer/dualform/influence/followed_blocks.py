@@ -26,7 +26,7 @@ from dualform.influence.slot_window import SlotWindow
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.coefficients import updates
-from dualform.query.weights.rounding_gradients import rounding_gradients
+from dualform.query.weights.rounding_gradients import RoundingGradients, rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.query.weights.trajectory import start_of
 from dualform.rules import LinearRule, Scale, State, Update, UpdateRule, updated
@@ -60,6 +60,8 @@ class BlockUpdate:
     """What it added to the block; None where each slot moves it in one update alone, and nothing else does."""
     of_slots: Doubles | None
     """The part of its way that recorded gradients brought, those of earlier steps through the buffer among them."""
+    of_rounding: Doubles | None
+    """The part that gradients brought which are only rounding (rounding_gradients.py); None if the block has none."""
     coefficients: Doubles | None
     """float64[T]: `of_slots` is the sum of these times the outer products of each step. None where no number does."""
     gains: Gains | None
@@ -89,7 +91,8 @@ class FollowedBlock:
             )
         start = State(*start_of(view, self.block))
         self._steps = view.snapshot.steps
-        self._alone = rounding_gradients(view, self.block.block_name)
+        # A linear rule has no denominators: what it makes of rounding is rounding.
+        self._alone = RoundingGradients({}) if self.linear else rounding_gradients(view, self.block.block_name)
         self._updates = {u.last_step: u for u in updates(view.snapshot, self.block.block_name, self._steps)}
         rounded = any(len(view.products(layer).step) for layer, _ in self.holders)
         keeps = any(self._rules.at(step).keeps(update.settings) for step, update in self._updates.items())
@@ -107,6 +110,8 @@ class FollowedBlock:
         self._state = State(start.weight.astype(np.float32), start.buffers) if moved_in_place else start
         self._of_slots = State(np.zeros(1), {kind: np.zeros_like(start.buffers[kind]) for kind in shared})
         """What the buffers have of recorded gradients, beside a weight of zeros, of which nothing decays."""
+        self._of_rounding = State(np.zeros(1), {kind: np.zeros_like(start.buffers[kind]) for kind in shared})
+        """What they have of gradients that are only rounding."""
         self._weighed = State(np.zeros(1), {kind: np.zeros(self._steps) for kind in shared})
         """How much they have of each step's."""
 
@@ -125,36 +130,40 @@ class FollowedBlock:
         if self.linear:
             return self._advance_linear(cast("LinearRule", rule), update, gradient)
         gradient = gradient * update.factor  # which the rule may keep, where the next one is written over this one
-        before, held = self._state.weight, self._held(rule)
-        whole = self._alone.put(step, gradient.copy()) if step in self._alone.by_step else gradient
+        before, held, whole, rows = self._state.weight, self._held(rule), gradient, self._alone.rows_at(step)
+        if self._alone.by_step:
+            gradient[rows] = 0.0
+            rounding = self._alone.put(step, np.zeros_like(gradient))
+            whole = gradient + rounding
         self._state, scale = updated(rule, self._state, whole, update.settings)
         way = of_slots = self._state.weight - before
+        of_rounding = None
         if self._standing:
-            zeros = State(np.zeros_like(before), self._of_slots.buffers)
-            moved = rule.advance(zeros, gradient, update.settings, scale)
-            of_slots, self._of_slots = moved.weight, State(np.zeros(1), {**zeros.buffers, **moved.buffers})
-        return BlockUpdate(update, way, of_slots, None, _gains(rule, held, before.shape, update, scale))
+            of_slots, self._of_slots = _part(rule, self._of_slots, gradient, update, scale)
+        if self._alone.by_step:
+            of_rounding, self._of_rounding = _part(rule, self._of_rounding, rounding, update, scale)
+        return BlockUpdate(
+            update, way, of_slots, of_rounding, None, _gains(rule, held, before.shape, update, scale, rows)
+        )
 
     def _advance_linear(self, rule: LinearRule, update: Update, gradient: NDArray[Any]) -> BlockUpdate:
         """`gradient`: without the update's factor."""
         linear, state = LinearUpdate(rule, self._held(rule), update.settings), self._state
-        whole, factor = gradient, update.factor
-        if update.last_step in self._alone.by_step:
-            whole, factor = self._alone.put(update.last_step, factor * gradient), 1.0
-        self._state = State(state.weight, linear.buffers(state, whole, factor))
+        factor = update.factor
+        self._state = State(state.weight, linear.buffers(state, gradient, factor))
         way, of_slots = None, None
         if self.at_once and not self._standing:
-            linear.add_way(state, whole, factor)
+            linear.add_way(state, gradient, factor)
         else:
-            way = of_slots = linear.way(state, whole, factor)
+            way = of_slots = linear.way(state, gradient, factor)
             state.weight[...] += way
         if self._standing:
-            of_slots = linear.way(self._of_slots, gradient, update.factor)
-            self._of_slots = State(self._of_slots.weight, linear.buffers(self._of_slots, gradient, update.factor))
+            of_slots = linear.way(self._of_slots, gradient, factor)
+            self._of_slots = State(self._of_slots.weight, linear.buffers(self._of_slots, gradient, factor))
         used = self._used(update)
         coefficients = linear.way(self._weighed, used)
         self._weighed = State(self._weighed.weight, linear.buffers(self._weighed, used))
-        return BlockUpdate(update, way, of_slots, coefficients, None)
+        return BlockUpdate(update, way, of_slots, None, coefficients, None)
 
     def _held(self, rule: UpdateRule) -> list[str]:
         """The buffers of gradients that there are."""
@@ -177,12 +186,30 @@ def _by_numbers(rule: UpdateRule) -> bool:
     return rule.commutes_with == "entries" and len(rule.buffers) <= 1
 
 
+def _part(
+    rule: UpdateRule, part: State, gradient: Doubles, update: Update, scale: Scale | None
+) -> tuple[Doubles, State]:
+    """What an update makes of a part of the gradient, and that part of the buffers after it."""
+    zeros = State(np.zeros_like(gradient), part.buffers)
+    moved = rule.advance(zeros, gradient, update.settings, scale)
+    return moved.weight, State(np.zeros(1), {**zeros.buffers, **moved.buffers})
+
+
 def _gains(
-    rule: UpdateRule, buffers: Sequence[str], shape: tuple[int, ...], update: Update, scale: Scale | None
+    rule: UpdateRule,
+    buffers: Sequence[str],
+    shape: tuple[int, ...],
+    update: Update,
+    scale: Scale | None,
+    rows: NDArray[np.int64],
 ) -> Gains:
-    """By what the rule makes of ones in the place of a gradient, and of a buffer."""
+    """What the rule makes of ones in place of a gradient, and of a buffer. Slots have no part in gradients of `rows`:
+    its gain is 0 there.
+    """
     none, ones = np.zeros(shape), np.ones(shape)
-    of_gradient = rule.advance(State(none, dict.fromkeys(buffers, none)), ones, update.settings, scale)
+    taken = ones.copy()
+    taken[rows] = 0.0
+    of_gradient = rule.advance(State(none, dict.fromkeys(buffers, none)), taken, update.settings, scale)
     of_buffer = rule.advance(State(none, dict.fromkeys(buffers, ones)), none, update.settings, scale)
     kept_gradient, kept_buffer = (next(iter(own.buffers.values()), np.zeros(())) for own in (of_gradient, of_buffer))
     return Gains(*map(_narrow, (of_gradient.weight, of_buffer.weight, kept_gradient, kept_buffer)))

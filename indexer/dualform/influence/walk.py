@@ -11,6 +11,7 @@ Shapes: n examples, G groups, T recorded steps, d_in and d_out of a layer.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -47,7 +48,7 @@ from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter, whole
 from dualform.store.runs import opened
 
-LINES = ("decay", "other parameters", "buffers", "truncated")
+LINES = ("decay", "rounding", "other parameters", "buffers", "truncated")
 
 
 def ledger(path: str | PathLike[str], model: nn.Module, influence: Influence, *, allow_inexact: bool = False) -> Ledger:
@@ -154,7 +155,7 @@ class Walk:
             entered = scores.finish()
             if not block.at_once:
                 self._lines["truncated"] -= entered
-        return Ledger(
+        found = Ledger(
             name=self._influence.name,
             groups=self._groups,
             sums=self._sums.T,
@@ -168,6 +169,9 @@ class Walk:
             unexplained=unexplained,
             grades=self._grades,
         )
+        if found.remark:
+            warnings.warn(f"{found.remark}.", RuntimeWarning, stacklevel=3)
+        return found
 
     def _update(
         self,
@@ -209,7 +213,9 @@ class Walk:
             if update.way is not None and update.of_slots is not None:
                 brought = self._along(update.of_slots, rows)
                 if update.way is not update.of_slots:
-                    self._lines["decay"] += self._along(update.way, rows) - brought
+                    of_rounding = 0.0 if update.of_rounding is None else self._along(update.of_rounding, rows)
+                    self._lines["rounding"] += of_rounding
+                    self._lines["decay"] += self._along(update.way, rows) - brought - of_rounding
                 if not block.at_once:
                     self._lines["truncated"] += brought - entered
 

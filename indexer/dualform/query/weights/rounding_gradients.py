@@ -35,6 +35,10 @@ class RoundingGradients:
         """int64[r]: the entries that had any."""
         return np.unique(np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in self.by_step.values())]))
 
+    def rows_at(self, step: int) -> NDArray[np.int64]:
+        """int64[r]: those that had any at an update."""
+        return self.by_step[step][0] if step in self.by_step else np.empty(0, np.int64)
+
     def put(self, step: int, gradient: Doubles) -> Doubles:
         """A block's gradient at an update, with what is no slot's in its place; written to where there is any."""
         if step in self.by_step:
