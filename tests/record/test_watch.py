@@ -119,13 +119,20 @@ def test_distances_along_the_directions_are_those_of_numpy(tmp_path, monkeypatch
         buffer = 0.0
         for step, row in enumerate(sink.watch[parameter.name]):
             (rows,) = next(b.layers[layer] for b in sink.batches if b.step == step and b.layers)
-            gradient = rows.values.astype(float).T @ rows.keys.astype(float) @ along + 0.01 * weight
+            (factor,) = (own.factor for own in sink.logs[step].factors if own.parameter == parameter.name)
+            gradient = factor * (rows.values.astype(float).T @ rows.keys.astype(float) @ along) + 0.01 * weight
             buffer = 0.9 * buffer + gradient
             weight = weight - 0.1 * buffer
             seen = snapshots[step][parameter.name]
             assert row.step == step
-            assert row.way == pytest.approx(np.linalg.norm((seen - before[parameter.name]) @ along) / 8**0.5, rel=1e-12)
-            assert row.accumulated == pytest.approx(np.linalg.norm(seen @ along - weight) / 8**0.5, rel=1e-2, abs=1e-9)
+            # Float64 products of n terms, of the weights now and at first: each is off by n roundings of its terms.
+            terms = (np.abs(seen) + np.abs(before[parameter.name])) @ np.abs(along)
+            way = np.linalg.norm((seen - before[parameter.name]) @ along) / 8**0.5
+            off = 2 * len(along) * 2.0**-53 * np.linalg.norm(terms) / 8**0.5
+            assert row.way == pytest.approx(way, rel=1e-14, abs=off)
+            # The recurrence adds the rounding of as many products as there were updates.
+            distance = np.linalg.norm(seen @ along - weight) / 8**0.5
+            assert row.accumulated == pytest.approx(distance, rel=1e-14, abs=(step + 2) * off)
             expected = np.sqrt((step + 1) / 3) * 2.0**-24 * np.linalg.norm(seen @ along) / 8**0.5
             assert row.rounding == pytest.approx(expected, rel=0.1)
 
