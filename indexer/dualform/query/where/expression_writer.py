@@ -15,6 +15,8 @@ DEEPEST = 100
 """Nesting of expressions."""
 COPYING = {"FUNCTION", "CAST", "CASE"}
 """Kinds of node that may make a text of those below."""
+_DECIMAL_DIGITS = 38
+"""Of a DECIMAL at most; a number of more is a DOUBLE."""
 COLUMN_LETTERS = 64
 """That a column's text is taken to have."""
 
@@ -117,9 +119,15 @@ class ExpressionWriter:
         return [self.write(node) for node in nodes]
 
     def constant(self, node: Any) -> str:
-        self.parameters.append(_value(node["literal"]))
+        value = _value(node["literal"])
+        self.parameters.append(value)
         self.letters += len(node["literal"]["text"] or "")
-        return f"${len(self.parameters)}"
+        sql = f"${len(self.parameters)}"
+        # DuckDB reads 0.5 as DECIMAL(2,1), and binds it as DECIMAL(1,1); 2**63 it binds as UBIGINT.
+        if isinstance(value, Decimal):
+            whole, _, rest = _plain(node["literal"]["text"]).partition(".")
+            return f"CAST({sql} AS DECIMAL({len(whole + rest)}, {len(rest)}))"
+        return f"CAST({sql} AS HUGEINT)" if isinstance(value, int) and 2**63 <= value < 2**64 else sql
 
     def column(self, node: Any) -> str:
         names = node["column_names"]
@@ -217,7 +225,7 @@ _WRITERS: dict[str, Callable[[ExpressionWriter, Any], str]] = {
 
 
 def _value(literal: Any) -> Any:
-    """A constant as the Python value that DuckDB binds with the type that it would read."""
+    """A constant as the Python value that DuckDB binds, or casts, to the type that it would read."""
     kind, text = literal["kind"], literal["text"]
     match kind:
         case "STRING":
@@ -225,7 +233,8 @@ def _value(literal: Any) -> Any:
         case "INTEGER":
             return _number(int, text)
         case "NUMERIC":
-            return _number(float if "e" in text.lower() or len(text) > 30 else Decimal, text)
+            # One digit is that of the point.
+            return _number(float if "e" in text.lower() or len(_plain(text)) > 1 + _DECIMAL_DIGITS else Decimal, text)
         case "BOOLEAN":
             return text == "true"
         case "NULL_LITERAL":
@@ -235,9 +244,13 @@ def _value(literal: Any) -> Any:
 
 def _number(kind: Callable[[str], Any], text: str) -> Any:
     try:
-        return kind(text.replace("_", ""))
+        return kind(_plain(text))
     except (ValueError, ArithmeticError):
         raise refused(f"the number {text}") from None
+
+
+def _plain(number: str) -> str:
+    return number.replace("_", "")
 
 
 def refused(what: str, hint: str = _ALLOWED) -> BadMask:
