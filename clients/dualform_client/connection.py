@@ -96,6 +96,8 @@ class Connection:
             ("grpc.min_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),
             ("grpc.initial_reconnect_backoff_ms", 200),
             ("grpc.max_reconnect_backoff_ms", int(CONNECT_SECONDS * 1000)),
+            # A connection of its own: a server shuts one on which too many wrong tokens came.
+            ("grpc.use_local_subchannel_pool", 1),
         ]
         if self.tls_name is not None:
             options.append(("grpc.ssl_target_name_override", self.tls_name))

@@ -1,5 +1,5 @@
-"""Pages for whoever may ask the server behind them: each visitor's questions are asked with the token that came with
-them, so that the server alone decides who sees what.
+"""Pages that ask the server behind them with the token that each visitor brings: the server alone decides who sees
+what, and nobody is let in before it has answered.
 """
 
 from __future__ import annotations
@@ -7,35 +7,41 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from time import monotonic
 
-from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
 from starlette.types import Receive, Scope, Send
 
-from dualform.errors import DualformError, Unauthenticated
+from dualform.errors import BadInput, Damaged, DualformError, Forbidden, NotAMemory, NotFound, Unauthenticated
 from dualform.methods import Answers
 from dualform_explorer.application import Pages
 from dualform_explorer.guard import PUBLIC
 from dualform_explorer.memories import Memories
+from dualform_explorer.panel_threads import Failure
+from dualform_explorer.rendering import templates
 
 Opened = Mapping[str, Callable[[], Answers]]
 """By name, what connects to a memory."""
 _MOST = 64
 """Visitors whose pages are kept; of more, those go who asked longest ago."""
 _SECONDS = 5.0
-"""After which a token is shown to the server again."""
+"""After which a token is shown to the server again, and in which the server must answer."""
+_OF_A_KNOWN_TOKEN = (Forbidden, NotFound, NotAMemory, Damaged)
+"""What the server says only after it has looked at the token; the page says it in its place."""
+_UNSURE = Failure("The server did not say whether it takes this token.", "Ask again in a moment.")
 
 
 class Visitors:
     """An ASGI application: pages for each token."""
 
     def __init__(self, connect: Callable[[str], Opened], door: str, deadline: float) -> None:
-        """`connect`: the memories, as asked with a token. `door`: the page that takes one."""
+        """`connect`: the memories, as asked with a token, each over a connection of its own. `door`: the page that
+        takes a token."""
         self._connect, self._door, self._deadline = connect, door, deadline
         self._public = Pages(Memories({}), deadline).application()
+        self._unsure = templates().get_template("trouble.html").render(failure=_UNSURE, links=())
         self._visits: OrderedDict[str, _Visit] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,25 +52,42 @@ class Visitors:
                     await visit.close()
             return
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        admitted = await self._visit(token.strip()) if scheme.lower() == "bearer" else None
-        if admitted is None:
-            await HTMLResponse(self._door, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
-        else:
-            await admitted.application(scope, receive, send)
-
-    async def _visit(self, token: str) -> _Visit | None:
-        """None where the server lets nobody in with that token."""
-        visit = self._visits.get(token) or _Visit(self._connect(token), self._deadline)
         try:
-            await visit.check()
-        except Unauthenticated:
-            if self._visits.get(token) is visit:
+            if scheme.lower() != "bearer":
+                raise Unauthenticated("No token was given.")
+            visit = await self._visit(token.strip())
+        except (DualformError, TimeoutError) as error:
+            if isinstance(error, Unauthenticated) or (isinstance(error, BadInput) and error.field == "token"):
+                await HTMLResponse(self._door, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            else:
+                await HTMLResponse(self._unsure, 503, {"Retry-After": "1"})(scope, receive, send)
+            return
+        await visit.application(scope, receive, send)
+
+    async def _visit(self, token: str) -> _Visit:
+        """Raises Unauthenticated if the server takes no such token, BadInput if it is none, and TimedOut or another
+        error if the server does not say.
+        """
+        visit = self._visits.get(token)
+        if visit is not None and monotonic() - visit.checked < _SECONDS:
+            self._visits.move_to_end(token)
+            return visit
+        memories = Memories(self._connect(token)) if visit is None else visit.memories
+        try:
+            await asyncio.wait_for(asyncio.to_thread(_ask, memories), _SECONDS)
+        except BaseException as error:
+            if visit is None:
+                memories.close()
+            elif isinstance(error, Unauthenticated) and self._visits.get(token) is visit:
                 del self._visits[token]
-            await visit.close()
-            return None
+                await visit.close()
+            raise
+        if visit is None:
+            visit = await _Visit(memories, self._deadline).begun()
         kept = self._visits.setdefault(token, visit)
         if kept is not visit:  # the same visitor came twice at once
             await visit.close()
+        kept.checked = monotonic()
         self._visits.move_to_end(token)
         if len(self._visits) > _MOST:
             _, oldest = self._visits.popitem(last=False)
@@ -72,31 +95,22 @@ class Visitors:
         return kept
 
 
+def _ask(memories: Memories) -> None:
+    with suppress(_OF_A_KNOWN_TOKEN):
+        memories.one(memories.names[0]).info()
+
+
 class _Visit:
-    """The pages of one token."""
+    """The pages of one token that the server knows."""
 
-    def __init__(self, opened: Opened, deadline: float) -> None:
-        self._memories = Memories(opened)
-        self.application: Starlette = Pages(self._memories, deadline).application()
+    def __init__(self, memories: Memories, deadline: float) -> None:
+        self.memories, self.checked = memories, monotonic()
+        self.application = Pages(memories, deadline).application()
         self._stack = AsyncExitStack()
-        self._checked: float | None = None
 
-    async def check(self) -> None:
-        """Raises Unauthenticated where the server knows no such token, or does not any more."""
-        if self._checked is not None and monotonic() - self._checked < _SECONDS:
-            return
-        if self._checked is None:
-            await self._stack.enter_async_context(self.application.router.lifespan_context(self.application))
-        self._checked = monotonic()
-        await asyncio.to_thread(self._ask)
-
-    def _ask(self) -> None:
-        try:
-            self._memories.one(self._memories.names[0]).info()
-        except Unauthenticated:
-            raise
-        except DualformError:
-            pass  # the page says what else is wrong, in its place
+    async def begun(self) -> _Visit:
+        await self._stack.enter_async_context(self.application.router.lifespan_context(self.application))
+        return self
 
     async def close(self) -> None:
         await self._stack.aclose()

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -108,10 +109,11 @@ def test_visitors_see_what_their_tokens_may_ask(folder, tmp_path):
     tokens.write_text(f"{first}\n{second}\n")
     with exploring(folder, "--token-file", str(tokens)) as (process, said):
         for path in ("", "explore?item=test/0", "panels?item=test/0", "news"):
-            for wrong in (None, "wrong", alice[:-1]):
+            for wrong in (None, "wrong", alice[:-1], " ", "\t", "\xfc", "two words", "x\x7f", alice * 200):
                 status, page = get(said["explore"], path, wrong)
-                assert status == 401
+                assert status == 401, wrong
                 assert "test" not in page
+                assert folder.name not in page
             assert get(said["explore"], path, alice)[0] == 200
         assert get(said["explore"], "static/explorer.css")[0] == 200
         status, page = get(said["explore"], "explore?item=test/0", metrics)
@@ -126,6 +128,35 @@ def test_visitors_see_what_their_tokens_may_ask(folder, tmp_path):
         _, logged = process.communicate(timeout=60)
     assert process.returncode == 0
     assert alice not in logged
+
+
+def test_wrong_tokens_by_the_hundred_let_nobody_in_and_shut_nobody_out(folder, tmp_path):
+    token, line = new_token("alice", ["read"])
+    (tmp_path / "tokens").write_text(f"{line}\n")
+    with exploring(folder, "--token-file", str(tmp_path / "tokens")) as (_, said):
+
+        def tried(number: int) -> tuple[int, bool]:
+            status, page = get(said["explore"], "", token if number % 20 == 0 else f"wrong-{number}")
+            return status, folder.name in page
+
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(tried, range(400)))
+    assert found == [(200, True) if number % 20 == 0 else (401, False) for number in range(400)]
+
+
+def test_nobody_is_let_in_while_the_server_does_not_answer(folder, tmp_path, monkeypatch):
+    token, line = new_token("alice", ["read"])
+    (tmp_path / "tokens").write_text(f"{line}\n")
+    with exploring(folder, "--token-file", str(tmp_path / "tokens")) as (process, said):
+        process.send_signal(signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(2) as threads:
+                for status, page in threads.map(lambda own: get(said["explore"], "", own), (token, "wrong")):
+                    assert (status, folder.name in page) == (503, False)
+                    assert "The server did not say whether it takes this token." in page
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert get(said["explore"], "", token)[0] == 200
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
