@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import strategies as st
 
 NUMBERS = st.one_of(st.floats(-4, 4, width=32), st.sampled_from([0.0, -0.0, 1e-30, 3e11, -1e13, 1e20, 2.0**-149]))
 WIDTHS = st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 130]))
-
-
-def addresses(rows):
-    """uint64[n] of float32[n, d]: where each row begins."""
-    return (rows.ctypes.data + rows.strides[0] * np.arange(len(rows))).astype(np.uint64)

@@ -7,8 +7,9 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dualform import kernels
+from dualform.kernels.arguments import RowAddresses
 from tests.kernels.forms import EXAMPLES, FORMS, using
-from tests.kernels.rows import NUMBERS, WIDTHS, addresses
+from tests.kernels.rows import NUMBERS, WIDTHS
 
 SOME = settings(max_examples=EXAMPLES, deadline=None)
 
@@ -27,7 +28,7 @@ def runs_of_rows(draw):
 def test_runs_of_rows_are_added_in_order(form, given_rows):
     rows, starts = given_rows
     with using(form):
-        sums, least, most = kernels.add_runs(addresses(rows), starts, rows.shape[1])
+        sums, least, most = kernels.add_runs(RowAddresses.of(rows), starts)
     for run, part in enumerate(np.split(rows, starts[1:])):
         expected = part[0].astype(np.float64)
         for row in part[1:]:

@@ -13,15 +13,27 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dualform import kernels
 from dualform.kernels import DIRECTIONS
-from dualform.kernels.arguments import AdamUpdate
+from dualform.kernels.arguments import (
+    AdamUpdate,
+    Candidates,
+    CodeProducts,
+    Cuts,
+    KeyCodes,
+    Matrices,
+    QueryCodes,
+    RowAddresses,
+    Runs,
+)
+from dualform.kernels.sums import sum_deviations, sum_runs
 from dualform.query.score.canonical import canonical_scores
 from dualform.query.search.code_products import code_products
-from dualform.query.search.codes import RowFactors, quantise
+from dualform.query.search.codes import Codes, RowFactors, quantise, quantise_queries
 from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.screen import Request, screen
 from dualform.store.rows import Keys
@@ -231,7 +243,7 @@ def test_canonical_scores(form, width, seed):
     keys = (rng.normal(size=(50, width)) * 10.0 ** rng.integers(-20, 15, size=(50, width))).astype(np.float32)
     queries = rng.normal(size=(3, width)).astype(np.float32)
     rows, query = rng.integers(0, 50, 100), rng.integers(0, 3, 100)
-    addresses = keys.ctypes.data + 4 * width * rows.astype(np.uint64)
+    addresses = RowAddresses(100, width, [(slice(None), keys, rows)])
     wide = rng.normal(size=(9, width)) * 10.0 ** rng.integers(-20, 15, size=(9, width))
     with using(form):
         found, sums = kernels.canonical(addresses, query, queries), kernels.canonical_rows(wide, queries)
@@ -259,22 +271,15 @@ def test_what_the_recorder_projects(form, rows, d_in, d_out, seed):
     rng = np.random.default_rng(seed)
     wider = rng.normal(size=(rows, d_in + 3)).astype(np.float32)
     errors, directions = rng.normal(size=(rows, d_out)).astype(np.float32), rng.normal(size=d_in)
-    along, weighted = np.empty((rows, DIRECTIONS)), np.full((d_out, DIRECTIONS), 0.5)
-    summed, squares, several = np.empty(d_out), np.empty(2), np.empty(rows * DIRECTIONS + d_out)
-    of = [array.ctypes.data for array in (wider, errors, directions, along, weighted, summed, squares, several)]
-    contiguous = np.ascontiguousarray(wider[:, :d_in])
-    matrices = np.array(
-        [
-            [contiguous.ctypes.data, rows, d_in, of[2], 0],
-            [0, 9, 9, of[2], 0],
-            [of[1], d_out if rows else 0, 1, 0, rows * DIRECTIONS],
-        ],
-        np.int64,
-    )
+    weighted, several = np.full((d_out, DIRECTIONS), 0.5), np.empty(rows * DIRECTIONS + d_out)
+    keys, signals, vector = torch.from_numpy(wider)[:, :d_in], torch.from_numpy(errors), torch.from_numpy(errors)[:1]
+    shapes = [(rows, d_in), (9, d_in), (vector.numel(),)]
+    matrices = Matrices(shapes, [directions, directions, None], [0, 0, rows * DIRECTIONS], len(several) + 72)
+    several = np.append(several, np.empty(72))
     with using(form):
-        kernels.project(of[0], rows, d_in, d_in + 3, of[2], of[3])
-        kernels.outer(of[0], rows, d_in, d_in + 3, of[2], of[1], d_out, of[4], of[5], of[6])
-        kernels.project_all(matrices.ctypes.data, len(matrices), of[7])
+        along = kernels.project(keys, directions)
+        *summed, errors_square, keys_square = kernels.outer(keys, directions, signals, weighted.reshape(-1))
+        kernels.project_all(matrices, [keys.contiguous(), None, vector.reshape(-1)], several)
     expected = np.array([projected(row[:d_in], directions) for row in wider]).reshape(rows, DIRECTIONS)
     assert along.tobytes() == expected.tobytes()
     first = errors[0].astype(float) if rows else np.empty(0)
@@ -287,7 +292,8 @@ def test_what_the_recorder_projects(form, rows, d_in, d_out, seed):
             square += x * x
         assert weighted[column].tolist() == [0.5 + s for s in sums[:-1]]
         assert summed[column] == sums[-1]
-    assert squares[1] == sum(expected.reshape(-1) ** 2)
+    assert keys_square == sum(expected.reshape(-1) ** 2)
+    assert errors_square == pytest.approx((errors.astype(float) ** 2).sum())
 
 
 @FORMS
@@ -298,12 +304,12 @@ def test_sums_by_part(form, lengths, seed):
     turn, direction = rng.integers(0, 2, len(lengths)), rng.normal(size=DIRECTIONS)
     vectors = rng.normal(size=(4, starts[-1]))
     of, before, rebuilt, start = vectors.copy()
-    apart, compared = np.empty((len(lengths), 5)), np.empty((len(lengths), 3))
+    cuts = Cuts([DIRECTIONS * n for n in lengths], turn.tolist())
     with using(form):
-        places = (a.ctypes.data for a in (of, rebuilt, starts, turn))
-        kernels.compare(*places, len(lengths), direction.ctypes.data, compared.ctypes.data)
-        places = (a.ctypes.data for a in (of, before, rebuilt, start, starts))
-        kernels.distances(*places, len(lengths), apart.ctypes.data)
+        compared, apart = (
+            kernels.compare(of, rebuilt, cuts, direction),
+            kernels.distances(of, before, rebuilt, start, cuts),
+        )
     np.testing.assert_array_equal(before, vectors[0])
     for part, (first, last) in enumerate(pairwise(starts)):
         x, e, r, s = (vector[first:last] for vector in vectors)
@@ -336,11 +342,10 @@ def test_rows_and_columns_of_several_blocks_are_folded_as_in_the_portable_form(f
     keys, errors = rng.normal(size=(rows, 5)).astype(np.float32), rng.normal(size=(rows, d_out)).astype(np.float32)
     directions = rng.normal(size=5)
     for own in (form, "portable"):
-        outs = np.full((d_out, DIRECTIONS), 0.5), np.empty(d_out), np.empty(2)
+        weighted = np.full(d_out * DIRECTIONS, 0.5)
         with using(own):
-            of = (keys.ctypes.data, rows, 5, 5, directions.ctypes.data, errors.ctypes.data, d_out)
-            kernels.outer(*of, *(out.ctypes.data for out in outs))
-        found.append([out.tobytes() for out in outs])
+            sums = kernels.outer(torch.from_numpy(keys), directions, torch.from_numpy(errors), weighted)
+        found.append((weighted.tobytes(), sums.tobytes()))
     assert found[0] == found[1]
 
 
@@ -354,8 +359,7 @@ def test_entries(form, slots, seed):
     count = len(rows)
     sums, magnitudes = np.ones(count), np.full(count, 2.0)
     with using(form):
-        key, error = (keys.ctypes.data, slots, 37, columns.ctypes.data), (errors.ctypes.data, 29, rows.ctypes.data)
-        kernels.entries(*key, *error, count, sums.ctypes.data, magnitudes.ctypes.data)
+        kernels.entries(torch.from_numpy(keys), columns, torch.from_numpy(errors), rows, sums, magnitudes)
     terms = errors.astype(float)[:, rows] * keys.astype(float)[:, columns]
     for entry in range(count):
         wanted, great = 1.0, 2.0
@@ -398,3 +402,161 @@ def test_updates_of_adam(form, count, masked, rounds, coupled, seed):
         assert (array is None) == (wanted is None)
         assert array is None or array.tobytes() == wanted.tobytes()
     assert math.isfinite(weight.sum())
+
+
+def codes(rows=40, width=8, group=None, of_groups=3, first=0):
+    made = Codes.room(16 * of_groups, width)
+    return KeyCodes(made.codes, made.numbers, group, rows, first)
+
+
+def asked(count=2, width=8, factors=None):
+    own = quantise_queries(np.ones((count, width), np.float32))
+    return QueryCodes(own.codes, own.numbers, 1, factors, False)
+
+
+def places(k=2, groups=1, capacity=4, count=2, most=None):
+    arrays = [np.zeros((count, groups, 2 * k), np.float32), np.zeros((count, groups), np.int64)]
+    arrays += [np.zeros((count, groups), np.float32), np.zeros((count, capacity), np.int64)]
+    arrays += [np.zeros((count, capacity), np.float32), np.zeros(count, np.int64), np.zeros(count, np.uint8)]
+    for number, value in (most or {}).items():
+        arrays[number][:] = value
+    return Candidates(k, groups, capacity, *arrays)
+
+
+def made(rows=40, count=2):
+    return CodeProducts(zeros(rows), zeros(count), zeros(count, rows), zeros(count, rows))
+
+
+def zeros(*shape, dtype=np.float32):
+    return np.zeros(shape, dtype)
+
+
+def doubles(*shape):
+    return np.zeros(shape)
+
+
+def whole(*numbers):
+    return np.array(numbers, np.int64)
+
+
+def of(*shape):
+    return torch.zeros(shape)
+
+
+def entry(count):
+    return np.zeros(count, np.int32)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+GROUP, ADDRESSES = np.zeros(40, np.int32), RowAddresses.of(np.zeros((4, 3), np.float32))
+RUNS = Runs(whole(0, 2, 3), whole(0, 1), doubles(2))
+MATRICES = Matrices([(2, 3), (4,)], [doubles(3), None], [0, 16], 20)
+ADAM = AdamUpdate(*[1.0] * 10, False)
+BESIDE = {
+    "codes of fewer rows": lambda: codes(rows=49),
+    "numbers of fewer rows": lambda: KeyCodes(zeros(2, 1, 16, 4, dtype=np.uint8), zeros(4, 31), None, 20, 0),
+    "groups of fewer rows": lambda: codes(group=GROUP, first=1),
+    "factors of fewer queries": lambda: asked(3, factors=(zeros(2, 40), zeros(2, 40), None)),
+    "factors of two shapes": lambda: asked(factors=(zeros(2, 40), zeros(2, 39), None)),
+    "products of other rows": lambda: CodeProducts(zeros(40), zeros(2), zeros(2, 39), zeros(2, 40)),
+    "lower bounds for a smaller k": lambda: Candidates(3, 1, 4, *list(places().arrays.values())[3:]),
+    "runs that end before they begin": lambda: Runs(whole(0, 3, 2), whole(0, 1), doubles(2)),
+    "a run of a negative group": lambda: Runs(whole(0, 3), whole(-1), doubles(1)),
+    "runs without a group": lambda: Runs(whole(0, 2, 3), whole(0), doubles(2)),
+    "an address of no row": lambda: RowAddresses(1, 3, [(slice(None), zeros(4, 3), whole(4))]),
+    "an address before the rows": lambda: RowAddresses(1, 3, [(slice(None), zeros(4, 3), whole(-1))]),
+    "addresses of narrower rows": lambda: RowAddresses(1, 3, [(slice(None), zeros(4, 2), whole(0))]),
+    "addresses of float64": lambda: RowAddresses(1, 3, [(slice(None), doubles(4, 3), whole(0))]),
+    "addresses of scattered rows": lambda: RowAddresses(1, 3, [(slice(None), zeros(4, 6)[:, ::2], whole(0))]),
+    "addresses that are missing": lambda: RowAddresses(2, 3, [(slice(1), zeros(4, 3), whole(0))]),
+    "matrices beyond their place": lambda: Matrices([(2, 3)], [doubles(3)], [5], 20),
+    "matrices with fewer directions": lambda: Matrices([(2, 3)], [doubles(2)], [0], 20),
+    "turned parts of other lengths": lambda: Cuts([9], [True]),
+    "quantise beyond the rows": lambda: kernels.quantise(codes(), zeros(40, 8), 0, 41),
+    "quantise beyond the codes": lambda: kernels.quantise(codes(of_groups=2, rows=32), zeros(40, 8), 0, 40),
+    "quantise wider keys": lambda: kernels.quantise(codes(), zeros(40, 9), 0, 40),
+    "screen beyond the groups": lambda: kernels.screen(codes(), asked(), places(), 0, 4),
+    "screen before the groups": lambda: kernels.screen(codes(), asked(), places(), -1, 3),
+    "screen wider queries": lambda: kernels.screen(codes(), asked(width=9), places(), 0, 3),
+    "screen more queries": lambda: kernels.screen(codes(), asked(3), places(), 0, 3),
+    "screen rows without factors": lambda: kernels.screen(
+        codes(first=1), asked(factors=(zeros(1, 40), zeros(1, 40), None)), places(), 0, 3
+    ),
+    "screen groups that are not there": lambda: kernels.screen(codes(group=GROUP + 1), asked(), places(), 0, 3),
+    "screen no groups of several": lambda: kernels.screen(codes(), asked(), places(groups=2), 0, 3),
+    "products of more rows": lambda: kernels.products(codes(first=1), asked(), made(), 0, 3),
+    "products of more queries": lambda: kernels.products(codes(), asked(3), made(), 0, 3),
+    "settle other queries": lambda: kernels.settle([places(), places(count=3)], None),
+    "settle another k": lambda: kernels.settle([places(), places(k=1)], None),
+    "settle more than there is room": lambda: kernels.settle([places(most={5: 5})], None),
+    "settle more bounds than there is room": lambda: kernels.settle([places(most={1: 5})], None),
+    "settle rows without a group": lambda: kernels.settle([places(most={3: 40, 5: 1})], GROUP),
+    "settle groups that are not there": lambda: kernels.settle([places(most={5: 1})], GROUP + 1),
+    "canonical of wider queries": lambda: kernels.canonical(ADDRESSES, whole(0, 0, 0, 0), zeros(1, 4)),
+    "canonical of no query": lambda: kernels.canonical(ADDRESSES, whole(0, 0, 0, 1), zeros(1, 3)),
+    "canonical of a negative query": lambda: kernels.canonical(ADDRESSES, whole(0, 0, 0, -1), zeros(1, 3)),
+    "canonical of fewer pairs": lambda: kernels.canonical(ADDRESSES, whole(0, 0, 0), zeros(1, 3)),
+    "canonical of narrower rows": lambda: kernels.canonical_rows(doubles(4, 3), zeros(2, 2)),
+    "sizes of a wider query": lambda: kernels.sizes(ADDRESSES, zeros(4)),
+    "weigh by fewer weights": lambda: kernels.weigh(ADDRESSES, doubles(3), doubles(4), *doubles(3, 3)),
+    "weigh into narrower sums": lambda: kernels.weigh(ADDRESSES, doubles(4), doubles(4), *doubles(3, 2)),
+    "weigh into what is read-only": lambda: kernels.weigh(
+        ADDRESSES, doubles(4), doubles(4), *read_only(doubles(3, 3))
+    ),
+    "add pairs of other lengths": lambda: kernels.add_pairs(*zeros(3, 1), zeros(2), 0.0, *zeros(2, 1)),
+    "add pairs into fewer": lambda: kernels.add_pairs(*zeros(4, 2), 0.0, zeros(2), zeros(1)),
+    "add runs beyond the rows": lambda: kernels.add_runs(ADDRESSES, whole(0, 4)),
+    "add runs before the rows": lambda: kernels.add_runs(ADDRESSES, whole(-1, 2)),
+    "sum runs of fewer rows": lambda: sum_runs(RUNS, doubles(2, 3), doubles(2, 3)),
+    "sum runs into fewer groups": lambda: sum_runs(RUNS, doubles(3, 3), doubles(1, 3)),
+    "sum runs into fewer columns": lambda: sum_runs(RUNS, doubles(3, 3), doubles(2, 2)),
+    "sum runs of float32": lambda: sum_runs(RUNS, zeros(3, 3), doubles(2, 3)),
+    "sum runs of scattered rows": lambda: sum_runs(RUNS, doubles(3, 6)[:, ::2], doubles(2, 3)),
+    "sum deviations of fewer groups": lambda: sum_deviations(RUNS, zeros(3, 3), zeros(1, 3), *doubles(2, 2, 3)),
+    "sum deviations that lie apart": lambda: sum_deviations(
+        RUNS, zeros(3, 3), zeros(2, 3), doubles(2, 4)[:, :3], doubles(2, 3)
+    ),
+    "adam beyond the numbers": lambda: kernels.adam(ADAM, 0, 4, *doubles(4, 3), None, None, None),
+    "adam of fewer averages": lambda: kernels.adam(ADAM, 0, 3, doubles(3), doubles(2), *doubles(5, 3)),
+    "adam of half a mask": lambda: kernels.adam(ADAM, 0, 3, *doubles(5, 3), None, None),
+    "project a wider matrix": lambda: kernels.project(of(2, 3), doubles(2)),
+    "project float64": lambda: kernels.project(of(2, 3).double(), doubles(3)),
+    "project scattered rows": lambda: kernels.project(of(2, 6)[:, ::2], doubles(3)),
+    "project all into fewer": lambda: kernels.project_all(MATRICES, [of(2, 3), of(4)], doubles(19)),
+    "project all of other shapes": lambda: kernels.project_all(MATRICES, [of(3, 2), of(4)], doubles(20)),
+    "outer of fewer errors": lambda: kernels.outer(of(3, 2), doubles(2), of(2, 4), doubles(32)),
+    "outer into fewer": lambda: kernels.outer(of(3, 2), doubles(2), of(3, 4), doubles(31)),
+    "outer of errors that lie apart": lambda: kernels.outer(of(3, 2), doubles(2), of(3, 5)[:, :4], doubles(32)),
+    "entries of no column": lambda: kernels.entries(of(3, 2), entry(1) + 2, of(3, 4), entry(1), *doubles(2, 1)),
+    "entries of no row": lambda: kernels.entries(of(3, 2), entry(1), of(3, 4), entry(1) - 1, *doubles(2, 1)),
+    "entries of fewer errors": lambda: kernels.entries(of(3, 2), entry(1), of(2, 4), entry(1), *doubles(2, 1)),
+    "entries into fewer": lambda: kernels.entries(of(3, 2), entry(2), of(3, 4), entry(2), *doubles(2, 1)),
+    "distances of shorter vectors": lambda: kernels.distances(*doubles(3, 8), doubles(7), Cuts([8], [False])),
+    "compare shorter vectors": lambda: kernels.compare(doubles(8), doubles(7), Cuts([8], [False]), doubles(8)),
+    "compare along fewer directions": lambda: kernels.compare(*doubles(2, 8), Cuts([8], [True]), doubles(7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", BESIDE.values(), ids=BESIDE)
+def test_what_would_be_read_or_written_beside_an_array_is_refused(call):
+    if kernels.library() is None:
+        pytest.skip("the loops are not compiled")
+    with pytest.raises((TypeError, ValueError), match=r"^a compiled loop (wants|cannot)"):
+        call()
+
+
+def test_what_fits_is_not_refused():
+    """The same arguments with nothing wrong about them."""
+    if kernels.library() is None:
+        pytest.skip("the loops are not compiled")
+    kernels.quantise(codes(), zeros(40, 8), 0, 40)
+    kernels.screen(codes(group=GROUP), asked(), places(), 0, 3)
+    kernels.products(codes(), asked(), made(), 0, 3)
+    kernels.settle([places(most={5: 1}), places()], GROUP)
+    kernels.adam(ADAM, 0, 3, *doubles(7, 3))
+    kernels.project_all(MATRICES, [of(2, 3), None], doubles(20))
+    sum_deviations(RUNS, zeros(3, 3), zeros(2, 3), *doubles(2, 2, 3))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -32,9 +31,3 @@ def test_products_and_their_errors(form, drawn):
         kernels.add_pairs(left, e_left, right, e_right, float(shift), middle, off)
     assert middle.tobytes() == expected[0].tobytes()
     assert off.tobytes() == expected[1].tobytes()
-
-
-def test_arrays_of_other_lengths_are_no_pairs():
-    one, two = np.zeros(1, np.float32), np.zeros(2, np.float32)
-    with pytest.raises(AssertionError):
-        kernels.add_pairs(one, one, one, two, 0.0, one, one)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
-from dualform import kernels
 from dualform.kernels.arguments import Runs
 from dualform.kernels.sums import sum_deviations, sum_runs
 from tests.kernels.forms import EXAMPLES, FORMS, using
@@ -52,7 +50,7 @@ def test_absolute_values_by_group(form, seed, columns):
     expected = sums.copy()
     expected[:, 2:-3] = added(sums[:, 2:-3], np.abs(scores[:, 1:-2]), starts, groups, times)
     with using(form):
-        sum_runs(Runs(starts, groups, times, len(groups)), scores[:, 1:-2], sums[:, 2:-3])
+        sum_runs(Runs(starts, groups, times), scores[:, 1:-2], sums[:, 2:-3])
     assert sums.tobytes() == expected.tobytes()
 
 
@@ -70,14 +68,6 @@ def test_deviations_by_group(form, seed, columns):
     expected[0][:, 1:-1] = added(drift[:, 1:-1], scores[:, 1:], starts, groups, times)
     expected[1][:, 1:-1] = added(sums[:, 1:-1], whole, starts, groups, times)
     with using(form):
-        runs = Runs(starts, groups, times, len(groups))
+        runs = Runs(starts, groups, times)
         sum_deviations(runs, scores[:, 1:], base[:, :-1], drift[:, 1:-1], sums[:, 1:-1])
     assert (drift.tobytes(), sums.tobytes()) == (expected[0].tobytes(), expected[1].tobytes())
-
-
-@pytest.mark.skipif(kernels.library() is None, reason="the loops are not compiled")
-def test_what_the_loops_would_misread_is_refused():
-    runs, sums = Runs(np.array([0, 2]), np.array([0]), np.ones(1), 1), np.zeros((1, 3))
-    for scores in (np.zeros((2, 3), np.float32), np.zeros((3, 2)).T, np.zeros((2, 6))[:, ::2]):
-        with pytest.raises(TypeError, match=r"^a compiled loop wants whole rows of float64, and got float"):
-            sum_runs(runs, scores, sums)

@@ -7,8 +7,9 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dualform import kernels
+from dualform.kernels.arguments import RowAddresses
 from tests.kernels.forms import EXAMPLES, FORMS, using
-from tests.kernels.rows import NUMBERS, WIDTHS, addresses
+from tests.kernels.rows import NUMBERS, WIDTHS
 
 SOME = settings(max_examples=EXAMPLES, deadline=None)
 WEIGHTS = st.one_of(st.floats(-4, 4), st.sampled_from([0.0, -0.0, 1e-300, 1e12, -1e-12]))
@@ -43,7 +44,7 @@ def keys_and_query(draw):
 def test_sizes_of_terms(form, given_keys):
     keys, query = given_keys
     with using(form), np.errstate(over="ignore"):
-        found = kernels.sizes(addresses(keys), query)
+        found = kernels.sizes(RowAddresses.of(keys), query)
         expected = np.array([size(key, query) for key in keys], np.float32)
         assert found.tobytes() == expected.tobytes()
         exact = np.abs(keys.astype(np.float64) * query).sum(axis=1)
@@ -85,6 +86,6 @@ def test_weighed_rows(form, given_rows):
     rows, weights, sizes, before = given_rows
     found, expected = before.copy(), before.copy()
     with using(form):
-        kernels.weigh(addresses(rows), weights, sizes, *found)
+        kernels.weigh(RowAddresses.of(rows), weights, sizes, *found)
     weighed(rows.astype(np.float64), weights, sizes, *expected)
     assert found.tobytes() == expected.tobytes()

@@ -343,3 +343,104 @@ def test_a_copy_of_a_training_that_was_resumed_twice_is_resumed_at_once(tmp_path
     record(tmp_path / "copy", 8, 4)
     with dualform.open(tmp_path / "copy") as memory:
         assert memory.info().steps == 8
+
+
+class Scored:
+    """Two layers trained by plain SGD, and what the test itself sees of every slot."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.02)
+        self.seen = []
+        """Of each step, by layer, inputs and error signals."""
+
+    def steps(self, recorder, count):
+        for _ in range(count):
+            number = len(self.seen)
+            x, y = torch.randn(8, 12, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 3
+            with recorder.step(label=y):
+                first = self.model[0](x)
+                hidden = first.tanh()
+                last = self.model[2](hidden)
+                self.optimizer.zero_grad()
+                errors = [signal.retain_grad() or signal for signal in (first, last)]
+                self.loss(last, y).sum().backward()
+                self.optimizer.step()
+            inputs, signals = (x, hidden.detach()), [signal.grad for signal in errors]
+            self.seen.append({n: (k.double(), e.double()) for n, k, e in zip("02", inputs, signals, strict=True)})
+
+    @staticmethod
+    def loss(output, labels):
+        return nn.functional.cross_entropy(output, labels, reduction="none")
+
+    def slots(self, layer):
+        """float64 keys and error signals of all slots that count."""
+        return [torch.cat(own).numpy() for own in zip(*(step[layer] for step in self.seen), strict=True)]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4, 40])
+def scored(request, tmp_path_factory):
+    """Killed twice, each time so many steps after its checkpoint, and resumed from it; the folder and the training."""
+    folder, training = tmp_path_factory.mktemp("scored"), Scored()
+    for run in range(3):
+        place = folder / f"{run}"
+        with dualform.Recorder(training.model, training.optimizer, place, resume=run > 0, quiet=True) as recorder:
+            training.steps(recorder, 5)
+            recorder.flush()
+            if run == 2:
+                break
+            saved, seen = {name: own.clone() for name, own in training.model.state_dict().items()}, training.seen[:]
+            training.steps(recorder, request.param)
+            recording = recorder._training.recording  # puts on disk what a flush would, but for the mark
+            recording._updates.finish(len(training.seen) - 1)
+            recording.batches.put_logs()
+            recording.batches.sink.flush()
+            shutil.copytree(place, folder / f"{run + 1}")
+        training.model.load_state_dict(saved)
+        training.seen = seen
+    return place, training
+
+
+@pytest.fixture(scope="module", params=["int8", "numpy", "torch", "faiss"])
+def scored_memory(request, scored):
+    with dualform.open(scored[0], backend=request.param) as memory:
+        assert memory.info().slots == {"sample": 15 * 8}
+        yield memory
+
+
+@pytest.mark.parametrize("score", ["signed", "abs", "cosine", "contribution", "vectors", "gradient"])
+@pytest.mark.parametrize(("layer", "output"), [("0", 2), ("2", 1)])
+def test_scores_after_a_kill_are_those_of_the_slots_that_count(scored, scored_memory, score, layer, output):
+    generator = torch.Generator().manual_seed(9)
+    keys, errors = scored[1].slots(layer)
+    queries = torch.randn(4, keys.shape[1], generator=generator).numpy()
+    directions = torch.randn(4, errors.shape[1], generator=generator).numpy()
+    named, expected = {"score": score}, queries.astype(float) @ keys.T
+    if score == "abs":
+        expected = np.abs(expected)
+    elif score == "cosine":
+        expected /= np.linalg.norm(queries.astype(float), axis=1)[:, None] * np.linalg.norm(keys, axis=1)
+    elif score == "contribution":
+        named["toward"] = output
+        expected *= -0.02 * errors[:, output]
+    elif score == "vectors":
+        named = {"score": "contribution", "toward": directions}
+        expected *= -0.02 * (directions.astype(float) @ errors.T)
+    elif score == "gradient":
+        inputs = torch.randn(4, 12, generator=generator)
+        queries = scored_memory.gradients(scored[1].model, inputs, torch.arange(4) % 3, Scored.loss)
+        own = queries.layers[layer]
+        expected = (own.keys.astype(float) @ keys.T + 1) * (own.errors.astype(float) @ errors.T)
+    step, label = np.repeat(np.arange(15), 8), np.arange(120) % 8 % 3
+    for where, stays in ((None, step >= 0), ("step <> 6 AND label <> 1", (step != 6) & (label != 1))):
+        hits = scored_memory.topk(layer, queries, 5, where, **named)
+        best = np.argsort(np.where(stays, -expected, np.inf), axis=1)[:, :5]
+        assert np.array_equal(np.stack(hits.slots), best)
+        right = np.take_along_axis(expected, best, axis=1)
+        np.testing.assert_allclose(np.stack(hits.scores), right, rtol=1e-4, atol=1e-7)
+        sums = scored_memory.group_sum(layer, queries, by="step", where=where, **named)
+        groups = np.unique(step[stays])
+        assert [group for (group,) in sums.groups] == groups.tolist()
+        right = np.stack([(expected * stays)[:, step == group].sum(axis=1) for group in groups], axis=1)
+        np.testing.assert_allclose(sums.sums, right, rtol=1e-4, atol=1e-6)

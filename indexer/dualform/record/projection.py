@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dualform import kernels
 from dualform.kernels import DIRECTIONS
-from dualform.kernels.arguments import address
+from dualform.kernels.arguments import Cuts
 from dualform.rules.update_rule import Doubles
 
 __all__ = ["DIRECTIONS", "Directions", "Doubles", "Parts", "full_precision", "readable", "surely_finite"]
@@ -37,8 +37,8 @@ class Directions:
 
     def __init__(self, parts: Doubles) -> None:
         """`parts` float64[c]."""
-        self._parts = torch.from_numpy(np.ascontiguousarray(parts, dtype=np.float64))
-        self._address = self._parts.data_ptr()
+        self.parts = np.ascontiguousarray(parts, dtype=np.float64)
+        """float64[c]: that of each column."""
 
     @classmethod
     def drawn(cls, columns: int, generator: np.random.Generator) -> Directions:
@@ -48,25 +48,17 @@ class Directions:
     @property
     def matrix(self) -> Doubles:
         """R itself, float64[c, DIRECTIONS]."""
-        whole = np.zeros((len(self._parts), DIRECTIONS))
+        whole = np.zeros((len(self.parts), DIRECTIONS))
         columns = np.arange(len(whole))
-        whole[columns, columns % DIRECTIONS] = self._parts.numpy()
+        whole[columns, columns % DIRECTIONS] = self.parts
         return whole
-
-    @property
-    def address(self) -> int:
-        """Where the parts lie, float64[c]."""
-        return self._address
 
     def project(self, matrix: Tensor) -> Doubles:
         """A matrix [r, c] times R: float64[r, DIRECTIONS]."""
         self._check(matrix)
         if not readable(matrix):
             return self._project_by_torch(matrix)
-        own = matrix if matrix.stride(1) == 1 else matrix.contiguous()
-        out = np.empty((len(own), DIRECTIONS))
-        kernels.project(own.data_ptr(), len(own), own.shape[1], own.stride(0), self._address, out.ctypes.data)
-        return out
+        return kernels.project(matrix if matrix.stride(1) == 1 else matrix.contiguous(), self.parts)
 
     def add_outer(self, keys: Tensor, errors: Tensor, to: Doubles) -> OuterSum:
         """Add the sum over slots of error (key R) to contiguous float64[d_out * DIRECTIONS].
@@ -77,18 +69,12 @@ class Directions:
         if not (readable(keys) and readable(errors)):
             return self._add_outer_by_torch(keys, errors, to)
         keys = keys if keys.stride(1) == 1 else keys.contiguous()
-        errors = errors.contiguous()
-        (n, d_in), d_out = keys.shape, errors.shape[1]
-        memory = torch.empty(d_out + 2, dtype=torch.float64, device="cpu")
-        summed, weighted = memory.data_ptr(), to.ctypes.data
-        keys_at, errors_at, squares = keys.data_ptr(), errors.data_ptr(), summed + 8 * d_out
-        kernels.outer(keys_at, n, d_in, keys.stride(0), self._address, errors_at, d_out, weighted, summed, squares)
-        found = memory.numpy()
+        found = kernels.outer(keys, self.parts, errors.contiguous(), to)
         return OuterSum(found[:-2], *found[-2:].tolist())
 
     def _check(self, matrix: Tensor) -> None:
-        if matrix.shape[1] != len(self._parts):
-            raise TypeError(f"directions of {len(self._parts)} columns cannot take a matrix of {matrix.shape[1]}.")
+        if matrix.shape[1] != len(self.parts):
+            raise TypeError(f"directions of {len(self.parts)} columns cannot take a matrix of {matrix.shape[1]}.")
 
     def _project_by_torch(self, matrix: Tensor) -> Doubles:
         along = torch.from_numpy(self.matrix).to(matrix.device)
@@ -127,29 +113,23 @@ class Parts:
 
     def __init__(self, lengths: Sequence[int], turned: Sequence[bool]) -> None:
         """`turned`: which parts are [rows, DIRECTIONS], compared by their products with one more direction."""
-        self.starts = np.cumsum([0, *lengths], dtype=np.int64)
+        self._cuts = Cuts(lengths, turned)
+        self.starts = self._cuts.starts
         """int64[parts + 1]: where each begins, and the end."""
-        self._turned = np.array(turned, dtype=np.int64)
-        self._count = len(turned)
-        self._out = np.empty((self._count, 5))
-        self._addresses = self.starts.ctypes.data, self._turned.ctypes.data, self._out.ctypes.data
 
     def compare(self, applied: Doubles, recorded: Doubles, along: Doubles) -> list[list[float]]:
         """Of each part of vectors: the factor that makes `recorded` most like `applied`, 1 where there is none; the
         squares of `applied` and of what is left. `along` float64[DIRECTIONS].
         """
         if kernels.library() is None:
-            return [self._compared(part, applied, recorded, along) for part in range(self._count)]
-        starts, turned, out = self._addresses
-        own = address(applied, np.float64), address(recorded, np.float64)
-        kernels.compare(*own, starts, turned, self._count, address(along, np.float64), out)
-        found: list[list[float]] = self._out.reshape(-1)[: 3 * self._count].reshape(-1, 3).tolist()
+            return [self._compared(part, applied, recorded, along) for part in range(len(self._cuts))]
+        found: list[list[float]] = kernels.compare(applied, recorded, self._cuts, along).tolist()
         return found
 
     @np.errstate(all="ignore")
     def _compared(self, part: int, applied: Doubles, recorded: Doubles, along: Doubles) -> list[float]:
         x, y = (vector[self.starts[part] : self.starts[part + 1]] for vector in (applied, recorded))
-        if self._turned[part]:
+        if self._cuts.turned[part]:
             x, y = x.reshape(-1, DIRECTIONS) @ along, y.reshape(-1, DIRECTIONS) @ along
         square = y @ y
         factor = x @ y / square if square > 0 else 1.0
@@ -162,11 +142,8 @@ class Parts:
         """
         if kernels.library() is None:
             return self._distances(of, states, start)
-        rebuilt_at = address(states, np.float64)
-        own, expected_at, start_at = address(of, np.float64), rebuilt_at + states[0].nbytes, address(start, np.float64)
-        starts, _, out = self._addresses
-        kernels.distances(own, expected_at, rebuilt_at, start_at, starts, self._count, out)
-        found: list[list[float]] = self._out.tolist()
+        rebuilt, expected = states
+        found: list[list[float]] = kernels.distances(of, expected, rebuilt, start, self._cuts).tolist()
         return found
 
     @np.errstate(all="ignore")

@@ -149,9 +149,7 @@ def add_terms(keys: Tensor, columns: Tensor, errors: Tensor, rows: Tensor, sums:
     """Add sums and magnitudes over n slots of error[rows] key[columns], by entry: int32; keys [n, c], errors [n, d]."""
     if readable(keys) and readable(errors) and keys.stride(1) == errors.stride(1) == 1:
         chosen = [np.ascontiguousarray(part.numpy(), dtype=np.int32) for part in (columns, rows)]
-        own, other = (keys.data_ptr(), len(keys), keys.stride(0)), (errors.data_ptr(), errors.stride(0))
-        outs = sums.ctypes.data, magnitudes.ctypes.data
-        kernels.entries(*own, chosen[0].ctypes.data, *other, chosen[1].ctypes.data, len(rows), *outs)
+        kernels.entries(keys, chosen[0], errors, chosen[1], sums, magnitudes)
         return
     rows, columns = rows.to(errors.device), columns.to(errors.device)
     for start in range(0, len(errors), SLOTS_AT_ONCE):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform import kernels
+from dualform.kernels.arguments import Matrices
 from dualform.record.projection import DIRECTIONS, Directions, Doubles, readable
 from dualform.record.sharded_parameters import RankRows, is_sharded
 from dualform.record.taps import Tap
@@ -120,8 +121,8 @@ class RecordedParameters(Sequence[RecordedParameter]):
         self.size = stop
         """P."""
         self._shapes = [torch.Size((p.held.stop - p.held.start, *p.block_shape[1:])) for p in self._all]
-        self._matrices = np.array([_matrix_of(parameter) for parameter in self._all], dtype=np.int64).reshape(-1, 5)
-        """As kernels.project_all takes them; addresses are filled in."""
+        along = [None if p.directions is None else p.directions.parts for p in self._all]
+        self._matrices = Matrices(self._shapes, along, [p.brought.start for p in self._all], self.size)
         self.norm_factors = [1.0 if p.directions is None else DIRECTIONS**-0.5 for p in self._all]
         """What makes norms of what was projected estimates of Frobenius norms."""
 
@@ -152,10 +153,9 @@ class RecordedParameters(Sequence[RecordedParameter]):
             tensors = [None if tensor is None else parameter.block_of(tensor) for parameter, tensor in pairs]
         found = np.zeros(self.size)
         at_once = list(map(_at_once, tensors, self._shapes))
-        addresses = [t.data_ptr() if t is not None and own else 0 for t, own in zip(tensors, at_once, strict=True)]
-        if any(addresses):
-            self._matrices[:, 0] = addresses
-            kernels.project_all(self._matrices.ctypes.data, len(self._all), found.ctypes.data)
+        readable_ones = [tensor if own else None for tensor, own in zip(tensors, at_once, strict=True)]
+        if any(tensor is not None for tensor in readable_ones):
+            kernels.project_all(self._matrices, readable_ones, found)
         if False in at_once:
             self._project_others(tensors, at_once, found)
         return found
@@ -198,12 +198,6 @@ def _held(
             if own is None or own(tensor):
                 held.setdefault((id(tensor), place.block_name), []).append((tap, place, tensor))
     return held
-
-
-def _matrix_of(parameter: RecordedParameter) -> tuple[int, ...]:
-    columns, rows = (*parameter.block_shape, 1)[1], parameter.held.stop - parameter.held.start
-    along = 0 if parameter.directions is None else parameter.directions.address
-    return 0, rows, columns, along, parameter.brought.start
 
 
 def _at_once(tensor: Tensor | None, shape: torch.Size) -> bool:

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.kernels.arguments import RowAddresses
 from dualform.store.sources.key_source import KeySource
 
 
@@ -23,7 +24,9 @@ class Rows:
     def __init__(self, sources: Sequence[KeySource], width: int) -> None:
         self.sources, self.width = sources, width
         self._starts = [source.first_row for source in sources]
-        self.rows = sources[-1].first_row + sources[-1].rows if sources else 0
+        self.rows = self.stored_rows = sources[-1].first_row + sources[-1].rows if sources else 0
+        """`rows` are what the methods take. `stored_rows` are all rows of the sources: of a training that was resumed,
+        also those after its checkpoint, which are no entry's."""
 
     @property
     def order(self) -> NDArray[np.int64] | None:
@@ -71,16 +74,16 @@ class Rows:
         found.sources = [source.passing(first=first) for source in self.sources]
         return found
 
-    def addresses(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], Sequence[NDArray[np.float32]]]:
-        """uint64[len(rows)]: where some rows, in any order, lie in memory, and the matrices that must live as long."""
-        found, held = np.empty(len(rows), dtype=np.uint64), []
+    def addresses(self, rows: NDArray[np.int64]) -> RowAddresses:
+        """Where some rows, in any order, lie in memory."""
         number = np.searchsorted(self._starts, rows, side="right") - 1
-        for index in np.flatnonzero(np.bincount(number)).tolist():
-            source, own = self.sources[index], number == index
-            matrix, places = source.holding(rows[own] - source.first_row)
-            found[own] = matrix.ctypes.data + (matrix.strides[0] * places).astype(np.uint64)
-            held.append(matrix)
-        return found, held
+
+        def parts() -> Iterator[tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.int64]]]:
+            for index in np.flatnonzero(np.bincount(number)).tolist():
+                source, own = self.sources[index], number == index
+                yield own, *source.holding(rows[own] - source.first_row)
+
+        return RowAddresses(len(rows), self.width, parts())
 
 
 class OrderedRows(Rows):
@@ -101,7 +104,7 @@ class OrderedRows(Rows):
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return self._stored.take(self._row_of_entry[rows])
 
-    def addresses(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], Sequence[NDArray[np.float32]]]:
+    def addresses(self, rows: NDArray[np.int64]) -> RowAddresses:
         return self._stored.addresses(self._row_of_entry[rows])
 
     @property

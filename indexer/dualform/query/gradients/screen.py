@@ -219,7 +219,7 @@ def _factor(
     zeros, and for factors of zero, products are zero.
     """
     asked = (factors != 0) & rows.any(axis=1)
-    count, of_query = stored.rows, factors.astype(np.float32)[asked]
+    count, of_query = stored.stored_rows, factors.astype(np.float32)[asked]
     if not can_quantise(rows[asked]).all() or not ((of_query >= _NORMAL) & (of_query < np.inf)).all():
         return None
     products, errors = np.zeros((2, len(rows), count), dtype=np.float32)

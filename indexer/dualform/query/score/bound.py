@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform import kernels
+from dualform.kernels.arguments import RowAddresses
 from dualform.query.score.canonical import canonical_scores
 
 FLOAT32 = 2.0**-24
@@ -62,6 +63,5 @@ def norms(rows: NDArray[np.float32]) -> NDArray[np.float64]:
     """
     if kernels.library() is None:
         return np.sqrt(canonical_scores(rows, rows))
-    rows, own = np.ascontiguousarray(rows), np.arange(len(rows))
-    addresses = (rows.ctypes.data + 4 * rows.shape[1] * own).astype(np.uint64)
-    return np.sqrt(kernels.canonical(addresses, own, rows))
+    rows = np.ascontiguousarray(rows)
+    return np.sqrt(kernels.canonical(RowAddresses.of(rows), np.arange(len(rows)), rows))

@@ -114,11 +114,11 @@ def key_norms(view: View, layer: str, check: Check, start: int = 0, stop: int | 
 
 
 def value_norms(view: View, layer: str, check: Check) -> NDArray[np.float64]:
-    """float64[H]: the norm of each stored value of a layer."""
+    """float64[R]: the norm of each stored value of a layer."""
 
     def made() -> NDArray[np.float64]:
         rows = view.snapshot.values(layer)
-        found = np.empty(sum(source.rows for source in rows.sources))
+        found = np.empty(rows.stored_rows)
         for source in rows.sources:
             check()
             measure_rows(source, slice(None), found[source.first_row : source.first_row + source.rows], check)

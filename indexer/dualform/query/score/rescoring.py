@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform import kernels
+from dualform.kernels.arguments import RowAddresses
 from dualform.kernels.workers import divide
 from dualform.query.score.canonical import canonical_scores
 from dualform.store.rows import Rows
@@ -82,23 +83,22 @@ def _score_run(
     check: Callable[[], None],
 ) -> NDArray[np.float64]:
     """As score_pairs, of rows in the key sources of a run; `number` is int64[m]: the source of each."""
-    held, addresses = [], np.empty(len(rows), dtype=np.uint64)
-    for index in run:
-        check()  # what is not in memory is read from its file
-        source, own = keys.sources[index], number == index
-        if np.count_nonzero(own) <= FEW_ROWS:
-            source = source.passing(first=True)  # a process that asks once neither waits for memory nor fills it
-        matrix, places = source.holding(rows[own] - source.first_row)
-        addresses[own] = matrix.ctypes.data + (4 * keys.width * places).astype(np.uint64)
-        held.append(matrix)
-    scores = np.empty(len(rows))
+
+    def parts() -> Iterator[tuple[NDArray[np.bool_], NDArray[np.float32], NDArray[np.int64]]]:
+        for index in run:
+            check()  # what is not in memory is read from its file
+            source, own = keys.sources[index], number == index
+            if np.count_nonzero(own) <= FEW_ROWS:
+                source = source.passing(first=True)  # a process that asks once neither waits for memory nor fills it
+            yield own, *source.holding(rows[own] - source.first_row)
+
+    addresses, scores = RowAddresses(len(rows), keys.width, parts()), np.empty(len(rows))
 
     def work(_: int, start: int) -> None:
         part = slice(start, start + _TASK)
         scores[part] = kernels.canonical(addresses[part], query[part], queries)
 
     divide(range(0, len(rows), _TASK), work, None if len(rows) > _TASK else 1)
-    del held  # what the addresses point into
     return scores
 
 
@@ -107,8 +107,7 @@ def score_block(rows: NDArray[np.float32], query: NDArray[np.float32]) -> NDArra
     if kernels.library() is None:
         return canonical_scores(rows, query)
     rows, queries = np.ascontiguousarray(rows), np.ascontiguousarray(query)[None]
-    addresses = (rows.ctypes.data + 4 * rows.shape[1] * np.arange(len(rows))).astype(np.uint64)
-    scores, first = np.empty(len(rows)), np.zeros(_TASK, dtype=np.int64)
+    addresses, scores, first = RowAddresses.of(rows), np.empty(len(rows)), np.zeros(_TASK, dtype=np.int64)
 
     def work(_: int, start: int) -> None:
         own = addresses[start : start + _TASK]

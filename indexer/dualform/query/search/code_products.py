@@ -26,11 +26,12 @@ def code_products(
     check: Check,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """float32[n, R], twice: products of stored rows and of queries that can be coded, times float32[R] and float32[n];
-    and bounds on how far they are off, which are infinite or NaN where a row's codes say nothing.
+    and bounds on how far they are off, which are infinite or NaN where a row's codes say nothing. R counts all rows of
+    the sources (`rows.stored_rows`), whatever entries there are.
     """
     coded = quantise_queries(queries, 2 if len(queries) <= FEW_QUERIES else 1).as_argument(False)
     products, errors = np.empty((2, len(queries), len(of_row)), dtype=np.float32)
-    made = arguments.CodeProducts(of_row, of_query, products, errors, len(of_row))
+    made = arguments.CodeProducts(of_row, of_query, products, errors)
 
     def work(_: int, argument: arguments.KeyCodes, begin: int, end: int) -> None:
         kernels.products(argument, coded, made, begin, end)

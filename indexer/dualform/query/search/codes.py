@@ -63,14 +63,7 @@ class Codes:
 
     def as_argument(self, first: int, group: NDArray[np.int32] | None) -> arguments.KeyCodes:
         """For the loops. `first` is the source's first row in the layer, `group` int32[all rows of the layer]."""
-        return arguments.KeyCodes(
-            self.codes,
-            *self.numbers,
-            group,
-            self.rows,
-            self.codes.shape[1],
-            first,
-        )
+        return arguments.KeyCodes(self.codes, self.numbers, group, self.rows, first)
 
 
 def quantise(keys: NDArray[np.float32]) -> Codes:
@@ -119,11 +112,6 @@ class RowFactors:
     def nbytes(self) -> int:
         return self.most.nbytes + self.least.nbytes + (0 if self.spread is None else self.spread.nbytes)
 
-    def as_arguments(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None, int]:
-        """Arrays, and the numbers from one query's to the next one's."""
-        count, rows = self.most.shape
-        return self.most, self.least, self.spread, rows if count > 1 else 0
-
 
 @dataclass(frozen=True, eq=False)
 class QueryCodes:
@@ -138,11 +126,8 @@ class QueryCodes:
 
     def as_argument(self, absolute: bool, factors: RowFactors | None = None) -> arguments.QueryCodes:
         """`factors`: of these queries, or of all."""
-        most, least, spread, apart = (None, None, None, 0) if factors is None else factors.as_arguments()
-        count = self.numbers.shape[1]
-        return arguments.QueryCodes(
-            self.codes, *self.numbers, count, self.columns, most, least, spread, apart, absolute
-        )
+        own = None if factors is None else (factors.most, factors.least, factors.spread)
+        return arguments.QueryCodes(self.codes, self.numbers, self.columns, own, absolute)
 
 
 def can_quantise(queries: NDArray[np.float32]) -> NDArray[np.bool_]:

@@ -263,7 +263,7 @@ class _Tasks:
 def _together(workers: list[_WorkerCandidates], request: Request) -> Candidates:
     """The candidates of all workers that reach the floors over all of them."""
     queries = len(workers[0].counts)
-    kernels.settle([own.argument for own in workers], queries, request.group)
+    kernels.settle([own.argument for own in workers], request.group)
     crowded = np.any([own.crowded for own in workers], axis=0)
     counts = np.where(crowded, 0, [own.counts for own in workers])
     rows = [

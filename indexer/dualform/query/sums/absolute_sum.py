@@ -178,7 +178,7 @@ class PairBlock:
     def compiled(self) -> arguments.Runs:
         """For the loops."""
         starts = np.append(self.runs, len(self.numbers))
-        return arguments.Runs(starts, self.numbers[self.runs], self.times[self.runs], len(self.runs))
+        return arguments.Runs(starts, self.numbers[self.runs], self.times[self.runs])
 
     def add(self, scores: NDArray[np.float32] | NDArray[np.float64], sums: NDArray[np.float64]) -> None:
         """Add [b, n] scores to float64[g, n] sums, in float64, each as many times as its pair says."""

@@ -155,9 +155,7 @@ def _added_runs(keys: Keys, entries: NDArray[np.int64], numbers: NDArray[np.int6
     """As `added` of `sorted_rows`, without copies, by the compiled loops; None where a sum is not finite."""
     order = np.argsort(numbers, kind="stable")
     runs = begins(numbers[order])
-    addresses, held = keys.addresses(_numbers(keys, entries[order]))
-    sums, least, most = kernels.add_runs(addresses, runs, keys.width)
-    del held  # what the addresses point into
+    sums, least, most = kernels.add_runs(keys.addresses(_numbers(keys, entries[order])), runs)
     return BlockSums(numbers[order][runs], sums, least, most) if np.isfinite(sums).all() else None
 
 

@@ -150,14 +150,13 @@ def _scores(keys: Keys, rows: NDArray[np.int64], queries: NDArray[np.float32], c
             scores[:, part] = [canonical_scores(taken, query) for query in queries]
             sizes[:, part] = (np.abs(taken) @ np.abs(queries).T).T
             return
-        addresses, held = keys.addresses(rows[part])
+        addresses = keys.addresses(rows[part])
         for at in range(0, len(addresses), _NEAR):
             near = slice(start + at, start + min(at + _NEAR, len(addresses)))
             own = addresses[at : at + _NEAR]
             for i, query in enumerate(queries):
                 scores[i, near] = kernels.canonical(own, np.zeros(len(own), np.int64), query[None])
                 sizes[i, near] = kernels.sizes(own, query)
-        del held  # what the addresses point into
 
     divide(range(0, len(rows), _ROWS), score)
     # Float32 sums of positive numbers, in any order; denormal ones are lost beside the rest.
@@ -176,10 +175,9 @@ def _weigh(values: Rows, entries: NDArray[np.int64], weights: Doubles, magnitude
             sums[0] = _add(sums[0], term, sums[1])
         sums[2] += magnitudes @ np.abs(own)
         return
-    addresses, held = values.addresses(entries)
+    addresses = values.addresses(entries)
     for i in range(len(weights)):
         kernels.weigh(addresses, *map(np.ascontiguousarray, (weights[i], magnitudes[i])), *sums[:, i])
-    del held  # what the addresses point into
 
 
 def _add(found: Doubles, term: Doubles, lost: Doubles) -> Doubles:
