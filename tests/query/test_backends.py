@@ -2,47 +2,89 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
 
 import numpy as np
 import pytest
+import torch
 
 from dualform.errors import MissingPackage, NotFound
 from dualform.query.score import backends
 from dualform.query.score.backends import faiss as faiss_backend
+from dualform.query.score.backends.torch import TorchDeviceBackend
 from dualform.query.score.bound import bound, norms
 
 CPU = ["int8", "numpy", "torch", "faiss"]
 
 
-@pytest.mark.parametrize("name", CPU)
-def test_scores_keep_the_bound(name, rng):
-    backend = backends.choose(name)
-    keys, queries = rng.normal(size=(500, 300)).astype(np.float32), rng.normal(size=(3, 300)).astype(np.float32)
-    found = backend.scores(keys, queries)
-    assert found.shape == (3, 500)
-    assert found.dtype == np.float32
-    exact = queries.astype(float) @ keys.T.astype(float)
-    limit = bound(300, 2.0**-24, backend.rounding)
-    for row, query_norm, wanted in zip(found, norms(queries), exact, strict=True):
-        assert np.all(np.abs(row - wanted) <= limit.of(norms(keys), query_norm))
-
-
-@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
-def test_torch_says_what_precision_it_is_set_to(setting, rng):
-    import torch
-
-    backend = backends.choose("torch")
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(setting)
+@contextmanager
+def changed(put, to, before):
+    """A setting of torch for all of the process."""
+    put(to)
     try:
-        assert (backend.rounding > 0) == (setting != "highest")
-        keys, queries = rng.normal(size=(64, 512)).astype(np.float32), rng.normal(size=(64, 512)).astype(np.float32)
-        off = np.abs(backend.scores(keys, queries) - queries.astype(float) @ keys.T.astype(float))
-        limit = bound(512, 2.0**-24, backend.rounding)
-        assert np.all(off <= [limit.of(norms(keys), query_norm) for query_norm in norms(queries)])
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        put(before)
+
+
+def fp32_precision(to):
+    """As torch has it from 2.9 on, where `set_float32_matmul_precision` is not all that there is."""
+    if not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("this torch has no such setting")
+    torch.backends.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = to
+
+
+SETTINGS = {
+    "none": nullcontext,
+    "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
+    "autocast to bfloat16": lambda: torch.autocast("cpu", torch.bfloat16),
+    "default float64": lambda: changed(torch.set_default_dtype, torch.float64, torch.float32),
+    "default bfloat16": lambda: changed(torch.set_default_dtype, torch.bfloat16, torch.float32),
+    "default device": lambda: torch.device("meta"),
+    "high precision": lambda: changed(torch.set_float32_matmul_precision, "high", "highest"),
+    "medium precision": lambda: changed(torch.set_float32_matmul_precision, "medium", "highest"),
+    "fp32 as bf16": lambda: changed(fp32_precision, "bf16", "none"),
+    "fp32 as tf32": lambda: changed(fp32_precision, "tf32", "none"),
+    "deterministic": lambda: changed(torch.use_deterministic_algorithms, True, False),
+    "no_grad": torch.no_grad,
+    "inference mode": torch.inference_mode,
+    "anomalies": torch.autograd.detect_anomaly,
+}
+"""What may be set in torch around a question, none of which changes its answer."""
+
+
+class Device(TorchDeviceBackend):
+    """What a GPU would do, on the processor."""
+
+    name = "device"
+
+    def __init__(self):
+        super().__init__("cpu", lambda: 1 << 30)
+
+
+DEVICE = {"device": (__name__, "Device")}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("name", [*CPU, *DEVICE])
+def test_scores_keep_the_bound(name, rng, setting, monkeypatch):
+    monkeypatch.setattr(backends, "NAMES", backends.NAMES | DEVICE)
+    backend = backends.choose(name)
+    keys, queries = rng.normal(size=(500, 512)).astype(np.float32), rng.normal(size=(64, 512)).astype(np.float32)
+    exact = queries.astype(float) @ keys.T.astype(float)
+    with SETTINGS[setting]():
+        rounding, found = backend.rounding, backend.scores(keys, queries)
+        best = backend.top(keys, queries, 3)[0] if name == "device" else None
+    assert found.shape == (64, 500)
+    assert found.dtype == np.float32
+    limit = bound(512, 2.0**-24, rounding)
+    limits = np.array([limit.of(norms(keys), query_norm) for query_norm in norms(queries)])
+    assert np.all(np.abs(found - exact) <= limits)
+    assert best is None or np.all(np.abs(best - np.sort(exact, axis=1)[:, :-4:-1]) <= limits.max(axis=1, keepdims=True))
+    lowered = name in ("torch", "device") and ("precision" in setting or "fp32" in setting)
+    assert (rounding > 0) == lowered
 
 
 def test_the_bound_counts_every_rounding():

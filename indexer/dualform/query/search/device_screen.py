@@ -9,7 +9,8 @@ multiplies. On a GPU: written to torch's documentation, not measured; the tests 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,13 @@ _AT_ONCE = 1 << 24
 """Scores, of all queries and some rows."""
 _SPARE = 4
 """Codes are kept on the device where it has so many times their size free: scores need room, too."""
+
+
+@contextmanager
+def undisturbed(torch: Any, device: str) -> Iterator[None]:
+    """No autograd, and none of the casts of an autocast around the question."""
+    with torch.inference_mode(), torch.autocast(torch.device(device).type, enabled=False):
+        yield
 
 
 class DeviceScreen:
@@ -64,8 +72,8 @@ class DeviceScreen:
         n = len(queries)
         if request.groups > _MOST_GROUPS:
             return Candidates(np.empty(0, np.int64), np.empty(0, np.int64), np.ones(n, bool))
-        with self._torch.inference_mode():
-            floors = self._torch.full((n, request.groups), -np.inf, device=self._device)
+        with undisturbed(self._torch, self._device):
+            floors = self._torch.full((n, request.groups), -np.inf, dtype=self._torch.float32, device=self._device)
             search = _Search(self._torch, request, self._queries(queries), floors)
             best = [floors[:, :0]] * request.groups
             found = []

@@ -13,16 +13,18 @@ from dualform import kernels
 from dualform.errors import MissingPackage
 from dualform.query.score.backends.device_copies import DeviceCopies
 from dualform.query.search.codes_cache import CodesCache
-from dualform.query.search.device_screen import DeviceScreen
+from dualform.query.search.device_screen import DeviceScreen, undisturbed
 from dualform.store.forks import forked
 
-_ROUNDINGS = {"highest": 0.0, "high": 2.0**-10, "medium": 2.0**-8}
-"""torch.get_float32_matmul_precision: float32, TF32 or pairs of bfloat16, bfloat16."""
+_ROUNDINGS = {"none": 0.0, "ieee": 0.0, "tf32": 2.0**-10, "highest": 0.0, "high": 2.0**-10}
+"""By what torch may make of float32 before it multiplies; 2^-8, of bfloat16, for anything else."""
 
 
 class TorchBackend:
     name = "torch"
     device = "cpu"
+    library = "mkldnn"
+    """Whose setting in torch.backends says how it multiplies."""
 
     def __init__(self) -> None:
         self._torch = _torch()
@@ -30,12 +32,16 @@ class TorchBackend:
     @property
     def rounding(self) -> float:
         """As torch is set at this moment: a training in the same process may have asked for less precision."""
-        return _ROUNDINGS.get(self._torch.get_float32_matmul_precision(), 2.0**-8)
+        try:
+            precision = getattr(self._torch.backends, self.library).matmul.fp32_precision
+        except AttributeError:  # torch before 2.9, where this is all that there is
+            precision = self._torch.get_float32_matmul_precision()
+        return _ROUNDINGS.get(precision, 2.0**-8)
 
     def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         if forked():  # OpenMP would wait for threads of the parent's, as torch's own loaders know
             self._torch.set_num_threads(1)
-        with self._torch.inference_mode():
+        with undisturbed(self._torch, self.device):
             scores: NDArray[np.float32] = self._product(keys, queries).cpu().numpy()
         return scores
 
@@ -74,13 +80,14 @@ class TorchDeviceBackend(TorchBackend):
         self, keys: NDArray[np.float32], queries: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """As TopKBackend: only the best scores leave the device."""
-        with self._torch.inference_mode():
+        with undisturbed(self._torch, self.device):
             scores, rows = self._product(keys, queries).topk(k, dim=1)
             return scores.cpu().numpy(), rows.cpu().numpy()
 
 
 class TorchCudaBackend(TorchDeviceBackend):
     name = "torch-cuda"
+    library = "cuda"
 
     def __init__(self) -> None:
         cuda = _torch().cuda
@@ -91,11 +98,6 @@ class TorchCudaBackend(TorchDeviceBackend):
                 field="backend",
             )
         super().__init__("cuda", lambda: int(cuda.mem_get_info()[0]))
-
-    @property
-    def rounding(self) -> float:
-        tf32 = _ROUNDINGS["high"] if self._torch.backends.cuda.matmul.allow_tf32 else 0.0
-        return max(super().rounding, tf32)
 
 
 def _torch() -> Any:
