@@ -38,14 +38,14 @@ from dualform.record import (
     slots,
     updates,
 )
-from dualform.record.taps import early_key, identity, module_tap, watcher
+from dualform.record.taps import identity, module_tap, watcher
 from dualform.store import direct_file, distinct_keys, journal, rows_writer, shard, writer
 
 PARTS: Sequence[tuple[str, Any, str]] = (
     ("training: a record begun and ended", recording.Recording, "__init__"),
     ("training: a record begun and ended", recorded_training.RecordedTraining, "close"),
     ("training: taps, forward and backward", module_tap._Hook, "__call__"),
-    ("training: taps, forward and backward", early_key.SaveEarly, "__call__"),
+    ("training: taps, forward and backward", module_tap._Before, "__call__"),
     ("training: taps, forward and backward", watcher, "_seen"),
     ("training: taps, forward and backward", identity.Report, "__call__"),
     ("training: keys and error signals copied", collector.Collector, "received"),

@@ -6,6 +6,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from dualform import tap
+
 from .listed import Opened, assert_rebuilt, snapshot
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
@@ -125,3 +127,58 @@ def test_under_autocast_the_key_is_saved_as_the_product_has_it(tmp_path):
         run(model, torch.randn(5, 6))
     assert {layer.dtype for layer in opened.sink.layers} == {"bfloat16"}
     assert all(tap.early is None for tap in opened.recorder._training._taps)
+
+
+class Square(nn.Module):
+    """A checkpoint in which tensors of one shape are saved, so that only their order tells them apart."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.attend, self.states = nn.MultiheadAttention(4, 1, bias=False), nn.GRU(4, 4)
+        self.own, self.named = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+
+    def body(self, x):
+        x = self.first(x)
+        x = x + self.attend(x, x, x)[0] + self.states(x)[0] + x @ self.own + tap(x, self.named, "named")
+        return self.last(x)
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("crossing", ["forward before", "backward after"])
+def test_a_checkpoint_that_runs_again_on_the_other_side_of_a_steps_end(tmp_path, crossing):
+    def train(recorder=None):
+        model, losses = Square(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        opened = None if recorder is None else recorder(model, optimizer)
+        inputs = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+        def update(x=None):
+            optimizer.zero_grad()
+            (losses.pop() if x is None else model(x).square().sum()).backward()
+            optimizer.step()
+
+        if opened is None:
+            for x in inputs:
+                update(x)
+            return model
+        with opened.recorder:
+            for number, x in enumerate(inputs):
+                if number == 0:
+                    with opened.recorder.step():
+                        update(x)
+                elif crossing == "forward before":
+                    losses.append(model(x).square().sum())
+                    with opened.recorder.step():
+                        update()
+                else:
+                    with opened.recorder.step():
+                        losses.append(model(x).square().sum())
+                    update()
+        return model
+
+    model, twin = train(lambda *of: Opened(*of, tmp_path / "m")), train()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))

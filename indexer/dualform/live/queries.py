@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.answers import LayerInfo, MemoryInfo
-from dualform.errors import BadInput, NotFound, RecordingError
+from dualform.errors import BadInput, NotFound
 from dualform.questions import Vectors
 from dualform.record.collector import Collector
 from dualform.record.found_layers import FoundLayers
@@ -76,7 +76,7 @@ def _listening(model: nn.Module, names: Iterable[str], taker: ProbeTaker) -> Ite
     taps = taps_named(model, set(names))
     owners = _Everything([], model)
     found = FoundLayers(model, owners)
-    listener = Collector(owners, lambda tap: None, _raise)
+    listener = Collector(owners, lambda tap: None, lambda tap, error: _raise(error), _raise)
     listener.probe = taker
     try:
         for tap in taps.values():
@@ -96,7 +96,7 @@ class _Everything(Owners):
         return ""
 
 
-def _raise(tap: Tap, error: RecordingError) -> None:
+def _raise(error: Exception, *_: object) -> None:
     raise error
 
 

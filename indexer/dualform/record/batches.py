@@ -142,10 +142,12 @@ class Batches:
         """The memory ends here; `midway`: the weights are those of a step that is no part of it. Raises what went wrong
         with writing.
         """
+        ending = Ending(finished)
         try:
             self.put_logs()
+            ending = self._ending(finished, mark, midway)
         finally:
-            self.sink.close(self._ending(finished, mark, midway))
+            self.sink.close(ending)
 
     def _ending(self, finished: bool, mark: Mark | None, midway: bool) -> Ending:
         """Sharded weights are not put together where the training failed, for then other ranks do not come to it."""

@@ -25,16 +25,22 @@ class Collector:
     """Who the taps of a training report to: it hands everything to the step that runs, or to the probe."""
 
     def __init__(
-        self, owners: Owners, late: Callable[[Tap], None], refused: Callable[[Tap, RecordingError], None]
+        self,
+        owners: Owners,
+        late: Callable[[Tap], None],
+        refused: Callable[[Tap, RecordingError], None],
+        failed: Callable[[Exception, str], None],
     ) -> None:
-        """`late` is told of a gradient that came outside its step, `refused` of a call in a step without keys."""
+        """`late` is told of a gradient that came outside its step, `refused` of a call in a step without keys, and
+        `failed` of what the recorder itself raised in a hook, and of which layer.
+        """
         self.step: StepRecord | None = None
         """The step that runs."""
         self.probe: ProbeTaker | None = None
         """The probe that is being taken."""
         self._before: weakref.ref[StepRecord] | None = None
         """The step that began last: what it collected is not kept alive for it."""
-        self._owners, self._late, self._refused = owners, late, refused
+        self._owners, self._late, self._refused, self._failed = owners, late, refused, failed
         self._calls = 0
         self.follows = False
         self._followed: FollowedRows | None = None
@@ -105,6 +111,11 @@ class Collector:
         if self.probe is not None:
             raise error
         self._refused(tap, error)
+
+    def failed(self, error: Exception, layer: str = "") -> None:
+        if self.probe is not None:
+            raise error
+        self._failed(error, layer)
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
         if self.step is not None and call >= self.step.since:

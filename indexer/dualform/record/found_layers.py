@@ -27,7 +27,9 @@ from dualform.record.spaces import DEFAULTS
 from dualform.record.stacks import routed_spaces
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
+from dualform.record.taps.checkpoints import runs_again
 from dualform.record.taps.free_matrix import FreeTap, MatrixWatcher
+from dualform.record.taps.hook import hand_over
 from dualform.record.taps.matrix_block import MatrixBlock
 from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.named import LISTENING
@@ -142,11 +144,9 @@ class FoundLayers:
         for watcher in self.watchers:
             watcher.attach(listener)
         free = {id(tensor) for watcher in self.watchers for tensor in watcher.free.values()}
-        self._hiders = [
-            ProductHider(tap.module, listener)
-            for tap in taps
-            if isinstance(tap, ModuleTap) and not free.isdisjoint(map(id, tap.parameters.values()))
-        ]
+        for tap in taps:
+            if isinstance(tap, ModuleTap) and not free.isdisjoint(map(id, tap.parameters.values())):
+                self._hiders.append(ProductHider(tap.module, listener))
 
     def detach(self) -> None:
         self._listener = None
@@ -156,14 +156,15 @@ class FoundLayers:
             watcher.detach()
         for hider in self._hiders:
             hider.detach()
+        self._hiders = []
 
     def tap_of(
         self, path: str, parameter: Tensor, block: MatrixBlock, product: MatrixProduct, own: Mapping[str, Tensor]
     ) -> FreeTap | None:
-        place = (path, block, product.looks_up)
-        if place not in self._taps.shown and not self.closed:
+        place, mode = (path, block, product.looks_up), None if self._listener is None else self._listener.forward_mode()
+        if place not in self._taps.shown and not self.closed and mode is not None:
             self._taps.show(path, parameter, block, product, own)
-        if place not in self._taps.shown and self._listener is not None and self._listener.forward_mode() == "step":
+        if place not in self._taps.shown and mode == "step":
             self._taps.shown[place] = None
             self._tell_late(path)
         return self._taps.shown.get(place)
@@ -174,22 +175,31 @@ class FoundLayers:
 
     def by_hand(self, product: MatrixProduct, name: str, output: Tensor) -> Tensor:
         """What the network goes on with, of a product that `dualform.tap` was told of by this name."""
-        if self._listener is None or self._listener.forward_mode() is None:
+        listener = self._listener
+        if listener is None or (listener.forward_mode() is None and not runs_again()):
             return output
-        if name not in self._taps.told and not self.closed:
+        try:
+            tap = self._tap_by_hand(listener, product, name)
+            return output if tap is None else tap.multiplied(listener, product, output)
+        except Exception as error:
+            hand_over(listener, error, name)
+            return output
+
+    def _tap_by_hand(self, listener: Listener, product: MatrixProduct, name: str) -> FreeTap | None:
+        if name not in self._taps.told and not self.closed and listener.forward_mode() is not None:
             if name in self._taps.taken:
                 self._warn(name, "is the name of another layer, and was told of by hand")
                 self._taps.told[name] = None
             else:
                 self._taps.tell(name, product.weight)
-        if name not in self._taps.told and self._listener.forward_mode() == "step":
+        if name not in self._taps.told and listener.forward_mode() == "step":
             self._taps.told[name] = None
             self._warn(name, "was first told of after the first step")
         tap = self._taps.told.get(name)
         if tap is not None and not tap.stands_for(product.weight):
             self._warn(name, "was told of with another matrix than at first")
-            return output
-        return output if tap is None else tap.multiplied(self._listener, product, output)
+            return None
+        return tap
 
     def _tell_late(self, path: str) -> None:
         """A parameter was multiplied in a way that is no layer."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from math import prod
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
 from dualform.record.taps import Tap
@@ -77,29 +77,20 @@ def settings_read(rule: UpdateRule, group: Mapping[str, Any]) -> Settings:
     return {name: (bool if kind == "BOOLEAN" else float)(found[name]) for name, kind in rule.settings.items()}
 
 
-class UpdateHooks:
-    """Calls around each update of an optimizer, until they are removed."""
-
-    def __init__(self, *handles: RemovableHandle) -> None:
-        self._handles = handles
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-
 def around_each_update(
     optimizer: Optimizer,
     updating: Callable[[], None],
     updated: Callable[[], None],
     again: Callable[[], None],
+    failed: Callable[[Exception], None],
     whole: bool = False,
-) -> UpdateHooks:
+) -> Callable[[], None]:
     """Call `updating` whenever the gradients are final and the weights have not moved, `updated` once they have.
 
     Not before an update that the optimizer itself will skip. One that evaluates its closure several times moves the
     weights in between: `again` is called after each further time. `whole`: what moves the weights is no matter, so that
-    the update is taken as one, of all that its closure computes, once it is over.
+    the update is taken as one, of all that its closure computes, once it is over. `failed` is handed whatever one of
+    these raises. Returns what ends it.
     """
     evaluations = 0
 
@@ -108,27 +99,39 @@ def around_each_update(
         evaluations = 0
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            found = getattr(optimizer, "found_inf", None)  # how a GradScaler tells a fused optimizer to skip
-            if found is None or not float(found):
-                updating()
+            try:
+                found = getattr(optimizer, "found_inf", None)  # how a GradScaler tells a fused optimizer to skip
+                if found is None or not float(found):
+                    updating()
+            except Exception as error:
+                failed(error)
             return None
 
         def closed() -> Any:  # the gradients that count are those the closure computes
             nonlocal evaluations
             loss = closure()
             evaluations += 1
-            if not whole:
-                (updating if evaluations == 1 else again)()
+            try:
+                if not whole:
+                    (updating if evaluations == 1 else again)()
+            except Exception as error:
+                failed(error)
             return loss
 
         return (args[0], closed), {name: value for name, value in kwargs.items() if name != "closure"}
 
     def after(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if whole and evaluations:
-            updating()
-        updated()
+        try:
+            if whole and evaluations:
+                updating()
+            updated()
+        except Exception as error:
+            failed(error)
 
-    return UpdateHooks(optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after))
+    with ExitStack() as hooks:
+        hooks.callback(optimizer.register_step_pre_hook(before).remove)
+        hooks.callback(optimizer.register_step_post_hook(after).remove)
+        return hooks.pop_all().close
 
 
 def unscaling(optimizer: Optimizer) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, DualformError, RecordingError
@@ -20,7 +22,7 @@ from dualform.record.metadata import Metadata
 from dualform.record.model_arguments import Inputs
 from dualform.record.module_taps import taps_named
 from dualform.record.open_models import OPEN
-from dualform.record.optimizers import UpdateHooks, around_each_update
+from dualform.record.optimizers import around_each_update
 from dualform.record.plan import Plan
 from dualform.record.probes import ProbeTaker
 from dualform.record.ranks import Ranks
@@ -46,7 +48,7 @@ class RecordedTraining:
         self.recording: Recording | None = None
         self.stopped = False
         """Whether it goes on unrecorded after an error."""
-        self.collector = Collector(plan.owners, self._late, self._refused)
+        self.collector = Collector(plan.owners, self._late, self._refused, self._hook_failed)
         self._found, self._raises, self._valued = found, raises, valued
         self._frozen = found.frozen
         self._taps = [tap for tap in plan.taps if not isinstance(tap, FreeTap)]
@@ -55,8 +57,9 @@ class RecordedTraining:
         """Whether the step that runs was flushed inside: it counts from its end."""
         self._galleries: dict[str | None, Gallery] = {}
         """By dataset, those that wait for the memory to begin."""
-        self._attached = False
-        self._handles: list[UpdateHooks] = []
+        self._attached = ExitStack()
+        """Takes away what hangs on the model and the optimizers."""
+        self._listens = False
 
     @property
     def ongoing(self) -> Recording | None:
@@ -152,47 +155,48 @@ class RecordedTraining:
         return example_gradients(self.plan.model, list(taps.values()), batch_dims, examples, batch_size)
 
     def attach(self) -> None:
-        self._attached = True
+        self._listens, undo = True, self._attached.callback
         for tap in self._taps:
+            undo(tap.detach)
             tap.attach(self.collector)
+            undo(identity.part, tap)
             identity.join(tap, self.collector)
+        undo(self._found.detach)
         self._found.attach(self.collector, self._taps)
         for number, optimizer in enumerate(self.plan.owners.optimizers):
             updating, updated = partial(self._updating, number), partial(self._updated, number)
             again = partial(self._evaluated_again, number)
-            self._handles.append(around_each_update(optimizer, updating, updated, again, whole=not self._valued))
+            failed, whole = self._hook_failed, not self._valued
+            undo(around_each_update(optimizer, updating, updated, again, failed, whole))
+        undo(OPEN.discard, self.plan.model)
         OPEN.add(self.plan.model)
 
     def detach(self) -> None:
-        self._attached = False
-        OPEN.discard(self.plan.model)
-        for tap in self._taps:
-            identity.part(tap)
-            tap.detach()
-        self._found.detach()
-        for handle in self._handles:
-            handle.remove()
+        """Nothing remains on the model and the optimizers. It may be said again."""
+        self._listens = False
+        self._attached.close()
 
     def begin_step(self, **said: Any) -> StepRecord | None:
         """None where recording has stopped."""
         if self.stopped:
+            self.detach()
             return None
-        if self.ongoing is None:
-            if not self.plan.sharded:
-                check_unsharded(self.plan.model)
-            self.recording = Recording(self.plan)
-        assert self.recording is not None
-        self.recording.look()
-        if told := self._frozen.note(self.plan.skipped, self.plan.owners.optimizers, self.steps):
-            warnings.warn(told, RuntimeWarning, stacklevel=4)
         try:
+            if self.ongoing is None:
+                if not self.plan.sharded:
+                    check_unsharded(self.plan.model)
+                self.recording = Recording(self.plan)
+            assert self.recording is not None
+            self.recording.look()
+            if told := self._frozen.note(self.plan.skipped, self.plan.owners.optimizers, self.steps):
+                warnings.warn(told, RuntimeWarning, stacklevel=4)
             if self.ongoing:
                 self.ongoing.batches.sink.check()
                 if self.ongoing.batches.used_up:
                     self.fail(self._used_up(), may_end=False)
                     return None
             self.collector.begin(self.steps, Metadata(**said))
-        except DualformError as error:
+        except Exception as error:
             self.fail(error)
         return self.collector.step
 
@@ -200,14 +204,19 @@ class RecordedTraining:
         """`failed`: what ran in it raised something."""
         recording, self.collector.step = self.recording, None
         due, self._flush_due = self._flush_due, False
+        if self.stopped:
+            self.detach()
         if record is None or recording is None or self.stopped:
             return
-        # Once the weights have moved, everything after a step that is missing would be inexact.
-        if failed and not record.updated:
-            recording.forget(record)
-        else:
-            self._finish(recording, record)
-        self._store_galleries()
+        try:
+            # Once the weights have moved, everything after a step that is missing would be inexact.
+            if failed and not record.updated:
+                recording.forget(record)
+            else:
+                self._finish(recording, record)
+            self._store_galleries()
+        except Exception as error:
+            self.fail(error)
         if due:
             self.flush()
 
@@ -215,10 +224,10 @@ class RecordedTraining:
         try:
             recording = self._with_found(recording, record)
             recording.finish(record)
-        except DualformError as error:
+        except Exception:
             if record.step == self.steps:
                 recording.forget(record)
-            self.fail(error)
+            raise
 
     def run_out(self) -> None:
         """This rank has no further batch, while others go on."""
@@ -237,7 +246,7 @@ class RecordedTraining:
                 self.ongoing.batches.flush()
             else:
                 self.ongoing.flush()
-        except DualformError as error:
+        except Exception as error:
             self.fail(error)
 
     def _used_up(self) -> RecordingError:
@@ -248,19 +257,33 @@ class RecordedTraining:
             hint="Say how many steps there are, as Recorder(steps=…), or record with a larger budget.",
         )
 
-    def fail(self, error: DualformError, may_end: bool = True) -> None:
-        """Raises the error where it `may_end` the training and is to; else warns of it, and stops recording."""
+    def fail(self, error: Exception, may_end: bool = True, layer: str = "", within: bool = False) -> None:
+        """Raises the error where it `may_end` the training and is to; else warns of it, and stops recording.
+
+        `layer`: where it came up, if that is known; `within`: in a hook. Hooks then do nothing any more and are taken
+        away with the step's end: torch goes through them now.
+        """
+        if isinstance(error, Warning):
+            raise error  # Python was told to raise it
         recording = self.ongoing
         if (may_end and self._raises) or recording is None:
-            raise error
+            if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+                raise error  # as those who then try a smaller batch know it
+            raise _ours(error, layer, recording is not None)
+        error = _ours(error, layer, False)
         self.stopped, self.collector.step = True, None
-        self.detach()
+        if not within:
+            self.detach()
         try:
             recording.close(finished=False)
-        except DualformError as failure:
+        except Exception as failure:
             error.add_note(f"Closing the memory failed, too: {failure}")
         leave(self.plan.ranks)
         warnings.warn(f"recording stopped after {recording.steps} steps: {error}", RuntimeWarning, stacklevel=3)
+
+    def _hook_failed(self, error: Exception, layer: str = "") -> None:
+        if not self.stopped:
+            self.fail(error, layer=layer, within=True)
 
     def close(self, error: BaseException | None) -> None:
         """The memory ends here; `error`: what ended the training, if anything did."""
@@ -268,9 +291,10 @@ class RecordedTraining:
         self._store_galleries()
         try:
             self.recording.close(finished=error is None)
-        except DualformError as failure:
+        except Exception as failure:
             if error is None and self._raises:
-                raise
+                ours = _ours(failure, "", False)
+                raise ours from ours.__cause__
             if error is None:
                 self.stopped = True
                 warnings.warn(f"Closing the memory failed: {failure}", RuntimeWarning, stacklevel=3)
@@ -288,23 +312,21 @@ class RecordedTraining:
 
     def _late(self, tap: Tap) -> None:
         """A gradient came outside the step of its forward pass."""
-        if self._attached and self.recording is not None:
+        if self._listens and self.recording is not None and not self.stopped:
             self.recording.defects.late(tap)
 
     def _refused(self, tap: Tap, error: RecordingError) -> None:
         """A call of a layer has no keys."""
+        if self.stopped:
+            return
         if self.recording is None:
             raise error
         self.recording.defects.refused(tap, error)
 
     def _updating(self, number: int) -> None:
         """The optimizer of this number is about to write the weights."""
-        if self.recording is None or self.stopped:
-            return
-        try:
+        if self.recording is not None and not self.stopped:
             self._with_found(self.recording, self.collector.step).updating(number, self.collector.step)
-        except DualformError as error:
-            self.fail(error)
 
     def _updated(self, number: int) -> None:
         if self.recording is not None and not self.stopped:
@@ -314,3 +336,15 @@ class RecordedTraining:
         """The optimizer of this number evaluated its closure once more in one update."""
         if self.recording is not None and not self.stopped:
             self.recording.stray_updates.evaluated_again(number, self.collector.step)
+
+
+def _ours(error: Exception, layer: str, may_stop: bool) -> DualformError:
+    """The error as one of ours; `may_stop`: another on_error would have let the training go on."""
+    if isinstance(error, DualformError):
+        return error
+    hints = ["Leave the layer out with layers=."] if layer else []
+    hints += ['With on_error="stop_recording" the training goes on unrecorded.'] if may_stop else []
+    what = f"recording layer {layer!r}" if layer else "recording"
+    ours = RecordingError(f"{what} failed: {type(error).__name__}: {error}.", hint=" ".join(hints))
+    ours.__cause__ = error
+    return ours

@@ -96,9 +96,10 @@ class Recorder(Joinable):
         model chooses, as it does an expert's; each has a space of its own, and its slots know their row only where
         `step(at=…)` gives it.
 
-        `on_error`: what a failure of writing does, and metadata that stops fitting its batches: "raise" ends the
-        training; "stop_recording" (as "warn", its name before, still does) warns once, and the training goes on without
-        being recorded. Either way what was durable is a memory. The first step always raises. `quiet`: the table of
+        `on_error`: what a failure of writing does, metadata that stops fitting its batches, and whatever fails inside a
+        hook of the recorder: "raise" ends the training; "stop_recording" (as "warn", its name before, still does) warns
+        once, and the training goes on without being recorded. Either way what was durable is a memory. The first step
+        always raises. `quiet`: the table of
         what is recorded is not written to stderr, as with the environment variable DUALFORM_QUIET; warnings stay.
         `taps`: of layers that are no modules. `sink`: makes what takes the batches, on a thread of its own, in place of
         the store's writer.
@@ -187,17 +188,25 @@ class Recorder(Joinable):
         if self._state != "new":
             raise RecordingError("a recorder records one training.", hint="Make another, with a folder of its own.")
         self._state, self._process = "open", OwnProcess()
-        self._training.attach()
-        self._say(str(self.summary))
+        try:
+            self._training.attach()
+            self._say(str(self.summary))
+        except BaseException:
+            self._state = "closed"
+            self._training.detach()
+            leave(self._ranks)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state = "closed"
-        if self._training.stopped or not self._process.here:
+        if not self._process.here:
             return
         self._training.detach()
+        if self._training.stopped:
+            return
         try:
             if self._training.ongoing is not None:
                 self._training.close(error)

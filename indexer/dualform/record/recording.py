@@ -281,8 +281,12 @@ class Recording:
 
     def close(self, finished: bool) -> None:
         """End the memory; `finished`: the training came to its end. Raises what went wrong with writing."""
-        if not self._midway:
-            self._updates.close_step()
-            self._updates.finish(self.steps - 1, together=finished)
-        self._layers.list_skipped()
-        self.batches.close(finished, self._mark(), midway=self._midway)
+        mark = None
+        try:
+            if not self._midway:
+                self._updates.close_step()
+                self._updates.finish(self.steps - 1, together=finished)
+            self._layers.list_skipped()
+            mark = self._mark()
+        finally:
+            self.batches.close(finished, mark, midway=self._midway)

@@ -48,6 +48,9 @@ class SignalTaker:
     def refused(self, tap: Tap, error: RecordingError) -> None:
         raise error
 
+    def failed(self, error: Exception, layer: str = "") -> None:
+        raise error
+
     def probed(self, tap: Tap, key: Tensor) -> None:
         """No probe is taken."""
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import RecordingError
+from dualform.record.taps.hook import hand_over
 from dualform.record.taps.recurrent import TappedRecurrent
 from dualform.record.taps.tap import Call, Listener, Tap
 from dualform.store.parameter import Parameter, Range
@@ -58,12 +59,21 @@ class TappedGRU(TappedRecurrent, module_type=nn.GRU):
 
     def passed(self, listener: Listener, call: Call) -> tuple[Tensor, ...]:
         """As `Tap.passed`; the key of the call is [h; x], all that the error signals are computed from."""
-        tokens, outputs = call.key, call.outputs
-        dtype = _computed_in(tokens)
-        for part in self.parts:
-            key = part.key_of(tokens).to(dtype)
-            outputs = part.passed(listener, Call(key, outputs, call.raw, kept=(tokens,)))
+        outputs = call.outputs
+        try:
+            dtype = _computed_in(call.key)
+            keys = [part.key_of(call.key).to(dtype) for part in self.parts]
+        except Exception as error:
+            hand_over(listener, error, self.name)
+            self.passes_by()
+            return outputs
+        for part, key in zip(self.parts, keys, strict=True):
+            outputs = part.passed(listener, Call(key, outputs, call.raw, kept=(call.key,)))
         return outputs
+
+    def passes_by(self) -> None:
+        for part in self.parts:
+            part.passes_by()
 
     def refuse(self, listener: Listener, error: RecordingError) -> None:
         for part in self.parts:

@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from dualform.record.taps.hook import hand_over, saving
+
 
 class Reporter(Protocol):
     """A tap, as far as gradients go."""
 
+    name: str
     values: bool
     handle: int
 
@@ -33,6 +36,8 @@ class Receiver(Protocol):
 
     def received(self, tap: Any, call: int, key: Tensor, error: Tensor, cast: int | None) -> None: ...
 
+    def failed(self, error: Exception, layer: str = "") -> None: ...
+
 
 _JOINED: dict[int, tuple[Reporter, Receiver]] = {}
 """By handle."""
@@ -45,13 +50,32 @@ class Report:
 
     tap: Reporter
     listener: Receiver
-    call: int
+    call: int = -1
+    """Its number; -1 for one that is not recorded."""
     cast: int | None = None
     """The copy of the weights that it used; None where nobody knows."""
     early: Any = None
-    """The node of the graph that saved the key before the product (early_key.py); None where it was saved after it."""
+    """The node of the graph that saved the key before the product (checkpoints.py); None if it was saved after."""
+
+    def saved(self, ctx: Any) -> list[Tensor]:
+        """What was saved in the forward pass; nothing if the training has written to it since. Whatever else reading it
+        raises comes of the training's own code, which checkpoints run again.
+        """
+        try:
+            return [*(() if self.early is None else self.early.saved_tensors), *ctx.saved_tensors]
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            hand_over(self.listener, error, self.tap.name)
+            return []
 
     def __call__(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        try:
+            self._hand_on(key, kept, gradients)
+        except Exception as error:
+            hand_over(self.listener, error, self.tap.name)
+
+    def _hand_on(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         came = [gradient.detach() for gradient in gradients if gradient is not None]
         if not came:
             return
@@ -66,7 +90,7 @@ def watched(report: Report, kept: tuple[Tensor, ...], outputs: tuple[Tensor, ...
     """The outputs, whose gradients are reported; `kept`: the key, unless it was saved early, and what else the error
     signal is computed from.
     """
-    passed: tuple[Tensor, ...] = _Identity.apply(report, kept, *outputs)  # type: ignore[no-untyped-call]
+    passed: tuple[Tensor, ...] = saving(_Identity.apply, report, kept, *outputs)
     return passed
 
 
@@ -84,9 +108,8 @@ class _Identity(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved: list[Tensor] = [] if ctx.report.early is None else [*ctx.report.early.saved_tensors]
-        saved += ctx.saved_tensors
-        ctx.report(saved[0], saved[1:], gradients)
+        if saved := ctx.report.saved(ctx):
+            ctx.report(saved[0], saved[1:], gradients)
         return None, None, *gradients
 
     @staticmethod
@@ -138,7 +161,12 @@ def _report(handle: int, raw: bool, saved: list[Tensor], gradients: list[Tensor 
     if joined is not None and any(gradient is not None for gradient in gradients):
         tap, listener = joined
         key, *kept, began = saved
-        Report(tap, listener, listener.arrived(tap, raw, int(began)))(key, kept, gradients)
+        try:
+            report = Report(tap, listener, listener.arrived(tap, raw, int(began)))
+        except Exception as error:
+            hand_over(listener, error, tap.name)
+        else:
+            report(key, kept, gradients)
 
 
 @_report.register_fake

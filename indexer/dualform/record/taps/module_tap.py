@@ -6,16 +6,19 @@ Shapes: d_in and d_out of the layer; `...` the dimensions of a batch (samples, o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.nn.modules import module as all_modules
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
-from dualform.record.taps.early_key import EarlyKey, SaveEarly
-from dualform.record.taps.hook import ModelHook
+from dualform.record.taps.checkpoints import EarlyKey, early_key, part_that_runs, save
+from dualform.record.taps.hook import ModelHook, hand_over
 from dualform.record.taps.parametrizations import originals_of, shape_of
 from dualform.record.taps.tap import Call, Listener, Tap
 from dualform.store.parameter import Parameter
@@ -87,6 +90,10 @@ class ModuleTap(Tap):
         kind: Any = next(base for base in type(module).__mro__ if cls.module_type in (base, _qualified(base)))
         if type(module).forward is not kind.forward or "forward" in vars(module):
             return f"{type(module).__name__} has a forward of its own"
+        if getattr(kind.forward, "__globals__", {}).get("__name__") != kind.__module__:
+            return f"{kind.__name__}.forward was replaced by {_told(kind.forward)}"
+        if False in (module._is_full_backward_hook, all_modules._global_is_full_backward_hook):
+            return "it has a hook of register_backward_hook, which would see the recorder's part of the graph"
         return ""
 
     def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Call:
@@ -135,37 +142,182 @@ class ModuleTap(Tap):
         return f"{self.name}.{name}" if self.name else name
 
     def attach(self, listener: Listener) -> None:
-        self._handles = [self.module.register_forward_hook(_Hook(self, listener), with_kwargs=True)]
-        if type(self).call_of is ModuleTap.call_of:
-            self._handles.append(self.module.register_forward_pre_hook(SaveEarly(self, listener), with_kwargs=True))
+        hook = _Hook(self, listener)
+        # First of all: what other hooks make of the output is no part of the layer.
+        handle = self.module.register_forward_hook(hook, prepend=True, with_kwargs=True)
+        self._handles.append(handle)
+        before = _Before(self, listener, handle.id)
+        self._handles.append(self.module.register_forward_pre_hook(before, with_kwargs=True))
 
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles, self.early = [], None
+        _BARE.forget(self.module)
 
 
 def _qualified(base: type) -> str:
     return f"{base.__module__}.{base.__qualname__}"
 
 
+def _forward_of(module: nn.Module) -> Any:
+    return vars(module).get("forward", type(module).forward)
+
+
+def _told(function: Any) -> str:
+    """A function for messages."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", "")
+    return f"{code}.{name}"
+
+
+class _Before(ModelHook):
+    """The forward pre-hook of a tap."""
+
+    def __init__(self, tap: ModuleTap, listener: Listener, first: int) -> None:
+        """`first`: the number of the tap's forward hook."""
+        self._tap, self.listener, self.layer = tap, listener, tap.name
+        self._first = first
+        self._saves_early = type(tap).call_of is ModuleTap.call_of
+
+    def __call__(self, module: nn.Module, *given: Any) -> None:
+        if is_compiling():
+            return
+        found, self._tap.early = super().__call__(module, *given), None
+        part, who = part_that_runs() if self._saves_early else None, (self._tap, "before")
+        if part is None:
+            return
+        if found is None or not part.allows(who):
+            part.fill(who)
+            return
+        argument, key = found
+        part.note(who, (key,))
+        self._tap.early = EarlyKey(argument, argument._version, save(key))
+
+    def run(self, module: Any, *given: Any) -> Any:
+        """The key to save now."""
+        hooks = module._forward_hooks
+        for number, hook in hooks.items():
+            if number == self._first:
+                break
+            if not isinstance(hook, _Hook):  # another recorder's is as good
+                hooks.move_to_end(self._first, last=False)
+                break
+        if all_modules._global_forward_hooks:
+            _BARE.watch(module)
+        if self._saves_early and part_that_runs() is not None:
+            return early_key(self._tap, self.listener, *given)
+        return None
+
+
 class _Hook(ModelHook):
     """The forward hook of a tap."""
 
+    listener: Listener
+
     def __init__(self, tap: ModuleTap, listener: Listener) -> None:
-        self._tap, self._listener = tap, listener
+        self._tap, self.listener, self.layer = tap, listener, tap.name
+        self._forward = _forward_of(tap.module)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if self._tap.mode(self._listener) is None:
+        call: Call | None = super().__call__(module, args, kwargs, output)
+        if call is None:
+            self._tap.passes_by()
+            return None
+        outputs = self._tap.passed(self.listener, call)
+        try:
+            return None if outputs[0] is call.outputs[0] else self._tap.output_of(outputs)
+        except Exception as error:
+            hand_over(self.listener, error, self.layer)
+            return None
+
+    def run(self, module: Any, *given: Any) -> Call | None:
+        bare = None if is_compiling() or not _BARE.noted else _BARE.take(module)
+        if self._tap.mode(self.listener) is None:
             return None
         try:
-            call = self._tap.call_of(args, kwargs, output)
+            if why := self._altered(module) or (bare is not None and bare.altered(given[-1])):
+                raise RecordingError(f"layer {self.layer!r}: {why}.", hint="Leave it out with layers=.")
+            call = self._tap.call_of(*given)
         except RecordingError as error:
-            self._tap.refuse(self._listener, error)
+            self._tap.refuse(self.listener, error)
             return None
         if (early := self._tap.early) is not None:
             self._tap.early = None
-            if any(early.argument is own for own in (*args, *kwargs.values())):
+            args, kwargs, _ = given
+            if any(early.is_of(own) for own in (*args, *kwargs.values())):
                 call = replace(call, early=early.node)
-        outputs = self._tap.passed(self._listener, call)
-        return None if outputs[0] is call.outputs[0] else self._tap.output_of(outputs)
+        return call
+
+    def _altered(self, module: Any) -> str:
+        """What was done to the module since recording began that its calls cannot be taken with."""
+        if is_compiling():
+            return ""
+        if (forward := _forward_of(module)) is not self._forward:
+            return f"its forward was replaced by {_told(forward)} while it was recorded"
+        if False in (module._is_full_backward_hook, all_modules._global_is_full_backward_hook):
+            return "it was given a hook of register_backward_hook, which would see the recorder's part of the graph"
+        return ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Output:
+    """What a module returned."""
+
+    output: Any
+    versions: Sequence[int]
+
+    @classmethod
+    def of(cls, output: Any) -> _Output:
+        return cls(output, _versions(output))
+
+    def altered(self, output: Any) -> str:
+        """Which hooks of all modules may have made another of it; empty if it is the same."""
+        if output is self.output and _versions(output) == self.versions:
+            return ""
+        others = [hook for hook in all_modules._global_forward_hooks.values() if hook is not _BARE]
+        return f"a hook of all modules changed its output: {', '.join(map(_told, others)) or 'it is gone by now'}"
+
+
+class _BareOutputs:
+    """What tapped modules return, as it is before hooks of all modules (register_module_forward_hook) see it, which
+    torch calls before a module's own. It hangs among them while there are others.
+    """
+
+    def __init__(self) -> None:
+        self.noted: dict[tuple[int, int], _Output | None] = {}
+        """By thread and module, of calls that are under way."""
+        self._handle: RemovableHandle | None = None
+
+    def watch(self, module: nn.Module) -> None:
+        """The module is about to be called."""
+        hooks: Any = all_modules._global_forward_hooks
+        if self._handle is None:
+            self._handle = all_modules.register_module_forward_hook(self)
+        if next(iter(hooks)) != self._handle.id:
+            hooks.move_to_end(self._handle.id, last=False)
+        self.noted[get_ident(), id(module)] = None
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if (get_ident(), id(module)) in self.noted:
+            self.noted[get_ident(), id(module)] = _Output.of(output)
+
+    def take(self, module: nn.Module) -> _Output | None:
+        return self.noted.pop((get_ident(), id(module)), None)
+
+    def forget(self, module: nn.Module) -> None:
+        """The module is tapped no longer."""
+        self.noted = {(thread, own): found for (thread, own), found in self.noted.items() if own != id(module)}
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+_BARE = _BareOutputs()
+
+
+def _versions(output: Any) -> Sequence[int]:
+    """How often each of its tensors was written to."""
+    if isinstance(output, Tensor):
+        return () if output.is_inference() else (output._version,)
+    return [version for part in output for version in _versions(part)] if isinstance(output, tuple | list) else ()

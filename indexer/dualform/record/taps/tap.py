@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +25,8 @@ from torch.compiler import is_compiling
 from dualform.errors import RecordingError
 from dualform.record.followed_rows import FollowedRows, Rows
 from dualform.record.key_form import KeyForm
+from dualform.record.taps.checkpoints import part_that_runs
+from dualform.record.taps.hook import hand_over
 from dualform.record.taps.identity import Report, compiled, watched
 from dualform.record.weight_casts import cast_of
 from dualform.store.parameter import Parameter
@@ -35,6 +37,20 @@ def is_transformed() -> bool:
     example or one pass.
     """
     return bool(torch._C._are_functorch_transforms_active())
+
+
+_OTHER_INPUT = (
+    "Give it a padded tensor of real numbers, and step() the mask of real tokens; or leave it out with layers=."
+)
+
+
+def _not_rows(key: Tensor) -> str:
+    """What a key is that has no rows of numbers which can be stored; empty for all others."""
+    if key.is_nested:
+        return "a nested tensor, whose rows have no places in a batch"
+    if key.is_complex():
+        return f"complex numbers ({str(key.dtype).removeprefix('torch.')})"
+    return "quantized numbers" if key.is_quantized else ""
 
 
 class Listener(Protocol):
@@ -73,6 +89,9 @@ class Listener(Protocol):
     def refused(self, tap: Tap, error: RecordingError) -> None:
         """A forward call that has no keys. May raise the error."""
 
+    def failed(self, error: Exception, layer: str = "") -> None:
+        """As FailureListener has it (hook.py)."""
+
     def probed(self, tap: Tap, key: Tensor) -> None:
         """A forward call while a probe is taken."""
 
@@ -96,7 +115,7 @@ class Call:
     argument: Tensor | None = None
     """What the network multiplied, where its rows are the key's."""
     early: Any = None
-    """The node of the graph that saved the key already (early_key.py); None where none did."""
+    """The node of the graph that saved the key already (checkpoints.py); None where none did."""
 
 
 class Tap(ABC):
@@ -145,24 +164,55 @@ class Tap(ABC):
 
     def passed(self, listener: Listener, call: Call) -> tuple[Tensor, ...]:
         """Report a forward call. Returns its outputs, which the network must go on with in place of the given ones."""
-        mode, traced = self.mode(listener), self.handle and is_compiling()
-        if mode == "probe":
-            listener.probed(self, call.key)
-        elif mode == "step" and not any(tensor.requires_grad for tensor in self.trained):
-            if not traced:
-                listener.called_without_gradient(self, "its weight was frozen")
-        elif mode == "step" and any(part.requires_grad for part in call.outputs):
-            if traced:
-                kept = (call.key, *call.kept)
-                return compiled(self.handle, call.raw, listener.began, kept, call.outputs)
+        try:
+            kept = self._kept(listener, call)
+        except Exception as error:
+            hand_over(listener, error, self.name)
+            kept = None
+        part = part_that_runs()
+        if kept is None or not (part is None or part.allows(self)):
+            self.passes_by()
+            return call.outputs
+        if self.handle and is_compiling():
+            return compiled(self.handle, call.raw, listener.began, kept, call.outputs)
+        report = Report(self, listener, early=call.early)
+        try:
             cast = cast_of(self.parameters.values(), call.outputs[0])
             followed = None if is_compiling() else listener.followed
             rows = None if followed is None or call.argument is None else followed.of(call.argument)
-            number = listener.called(self, call.raw, rows)
-            kept = call.kept if call.early is not None else (call.key, *call.kept)
-            kept = tuple(own.clone() for own in kept) if self.may_be_written else kept
-            return watched(Report(self, listener, number, cast, call.early), kept, call.outputs)
-        return call.outputs
+            report = replace(report, call=listener.called(self, call.raw, rows), cast=cast)
+        except Exception as error:
+            hand_over(listener, error, self.name)
+        if part is not None:
+            part.note(self, kept)
+        return watched(report, kept, call.outputs)
+
+    def passes_by(self) -> None:
+        """A call is not recorded."""
+        part = part_that_runs()
+        if part is not None:
+            part.fill(self)
+
+    def _kept(self, listener: Listener, call: Call) -> tuple[Tensor, ...] | None:
+        """The tensors to save for the error signal of a forward call; None if none will come."""
+        mode, traced = self.mode(listener), self.handle and is_compiling()
+        if mode is None:
+            return None
+        if why := _not_rows(call.key):
+            listener.refused(self, RecordingError(f"layer {self.name!r} was given {why}.", hint=_OTHER_INPUT))
+            return None
+        key = call.key if call.key.layout == torch.strided else call.key.to_dense()
+        if mode == "probe":
+            listener.probed(self, key)
+        elif not any(tensor.requires_grad for tensor in self.trained):
+            if not traced:
+                listener.called_without_gradient(self, "its weight was frozen")
+        elif any(part.requires_grad for part in call.outputs):
+            if traced:
+                return key, *call.kept
+            kept = call.kept if call.early is not None else (key, *call.kept)
+            return tuple(own.clone() for own in kept) if self.may_be_written else kept
+        return None
 
     def mode(self, listener: Listener) -> str | None:
         """As `Listener.forward_mode`, of a call that is made now; None also for one that cannot be recorded, which the

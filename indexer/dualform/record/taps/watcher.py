@@ -22,7 +22,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from dualform.record.taps.hook import ModelHook
+from dualform.record.taps.checkpoints import runs_again
+from dualform.record.taps.hook import ModelHook, hand_over
 from dualform.record.taps.product import MatrixProduct, products_of
 from dualform.record.taps.tap import Listener, is_transformed
 
@@ -63,9 +64,9 @@ class Watcher(ABC):
         """Watch the module from now on; it may be said again."""
         self.listener = listener
         if not self._handles:
-            before = self.module.register_forward_pre_hook(_Enter(self), prepend=True, with_kwargs=True)
-            after = self.module.register_forward_hook(_Leave(), always_call=True)
-            self._handles = [before, after]
+            after = self.module.register_forward_hook(_Leave(self), always_call=True)
+            self._handles = [after]
+            self._handles.append(self.module.register_forward_pre_hook(_Enter(self), prepend=True, with_kwargs=True))
 
     def detach(self) -> None:
         """Nothing remains of the watcher."""
@@ -74,16 +75,16 @@ class Watcher(ABC):
             handle.remove()
         self._handles = []
         # An interrupt from the keyboard passes even the hook that always runs.
-        while any(watcher is self for _, watcher in _AROUND.entered):
-            _AROUND.leave()
+        while _AROUND.leave(self):
+            pass
 
 
 class ProductHider:
     """Hides the products of a layer that has a tap of its own from a recorder's watchers around it."""
 
     def __init__(self, module: nn.Module, listener: Listener) -> None:
-        before = module.register_forward_pre_hook(_Hide(listener), prepend=True)
-        self._handles = [before, module.register_forward_hook(_Leave(), always_call=True)]
+        self._handles = [module.register_forward_hook(_Leave(self), always_call=True)]
+        self._handles.append(module.register_forward_pre_hook(_Hide(self, listener), prepend=True))
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -93,11 +94,11 @@ class ProductHider:
 @contextmanager
 def hidden() -> Iterator[None]:
     """While it lasts, no watcher sees a product."""
-    _AROUND.enter(_EVERYONE, None)
+    _AROUND.enter(_EVERYONE, _EVERYONE, None)
     try:
         yield
     finally:
-        _AROUND.leave()
+        _AROUND.leave(_EVERYONE)
 
 
 _EVERYONE = object()
@@ -109,20 +110,30 @@ class _Around(threading.local):
     def __init__(self) -> None:
         self.entered: list[tuple[object, Watcher | None]] = []
         """Whose watcher it is, and the watcher; None where products are hidden from his watchers around it."""
-        self._modes: list[_Mode | None] = []
+        self._modes: list[tuple[object, _Mode | None]] = []
+        """Of each, who entered, and the mode that it brought."""
 
-    def enter(self, whose: object, watcher: Watcher | None) -> None:
-        mode = None if watcher is None or any(self._modes) else _Mode()
+    def enter(self, who: object, whose: object, watcher: Watcher | None) -> None:
+        """`who` will leave."""
+        mode = None if watcher is None or any(own for _, own in self._modes) else _Mode()
         if mode is not None:
             mode.__enter__()  # type: ignore[no-untyped-call]
-        self._modes.append(mode)
+        self._modes.append((who, mode))
         self.entered.append((whose, watcher))
 
-    def leave(self) -> None:
-        self.entered.pop()
-        mode = self._modes.pop()
-        if mode is not None:
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    def leave(self, who: object) -> bool:
+        """Leave what was entered last by `who`, and all in it; False if there is nothing, as where a hook that torch
+        called before had raised.
+        """
+        there = any(own is who for own, _ in self._modes)
+        while there:
+            self.entered.pop()
+            left, mode = self._modes.pop()
+            if mode is not None:
+                mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if left is who:
+                break
+        return there
 
 
 _AROUND = _Around()
@@ -132,34 +143,48 @@ class _Enter(ModelHook):
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
+    @property
+    def listener(self) -> Any:  # type: ignore[override]
+        return self._watcher.listener
+
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        watches = bool(super().__call__(module, args, kwargs))
+        # What is let pass enters as well: each call is left once.
+        _AROUND.enter(self._watcher, self.listener or self._watcher, self._watcher if watches else None)
+
+    def run(self, module: Any, *given: Any) -> bool:
+        """Whether products are to be seen in this call."""
         watcher, listener = self._watcher, self._watcher.listener
         mode = None if listener is None else listener.forward_mode()
-        transformed = is_transformed()
-        if listener is not None and mode == "step" and (transformed or not torch.is_grad_enabled()):
+        if listener is not None and mode == "step" and (is_transformed() or not torch.is_grad_enabled()):
             watcher.unseen(listener)
-            mode = None
+            return False
         if is_compiling() and not watcher.compiles:
-            mode = None
-        if mode is not None:
-            watcher.saving = _saving()
-            watcher.begins(args, kwargs)
-        # What is let pass enters as well: each call is left once.
-        _AROUND.enter(watcher if listener is None else listener, watcher if mode is not None else None)
+            return False
+        if mode is None and (listener is None or not runs_again()):
+            return False
+        watcher.saving = _saving()
+        watcher.begins(*given)
+        return True
 
 
 class _Hide(ModelHook):
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, hider: ProductHider, listener: Listener) -> None:
+        self._hider, self.listener = hider, listener
 
-    def __call__(self, *_: object) -> None:
-        _AROUND.enter(self._listener, None)
+    def run(self, module: Any, *given: Any) -> None:
+        _AROUND.enter(self._hider, self.listener, None)
 
 
 class _Leave(ModelHook):
+    def __init__(self, who: object) -> None:
+        self._who = who
+
     def __call__(self, *_: object) -> None:
-        if _AROUND.entered:
-            _AROUND.leave()
+        _AROUND.leave(self._who)
+
+    def run(self, module: Any, *given: Any) -> None:
+        """Nothing of it can fail."""
 
 
 class _Mode(TorchFunctionMode):
@@ -176,7 +201,6 @@ class _Mode(TorchFunctionMode):
 
 def _seen(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """What the network goes on with, of a function of torch that answered `output`."""
-    found = products_of(name, args, kwargs) if isinstance(output, Tensor) else []
     done: list[object] = []
     for whose, watcher in reversed(_AROUND.entered):
         if whose is _EVERYONE:
@@ -186,19 +210,33 @@ def _seen(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any)
         if watcher is None or watcher.listener is None:
             done.append(whose)
             continue
-        if found and watcher.saving != _saving():
-            # Inside the module's forward a checkpoint began. It runs that part again without its hooks.
-            watcher.used("a checkpoint inside its module's forward", args, output)
+        try:
+            own = _told(watcher, watcher.listener, name, args, kwargs, output)
+        except Exception as error:
+            hand_over(watcher.listener, error)
             continue
-        for product in found:
-            own = watcher.multiplied(watcher.listener, product, product.laid(output))
-            if own is not None:
-                output = product.laid(own)
-                done.append(whose)
-                break
-        if not found:
-            watcher.used(name, args, output)
+        if own is not None:
+            output = own
+            done.append(whose)
     return output
+
+
+def _told(
+    watcher: Watcher, listener: Listener, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    """What the network goes on with where it is a product of the watcher's; else None."""
+    found = products_of(name, args, kwargs) if isinstance(output, Tensor) else []
+    if found and watcher.saving != _saving():
+        # Inside the module's forward a checkpoint began. It runs that part again without its hooks.
+        watcher.used("a checkpoint inside its module's forward", args, output)
+        return None
+    for product in found:
+        own = watcher.multiplied(listener, product, product.laid(output))
+        if own is not None:
+            return product.laid(own)
+    if not found:
+        watcher.used(name, args, output)
+    return None
 
 
 def _saving() -> Any:

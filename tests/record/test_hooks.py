@@ -1,0 +1,340 @@
+"""Hooks and patches of the user's own on layers that are recorded, and what happens if a hook of the recorder fails."""
+
+import inspect
+import random
+import sys
+import warnings
+from collections import Counter
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.modules import module as global_hooks
+from torch.utils.checkpoint import checkpoint
+
+import dualform
+from dualform import Recorder
+from dualform.errors import RecordingError
+from dualform.record.collector import Collector
+from dualform.record.open_models import OPEN
+from dualform.record.taps import identity
+from dualform.record.taps.named import LISTENING
+from dualform.record.taps.watcher import _AROUND
+from dualform.store.writer import Writer
+from tests.reliability import soaking
+
+from .listed import ListSink, batches, opened_on, small_net, train
+
+
+def tenfold(_module, _args, output):
+    return 10 * output
+
+
+def shifted(_module, args):
+    return (args[0] * 3 + 1,)
+
+
+HOOKS = {
+    "changes the output": lambda layer: layer.register_forward_hook(tenfold),
+    "changes the output, first": lambda layer: layer.register_forward_hook(tenfold, prepend=True),
+    "changes the input": lambda layer: layer.register_forward_pre_hook(shifted),
+    "changes the input, first": lambda layer: layer.register_forward_pre_hook(shifted, prepend=True),
+    "writes over the output": lambda layer: layer.register_forward_hook(lambda m, a, output: output.mul_(10)),
+    "changes all inputs": lambda layer: global_hooks.register_module_forward_pre_hook(
+        lambda module, args: shifted(module, args) if module is layer else None
+    ),
+    "changes the gradient": lambda layer: layer.register_full_backward_pre_hook(lambda m, grads: (10 * grads[0],)),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+@pytest.mark.parametrize("kind", HOOKS)
+def test_a_users_hook_is_no_part_of_the_layer(tmp_path, kind, when):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with ExitStack() as stack:
+        if when == "before":
+            stack.callback(HOOKS[kind](model[2]).remove)
+        stack.enter_context(opened.recorder)
+        train(opened, model, batches(2))
+        if when == "while":
+            stack.callback(HOOKS[kind](model[2]).remove)
+        for x, y in batches(3):
+            with opened.recorder.step(label=y):
+                opened.optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                gradients = {name: own.grad.double().numpy().copy() for name, own in model.named_parameters()}
+                opened.optimizer.step()
+    for layer in ("0", "2", "4"):
+        _, rows = opened.sink.parts(layer)[-1]
+        own = rows.values.astype(np.float64).T @ rows.keys.astype(np.float64)
+        np.testing.assert_allclose(own, gradients[f"{layer}.weight"], rtol=1e-4, atol=1e-7)
+    assert opened.sink.defects == []
+
+
+class Zoo(nn.Module):
+    """Every way in which the recorder hangs on a model that is not compiled."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed, self.bag = nn.Embedding(7, 4), nn.EmbeddingBag(7, 4)
+        self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.lstm, self.gru = nn.LSTM(4, 4, batch_first=True), nn.GRU(4, 4, batch_first=True)
+        self.conv, self.again = nn.Conv1d(4, 4, 3, padding=1), nn.Linear(4, 4)
+        self.own, self.named = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+        self.tied, self.head = nn.Linear(4, 7), nn.Linear(4, 3)
+        self.tied.weight = self.embed.weight
+
+    def forward(self, x):
+        embedded = self.embed(x)
+        h = embedded + self.attend(embedded, embedded, embedded)[0]
+        h = h + self.lstm(h)[0] + self.gru(h)[0] + self.conv(h.transpose(1, 2)).transpose(1, 2)
+        h = h + checkpoint(lambda h: torch.tanh(self.again(h)), h, use_reentrant=False)
+        h = h @ self.own + dualform.tap(h, self.named, "named") + self.bag(x)[:, None]
+        return self.head(h), self.tied(h)
+
+
+STEPS, LATER = 4, 2
+BOUNDARY = (
+    "found_layers.py:FoundLayers.by_hand",
+    "optimizers.py:around_each_update.<locals>.before",
+    "optimizers.py:around_each_update.<locals>.before.<locals>.closed",
+    "optimizers.py:around_each_update.<locals>.before.<locals>.<dictcomp>",
+    "optimizers.py:around_each_update.<locals>.after",
+    "taps/checkpoints.py:_Saved.forward",
+    "taps/checkpoints.py:save",
+    "taps/checkpoints.py:Part.allows",
+    "taps/checkpoints.py:Part.fill",
+    "taps/checkpoints.py:Part.note",
+    "taps/checkpoints.py:Part.note.<locals>.<listcomp>",
+    "taps/checkpoints.py:part_that_runs",
+    "taps/checkpoints.py:runs_again",
+    "taps/gru.py:TappedGRU.passed",
+    "taps/gru.py:TappedGRU.passes_by",
+    "taps/hook.py:saving",
+    "taps/hook.py:ModelHook.__call__",
+    "taps/identity.py:_Identity.forward",
+    "taps/identity.py:_Identity.forward.<locals>.<listcomp>",
+    "taps/identity.py:_Identity.forward.<locals>.<genexpr>",
+    "taps/identity.py:_Identity.backward",
+    "taps/identity.py:Report.saved",
+    "taps/identity.py:Report.__call__",
+    "taps/identity.py:watched",
+    "taps/module_tap.py:_Before.__call__",
+    "taps/module_tap.py:_Hook.__call__",
+    "taps/named.py:tap",
+    "taps/tap.py:Tap.passed",
+    "taps/tap.py:Tap.passes_by",
+    "taps/watcher.py:_Around.enter",
+    "taps/watcher.py:_Around.enter.<locals>.<genexpr>",
+    "taps/watcher.py:_Around.leave",
+    "taps/watcher.py:_Around.leave.<locals>.<genexpr>",
+    "taps/watcher.py:_Enter.listener",
+    "taps/watcher.py:_Enter.__call__",
+    "taps/watcher.py:_Leave.__call__",
+    "taps/watcher.py:_Mode.__torch_function__",
+    "taps/watcher.py:_seen",
+    "taps/watcher.py:_seen.<locals>.<genexpr>",
+    "taps/watcher.py:_linear",
+    "taps/watcher.py:hidden",
+)
+"""What catches the errors of all that it calls, and has nothing of its own that may fail."""
+
+
+def hooked(model, optimizer):
+    """What hangs on them, on all modules, and in the process."""
+    parts = [
+        getattr(module, name)
+        for module in (*model.modules(), global_hooks)
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
+        if hasattr(module, name)
+    ]
+    parts += [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, LISTENING, identity._JOINED]
+    return [*(own for part in parts for own in part), *_AROUND.entered, *(own for own in OPEN if own is model)]
+
+
+class Tracing:
+    """While it is `on`: counts the calls of our functions, and of torch's that register hooks, or raises in one."""
+
+    ROOT = str(Path(dualform.__file__).parent)
+    TORCH = str(Path(torch.__file__).parent)
+
+    def __init__(self, raises=None, nth=1):
+        self.on, self.raises, self.nth, self.called, self.raised = False, raises, nth, Counter(), False
+
+    def place(self, code):
+        file, name = code.co_filename, code.co_qualname
+        if file.startswith(self.ROOT) and code.co_flags & inspect.CO_OPTIMIZED:
+            return f"{file[len(self.ROOT) + 1 :].removeprefix('record/')}:{name}"
+        return name if file.startswith(self.TORCH) and code.co_name.startswith("register_") else None
+
+    def __call__(self, frame, event, _):
+        place = self.place(frame.f_code) if self.on and event == "call" else None
+        if place is None:
+            return
+        self.called[place] += 1
+        if place == self.raises and self.called[place] == self.nth:
+            self.on, self.raised = False, True
+            raise ValueError(f"raised in {place}")
+
+    def __enter__(self):
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+
+class Training:
+    """A zoo that is trained, with hooks of its own beside the recorder's. Of a step or of entering, a trace is on."""
+
+    def __init__(self, tracing=None, at=None):
+        self.model = Zoo()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.tracing, self.at = tracing, at
+        self.batches = torch.randint(7, (STEPS, 3, 5), generator=torch.Generator().manual_seed(3))
+
+    @contextmanager
+    def traced(self, now):
+        if self.tracing is None:
+            yield
+            return
+        self.tracing.on = now == self.at
+        try:
+            yield
+        finally:
+            self.tracing.on = False
+
+    def step(self, number):
+        x = self.batches[number]
+        self.optimizer.zero_grad()
+        logits, words = self.model(x)
+        loss = logits.square().mean() + cross_entropy(words.flatten(0, 1), x.flatten())
+        loss.backward()
+        self.optimizer.step(*[lambda: loss] * (number % 2))
+
+    def run(self):
+        for number in range(STEPS):
+            self.step(number)
+        return self
+
+    def record(self, path, sink=ListSink, **options):
+        recorder = Recorder(self.model, self.optimizer, path, sink=sink, quiet=True, **options)
+        with ExitStack() as stack:
+            with self.traced("entering"):
+                stack.enter_context(recorder)
+            for register in (self.optimizer.register_step_pre_hook, self.optimizer.register_step_post_hook):
+                stack.callback(register(lambda *_: None).remove)
+            stack.callback(self.model.head.register_forward_hook(lambda *_: None).remove)
+            for number in range(STEPS):
+                with recorder.step(sample=np.arange(3)), self.traced(number):
+                    self.step(number)
+        return recorder
+
+    @property
+    def weights(self):
+        return [own.detach().clone() for own in self.model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def unrecorded():
+    return Training().run().weights
+
+
+def places_of(path, at):
+    """What is called then in a training that goes well, and how often."""
+    with Tracing() as tracing:
+        Training(tracing, at).record(path)
+    return tracing.called
+
+
+@pytest.mark.parametrize(
+    ("on_error", "at"), [("stop_recording", 0), ("raise", LATER), ("stop_recording", LATER), ("warn", LATER + 1)]
+)
+def test_what_fails_in_a_hook_leaves_it_as_on_error_says(tmp_path, unrecorded, on_error, at):
+    every = sorted(place for place in places_of(tmp_path / "whole", at) if place not in BOUNDARY)
+    every = [place for place in every if not place.startswith("register")]
+    drawn = every if soaking() else random.Random(f"{on_error} {at}").sample(every, 24)
+    for number, place in enumerate(drawn):
+        path, caught = tmp_path / f"{number}", None
+        with Tracing(place) as tracing, warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            training = Training(tracing, at)
+            try:
+                recorder = training.record(path, on_error=on_error)
+            except RecordingError as error:
+                caught = error
+        assert tracing.raised, place
+        assert hooked(training.model, training.optimizer) == [], place
+        said = [str(own.message) for own in told]
+        if caught is not None:
+            assert at == 0 or on_error == "raise", place
+            assert f"ValueError: raised in {place}" in str(caught), place
+            assert said == []
+            continue
+        assert all(map(torch.equal, unrecorded, training.weights)), place
+        if said:
+            assert (on_error != "raise", at > 0) == (True, True), place
+            assert [own.partition(" steps: ")[0] for own in said] == [f"recording stopped after {at}"], place
+            assert f"ValueError: raised in {place}" in said[0], place
+        else:  # an update rule, which may be the user's own, only costs exactness
+            assert recorder.steps == STEPS, place
+
+
+def test_the_boundary_is_what_is_called(tmp_path):
+    called = set().union(*(places_of(tmp_path / f"{at}", at) for at in (0, LATER, LATER + 1)))
+    of_calls_that_are_not_recorded = {"taps/checkpoints.py:Part.fill", "taps/checkpoints.py:runs_again"}
+    of_calls_that_are_not_recorded |= {"taps/tap.py:Tap.passes_by", "taps/gru.py:TappedGRU.passes_by"}
+    assert set(BOUNDARY) - called == of_calls_that_are_not_recorded
+
+
+def test_a_recorder_that_cannot_be_entered_leaves_nothing(tmp_path, unrecorded):
+    Training().record(tmp_path / "before")  # what is loaded once
+    counts = places_of(tmp_path / "whole", "entering")
+    assert sum(place.startswith("Module.register_") for place in counts) == 2
+    for number, (place, count) in enumerate(sorted(counts.items())):
+        for nth in {1, count} if place.startswith(("Module", "Optimizer")) else {1}:
+            training = Training(Tracing(place, nth), "entering")
+            # What fails as an update rule is read is taken for a reason not to rebuild weights.
+            with training.tracing as tracing, suppress(ValueError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                training.record(tmp_path / f"{number} {nth}")
+            assert tracing.raised, place
+            assert hooked(training.model, training.optimizer) == [], place
+    raised = Training(Tracing("found_layers.py:FoundLayers.attach"), "entering")
+    with raised.tracing, pytest.raises(ValueError, match=r"^raised in "):
+        raised.record(tmp_path / "m")
+    raised.tracing = None
+    assert raised.record(tmp_path / "m").steps == STEPS  # the same model, again
+    assert all(map(torch.equal, unrecorded, raised.weights))
+
+
+def test_a_failure_in_a_hook_leaves_a_memory_of_the_steps_before(tmp_path):
+    with (
+        Tracing("collector.py:Collector.received") as tracing,
+        pytest.warns(RuntimeWarning, match="^recording stopped"),
+    ):
+        Training(tracing, LATER).record(tmp_path / "m", sink=Writer, on_error="stop_recording")
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == LATER
+        assert {layer: own.grade.name for layer, own in memory.verify().items() if own.grade.name != "exact"} == {}
+
+
+def test_out_of_memory_is_raised_as_it_is(tmp_path, monkeypatch):
+    """Those who try again with a smaller batch know it by its type and its words."""
+
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        train(opened, model, batches(1))
+        monkeypatch.setattr(Collector, "received", full)
+        with pytest.raises(torch.cuda.OutOfMemoryError, match=r"^CUDA out of memory\.$"):
+            train(opened, model, batches(1))
