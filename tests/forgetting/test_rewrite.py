@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 import dualform
 from dualform.errors import BadInput, EmptyMask, NotFound
+from dualform.forgetting.forget import forgetting
 from dualform.store.batch import Batch, Extent, LayerRows
 from dualform.store.check import check_memory
 from dualform.store.header import Ending
@@ -31,6 +34,7 @@ from tests.store.small_memory import (
     other_values,
     samples,
     token_rows,
+    write as write_whole_memory,
 )
 
 TYPES = dict.fromkeys(SETTINGS, "DOUBLE") | dict.fromkeys(("nesterov", "maximize"), "BOOLEAN")
@@ -259,3 +263,40 @@ def test_what_cannot_be_forgotten_is_refused_and_nothing_changes(tmp_path):
     with pytest.raises(NotFound, match="no probe 'mine'"):
         dualform.forget(path, "sample >= 10", cut_off=True, probes=("mine",))
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "linked",
+    [
+        "memory.json", "shard-00000", "shard-00000/slots.duckdb", "shard-00000/layers", "shard-00000/layers/layer-0",
+        "shard-00000/layers/layer-1/values-000000.npy", "shard-00000/others", "weights", "weights/initial.safetensors",
+        "probes", "probes/test", "probes/test/labels.npy", "gallery", "gallery/first", "shard-00000-1",
+        "gallery/first/samples-000000.arrow", "run-00001",
+    ],
+)  # fmt: skip
+def test_a_link_among_its_files_is_refused_by_name_and_nothing_changes(tmp_path, linked):
+    write_whole_memory(tmp_path / "memory", [6, 6, 6])
+    path, away = tmp_path / "memory" / linked, tmp_path / "away"
+    away.mkdir()
+    if path.exists():
+        shutil.move(path, away / "target")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(away / "target")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for call in (forgetting, dualform.forget):
+        with pytest.raises(BadInput, match=re.escape(f"{path} is a symbolic link to {away / 'target'}")):
+            call(tmp_path / "memory", "sample < 3")
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_a_link_to_the_whole_memory_is_followed_and_links_of_others_are_left(tmp_path):
+    write_whole_memory(tmp_path / "memory", [6, 6, 6])
+    for place, own in (("weights/best.pt", b"theirs"), ("notes.txt", b"notes")):
+        (tmp_path / "own").mkdir(exist_ok=True)
+        (tmp_path / "own" / Path(place).name).write_bytes(own)
+        (tmp_path / "memory" / place).symlink_to(tmp_path / "own" / Path(place).name)
+    (tmp_path / "link").symlink_to(tmp_path / "memory")
+    dualform.forget(tmp_path / "link", "sample < 3")
+    assert not (tmp_path / "memory" / "shard-00000").exists()
+    assert (tmp_path / "memory" / "weights" / "best.pt").read_bytes() == b"theirs"
+    assert check_memory(tmp_path / "memory") == []

@@ -9,6 +9,7 @@ import pytest
 
 from dualform.errors import Damaged
 from dualform.store.check import check_memory
+from dualform.store.copying import copy_memory
 from dualform.store.manifest import Manifest
 from dualform.store.probes import ProbeArrays
 from dualform.store.repair import repair
@@ -68,6 +69,17 @@ def test_what_came_before_is_not_copied_byte_for_byte(tmp_path):
     assert (tmp_path / "copy" / layers / "values-000002.npy").samefile(tmp_path / "m" / layers / "values-000002.npy")
     database = Path("shard-00000", "slots.duckdb")
     assert not (tmp_path / "copy" / database).samefile(tmp_path / "m" / database)
+
+
+@pytest.mark.parametrize("linked", ["shard-00000", "shard-00000/layers/layer-1/values-000002.npy"])
+def test_a_copy_has_no_links_of_its_source(tmp_path, linked):
+    recorded(tmp_path / "m")
+    (tmp_path / "away").mkdir()
+    (tmp_path / "m" / linked).rename(tmp_path / "away" / "target")
+    (tmp_path / "m" / linked).symlink_to(Path(*[".."] * len(Path(linked).parts), "away", "target"))
+    for write_copy in (repair, copy_memory):
+        write_copy(tmp_path / "m", tmp_path / write_copy.__name__)
+        assert not [path for path in (tmp_path / write_copy.__name__).rglob("*") if path.is_symlink()]
 
 
 def test_a_damaged_journal_costs_what_came_since_the_last_commit(tmp_path):

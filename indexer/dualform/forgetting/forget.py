@@ -22,7 +22,7 @@ from dualform.query.score import backends
 from dualform.query.view import View
 from dualform.store.duckdb_path import check_writable
 from dualform.store.folder_lock import folder_lock
-from dualform.store.leftovers import leftovers
+from dualform.store.leftovers import check_no_links, leftovers
 from dualform.store.manifest import Manifest
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
@@ -81,8 +81,9 @@ def forget(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cut_of
     open, are not reached. Where a batch was normalised, the keys of the others in it tell of a single one that is
     missing.
 
-    Raises BadInput or EmptyMask for the mask, NotFound for a column or probe, Locked where another process forgets,
-    and Damaged where the memory is; it is as before then.
+    Raises BadInput or EmptyMask for the mask, BadInput where a file or folder of the memory is a symbolic link,
+    NotFound for a column or probe, Locked where another process forgets, and Damaged where the memory is; it is as
+    before then.
     """
     folder = Path(path)
     with folder_lock(folder):
@@ -108,6 +109,7 @@ def forgetting(path: str | Path, where: str, *, probes: tuple[str, ...] = (), cu
 def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Targets]:
     check_writable(folder)
     snapshot = opened(folder, SegmentCache())
+    check_no_links(folder)
     if any(writer.going_on for writer in snapshot.writers) or (snapshot.recording and not cut_off):
         raise BadInput(
             snapshot.cut_off[0].upper() + snapshot.cut_off[1:],

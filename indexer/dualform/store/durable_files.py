@@ -170,9 +170,11 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Give a file that never changes another name; where the file system cannot, copy it."""
+    """Give a file that never changes another name, or what a symbolic link leads to; where the file system cannot,
+    copy it.
+    """
     try:
-        attempt("link", target, os.link, source, target)
+        attempt("link", target, os.link, source.resolve(), target)
     except FileNotFoundError:
         raise
     except OSError:

@@ -5,9 +5,11 @@ Files of others beside it are left alone: only what has a name that dualform giv
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
+from dualform.errors import BadInput
 from dualform.store.galleries.gallery_file import FOLDER as GALLERIES
 from dualform.store.manifest import FILE, Manifest
 
@@ -39,6 +41,26 @@ def leftovers(folder: Path) -> list[Path]:
         own = _within(gallery, _OF_GALLERIES)
         found += [path for path in own if path.relative_to(folder).as_posix() not in manifest.files]
     return sorted(found)
+
+
+def check_no_links(folder: Path) -> None:
+    """Raises BadInput, naming it, for a symbolic link among the files and folders of a memory.
+
+    Removing a link removes nothing that it leads to. Links that are not the memory's own are left alone.
+    """
+    whole = [path for path in folder.iterdir() if _FOLDERS.fullmatch(path.name)]
+    own = [*whole, *(Path(at, name) for path in whole for at, *names in os.walk(path) for name in sum(names, []))]
+    own += [folder / FILE, *_within(folder / "weights", _WEIGHTS)]
+    for parent, names in ((folder / "probes", _OF_PROBES), (folder / GALLERIES, _OF_GALLERIES)):
+        each = _within(parent, re.compile(".*"))
+        own += [folder / "weights", parent, *each, *(path for one in each for path in _within(one, names))]
+    for path in sorted(set(own)):
+        if path.is_symlink():
+            raise BadInput(
+                f"{path} is a symbolic link to {os.readlink(path)}: what it leads to would not be removed.",
+                hint=f"Move the target to {path}, in place of the link.",
+                field="path",
+            )
 
 
 def _within(folder: Path, names: re.Pattern[str]) -> list[Path]:
