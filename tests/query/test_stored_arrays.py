@@ -17,11 +17,13 @@ from torch import nn
 import dualform
 from dualform.answers import Scan
 from dualform.query import groups, stored_arrays
+from dualform.query.search import stored_codes
 from dualform.query.sums import stored_key_sums
 from dualform.query.weights import cancellation, slot_sum
 from dualform.store import derived_file
+from dualform_client.cli.main import main
 from tests.contract.recorded import record
-from tests.damage import damaged, flip
+from tests.damage import damaged, flip, rewrite_derived
 from tests.wire.values import same
 
 PROBE = "test"
@@ -117,6 +119,50 @@ def test_a_damaged_sum_is_never_believed(derived_run, expected, data):
     file.write_bytes(data.draw(damaged(before)))
     assert same(answers(derived_run), expected)
     file.write_bytes(before)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_structure_that_does_not_fit_is_made_again_though_its_checksums_are_right(derived_run, expected, data):
+    file = data.draw(st.sampled_from(files(derived_run)))
+    before = file.read_bytes()
+
+    def change(said, parts):
+        number = data.draw(st.integers(0, len(parts) - 1))
+        match data.draw(st.sampled_from(["cut", "grow", "drop", "none", "size", "text", "swap"])):
+            case "cut":
+                parts[number] = parts[number][: data.draw(st.integers(0, max(0, len(parts[number]) - 1)))]
+            case "grow":
+                parts[number] += bytes(data.draw(st.integers(1, 99)))
+            case "drop":
+                del parts[number]
+            case "none":
+                parts.clear()
+            case "size":
+                said["sizes"][number] = data.draw(st.sampled_from([-1, 1 << 60, 0.5, None, "8", [1]]))
+            case "text":
+                parts[number] = data.draw(st.sampled_from([b"[1, 2]", b"[[", b"[" * 99999, b"{}", b'[[[]], [["a"]]]']))
+            case "swap":
+                parts.reverse()
+
+    rewrite_derived(file, change)
+    if len(file.read_bytes()) != len(before):  # else it is one that nobody can tell, which check removes
+        assert same(answers(derived_run), expected)
+    file.write_bytes(before)
+
+
+def test_check_removes_sums_which_nobody_can_compare(derived_run, expected, monkeypatch):
+    for file in files(derived_run):
+        rewrite_derived(file, lambda said, parts: parts.__setitem__(0, bytes(len(parts[0]))))
+    assert not same(answers(derived_run), expected)
+    monkeypatch.setattr(stored_codes, "remove", lambda path: (_ for _ in ()).throw(PermissionError(1, "denied")))
+    with dualform.open(derived_run) as memory:
+        said = stored_codes.check_derived(memory._view.snapshot)
+    assert said == [f"{file} cannot be checked. Remove it: denied." for file in files(derived_run)]
+    monkeypatch.undo()
+    assert main(["check", str(derived_run)]) == 0
+    assert files(derived_run) == []
+    assert same(answers(derived_run), expected)
 
 
 def test_sums_under_one_anothers_names_are_not_taken(derived_run, expected):

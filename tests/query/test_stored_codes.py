@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,8 @@ from dualform.query.search.stored_codes import StoredCodes
 from dualform.store import derived_file
 from dualform.store.check import check_memory
 from dualform.store.sources.some_columns import SomeColumns
-from tests.damage import damaged
+from dualform_client.cli.main import main
+from tests.damage import damaged, rewrite_derived
 from tests.wire.values import same
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the loops are not compiled")
@@ -176,6 +178,108 @@ def test_check_has_nothing_to_say_of_damaged_codes(derived_run):
     for file in files(derived_run):
         file.write_bytes(b"nothing")
     assert check_memory(derived_run) == []
+
+
+def _no_parts(said, parts):
+    parts.clear()
+
+
+def _a_part_less(said, parts):
+    del parts[-1]
+
+
+def _a_part_cut(said, parts):
+    parts[1] = parts[1][:-16]
+
+
+def _two_to_the_60_bytes(said, parts):
+    said["sizes"][1] = 1 << 60
+
+
+def _fewer_than_no_bytes(said, parts):
+    said["sizes"][0] = -1
+
+
+def _no_list(said, parts):
+    said["sizes"] = "none"
+
+
+def _norms_cut(said, parts):
+    parts[0] = parts[0][:-8]
+
+
+def _norms_that_are_nan(said, parts):
+    parts[0] = np.full(len(parts[0]) // 8, np.nan).tobytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _no_parts, _a_part_less, _a_part_cut, _two_to_the_60_bytes, _fewer_than_no_bytes, _no_list, _norms_cut,
+        _norms_that_are_nan,
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_its_keys_is_made_again_though_its_checksums_are_right(derived_run, expected, change):
+    for file in files(derived_run):
+        rewrite_derived(file, change)
+    assert_same(answers(derived_run), expected)
+    assert_same(answers(derived_run), expected)
+
+
+def _norms_of_nothing(said, parts):
+    parts[0] = bytes(len(parts[0]))
+
+
+def _norms_of_other_rows(said, parts):
+    parts[0] = parts[0][::-1]
+
+
+def _codes_of_nothing(said, parts):
+    parts[1] = bytes(len(parts[1]))
+
+
+def _codes_of_other_rows(said, parts):
+    parts[1], parts[2] = parts[2], parts[1]
+
+
+@pytest.mark.parametrize(
+    "change", [_norms_of_nothing, _norms_of_other_rows, _codes_of_nothing, _codes_of_other_rows, _a_part_cut]
+)
+def test_check_removes_codes_that_are_not_of_their_keys(derived_run, expected, change, capsys):
+    assert main(["check", str(derived_run)]) == 0
+    altered, *others = files(derived_run)
+    rewrite_derived(altered, change)
+    capsys.readouterr()
+    assert main(["check", str(derived_run)]) == 1
+    removed = f"{altered} did not fit its keys. It was removed, and is made again when needed."
+    assert capsys.readouterr().out.splitlines() == [removed, "1 problem"]
+    assert files(derived_run) == others
+    assert main(["check", str(derived_run)]) == 0
+    assert_same(answers(derived_run), expected)
+
+
+def test_codes_of_keys_of_any_size_fit_them(tmp_path, worth_it, capsys):
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(70, WIDTH)).astype(np.float32)
+    rows[::7] *= 1e30
+    rows[9, 0], rows[11], rows[13] = -3e37, 0.0, 1e-40
+    model = nn.Linear(WIDTH, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "run", layers=["*"], quiet=True)
+    with recorder, recorder.step():
+        model(torch.from_numpy(rows)).sum().backward()
+        optimizer.step()
+    with dualform.open(tmp_path / "run", backend="int8") as memory:
+        memory.topk("", rows[1:2], k=3)
+    assert files(tmp_path / "run")
+    assert main(["check", str(tmp_path / "run")]) == 0
+
+
+def test_a_pipe_in_place_of_codes_holds_nobody_up(derived_run, expected):
+    for file in files(derived_run):
+        file.unlink()
+        os.mkfifo(file)
+    assert_same(answers(derived_run), expected)
 
 
 def test_the_file_of_another_segment_is_none(derived_run, expected):

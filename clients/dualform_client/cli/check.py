@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dualform.errors import BadInput
+from dualform.errors import BadInput, Damaged
 from dualform_client.cli.failure import FAILED
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line
@@ -25,6 +25,9 @@ def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
 
     A recording that was cut off is said to be so. What it holds may be sound all the same, and is checked likewise.
 
+    Codes kept beside keys are compared with them, and removed if they do not fit. Kept sums are removed. Both are made
+    again when a question needs them.
+
     With --repair, what is whole of a damaged memory is written to COPY: as of the last commit before the damage, and
     without the weights of the end. It is refused where no step is whole. RUN stays as it is; COPY may share files with
     it, under other names.
@@ -43,6 +46,7 @@ def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
         problems = check_memory(run, progress and (lambda _, done, total: progress("checking", done, total)))
     cut_off = how_it_ended(run)
     repaired, steps = _repaired(run, out) if problems and out is not None else (None, 0)
+    problems += _of_what_is_derived(run)
     if as_json:
         said = {"problems": problems, "cut_off": cut_off}
         print_json(said if repaired is None else {**said, "repaired": out, "dropped": repaired, "steps": steps})
@@ -56,6 +60,17 @@ def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
             kept = f"{out} has what is whole, up to step {steps - 1}, and every check passed"
             print_line(kept if problems else "nothing to repair: no copy")
     return FAILED if problems and repaired is None else 0
+
+
+def _of_what_is_derived(run: str) -> list[str]:
+    from dualform.query.search.stored_codes import check_derived
+    from dualform.store.runs import opened
+    from dualform.store.segment_cache import SegmentCache
+
+    try:
+        return check_derived(opened(run, SegmentCache(most_bytes=0)))
+    except Damaged:  # which was said
+        return []
 
 
 def _repaired(run: str, out: str) -> tuple[list[str], int]:

@@ -18,7 +18,7 @@ from dualform.forgetting.sums import sums_of
 from dualform.forgetting.targets import Targets, touched_blocks
 from dualform.query.view import Check, View
 from dualform.store.check import what_is_wrong
-from dualform.store.durable_files import make_folder, make_folders, remove_all, sync_folder, write_whole
+from dualform.store.durable_files import make_folder, make_folders, read_regular, remove_all, sync_folder, write_whole
 from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.forgotten_sums import write_sums
 from dualform.store.kept_slots import Stays
@@ -146,7 +146,7 @@ def _run(
 def _take_along(old: Path, new: Path, files: Mapping[str, FileMark]) -> None:
     for name in files:
         make_folders((new / name).parent)
-        write_whole(new / name, (old / name).read_bytes())
+        write_whole(new / name, read_regular(old / name))
 
 
 def _of_probe(file: str, probes: frozenset[str]) -> bool:

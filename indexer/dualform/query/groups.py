@@ -107,7 +107,7 @@ def group_entries(
         place = None
         if selection.source == Source(None) and view.shards is None:
             place = stored_groups.place_of(view.snapshot, layer, by)
-        if place and (kept := stored_groups.read(place)):
+        if place and (kept := stored_groups.read(place, len(by), len(selection.stays))):
             return Groups(by, *kept[:2], lambda: group(space, slots, selection, by).members, kept.digest)
         found = group(space, slots, selection, by, check, most)
         if place and len(found.keys) <= STORED_GROUPS:

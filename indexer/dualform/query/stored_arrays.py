@@ -69,7 +69,8 @@ class StoredArrays:
         found = list[NDArray[Any]]()
         for number, (dtype, shape) in enumerate(forms):
             part = file.read(number)
-            if part is None or (shape != (-1,) and len(part) != np.dtype(dtype).itemsize * int(np.prod(shape))):
+            size = np.dtype(dtype).itemsize
+            if part is None or (len(part) % size if shape == (-1,) else len(part) != size * int(np.prod(shape))):
                 return None
             found.append(part.view(dtype).reshape(shape))
         with suppress(OSError):

@@ -18,6 +18,8 @@ from dualform.store.layer import Layer
 from dualform.store.snapshot import Snapshot
 
 KIND = "groups 1"
+_DIGEST_BYTES = 16
+_VALUES = (str, int, float, bool, type(None))
 
 
 class StoredGroups(NamedTuple):
@@ -38,13 +40,19 @@ def place_of(memory: Snapshot, layer: Layer, by: tuple[str, ...]) -> StoredArray
     return StoredArrays.of(memory, KIND, [memory.keys(layer.name)], [np.frombuffer(text.encode(), np.uint8)])
 
 
-def read(place: StoredArrays) -> StoredGroups | None:
-    """None where they are not there, or were altered."""
-    found = place.read((np.uint8, (-1,)), (np.int64, (-1,)), (np.uint8, (-1,)))
+def read(place: StoredArrays, columns: int, entries: int) -> StoredGroups | None:
+    """Of so many columns and entries; None where they are not there, or do not fit."""
+    found = place.read((np.uint8, (-1,)), (np.int64, (-1,)), (np.uint8, (_DIGEST_BYTES,)))
     if found is None:
         return None
     text, counts, digest = found
-    return StoredGroups(tuple(map(tuple, json.loads(text.tobytes()))), counts, digest.tobytes())
+    try:
+        keys = tuple(map(tuple, json.loads(text.tobytes())))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    alike = len(keys) == len(counts) and counts.min(initial=1) > 0 and counts.sum() == entries
+    plain = all(len(key) == columns and all(isinstance(own, _VALUES) for own in key) for key in keys)
+    return StoredGroups(keys, counts, digest.tobytes()) if alike and plain else None
 
 
 def write(place: StoredArrays, groups: StoredGroups) -> None:

@@ -24,6 +24,7 @@ from dualform.store.durable_files import (
     link_file,
     make_folder,
     make_folders,
+    read_regular,
     remove_all,
     rename,
     sync_folder,
@@ -119,7 +120,7 @@ def _run(folder: Path) -> StoredRun:
 
 def _journal(folder: Path, part: Shard) -> bytes:
     try:
-        return journal_path(folder / part.folder, part.commits).read_bytes()
+        return read_regular(journal_path(folder / part.folder, part.commits))
     except FileNotFoundError:
         return b""
 

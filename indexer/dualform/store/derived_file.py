@@ -21,13 +21,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.durable_files import block_checksum, checksum, remove, rename, write_new
+from dualform.store.durable_files import block_checksum, checksum, open_regular, remove, rename, write_new
 from dualform.store.read_bytes import READ
 
 CODES, SUM = ".codes", ".sum"
@@ -70,19 +71,21 @@ class DerivedFile:
     def open(cls, path: Path, kind: str, of: str) -> DerivedFile | None:
         """None where there is no such file, or not of this kind and origin."""
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 magic, length, digest = _PREFIX.unpack(file.read(_PREFIX.size))
                 if magic != _MAGIC or length > _MOST_TEXT:
                     return None
-                text = file.read(length)
+                text, size = file.read(length), os.fstat(file.fileno()).st_size
             if block_checksum(text) != digest:
                 return None
             said = json.loads(text)
             if (said["derived"], said["of"]) != (kind, of):
                 return None
-            sizes = tuple(map(int, said["sizes"]))
-            return cls(path, tuple(_starts(_PREFIX.size + length, sizes)), sizes, tuple(said["checksums"]))
-        except (OSError, struct.error, ValueError, LookupError, TypeError):
+            sizes, checksums = tuple(map(index, said["sizes"])), tuple(map(str, said["checksums"]))
+            starts = tuple(_starts(_PREFIX.size + length, sizes))
+            fits = min(sizes) >= 0 and len(sizes) == len(checksums) and starts[-1] + sizes[-1] == size
+            return cls(path, starts, sizes, checksums) if fits else None
+        except (OSError, struct.error, ValueError, LookupError, TypeError, RecursionError):
             return None
 
     def read(self, number: int, room: NDArray[np.uint8] | None = None) -> NDArray[np.uint8] | None:
@@ -90,7 +93,7 @@ class DerivedFile:
         size = self.sizes[number]
         part = (aligned(size) if room is None else room)[:size]
         try:
-            with open(self.path, "rb", buffering=0) as file:
+            with open_regular(self.path) as file:
                 file.seek(self.starts[number])
                 left = part.data
                 while left and (got := file.readinto(left)):

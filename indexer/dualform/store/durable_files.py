@@ -11,8 +11,10 @@ import errno
 import mmap
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 OPENING = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """Flags that every file is opened with for os.open, of those that the system has."""
+_AT_ANY_RATE = getattr(os, "O_NONBLOCK", 0)
 _AT_ONCE = 512
 """Pieces a system call; Linux takes at most 1024."""
 _Found = TypeVar("_Found")
@@ -84,6 +87,21 @@ class WrittenFile:
         """Close it where something failed before: what closing fails with would hide that."""
         with suppress(OSError):
             self.close()
+
+
+def open_regular(path: Path) -> FileIO:
+    """A file to read, unbuffered. Raises OSError, also if it is not a regular file: opening a pipe may wait forever."""
+    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | _AT_ANY_RATE))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    return file
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file. Raises as `open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 def write_some(handle: int, pieces: Sequence[memoryview]) -> int:
@@ -158,7 +176,7 @@ def write_new(path: Path, pieces: list[memoryview], *, durable: bool) -> None:
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy the bytes of a file to a new one; they are on disk on return."""
-    with open(source, "rb", buffering=0) as content:
+    with open_regular(source) as content:
         file = WrittenFile(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             while piece := content.read(1 << 24):
@@ -206,5 +224,5 @@ def checksum_pieces(pieces: Iterable[bytes | memoryview]) -> str:
 
 def checksum_file(path: Path) -> str:
     """The checksum of a file's content, read in pieces of 16 MiB."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return checksum_pieces(iter(lambda: file.read(1 << 24), b""))

@@ -25,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable_files import WrittenFile, block_checksum, remove, sync_folder
+from dualform.store.durable_files import WrittenFile, block_checksum, open_regular, read_regular, remove, sync_folder
 from dualform.store.increment import Increment, completed
 from dualform.store.tables import ColumnTypes
 
@@ -163,12 +163,15 @@ class JournalMark(NamedTuple):
 
 
 def journal_mark(shard_folder: Path, commit: int) -> JournalMark:
+    path = journal_path(shard_folder, commit)
     try:
-        with journal_path(shard_folder, commit).open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(len(_MAGIC) + 16)
             return JournalMark(start[len(_MAGIC) :], os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         return JournalMark(b"", 0)
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnTypes]) -> Frames | None:
@@ -181,7 +184,7 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
     """
     path = journal_path(shard_folder, commit)
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         return None
     except OSError as error:

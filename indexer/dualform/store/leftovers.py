@@ -49,7 +49,7 @@ def check_no_links(folder: Path) -> None:
     Removing a link removes nothing that it leads to. Links that are not the memory's own are left alone.
     """
     whole = [path for path in folder.iterdir() if _FOLDERS.fullmatch(path.name)]
-    own = [*whole, *(Path(at, name) for path in whole for at, *names in os.walk(path) for name in sum(names, []))]
+    own = [*whole, *(Path(at, name) for path in whole for at, inner, files in os.walk(path) for name in inner + files)]
     own += [folder / FILE, *_within(folder / "weights", _WEIGHTS)]
     for parent, names in ((folder / "probes", _OF_PROBES), (folder / GALLERIES, _OF_GALLERIES)):
         each = _within(parent, re.compile(".*"))

@@ -14,7 +14,7 @@ from typing import Any
 
 from dualform.errors import Damaged, NotAMemory
 from dualform.store.begun_folder import is_only_begun
-from dualform.store.durable_files import checksum, write_whole
+from dualform.store.durable_files import checksum, read_regular, write_whole
 from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.header import Header
 from dualform.store.layer import Layer
@@ -192,7 +192,7 @@ class Manifest:
         """
         path = folder / file
         try:
-            content = path.read_bytes()
+            content = read_regular(path)
         except (FileNotFoundError, NotADirectoryError):
             if file == FILE and is_only_begun(folder):
                 raise NotAMemory(

@@ -10,13 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 
 from dualform.errors import Damaged
+from dualform.store.durable_files import read_regular
 
 
 def forgotten_meanwhile(file: Path) -> Damaged | None:
     """None for a file that is there, and for one that its memory still names: that is damage."""
     for child, folder in () if file.is_file() else pairwise([file, *file.parents]):
         try:
-            said = json.loads((folder / "memory.json").read_bytes())
+            said = json.loads(read_regular(folder / "memory.json"))
             named = {part["folder"] for part in (*said["shards"], *said.get("runs", ()))}
         except (OSError, ValueError, LookupError, TypeError):
             continue

@@ -7,6 +7,7 @@ once. Nothing depends on it; whoever reads finds the files in the page cache, or
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -50,11 +51,12 @@ def _within(most: int, paths: Iterator[str]) -> Iterator[tuple[str, int]]:
     """Files and their bytes, as far as they fit; those that are missing are left out."""
     for path in paths:
         with suppress(OSError):
-            size = os.stat(path).st_size
-            most -= size
+            status = os.stat(path)
+            most -= status.st_size
             if most < 0:
                 return
-            yield path, size
+            if stat.S_ISREG(status.st_mode):
+                yield path, status.st_size
 
 
 def _files(folder: str, layers: Sequence[str], probes: Sequence[str], codes: bool) -> Iterator[str]:

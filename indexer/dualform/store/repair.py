@@ -14,7 +14,7 @@ from dualform.errors import Damaged
 from dualform.store import shard
 from dualform.store.check import Progress
 from dualform.store.copying import StoredRun, StoredShard, check_copy, runs_at_one_moment, unfinished, write_run
-from dualform.store.durable_files import block_checksum, checksum_file, remove_all
+from dualform.store.durable_files import block_checksum, checksum_file, open_regular, remove_all
 from dualform.store.journal import read_frames
 from dualform.store.manifest import FileMark, Manifest, Shard, TableMark
 from dualform.store.probes import probes_until
@@ -186,7 +186,7 @@ def _is_sound(path: Path, size: int, blocks: bytes) -> bool:
     """Whether a segment's file is what was committed: its size, and the checksum of each MiB."""
     if not path.is_file() or path.stat().st_size != size:
         return False
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         pieces = iter(lambda: file.read(_BLOCK), b"")
         return b"".join(map(block_checksum, pieces)) == bytes(blocks)
 

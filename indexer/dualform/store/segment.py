@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable_files import checksum
+from dualform.store.durable_files import checksum, open_regular
 from dualform.store.matrix_file import MatrixForm
 from dualform.store.missing_files import forgotten_meanwhile
 from dualform.store.read_bytes import READ
@@ -153,7 +153,7 @@ def read_block(segment: Segment, number: int) -> NDArray[np.uint8]:
 def _opened(segment: Segment) -> Iterator[BinaryIO]:
     """The file, if it has the length that was committed. What goes wrong with it inside is raised as Damaged."""
     try:
-        with open(segment.path, "rb", buffering=0) as file:
+        with open_regular(segment.path) as file:
             if (size := os.fstat(file.fileno()).st_size) != segment.size:
                 raise Damaged(f"{segment.path} has {size} bytes where {segment.size} were committed.")
             yield cast("BinaryIO", file)

@@ -11,7 +11,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable_files import checksum, make_folders, write_whole
+from dualform.store.durable_files import checksum, make_folders, read_regular, write_whole
 from dualform.store.manifest import FileMark
 
 Buffers: TypeAlias = Mapping[str, Mapping[str, NDArray[Any]]]
@@ -66,7 +66,7 @@ def read_buffers(memory: Path, files: Mapping[str, FileMark]) -> dict[str, dict[
 def read_checked(path: Path, mark: FileMark) -> bytes:
     """A file's content, verified. Raises Damaged, naming the file, where it is not what was committed."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
     if len(content) != mark.bytes:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dualform.errors import Locked
-from dualform.store.durable_files import WrittenFile, remove
+from dualform.store.durable_files import WrittenFile, open_regular, read_regular, remove
 
 try:
     import fcntl
@@ -124,7 +124,7 @@ def writing(shard_folder: Path) -> Writing:
             process, own = _here.get((status.st_dev, status.st_ino), (0, None))
         if own and process == os.getpid():
             return Writing(True, own, here=True)
-        said = _said(path.read_bytes()[:_MOST_BYTES])
+        said = _said(read_regular(path)[:_MOST_BYTES])
         locked = _is_locked(path)
     except OSError:
         return Writing(None)
@@ -148,7 +148,7 @@ def _is_locked(path: Path) -> bool | None:
     layout, kind = _LAYOUTS[sys.platform]
     asked = [0] * 5
     asked[kind] = fcntl.F_WRLCK
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         found = struct.unpack(layout, fcntl.fcntl(file.fileno(), fcntl.F_GETLK, struct.pack(layout, *asked)))
     return bool(found[kind] != fcntl.F_UNLCK)
 

@@ -11,6 +11,7 @@ read, and holds none.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform import kernels
+from dualform.errors import Damaged
 from dualform.query.search.codes import Codes
 from dualform.store import derived_file
-from dualform.store.derived_file import CODES, DerivedFile, write_derived
-from dualform.store.durable_files import checksum
+from dualform.store.derived_file import CODES, SUM, DerivedFile, write_derived
+from dualform.store.durable_files import checksum, remove
+from dualform.store.snapshot import Snapshot
 from dualform.store.sources.key_source import KeySource
 
 KIND = "codes 1"
 _BLOCK_BYTES = 2 << 20
+_ROUNDED = 1 + 1e-9
+"""Lengths are rounded up as the codes are made; those that they are held against are rounded as they come."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,15 @@ class StoredCodes:
         """None where there are none, or those of something else."""
         place = _place(source)
         file = None if place is None else DerivedFile.open(place, KIND, _origin(source))
-        return None if file is None else cls(file, source.rows, source.width)
+        return cls(file, source.rows, source.width) if file and file.sizes == _sizes(source) else None
 
     def norms(self) -> NDArray[np.float64] | None:
-        """float64[R]; None where the file was altered, as of the other methods."""
+        """float64[R]; None where the file was altered, as of the other methods, and where one is not finite: those of
+        keys that hold NaN are measured again.
+        """
         part = self.file.read(0)
-        return None if part is None else part.view(np.float64)
+        found = None if part is None else part.view(np.float64)
+        return None if found is None or not np.isfinite(found).all() else found
 
     @property
     def blocks(self) -> int:
@@ -96,6 +104,62 @@ def write_codes(source: KeySource, codes: Codes, norms: NDArray[np.float64]) -> 
         for first in range(0, len(codes.codes), size)
     ]
     write_derived(place, KIND, _origin(source), [(np.ascontiguousarray(norms),), *blocks])
+
+
+def _sizes(source: KeySource) -> tuple[int, ...]:
+    """Bytes of the parts of its file."""
+    groups, size = -(-source.rows // kernels.ROWS), block_groups(source.width)
+    blocks = (min(size, groups - first) * kernels.ROWS for first in range(0, groups, size))
+    return 8 * source.rows, *(Codes.bytes_of(rows, source.width) for rows in blocks)
+
+
+def check_derived(memory: Snapshot) -> list[str]:
+    """Removes files of codes that do not fit their keys; returns a sentence each. Kept sums are removed unread: which
+    slots they are of cannot be told from the file. All of them are made again when they are needed.
+    """
+    problems, folders = list[str](), set[Path]()
+    for source in (source for own in memory.sources.values() for source in own):
+        if source.segment is not None:
+            folders.add(source.segment.path.parent)
+        place = _place(source)
+        with suppress(Damaged):  # of the keys: that is for `check_memory` to say
+            if place is not None and place.exists() and not _fits(source):
+                problems.append(f"{place} did not fit its keys.{_removed(place)}")
+    sums = sorted(file for folder in folders for file in folder.glob(f"*{SUM}"))
+    return problems + [f"{file} cannot be checked.{failed}" for file in sums if (failed := _removed(file, ""))]
+
+
+def _removed(file: Path, done: str = " It was removed, and is made again when needed.") -> str:
+    try:
+        remove(file)
+    except OSError as error:
+        return f" Remove it: {error.strerror}."
+    return done
+
+
+def _fits(source: KeySource) -> bool:
+    """Whether the codes beside a source exclude nothing that its keys do not, and the norms are those of its keys."""
+    stored, source = StoredCodes.open(source), source.passing()
+    if stored is None:
+        return False
+    lengths = stored.norms()
+    for number in range(stored.blocks):
+        block, start = stored.block(number), stored.groups(number)[0] * kernels.ROWS
+        if block is None:
+            return False
+        keys = source.read(start, start + block.rows).astype(np.float64)
+        codes = block.codes.swapaxes(1, 2).reshape(-1, 4 * block.codes.shape[1])[: block.rows, : source.width]
+        scale, low, left, coded = block.numbers[:, : block.rows, None].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            parts = scale * codes
+            fits = np.linalg.norm(keys - parts - low, axis=1) <= left[:, 0] * _ROUNDED
+            fits &= np.linalg.norm(parts, axis=1) <= coded[:, 0] * _ROUNDED
+            own = np.linalg.norm(keys, axis=1)
+        if not (fits | (left[:, 0] == np.inf)).all():
+            return False
+        if lengths is not None and not np.allclose(lengths[start : start + block.rows], own, rtol=1e-12, atol=0):
+            return False
+    return True
 
 
 def block_groups(width: int) -> int:
