@@ -11,9 +11,9 @@ from dualform_explorer.application import DEADLINE, Pages
 from dualform_explorer.guard import Guard
 from dualform_explorer.memories import Memories
 from dualform_explorer.rendering import templates
-from dualform_explorer.server import LOOPBACK, run
+from dualform_explorer.server import run
 from dualform_explorer.visitors import Opened, Visitors
-from dualform_proto.address import parse_address
+from dualform_proto.address import LOOPBACK, parse_address
 
 
 @dataclass(frozen=True)

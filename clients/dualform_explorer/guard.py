@@ -1,5 +1,6 @@
-"""Which requests are answered: those addressed to a name of the server and, where it has a token, that bring the token.
-And the headers that tell browsers what a page may do.
+"""Which requests are answered: those addressed to a name of the server, of a bounded number of parameters, that no page
+elsewhere sent behind its reader's back, and that bring the token if there is one. And the headers that tell browsers
+what a page may do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Collection
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dualform_proto.address import host_of
 
 _HEADERS = {
     # Nothing of a page comes from elsewhere, and nothing in it runs or paints but files of ours.
@@ -22,11 +25,14 @@ _HEADERS = {
 }
 PUBLIC = "/static/"
 """What needs no token: the same for everyone."""
+MOST_PARAMETERS = 200
+"""Of an address; a page's own has some twenty, and one for each part of a mask."""
 
 
 class Guard:
     """In front of the application. A request's Host must be one of the server's names: otherwise a page elsewhere could
-    have its name resolve to this machine, and read what the server answers.
+    have its name resolve to this machine, and read what the server answers. Such a page may link here, but its images
+    and scripts are not answered: each would be work.
     """
 
     def __init__(
@@ -64,6 +70,13 @@ class Guard:
                 "dualform explore TARGET --host NAME begins pages with a further name.",
                 421,
             )
+        elif _sent_by_a_page_elsewhere(headers):
+            answer = PlainTextResponse("Pages elsewhere may link here, and load nothing from here.", 403)
+        elif (count := scope["query_string"].count(b"&") + 1) > MOST_PARAMETERS:
+            answer = PlainTextResponse(
+                f"The address has {count} parameters; at most {MOST_PARAMETERS} are read. Write the mask as one where.",
+                400,
+            )
         elif not scope["path"].startswith(PUBLIC) and not self._admits(headers.get("authorization", "")):
             answer = HTMLResponse(self._door, 401, {"WWW-Authenticate": "Bearer"})
         await answer(scope, receive, marked)
@@ -76,9 +89,7 @@ class Guard:
         return scheme.lower() == "bearer" and right
 
 
-def host_of(header: str) -> str:
-    """The name in a Host header, without its port, in lower case."""
-    name = header.lower()
-    if name.startswith("["):
-        return name.partition("]")[0] + "]"
-    return name.rpartition(":")[0] if ":" in name else name
+def _sent_by_a_page_elsewhere(headers: Headers) -> bool:
+    """Browsers say so, in headers that no page can set."""
+    site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode")
+    return site not in ("none", "same-origin") and mode != "navigate"

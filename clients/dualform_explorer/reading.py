@@ -94,6 +94,8 @@ class _Reader:
 
     def read(self, memory: str) -> State | None:
         self._names()
+        if any(len(value) > _LONGEST for _, value in self.params):
+            return None
         probe, row = self._item()
         if probe is None:
             return None
@@ -126,26 +128,26 @@ class _Reader:
     def one(self, name: str) -> str:
         return next((value for own, value in self.params if own == name), "")
 
-    def all(self, name: str) -> list[str]:
-        return [value for own, value in self.params if own == name]
-
     def _fault(self, name: str, message: str, choices: Iterable[str] = (), near: str = "") -> None:
         """`choices` may stand in its place."""
         named = list(choices)
         if len(named) > _MOST_CHOICES:
             named = difflib.get_close_matches(near, named, _MOST_CHOICES, 0.3) or named[:_MOST_CHOICES]
-        links = [(own, query_string([*((n, v) for n, v in self.params if n != name), (name, own)])) for own in named]
-        self.faults.append(Fault(name, message, tuple(links)))
+        rest = query_string([(n, v) for n, v in self.params if n != name])
+        links = [(own, f"{rest}&{query_string([(name, own)])}".lstrip("&")) for own in named]
+        self.faults.append(Fault(name, message, () if len(rest) > _LONGEST else tuple(links)))
 
     def _names(self) -> None:
-        known = (*_SINGLE, *_REPEATED, *_FORM)
-        for name in dict.fromkeys(name for name, _ in self.params):
+        known, given = (*_SINGLE, *_REPEATED, *_FORM), dict[str, list[str]]()
+        for name, value in self.params:
+            given.setdefault(name, []).append(value)
+        for name, values in given.items():
             if name not in known:
                 listed = ", ".join((*_SINGLE, *_REPEATED))
                 self.faults.append(Fault(name, f"The page knows no parameter {name!r}. It knows {listed}."))
-            elif name in _SINGLE and len(self.all(name)) > 1:
-                self._fault(name, f"The parameter {name} is given {len(self.all(name))} times.", self.all(name))
-            if any(len(value) > _LONGEST for value in self.all(name)):
+            elif name in _SINGLE and len(values) > 1:
+                self._fault(name, f"The parameter {name} is given {len(values)} times.", values)
+            if any(len(value) > _LONGEST for value in values):
                 self._fault(name, f"The parameter {name} is longer than {_LONGEST} letters.")
 
     def _item(self) -> tuple[ProbeInfo | None, int]:
@@ -195,11 +197,12 @@ class _Reader:
     def _by(self, columns: dict[str, str]) -> tuple[str, ...]:
         by = tuple(map(unquote, self.one("by").split(","))) if self.one("by") else default_by(self.info)
         choices = [written_by((name,)) for name in columns]
+        if len(set(by)) < len(by) or len(by) > _MOST_BY:
+            self._fault("by", f"by is {self.one('by')!r}; it names up to {_MOST_BY} columns, each once.", choices)
+            return by
         for name in by:
             if name not in columns:
                 self._fault("by", f"There is no column {name!r} to group by.", choices, name)
-        if len(set(by)) < len(by) or len(by) > _MOST_BY:
-            self._fault("by", f"by is {self.one('by')!r}; it names up to {_MOST_BY} columns, each once.", choices)
         return by
 
     def _number(self, name: str, default: int | None, least: int, most: int | None) -> int | None:

@@ -1,7 +1,11 @@
-"""The pages on an address of this machine, until the process is interrupted."""
+"""The pages on an address of this machine, until the process is interrupted.
+
+Connections are bounded as on the port of metrics: few at once, with seconds for a request and for reading its answer.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import webbrowser
@@ -9,8 +13,10 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dualform.errors import BadInput
 from dualform.methods import Answers
@@ -19,11 +25,12 @@ from dualform_explorer.guard import Guard
 from dualform_explorer.look_function import LookFunction
 from dualform_explorer.memories import Memories
 from dualform_explorer.rendering import templates
-from dualform_proto.address import parse_address
+from dualform_proto.address import LOOPBACK, parse_address
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _CLOSING_SECONDS = 3
-_BACKLOG = 128
+CONNECTIONS, SECONDS, _BACKLOG = 64, 10.0, 64
+"""At once, of which the longest silent one gives way to one more, or that one is shut; for a request to come, and for
+its answer to be taken; and that wait to be taken in."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,10 @@ def run(
     server = uvicorn.Server(
         uvicorn.Config(
             guarded,
-            log_level="warning",
+            http=_Bounded,
+            ws="none",
+            backlog=_BACKLOG,
+            log_level="error",  # a warning for each request that is none would be the visitors' to write
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_CLOSING_SECONDS,
@@ -118,8 +128,66 @@ def run(
             server.should_exit = True
 
         threading.Thread(target=end, name="dualform-explorer-end", daemon=True).start()
-    with suppress(KeyboardInterrupt), listening:
-        server.run(sockets=[listening])
+    with suppress(KeyboardInterrupt), listening, asyncio.Runner(loop_factory=_Loop) as runner:
+        runner.run(server.serve(sockets=[listening]))
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    async def create_server(self, *arguments: Any, ssl: Any = None, **rest: Any) -> asyncio.Server:
+        """With bounded time for TLS to begin, for which uvicorn has no setting."""
+        patience = None if ssl is None else SECONDS
+        return await super().create_server(*arguments, ssl=ssl, ssl_handshake_timeout=patience, **rest)
+
+
+class _Bounded(H11Protocol):
+    """A connection; uvicorn's own timer runs only between an answer and the first byte of the next request."""
+
+    _silent: asyncio.TimerHandle | None = None
+    """Runs while no request is being answered."""
+    _unread: asyncio.TimerHandle | None = None
+    """Runs while nobody reads an answer."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            silent = [own for own in self.connections if isinstance(own, _Bounded) and own._silent]
+            min(silent, key=lambda own: own._silent.when() if own._silent else 0.0, default=self)._end()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def _watch(self) -> None:
+        answers = self.cycle is not None and not self.cycle.response_complete
+        if self._silent is not None and answers:
+            self._silent.cancel()
+            self._silent = None
+        elif self._silent is None and not answers:
+            self._silent = self.loop.call_later(SECONDS, self._end)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(SECONDS, self._end)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._silent, self._unread):
+            if timer is not None:
+                timer.cancel()
+
+    def _end(self) -> None:
+        self.connections.discard(self)  # whom it gave way to finds room at once
+        self.transport.abort()
 
 
 def listening_at(address: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Addresses: `host:port`, or `[host]:port` where the host is an IPv6 address."""
+"""Addresses: `host:port`, or `[host]:port` where the host is an IPv6 address; and the Host of HTTP requests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from dualform.errors import BadInput
 
 _FORM = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[^\s:/\[\]\\]+)):(?P<port>\d{1,5})")
+
+_HOST = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::\d*)?")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+"""Names by which this machine asks itself, as a Host header has them."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +48,9 @@ def parse_address(text: str) -> Address:
 def is_address(text: str) -> bool:
     """Whether the text has the form of an address."""
     return _FORM.fullmatch(text) is not None
+
+
+def host_of(header: str) -> str:
+    """The name in a Host header, without its port, in lower case; empty where it has another form."""
+    form = _HOST.fullmatch(header.lower())
+    return form[1] if form else ""

@@ -2,7 +2,8 @@
 
 A port of its own can be let through to who scrapes and to nobody else. What stands there, names of layers and counts,
 tells less than an answer does, and so the rule is that of questions: on this machine plain HTTP does, beyond it TLS and
-a token are needed, and where questions need a token, so does this. A page is made on a thread.
+a token are needed, and where questions need a token, so does this. Without TLS the Host must be a name of this machine:
+a page elsewhere could have its own name resolve to it. A page is made on a thread.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dualform.errors import Forbidden, Unauthenticated
+from dualform_proto.address import LOOPBACK, Address, host_of
 
 CONNECTIONS, SECONDS, HEAD_BYTES = 16, 5.0, 8 << 10
 """At once, of which the longest silent one gives way to one more, or that one is shut; for a request, and for its
@@ -31,6 +33,8 @@ class MetricsPort:
         """`prepare` is called on the loop for each request; what it returns makes the page, on a thread. `check`
         raises Unauthenticated or Forbidden for headers that may not ask."""
         self._prepare, self._check = prepare, check
+        self._hosts: frozenset[str] | None = None
+        """Names by which it is asked; None for any."""
         self._open = 0
         self._silent = OrderedDict[asyncio.StreamWriter, None]()
         """Connections that have not said yet what they want, the oldest first."""
@@ -39,6 +43,7 @@ class MetricsPort:
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         """Listens; returns the port. Raises OSError."""
         patience = None if tls is None else SECONDS
+        self._hosts = frozenset({*LOOPBACK, host_of(str(Address(host, port)))}) if tls is None else None
         self._server = await asyncio.start_server(
             self._serve, host, port, limit=HEAD_BYTES, ssl=tls, ssl_handshake_timeout=patience
         )
@@ -94,6 +99,9 @@ class MetricsPort:
         method, _, rest = request.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
         plain = "text/plain; charset=utf-8"
+        asked_as = [host_of(str(value)) for name, value in headers if name == "host"]
+        if self._hosts is not None and not self._hosts.issuperset(asked_as):
+            return "421 Misdirected Request", plain, f"Ask as one of {', '.join(sorted(self._hosts))}.\n".encode()
         try:
             self._check(headers)
         except Unauthenticated as error:

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import uvicorn
-
 from dualform.methods import Answers
 from dualform_explorer.memories import Memories
-from dualform_explorer.server import ExplorerConfig, application, listening_at
+from dualform_explorer.server import ExplorerConfig, application, listening_at, run
 
 
 class Page(NamedTuple):
@@ -41,14 +39,14 @@ class Served(NamedTuple):
 @contextmanager
 def served(opened: Mapping[str, Callable[[], Answers]], **config: object) -> Iterator[Served]:
     given = ExplorerConfig(**{"address": "127.0.0.1:0", **config})
-    listening = listening_at(given.address)
-    server = uvicorn.Server(uvicorn.Config(application(Memories(opened), given), log_level="warning", access_log=False))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="explorer under test")
+    listening, over = listening_at(given.address), threading.Event()
+    port = listening.getsockname()[1]
+    guarded = application(Memories(opened), given)
+    thread = threading.Thread(target=run, args=(guarded, listening, over.wait), name="explorer under test")
     thread.start()
     try:
-        yield Served(listening.getsockname()[1])
+        yield Served(port)
     finally:
-        server.should_exit = True
+        over.set()
         thread.join(30)
-        listening.close()
         assert not thread.is_alive()

@@ -6,8 +6,11 @@ import http.client
 import json
 import re
 import shutil
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -16,14 +19,18 @@ import torch
 import dualform
 from dualform.errors import BadInput, Unavailable
 from dualform.methods import Answers
-from dualform.questions import Contribution, GroupSum
+from dualform.questions import Contribution, GroupSum, Inventory
 from dualform_client import Client
+from dualform_explorer import server
+from dualform_explorer.application import Pages
+from dualform_explorer.memories import Memories
 from dualform_explorer.panels import PANELS
 from dualform_explorer.server import ExplorerConfig
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer.recorded import images_of, network
 from tests.explorer.served import Served, served
+from tests.service.test_tls import certificate
 
 
 @pytest.fixture(scope="module")
@@ -322,12 +329,136 @@ def test_a_browser_is_told_that_nothing_comes_from_elsewhere(pages):
 
 
 def test_a_request_by_another_name_is_refused(pages):
-    for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::2]:1"):
+    for name in (
+        *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::2]:1"),
+        *("[::1]x", "[::1].evil.example", "localhost:evil.example", "localhost:1:2", "[::1]:x", "[::1"),
+    ):
         page = pages.get("/explore", Host=name)
         assert page.status == 421
         assert "shapes" not in page.text
     for name in ("localhost", f"127.0.0.1:{pages.port}", "LOCALHOST:1", "[::1]:9"):
         assert pages.get("/", Host=name).status == 200
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "status"),
+    [
+        ("cross-site", "no-cors", 403),
+        ("same-site", "no-cors", 403),
+        ("cross-site", "cors", 403),
+        ("cross-site", None, 403),
+        ("cross-site", "navigate", 200),
+        ("same-origin", "cors", 200),
+        ("none", "navigate", 200),
+    ],
+)
+def test_what_a_page_elsewhere_loads_from_here_is_refused_unless_its_reader_comes_along(pages, site, mode, status):
+    sent = {"Sec-Fetch-Site": site} | ({"Sec-Fetch-Mode": mode} if mode else {})
+    for path in ("/", "/news", "/static/explorer.css"):
+        assert pages.get(path, **sent).status == status
+
+
+def test_an_address_of_many_parameters_is_refused_unread(pages, monkeypatch):
+    monkeypatch.setattr(Pages, "_page_of", None)  # whoever reads it fails
+    page = pages.get("/explore?" + "&".join(f"{number:x}=" for number in range(201)))
+    assert (page.status, page.text.split(";")[0]) == (400, "The address has 201 parameters")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "&".join(f"{number:x}=1" for number in range(200)),
+        "&".join(f"without=label:{'x' * 60}" for _ in range(200)),
+        "by=" + "x," * 1_900 + "&where=" + "x" * 3_900 + "".join(f"&{name:x}=" for name in range(150)),
+        "by=a,b,c&layer=9&item=x/1&where=" + "%C3%BC" * 3_900,
+        "item=" + "x" * 50_000,
+        "by=" + "x," * 25_000,
+    ],
+    ids=lambda query: query[:20],
+)
+def test_no_address_takes_long_to_be_read_or_has_a_large_answer(pages, query):
+    before = time.process_time()
+    page = pages.get(f"/explore?{query}")
+    assert page.status == 400
+    assert time.process_time() - before < 2.0
+    assert len(page.text) < 10 * len(query) + 200_000
+
+
+def slow(port: int) -> socket.socket:
+    """A connection that has sent half a request."""
+    own = socket.create_connection(("127.0.0.1", port), 60)
+    own.sendall(b"GET /explore HTTP/1.1\r\nHost: local")
+    return own
+
+
+def ends(own: socket.socket) -> bool:
+    with suppress(ConnectionError):
+        return own.recv(1) == b""
+    return True
+
+
+def test_half_requests_shut_nobody_out_and_end_by_themselves(folder, monkeypatch, caplog):
+    monkeypatch.setattr(server, "SECONDS", 3.0)
+    with served({"run": lambda: dualform.open(folder)}) as pages, ExitStack() as open_ones:
+        quiet = [open_ones.enter_context(slow(pages.port)) for _ in range(150)]
+        assert pages.get("/explore?item=shapes/3").status == 200
+        assert ends(quiet[0])
+        again = open_ones.enter_context(slow(pages.port))
+        for _ in range(20):  # what comes bit by bit has no more time
+            try:
+                again.sendall(b"x")
+            except ConnectionError:
+                break
+            time.sleep(0.3)
+        else:
+            pytest.fail("half a request may take any time")
+        assert all(map(ends, quiet))
+        css = pages.get("/static/explorer.css").text
+        unread = open_ones.enter_context(socket.create_connection(("127.0.0.1", pages.port), 60))
+        unread.sendall(b"GET /static/explorer.css HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
+        time.sleep(6.0)
+        taken = 0
+        with suppress(ConnectionError):
+            while part := unread.recv(1 << 16):
+                taken += len(part)
+        assert taken < 1000 * len(css)
+        kept = http.client.HTTPConnection("127.0.0.1", pages.port, timeout=30)
+        for _ in range(2):
+            kept.request("GET", "/static/explorer.css")
+            assert kept.getresponse().read()
+        kept.close()
+    assert not caplog.records
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
+def test_half_a_handshake_ends_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "SECONDS", 1.0)
+    listening, over = server.listening_at("127.0.0.1:0"), threading.Event()
+    guarded = server.application(Memories({}), ExplorerConfig("127.0.0.1:0"))
+    thread = threading.Thread(target=server.run, args=(guarded, listening, over.wait, certificate(tmp_path, "own")))
+    with socket.create_connection(listening.getsockname(), 20) as half:
+        thread.start()
+        try:
+            assert ends(half)
+        finally:
+            over.set()
+            thread.join(30)
+
+
+def test_one_more_than_are_being_answered_is_shut(folder, monkeypatch):
+    monkeypatch.setattr(server, "CONNECTIONS", 3)
+    going = threading.Event()
+    with served({"run": lambda: Troubled(dualform.open(folder), Inventory, lambda: going.wait(30))}) as pages:
+        with ExitStack() as answered:
+            for _ in range(3):
+                own = answered.enter_context(socket.create_connection(("127.0.0.1", pages.port), 60))
+                own.sendall(b"GET /explore HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                time.sleep(0.1)
+            with pytest.raises((ConnectionError, http.client.HTTPException)):
+                pages.get("/static/explorer.css")
+            going.set()
+            assert own.recv(12) == b"HTTP/1.1 200"
+        assert pages.get("/static/explorer.css").status == 200
 
 
 def test_a_name_that_was_given_is_let_in(folder):

@@ -242,6 +242,15 @@ def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_nothing_open
             pass
 
 
+def test_whoever_asks_by_another_name_is_told_nothing(engine):
+    with Server(engine, HERE) as server:
+        for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::1]x", "localhost:evil", ""):
+            status, text = asked(server.metrics_address, headers={"Host": name})
+            assert (status, "dualform" in text) == (421, False)
+        for name in ("localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:9"):
+            assert asked(server.metrics_address, headers={"Host": name})[0] == 200
+
+
 def test_the_longest_silent_connection_gives_way_to_a_new_one(engine):
     with Server(engine, HERE) as server, ExitStack() as silent:
         host, _, port = server.metrics_address.rpartition(":")
