@@ -16,6 +16,7 @@ from dualform.query.weights.block_grades import EXACT
 from dualform.query.weights.exactness import grade
 from dualform.query.weights.rebuilt_weights import rebuild
 from dualform.query.where import mask
+from tests.record.listed import batches, small_net
 from tests.rules.own import Unruled
 
 from .measured_grades import LAYERS, graded, required
@@ -237,9 +238,6 @@ def test_a_gradient_that_is_not_quite_explained_is_no_verdict(tmp_path):
 
 
 def test_a_training_cut_off_is_graded_by_its_last_row(tmp_path):
-    import dualform
-    from tests.record.listed import batches, small_net
-
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = dualform.Recorder(model, optimizer, tmp_path / "m")
@@ -250,9 +248,9 @@ def test_a_training_cut_off_is_graded_by_its_last_row(tmp_path):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
-            batches = recorder._training.recording.batches
-            batches.put_logs()
-            batches.sink.flush()  # as a crash leaves it: nobody has looked at the last update
+            written = recorder._training.recording.batches
+            written.put_logs()
+            written.sink.flush()  # as a crash leaves it: nobody has looked at the last update
             with dualform.open(tmp_path / "m") as engine:
                 grades.append(grade(engine._view, engine._view.snapshot.layer("2")))
     assert [found.name for found in grades] == ["off", "exact", "exact"]
@@ -276,6 +274,23 @@ def test_a_training_in_bfloat16_is_graded_as_such(tmp_path):
     with torch.no_grad():
         live = trained.model[2](torch.from_numpy(queries)).numpy()
     np.testing.assert_allclose(trained.engine.output("2", queries), live, rtol=0, atol=1e-5)
+
+
+def test_weights_of_a_float64_training_are_float64_and_say_what_the_record_holds(tmp_path):
+    reason = "float64 weights; keys and error signals are stored in float32."
+    trained = train(tmp_path / "m", model=small_net().double(), forward=lambda model, x: model(x.double()))
+    for name, certificate in trained.engine.verify().items():
+        assert certificate.exact, name
+        assert certificate.reason == reason, name
+    for at_step, where, room in ((STEPS, None, 1e-7), (WHEN, None, 1e-7), (None, "label >= 0", 1e-7)):
+        found = trained.engine.weights(at_step=at_step, where=where)
+        assert {grade.reason for grade in found.grades.values()} == {reason}
+        expected = trained.history[STEPS if at_step is None else at_step]
+        for name, weight in found.items():
+            assert weight.dtype == expected[name].dtype == torch.float64, name
+            moved = (expected[name] - trained.history[0][name]).norm()
+            assert (weight - expected[name]).norm() <= room * moved, name
+    assert all(torch.equal(own, trained.history[0][name]) for name, own in trained.engine.weights(at_step=0).items())
 
 
 def test_grades_read_no_slot(tmp_path, monkeypatch):

@@ -151,6 +151,20 @@ def test_a_probe_of_tokens_says_how_many_examples_it_has(tmp_path, given):
     assert examples_of_a_probe(tmp_path / "m", Tagger(), TOKENS, **given) == 8
 
 
+@pytest.mark.parametrize("labels", [7, 5, 47, 49, 0, 96])
+def test_labels_that_are_not_one_for_each_example_or_token_are_refused(tmp_path, labels):
+    for number, given in enumerate(({}, {"batch_size": 3})):
+        with pytest.raises(BadInput) as refused:
+            examples_of_a_probe(tmp_path / str(number), Tagger(), TOKENS, label=torch.arange(labels), **given)
+        assert refused.value.field == "label"
+        assert str(refused.value) == (
+            f"label holds {labels} numbers, and the probe has 8 examples along axis 0 of its inputs. "
+            "Give a label for each example, or for each token of each."
+        )
+        with dualform.open(tmp_path / str(number)) as memory:
+            assert memory.info().probes == ()
+
+
 @pytest.mark.parametrize("last", [True, False], ids=["of texts", "of tokens"])
 @pytest.mark.parametrize(("batch_dim", "texts", "expected"), [(1, 8, 8), (0, 8, None), (0, 1, None), (0, 12, None)])
 def test_of_a_network_whose_batch_comes_second_the_number_is_told_or_left_unknown(

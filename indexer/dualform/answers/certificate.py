@@ -36,7 +36,7 @@ class Certificate(Table):
 
     @property
     def reason(self) -> str:
-        """Why the record is not exact; empty where it is."""
+        """Why the record is not exact or, if it is, what limits it; else empty."""
         return self.grade.reason
 
     @property

@@ -100,9 +100,8 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
 
 
 def _require_fitting(view: View) -> None:
-    """Raises BadInput where an answer has no room for the weights. Those that are rebuilt are float32 at most."""
-    stored = view.stored_weights("initial").values()
-    least = sum(array.size * min(array.itemsize, 4) for array in stored)
+    """Raises BadInput where an answer has no room for the weights."""
+    least = sum(array.nbytes for array in view.stored_weights("initial").values())
     view.bounds.require(1, least, "Ask for outputs of its layers, or where the memory lies.")
 
 

@@ -72,6 +72,17 @@ class ProbeTaker:
         """float32[n, d_in] by layer, of the layers that ran; n counts tokens where a layer sees tokens."""
         return {name: torch.cat(parts).numpy() for name, parts in self._parts.items()}
 
+    def check_labels(self, labels: NDArray[np.int64]) -> None:
+        """Raises BadInput where labels are as many as neither the examples, the model's outputs nor a layer's rows."""
+        rows = {len(found) for found in (*self.queries().values(), self.outputs()) if found is not None}
+        if len(labels) not in {self.examples.given, *rows}:
+            raise BadInput(
+                f"label holds {len(labels)} numbers, and the probe has {self.examples.given} examples along axis "
+                f"{self.examples.axis} of its inputs.",
+                hint="Give a label for each example, or for each token of each.",
+                field="label",
+            )
+
     def outputs(self) -> NDArray[np.float32] | None:
         """float32[n, outputs]; None where the model returns anything else."""
         return torch.cat(self._outputs).numpy() if self._outputs else None

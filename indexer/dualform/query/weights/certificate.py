@@ -13,7 +13,7 @@ import numpy as np
 from dualform.answers import Certificate, Certificates, Grade
 from dualform.query.view import Check, View
 from dualform.query.weights.block_grades import BFLOAT16, EXACT, NAMES, BlockDistance, name_of, name_of_block
-from dualform.query.weights.exactness import grade, grade_of_watched, roundings, stood_still, unwatched
+from dualform.query.weights.exactness import grade, grade_of_watched, roundings, stood_still, unwatched, with_precision
 from dualform.query.weights.recorded_blocks import length, standing_terms, way
 from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.scores_only import why_scores_only
@@ -60,6 +60,7 @@ def _certify(view: View, layer: Layer, check: Check) -> Certificate:
         found = Certificate(share, _unwatched(view, layer, share, misses, why))
     else:
         found = _confirmed(view, share, misses, measured)
+    found = replace(found, grade=with_precision(view, layer, found.grade))
     return replace(found, rounding_share=_nobodys(view, layer) / moved) if moved else found
 
 

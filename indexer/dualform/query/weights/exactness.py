@@ -52,6 +52,14 @@ def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
     return replace(found, reason=forgotten_terms.said(view, layer, stop)) if not found.reason else found
 
 
+def with_precision(view: View, layer: Layer, found: Grade) -> Grade:
+    """An exact grade that also says where the weights are finer than the record."""
+    initial = view.stored_weights("initial")
+    if not found.exact or found.reason or all(initial[block.name].dtype != np.float64 for block in layer.parameters):
+        return found
+    return replace(found, reason="float64 weights; keys and error signals are stored in float32.")
+
+
 def _measured(view: View, layer: Layer, stop: int) -> Grade:
     """As the watch had it."""
     found, why = grade_of_watched(view, layer, stop), unwatched(view, layer)

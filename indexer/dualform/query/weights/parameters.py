@@ -13,6 +13,7 @@ from dualform.answers import Grade
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
 from dualform.query.weights import other_parameters
+from dualform.query.weights.exactness import with_precision
 from dualform.query.weights.rebuilt_weights import rebuild
 from dualform.query.weights.requirement import require
 from dualform.query.weights.scores_only import why_scores_only
@@ -30,7 +31,7 @@ class _Rebuilt:
     """The parameters of the recorded layers."""
 
     arrays: Mapping[str, NDArray[Any]]
-    """By name, float32."""
+    """By name, float64 where the training's are, else float32."""
     partly: Sequence[str]
     """Names of those of which only some blocks are recorded, and the rest is as it was given."""
     grades: Mapping[str, Grade]
@@ -44,7 +45,8 @@ class Network:
     """A whole network."""
 
     arrays: Mapping[str, NDArray[Any]]
-    """Every parameter and buffer under the model's own name: those of recorded layers rebuilt, in float32."""
+    """Every parameter and buffer under the model's own name: those of recorded layers rebuilt, in float32,
+    or in float64 where the training's are."""
     not_recorded: tuple[str, ...]
     """Those of no recorded layer, and "the rest of" those of which only some blocks are recorded, which were not kept
     step by step: they stand as at the end of the training.
@@ -151,7 +153,7 @@ def _recorded(
     for name, layer in layers.items():
         rebuilt = rebuild(view, layer, selections[name], at_step, allow_inexact, check, selections)
         blocks |= {block: rebuilt.parameters[block.block_name] for block in layer.parameters}
-        grades[name], standing[name] = rebuilt.grade, rebuilt.standing
+        grades[name], standing[name] = with_precision(view, layer, rebuilt.grade), rebuilt.standing
     arrays, partly = _placed(view, blocks, unexplained)
     return _Rebuilt(arrays, partly, grades, standing, kept)
 
@@ -159,8 +161,8 @@ def _recorded(
 def _placed(
     view: View, blocks: Mapping[Parameter, NDArray[np.float64]], unexplained: Mapping[str, NDArray[Any]]
 ) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """The blocks in float32 in their parameters, by name; and the names of parameters that have a rest besides, which
-    is that of `unexplained`.
+    """The blocks in their parameters, by name, in float32 or the training's float64; and the names of parameters that
+    have a rest besides, which is that of `unexplained`.
     """
     initial = view.stored_weights("initial")
     arrays, partly = dict[str, NDArray[Any]](), list[str]()
@@ -171,7 +173,7 @@ def _placed(
         shape = initial[name].shape
         rest = unexplained.get(name)
         last = rest if rest is not None and rest.shape == shape else initial[name]
-        arrays[name] = last.astype(np.float32, order="C")
+        arrays[name] = last.astype(np.float64 if last.dtype == np.float64 else np.float32, order="C")
         for block in own:
             block.put(arrays[name], blocks[block])
         if not whole(own, shape):
