@@ -76,6 +76,57 @@ def test_nothing_to_record(tmp_path):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=1), tmp_path / "m")
 
 
+class Scaled(nn.Module):
+    """A frozen layer whose output a vector scales, as IA3 trains it, and another shifts."""
+
+    def __init__(self, shape=(1, 4)):
+        super().__init__()
+        self.layer = nn.Linear(10, 4).requires_grad_(False)
+        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale + self.shift
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["an update", "no update"])
+def test_a_training_of_vectors_is_refused_at_its_first_step(tmp_path, inside):
+    model, x = Scaled(), torch.randn(8, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = Recorder(model, optimizer, tmp_path / "m", on_error="stop_recording")
+    before = model.scale.detach().clone()
+    with made:
+        with made.step(), torch.no_grad():
+            model(x)  # an evaluation trains nothing
+        with pytest.raises(RecordingError) as refused, made.step():
+            model(x).square().sum().backward()
+            if inside:
+                optimizer.step()
+    why = "it goes into mul, and into no product with a matrix that can be seen"
+    assert str(refused.value) == (
+        f"the first step shows no layer to record: scale: {why}; shift: it is no matrix; layer: its weight is frozen. "
+        "Train the weight of at least one layer: vectors that scale or shift have no slots."
+    )
+    assert made.skipped["scale"] == why
+    assert torch.equal(before, model.scale)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_training_of_plain_vectors_is_refused_before_it_begins(tmp_path):
+    model = Scaled((4,))
+    with pytest.raises(RecordingError, match=r"^the model has no layer to record: .*layer: its weight is frozen"):
+        Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+
+
+def test_an_end_without_a_memory_names_the_parameters_that_were_no_layers(tmp_path):
+    model = Scaled()
+    with (
+        pytest.warns(RuntimeWarning, match=r"nothing was recorded.*: scale: no product with it was seen in the first"),
+        Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", quiet=True) as made,
+        made.step(),
+    ):
+        pass
+
+
 def test_a_folder_that_holds_something_and_a_thing_that_is_no_optimizer(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "file").touch()

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from dualform.errors import RecordingError
 from dualform.patterns import matches
 from dualform.record.free_taps import FreeTaps
 from dualform.record.frozen_layers import FrozenLayers
@@ -26,6 +27,7 @@ from dualform.record.sharded_parameters import is_sharded
 from dualform.record.spaces import DEFAULTS
 from dualform.record.stacks import routed_spaces
 from dualform.record.step_record import StepRecord
+from dualform.record.summary import listed
 from dualform.record.taps import Tap
 from dualform.record.taps.checkpoints import runs_again
 from dualform.record.taps.free_matrix import FreeTap, MatrixWatcher
@@ -229,6 +231,31 @@ class FoundLayers:
         if not layers and (plan.spaces, plan.routed) == (spaces, routed):
             return plan
         return replace(plan, taps=[*plan.taps, *layers], spaces=spaces, routed=routed)
+
+    def check_trained(self, taps: Sequence[Tap]) -> None:
+        """`taps`: of other layers. Raises RecordingError where none but parameters train that are seen to be no layers,
+        as the vectors of IA3.
+        """
+        free = {path: tensor for watcher in self.watchers for path, tensor in watcher.free.items()}
+        shown = (*self._taps.shown.values(), *self._taps.told.values())
+        if taps or any(tap is not None for tap in shown) or any(path not in self._uses for path in free):
+            return
+        if any(tensor.grad is not None for tensor in free.values()):
+            self.skipped |= self.reasons
+            by_reason = dict[str, list[str]]()
+            for path, why in self.skipped.items():
+                by_reason.setdefault(why, []).append(path or "the model itself")
+            raise RecordingError(
+                "the first step shows no layer to record: "
+                + "; ".join(f"{listed(names)}: {why}" for why, names in by_reason.items())
+                + ".",
+                hint="Train the weight of at least one layer: vectors that scale or shift have no slots.",
+            )
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """By parameter that may be a layer, why it is none so far."""
+        return {path: self._uses.why_no_layer(path) for path in self.names if self.skipped.get(path) == PENDING}
 
     def _close(self, others: Sequence[Tap]) -> list[FreeTap]:
         """What the first step has shown to be layers; `others`: all other taps.

@@ -81,7 +81,8 @@ class RecordedTraining:
         """Why there is no memory at the end, without a full stop."""
         if self.recording is None:
             return "no step was begun. Put each batch into one `with recorder.step(...)`"
-        return "; ".join(f"{name}: {reason}" for name, reason in self.recording.unreached.items())
+        reasons = self.recording.unreached or self._found.reasons
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
     def probe(
         self,
@@ -305,7 +306,11 @@ class RecordedTraining:
 
     def _with_found(self, recording: Recording, record: StepRecord | None) -> Recording:
         """The recording, with the layers that its first step shows. Raises what the recorder raises."""
-        if record is None or record.empty or self._found.closed:
+        if record is None or self._found.closed:
+            return recording
+        if record.empty:
+            if not recording.begun:
+                self._found.check_trained(self.plan.taps)
             return recording
         plan = self._found.joined(self.plan, record)
         if plan is not self.plan:
