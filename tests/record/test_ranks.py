@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.errors import AlreadyExists, BadInput, RecordingError
+from dualform.errors import AlreadyExists, BadInput, NotFound, RecordingError
 from dualform.record import ranks as ranks_file
 from dualform.record.ranks import Ranks
 from dualform.record.recorder import Recorder
@@ -213,6 +213,37 @@ def test_a_shard_that_is_there_is_left_alone(tmp_path):
     for rank in range(COUNT):
         with pytest.raises(AlreadyExists):
             Ranks(rank, COUNT, Seat(table, rank)).check_folder(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("refused", "error"),
+    [
+        ({"layers": "nothing"}, NotFound),
+        ({"spaces": {"nothing": "token"}}, NotFound),
+        ({"budget": "1 kB"}, BadInput),
+        ({}, AlreadyExists),
+    ],
+    ids=["layers", "spaces", "budget", "folder"],
+)
+def test_a_refused_recorder_has_left_the_other_ranks(tmp_path, monkeypatch, refused, error):
+    seats = []
+
+    def join():
+        seats.append(Seat(Table(), 0))
+        return seats[-1]
+
+    monkeypatch.setattr(ranks_file, "ProcessExchange", join)
+    for name, value in {"is_initialized": True, "get_rank": 0, "get_world_size": COUNT}.items():
+        monkeypatch.setattr(ranks_file.distributed, name, lambda value=value: value)
+    monkeypatch.setattr(Seat, "total", lambda self, numbers: COUNT * numbers)
+    path = tmp_path / "m" if refused else tmp_path
+    (tmp_path / "something").touch()
+    model = net()
+    with pytest.raises(error):
+        Recorder(model, sgd(model), path, rank=0, ranks=COUNT, **refused)
+    assert all(seat.closed == 1 for seat in seats)
+    Recorder(model, sgd(model), tmp_path / "n", rank=0, ranks=COUNT)
+    assert seats[-1].closed == 0
 
 
 def test_a_further_rank_waits_for_the_first_for_a_while(tmp_path, monkeypatch):

@@ -142,15 +142,6 @@ class Recorder(Joinable):
         # Before the ranks come together: from then on the first of them may have begun the further run.
         resumed = resumption_of(self.path, resume)
         folder = self.path if resumed is None else resumed.path
-        self._ranks = shard_of(rank, ranks, alone=not sharded)
-        if self._ranks is not None:
-            self._ranks.check_folder(folder)
-            sink = self._ranks.writer if sink is Writer else sink
-        elif sink is Writer:
-            check_new_folder(folder)
-        budget_plan = None if budget is None else BudgetPlan.of(budget, keep, steps, seed, self.path, self._ranks)
-        if budget_plan is not None:
-            budget_plan.check(model, optimizers)
         owners = Owners(optimizers, model)
         found = FoundLayers(model, owners, layers, keys and values, taps)
         selected, self.skipped = select(model, owners, layers, keys and values, taps, found)
@@ -163,6 +154,19 @@ class Recorder(Joinable):
             check_followed(optimizers, selected)
         there, routed = found.told(spaces or {}, [routed] if isinstance(routed, str) else list(routed))
         Spaces(selected, there, routed)  # raises for what they cannot be
+        self._ranks = shard_of(rank, ranks, alone=not sharded)
+        try:
+            if self._ranks is not None:
+                self._ranks.check_folder(folder)
+                sink = self._ranks.writer if sink is Writer else sink
+            elif sink is Writer:
+                check_new_folder(folder)
+            budget_plan = None if budget is None else BudgetPlan.of(budget, keep, steps, seed, self.path, self._ranks)
+            if budget_plan is not None:
+                budget_plan.check(model, optimizers)
+        except BaseException:
+            leave(self._ranks)
+            raise
         plan = Plan(
             model, owners, folder, selected, self.skipped, sink, there, routed, keys, dict(label_names or {}),
             resumed, self._ranks, compiled, budget_plan, sharded,
