@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -170,13 +172,62 @@ def test_a_training_that_goes_on_from_a_checkpoint_goes_on_in_its_memory(lightni
     torch.testing.assert_close(weights["body.0.weight"], model.body[0].weight.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_averages_that_take_the_weights_place_at_the_end_come_after_the_record(lightning, tmp_path):
-    averaging = lightning.callbacks.WeightAveraging()
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [("WeightAveraging", {}), ("StochasticWeightAveraging", {"swa_lrs": 0.005, "swa_epoch_start": 1})],
+)
+def test_averages_that_take_the_weights_place_at_the_end_come_after_the_record(lightning, tmp_path, make, settings):
+    averaging = getattr(lightning.callbacks, make)(**settings)
     model = network(lightning)
-    fit(lightning, model, [averaging, callback(tmp_path / "m")])
+    with pytest.warns(RuntimeWarning) as told:
+        fit(lightning, model, [averaging, callback(tmp_path / "m")], max_epochs=4)
+    assert [str(one.message) for one in told if "after the last step" in str(one.message)] == [
+        f"{make} changed the model's weights after the last step. The memory in {tmp_path / 'm'} ends with the weights "
+        "of that step, so memory.weights() differs from the model that you have now."
+    ]
     with dualform.open(tmp_path / "m") as memory:
         assert all(one.exact for one in memory.verify().values())
         assert not torch.allclose(memory.weights()["body.2.weight"], model.body[2].weight, atol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["value", "norm"])
+def test_clipping_by_value_is_named_before_the_training_and_in_its_grade(lightning, tmp_path, algorithm):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        settings = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": algorithm}
+        fit(lightning, network(lightning), [callback(tmp_path / "m")], **settings)
+    said = [str(one.message) for one in told]
+    assert any(own.startswith('gradient_clip_algorithm="value" edits single entries') for own in said) == (
+        algorithm == "value"
+    )
+    assert not any("after the last step" in own for own in said)
+    with dualform.open(tmp_path / "m") as memory:
+        for certificate in memory.verify().values():
+            assert certificate.exact == (algorithm == "norm")
+            assert ("it looks clipped by value" in certificate.reason) == (algorithm == "value")
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_what_fabric_sets_up_is_recorded_under_the_names_of_the_model(tmp_path, precision):
+    from lightning_fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4))
+    wrapped, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+    x, y, _ = loader().dataset.tensors
+    with dualform.Recorder(wrapped, optimizer, tmp_path / "m", quiet=True) as recorder:
+        for start in range(0, ROWS, 10):
+            with recorder.step(label=y[start : start + 10]):
+                optimizer.zero_grad()
+                fabric.backward(nn.functional.cross_entropy(wrapped(x[start : start + 10]), y[start : start + 10]))
+                optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        certificates = memory.verify()
+        assert [*certificates] == ["0", "2"]
+        assert all(own.exact for own in certificates.values()), certificates
+        applied = memory.weights()
+    assert all(torch.allclose(applied[name], own, atol=1e-4) for name, own in model.state_dict().items())
 
 
 def adversaries(lightning, shared, rounds=1):

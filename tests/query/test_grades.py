@@ -293,6 +293,24 @@ def test_weights_of_a_float64_training_are_float64_and_say_what_the_record_holds
     assert all(torch.equal(own, trained.history[0][name]) for name, own in trained.engine.weights(at_step=0).items())
 
 
+@pytest.mark.parametrize("bound", [0.01, 0.1])
+def test_gradients_that_are_clipped_by_value_are_named(tmp_path, bound):
+    def update(model, optimizer, backward):
+        backward()
+        nn.utils.clip_grad_value_(model.parameters(), bound)
+        optimizer.step()
+
+    trained = train(tmp_path / "m", update=update)
+    for layer in LAYERS:
+        found = graded(trained, layer)
+        assert found.name == "off"
+        assert re.search(
+            rf"is not in the recorded slots: it looks clipped by value, as \d+ entries of gradients are {bound} or its "
+            r"negative; clip by norm, which is recorded \(from step \d+ on\)\.$",
+            found.reason,
+        ), found.reason
+
+
 def test_grades_read_no_slot(tmp_path, monkeypatch):
     trained = train(tmp_path / "m")
 

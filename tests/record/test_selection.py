@@ -94,13 +94,18 @@ def test_a_training_of_vectors_is_refused_at_its_first_step(tmp_path, inside):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made = Recorder(model, optimizer, tmp_path / "m", on_error="stop_recording")
     before = model.scale.detach().clone()
-    with made:
-        with made.step(), torch.no_grad():
-            model(x)  # an evaluation trains nothing
-        with pytest.raises(RecordingError) as refused, made.step():
+
+    def train():
+        with made.step():
             model(x).square().sum().backward()
             if inside:
                 optimizer.step()
+
+    with made:
+        with made.step(), torch.no_grad():
+            model(x)  # an evaluation trains nothing
+        with pytest.raises(RecordingError) as refused:
+            train()
     why = "it goes into mul, and into no product with a matrix that can be seen"
     assert str(refused.value) == (
         f"the first step shows no layer to record: scale: {why}; shift: it is no matrix; layer: its weight is frozen. "

@@ -10,6 +10,7 @@ the layers under the names that the LightningModule gives them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dualform.extras import missing_package
 from dualform.integrations.columns import Columns, said_of
 from dualform.integrations.folders import Folders
-from dualform.integrations.probes import Probes
+from dualform.integrations.probes import LastWeights, Probes
 from dualform.record.recorder import Recorder
 
 
@@ -76,6 +77,7 @@ class RecordCallback(_Callback):
         self._said = {} if dataset is None else {"dataset": dataset}
         self._probes = Probes(probes, probe_labels, probe_galleries)
         self._open = False
+        self._last: LastWeights | None = None
         self._step: Any = None
         """The step that runs; None where none does."""
         self._entered: Any = None
@@ -90,6 +92,13 @@ class RecordCallback(_Callback):
     def on_train_start(self, trainer: Any, module: Any) -> None:
         """What the trainer restores from a checkpoint is there by now."""
         optimizers = trainer.optimizers
+        if trainer.gradient_clip_val and str(getattr(trainer.gradient_clip_algorithm, "value", "")) == "value":
+            warnings.warn(
+                'gradient_clip_algorithm="value" edits single entries of gradients, which no slot explains: outputs '
+                'and weights will be graded off. Clip by "norm" to have them.',
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self.recorder = self._make(
             module, optimizers[0] if len(optimizers) == 1 else optimizers, self._folders.folder(self.recorder),
             rank=trainer.global_rank, ranks=trainer.world_size, **self._arguments,
@@ -125,7 +134,15 @@ class RecordCallback(_Callback):
         try:
             self._probes.take(self.recorder)
         finally:  # where a probe cannot be taken, the training is whole all the same
+            self._last = LastWeights(module, self.recorder.path)
             self._close(None)
+
+    def on_fit_end(self, trainer: Any, module: Any) -> None:
+        """Other callbacks put averages in place of the weights once the record is closed."""
+        last, self._last = self._last, None
+        if last is not None:
+            names = [type(own).__name__ for own in trainer.callbacks if "averag" in type(own).__name__.lower()]
+            last.warn_if_replaced(" and ".join(names) or "a callback")
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
         self._let_go()

@@ -1,12 +1,17 @@
-"""The probes that a trainer's integration takes as its training ends."""
+"""What a trainer's integration does as its training ends: it takes probes, and warns if weights change after that."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import nn
+
 from dualform.errors import BadInput
 from dualform.record.recorder import Recorder
+from dualform.record.sharded_parameters import held
 
 
 class Probes:
@@ -31,3 +36,29 @@ class Probes:
     def take(self, recorder: Recorder) -> None:
         for name, inputs in self._inputs.items():
             recorder.probe(name, inputs, self._labels.get(name), gallery=self._galleries.get(name))
+
+
+class LastWeights:
+    """The weights that a memory ends with, by which it is told whether the trainer put others in their place."""
+
+    def __init__(self, model: nn.Module, path: object) -> None:
+        """`path`: of the memory."""
+        self._model, self._path, self._sums = model, path, _byte_sums(model)
+
+    def warn_if_replaced(self, by: str) -> None:
+        """`by`: what may have done it."""
+        if _byte_sums(self._model) != self._sums:
+            warnings.warn(
+                f"{by} changed the model's weights after the last step. The memory in {self._path} ends with the "
+                "weights of that step, so memory.weights() differs from the model that you have now.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _byte_sums(model: nn.Module) -> dict[str, int]:
+    """By parameter, a sum that is the same wherever the tensor is."""
+    return {
+        name: int(held(own.detach()).contiguous().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
+        for name, own in model.named_parameters()
+    }

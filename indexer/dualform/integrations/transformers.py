@@ -23,7 +23,7 @@ from dualform.errors import RecordingError
 from dualform.extras import missing_package
 from dualform.integrations.columns import Columns, next_token, places_of, said_of
 from dualform.integrations.folders import Folders
-from dualform.integrations.probes import Probes
+from dualform.integrations.probes import LastWeights, Probes
 from dualform.record.recorder import Recorder
 
 __all__ = ["RecordMixin", "RecordingTrainer", "next_token"]
@@ -140,8 +140,14 @@ class RecordMixin:
 
     def _finalize_training(self, *arguments: Any, **named: Any) -> Any:
         """Before the best weights are put in place of the last."""
+        own: Any = self
+        recording = self._recording
         self._end(None)
-        return super()._finalize_training(*arguments, **named)  # type: ignore[misc]
+        last = LastWeights(own.model, self.recorder.path) if recording and self.recorder is not None else None
+        finalized = super()._finalize_training(*arguments, **named)  # type: ignore[misc]
+        if last is not None:
+            last.warn_if_replaced("load_best_model_at_end")
+        return finalized
 
     def _inner_training_loop(self, *arguments: Any, **named: Any) -> Any:
         try:

@@ -41,6 +41,10 @@ class LayerDefects:
             self._told.add((layer, kind))
             self._found.append(Defect(step, layer, reason))
 
+    def told_of(self, index: int, kind: str) -> bool:
+        """Whether all layers of a parameter were told of already."""
+        return all((layer, kind) in self._told for layer in self.layers_of(self._parameters[index]))
+
     def tell_of(self, step: int, index: int, kind: str, reason: str) -> None:
         """Of the layers of a parameter."""
         for layer in self.layers_of(self._parameters[index]):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from dualform.record.gradient_factor import Gradient
 from dualform.record.key_form import HALVED
 from dualform.record.pending_gradients import StepGradient
 from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.sharded_parameters import held
 from dualform.record.watch import roundoff
 from dualform.rules.half_precision import lost
 from dualform.store.batch import UNEXPLAINED
@@ -40,14 +42,36 @@ def unexplained_gradients(
             residual = min(residual, left / length if length else residual)
             if residual <= rounded:  # what else may be missing cannot be told from rounding
                 continue
-        yield index, _why(residual, parameter.name, step, coarsest, rounded)
+        yield index, _why(residual, parameter.name, step, coarsest, rounded, _clipped(parameters, index))
 
 
-def _why(residual: float, name: str, step: int, dtype: torch.dtype | None, rounded: float) -> str:
+def _largest(tensor: Tensor) -> tuple[float, int]:
+    """The largest magnitude in a gradient, and how many of its entries have it; zeros where there is none."""
+    if tensor.grad is None or not (sizes := held(tensor.grad).abs()).numel():
+        return 0.0, 0
+    most = sizes.max()
+    return float(most), int((sizes == most).sum())
+
+
+def _clipped(parameters: RecordedParameters, index: int) -> str:
+    """What tells that a gradient was clipped by value, empty where nothing does: its largest magnitude is that of more
+    than two entries of this and other gradients. Two alone are common, as in the two rows of a binary head.
+    """
+    bound, _ = _largest(parameters[index].tensor)
+    every = {id(own.tensor): own.tensor for own in parameters}.values() if bound else ()
+    count = sum(found for most, found in map(_largest, every) if most == bound)
+    if count <= 2:
+        return ""
+    return f"it looks clipped by value, as {count} entries of gradients are {bound:.3g} or its negative"
+
+
+def _why(residual: float, name: str, step: int, dtype: torch.dtype | None, rounded: float, clipped: str) -> str:
     """What may be the reason of a residual; `dtype`: of what the gradient was computed from, None for nothing seen;
-    `rounded`: the share that rounding to a type of half precision accounts for.
+    `rounded`: the share that rounding to a type of half precision accounts for; `clipped`: what tells of clipping.
     """
     what = f"{residual:.1e} of the gradient of {name} at step {step} {UNEXPLAINED}"
+    if clipped and dtype is not None:
+        return f"{what}: {clipped}; clip by norm, which is recorded"
     elsewhere = "the weight is used elsewhere too, a path was not recorded, or the gradient was edited"
     if rounded:
         half = str(dtype).removeprefix("torch.")

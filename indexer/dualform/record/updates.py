@@ -291,6 +291,7 @@ class Updates:
         return sums, magnitudes, alone
 
     def _tell_unexplained(self, step: int, gradient: Gradient, dtypes: Mapping[str, torch.dtype]) -> None:
-        used, joined = self._pending.since(gradient.first_step), sorted(self.defects.joined)
+        used = self._pending.since(gradient.first_step)
+        joined = [index for index in sorted(self.defects.joined) if not self.defects.told_of(index, "gradient")]
         for index, why in unexplained_gradients(self._parameters, joined, gradient, used, dtypes, step):
             self.defects.tell_of(step, index, "gradient", why)

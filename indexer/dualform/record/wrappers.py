@@ -1,4 +1,4 @@
-"""The optimizer and the model inside what wraps them: accelerate, Lightning, data parallelism, torch.compile."""
+"""The optimizer and the model inside what wraps them: accelerate, Lightning, Fabric, DDP, torch.compile."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def unwrapped_model(model: nn.Module) -> nn.Module:
             model = model.module
         elif isinstance(own := getattr(model, "_orig_mod", None), nn.Module):
             model = own
+        elif type(model).__name__ == "_FabricModule":  # Lightning's packages have one each, and need not be loaded
+            model = model._forward_module
         else:
             return model
 

@@ -27,7 +27,7 @@ from dualform.query.weights.moves_below_rounding import moved_less_than_rounding
 from dualform.query.weights.scores_only import why_scores_only
 from dualform.query.weights.seams import Seam
 from dualform.rules.update_rule import ImageKind
-from dualform.store.batch import TOLERANCE
+from dualform.store.batch import TOLERANCE, UNEXPLAINED
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
@@ -217,9 +217,12 @@ def _lacks(view: View, layer: Layer) -> str:
 
 def _reason(view: View, layer: Layer, stop: int, since: int | None) -> str:
     """What happened at `since`; the first thing that is known to be wrong where no step stands out."""
-    defects = _defects(view, layer, stop)
-    if since is not None:
-        defects = [(step, reason) for step, reason in defects if step == since]
+    known = _defects(view, layer, stop)
+    defects = known if since is None else [(step, reason) for step, reason in known if step == since]
+    # What is told once goes on: an earlier gradient that slots do not explain names the cause of this one.
+    earlier = [(step, reason) for step, reason in known if since is not None and step < since and UNEXPLAINED in reason]
+    if not defects and earlier and since is not None and _unexplained(view, layer, since) > TOLERANCE:
+        defects = earlier
     if defects:
         step, reason = defects[0]
         return f"{reason.rstrip('.')} (from step {step} on)."
