@@ -14,6 +14,8 @@ MOST_BYTES = 32 << 10
 MOST_ROWS = 200
 MOST_TEXT = 300
 """Letters of a text that a memory holds."""
+MOST_MESSAGE = 1000
+"""Letters of an error's message, and of its hint: it stands twice in an answer, and a letter may take six bytes."""
 MOST_NAMES = 30
 """Of datasets, columns, probes and the like."""
 MOST_QUERIES = 8
@@ -43,7 +45,7 @@ def plain(value: Any) -> Any:
         return [plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value if value is None or isinstance(value, bool | int | float) else _cut(str(value))
+    return value if value is None or isinstance(value, bool | int | float) else cut(str(value))
 
 
 def as_json(value: Any) -> str:
@@ -56,19 +58,19 @@ def first(named: Mapping[str, Any]) -> dict[str, Any]:
     return dict(list(named.items())[:MOST_NAMES])
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+def cut(text: str, most: int = MOST_TEXT) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def cut_apart(names: Iterable[str]) -> list[str]:
     """The names, cut, with numbers at the ends of those that are alike then."""
     found: dict[str, None] = {}
     for name in names:
-        cut, number = _cut(name), 1
-        while cut in found:
+        own, number = cut(name), 1
+        while own in found:
             number += 1
-            cut = f"{_cut(name)[: MOST_TEXT - 10]}…{number}"
-        found[cut] = None
+            own = f"{cut(name)[: MOST_TEXT - 10]}…{number}"
+        found[own] = None
     return list(found)
 
 

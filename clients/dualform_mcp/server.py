@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
@@ -9,10 +11,12 @@ import anyio
 from mcp import types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
 
 from dualform.faults import as_dualform_error
 from dualform.methods import Answers
-from dualform_mcp.bounds import as_json
+from dualform_mcp.bounds import MOST_MESSAGE, as_json, cut
 from dualform_mcp.info import INFO
 from dualform_mcp.output import OUTPUT
 from dualform_mcp.slots import SLOTS
@@ -60,10 +64,40 @@ def serve(memory: Answers) -> None:
     server = mcp_server(memory)
 
     async def run() -> None:
-        async with stdio_server() as (read, write):
-            await server.run(read, write, server.create_initialization_options())
+        async with stdio_server() as (read, write), anyio.create_task_group() as tasks:
+            sent, heard = anyio.create_memory_object_stream[SessionMessage | Exception]()
+
+            async def hear() -> None:
+                """What is no message is answered here: `mcp` passes over it, and its sender would wait."""
+                async with sent:
+                    async for message in read:
+                        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                            if isinstance(message, Exception):
+                                await write.send(SessionMessage(_misread(message)))
+                            else:
+                                await sent.send(message)
+
+            tasks.start_soon(hear)
+            await server.run(heard, write, server.create_initialization_options())
 
     anyio.run(run)
+
+
+def _misread(error: Exception) -> types.JSONRPCError:
+    """The reply to a line that is no message, under its id if it has one."""
+    found: Any = None
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False)[0]["input"]
+        with suppress(ValueError, RecursionError):
+            found = json.loads(found) if isinstance(found, str) else found
+    own = found.get("id") if isinstance(found, dict) else None
+    if not isinstance(own, int) and not (isinstance(own, str) and own.isprintable()):
+        own = None
+    said = types.ErrorData(
+        code=types.PARSE_ERROR,
+        message="The line is no message of JSON-RPC, or holds half of a surrogate pair. Send UTF-8, or whole escapes.",
+    )
+    return types.JSONRPCError(jsonrpc="2.0", id=own, error=said)
 
 
 def _described(tool: Tool[Any]) -> types.Tool:
@@ -89,6 +123,7 @@ def _called(memory: Answers, tool: Tool[Any], given: dict[str, Any]) -> types.Ca
 
 
 def _failed(code: str, message: str, hint: str) -> types.CallToolResult:
+    message, hint = cut(message, MOST_MESSAGE), cut(hint, MOST_MESSAGE)
     said = {"error": {"code": code, "message": message, "hint": hint}}
     text = f"{message} {hint}".strip()
     return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=said, is_error=True)

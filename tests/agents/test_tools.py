@@ -14,7 +14,7 @@ from torch import nn
 import dualform
 from dualform.answers import Columns
 from dualform.errors import Inexact
-from dualform_mcp.bounds import MOST_BYTES, MOST_ROWS, MOST_TEXT, bounded, plain
+from dualform_mcp.bounds import MOST_BYTES, MOST_MESSAGE, MOST_ROWS, MOST_TEXT, bounded, plain
 from dualform_mcp.server import mcp_server
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
@@ -95,6 +95,24 @@ async def test_mistakes_are_errors_with_a_hint(memory, tool, arguments, code, me
     assert message in f"{error['message']} {error['hint']}"
     (content,) = told.content
     assert content.text == f"{error['message']} {error['hint']}".strip()
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("sql", {"statement": "SELECT error(repeat('E', 1000000))"}),
+        ("topk", {"layer": "\x01" * 1_000_000, "query": "test/1"}),
+        ("topk", {"layer": "0", "query": "\U0001f600" * 1_000_000}),
+        ("topk", {f"a{number}": 1 for number in range(5000)}),
+        ("y" * 1_000_000, {}),
+    ],
+    ids=["sql", "layer", "query", "arguments", "tool"],
+)
+async def test_an_error_has_room_for_no_more_than_an_answer(memory, tool, arguments):
+    told = await asked(memory, tool, **arguments)
+    assert told.is_error
+    assert len(told.structured_content["error"]["message"]) == MOST_MESSAGE
+    assert len(told.model_dump_json().encode()) <= MOST_BYTES
 
 
 async def test_a_fault_is_an_error_without_a_traceback():
