@@ -12,7 +12,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test drill soak lint site notebooks dist coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
+.PHONY: setup demo test drill soak processors seeds lint site notebooks dist coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
 
 setup: $(VENV)/ready
 
@@ -31,11 +31,30 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-# The long forms of the tests that try to break it, one after another, and docs/reliability.md from what they report.
+# The long forms of the tests that try to break it, one after another, and docs/reliability.md from what they report. Then
+# the tests of numbers as other processors compute them.
 soak: setup
 	rm -f build/reliability.json
 	DUALFORM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -o timeout=7200
 	$(BIN)/python -m tests.reliability build/reliability.json docs/reliability.md
+	$(MAKE) processors
+
+# The folders that test numbers, with torch, oneDNN, MKL and OpenBLAS held to the instructions and kernels of four other x86
+# processors; and the property tests with ten seeds. One of them alone: make processor-avx2, make seeds.
+NUMBERS := $(addprefix tests/,record rules influence live query kernels replay contract costs networks coverage site/test_notebooks.py)
+plain := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott
+avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
+zen := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Zen
+avx512 := ATEN_CPU_CAPABILITY=avx512 MKL_CBWR=AVX512 OPENBLAS_CORETYPE=SkylakeX
+
+processors: $(addprefix processor-,plain avx2 zen $(if $(shell grep -sm1 avx512vl /proc/cpuinfo),avx512)) seeds
+
+processor-%: setup
+	env $($*) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(NUMBERS)
+
+seeds: setup
+	for seed in 1 2 3 4 5 6 7 8 9 10; do OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
+		--hypothesis-seed=$$seed $$(grep -lr --include='test_*.py' '^@given' tests) || exit 1; done
 
 # The processes of shards killed and frozen fifty times, where the tests do it fifteen times.
 drill: setup

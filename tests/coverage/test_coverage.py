@@ -6,9 +6,15 @@ from fnmatch import fnmatchcase
 
 import pytest
 
+from dualform.query.weights.block_grades import EXACT
+
 from . import document
 from .measure import Measured, measure
 from .rows import ROWS, Row
+from .training import STEPS
+
+BLOCK = 1 << 18
+"""Bytes in which DuckDB's files grow."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of packages that a row trains with
@@ -34,6 +40,10 @@ def check(row: Row, measured: Measured) -> None:
         assert said in reason
     if not row.skipped:
         assert measured.recorded + measured.kept == pytest.approx(1.0)
+    if row.depends_on_the_processor():
+        assert measured.certificate is not None
+        assert (measured.grade == "exact") == (measured.certificate <= EXACT)
+        return
     assert measured.grade == row.grade
     if measured.grade != "scores only":
         assert measured.certificate is not None
@@ -46,9 +56,11 @@ def documented(row: Row, measured: Measured) -> None:
     assert row.name in found, "make coverage"
     expected = found[row.name]
     assert (measured.recorded, measured.kept) == pytest.approx((expected.recorded, expected.kept))
-    assert (measured.grade, measured.refused) == (expected.grade, expected.refused)
+    assert measured.refused == expected.refused
+    assert measured.grade == expected.grade or row.depends_on_the_processor()
     assert measured.layers == expected.layers
-    assert measured.bytes_a_step == pytest.approx(expected.bytes_a_step, rel=0.05)
+    # One table more, as that of gradients which are rounding alone, is one more block of DuckDB's.
+    assert measured.bytes_a_step == pytest.approx(expected.bytes_a_step, rel=0.05, abs=BLOCK / STEPS)
 
 
 def test_no_other_row_is_written():

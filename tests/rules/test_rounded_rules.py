@@ -21,9 +21,22 @@ EVERY = [(torch.optim.SGD, {"lr": 0.03, **more}) for more in SGD] + [
 ]
 
 
+def sums_are_rounded_once() -> bool:
+    """Whether torch adds a multiple of a tensor in one rounding: its plain loops, which it runs on processors without
+    AVX2, round the multiple first.
+    """
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(64, generator=generator).bfloat16() for _ in range(2))
+    exact = one.double() + 0.5625 * other.double()  # which bfloat16 holds; the sum fits into float32, too
+    return torch.equal(one.add(other, alpha=0.5625), exact.bfloat16())
+
+
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize(("kind", "options"), EVERY, ids=lambda value: getattr(value, "__name__", ""))
 def test_an_update_is_rounded_as_torch_rounds_it(dtype, kind, options):
+    coupled = kind is torch.optim.Adam and "weight_decay" in options
+    if (kind is torch.optim.SGD or coupled) and not sums_are_rounded_once():
+        pytest.skip("torch's plain loops round the multiple of a tensor before they add it (docs/exactness.md)")
     torch.manual_seed(0)
     # The last numbers of a tensor whose length the processor's vectors do not divide may be rounded differently.
     parameter = torch.nn.Parameter((torch.randn(32, 32) * 0.1).to(dtype))

@@ -1,4 +1,4 @@
-"""Actors of a real Ray behind the front. Runs where Ray is installed: pip install 'dualform[ray]'."""
+"""Actors of a real Ray behind the front."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from dualform_service.shards.ray import ray_answerers
 from tests.query.shards.memories import write
 from tests.service.shards.test_giving_up import Endless
 
-ray = pytest.importorskip("ray", reason="Ray is not installed, an extra of its own: pip install 'dualform[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'dualform[ray]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIZES = [[3, 4, 2], [2, 2, 4]]
+SECONDS = 10.0
+"""For a share: where other tests run, too, a process that works may be late by seconds."""
 _log = logging.getLogger(__name__)
 QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
 
@@ -43,13 +45,13 @@ def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
 
     try:
         memory, names = dualform.open(tmp_path / "memory", backend="numpy"), ["a", "b"]
-        with memory as one, Fleet(watched, lambda: names, 2.0) as fleet:
+        with memory as one, Fleet(watched, lambda: names, SECONDS) as fleet:
             front = open_front(tmp_path / "memory", fleet, "numpy")
             expected = one.topk("plain", QUERIES, 5)
             _log.info("first answer after %.1f s", _answered(front, expected))
             _given_up_in_the_midst(fleet, front, tmp_path / "begun")
             began = time.monotonic()
-            assert _answered(front, expected) < 2  # an actor that works on would be replaced
+            assert _answered(front, expected) < SECONDS  # an actor that works on would be replaced
             _log.info("the next answer came %.2f s after one was given up", time.monotonic() - began)
             assert list(launched) == [0, 1]
             began = time.monotonic()
@@ -72,8 +74,8 @@ def test_actors_answer_as_one_engine_and_are_replaced(tmp_path, monkeypatch):
                     named = time.monotonic() - began
                     took = _answered(front, expected)
                     _log.info("%s: named after %.2f s, answering %.2f s later", blow.name, named, took)
-                    assert named < 2.2
-                    assert took < 5
+                    assert named < SECONDS + 5
+                    assert took < 30
     finally:
         ray.shutdown()
 
