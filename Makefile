@@ -42,7 +42,7 @@ soak: setup
 # The folders that test numbers, with torch, oneDNN, MKL and OpenBLAS held to the instructions and kernels of four other x86
 # processors; and the property tests with ten seeds. One of them alone: make processor-avx2, make seeds.
 NUMBERS := $(addprefix tests/,record rules influence live query kernels replay contract costs networks coverage site/test_notebooks.py)
-plain := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott
+plain := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott
 avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
 zen := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Zen
 avx512 := ATEN_CPU_CAPABILITY=avx512 MKL_CBWR=AVX512 OPENBLAS_CORETYPE=SkylakeX
