@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import re
 import sys
 import warnings
 from collections import Counter
@@ -73,6 +74,116 @@ def test_a_users_hook_is_no_part_of_the_layer(tmp_path, kind, when):
         _, rows = opened.sink.parts(layer)[-1]
         own = rows.values.astype(np.float64).T @ rows.keys.astype(np.float64)
         np.testing.assert_allclose(own, gradients[f"{layer}.weight"], rtol=1e-4, atol=1e-7)
+    assert opened.sink.defects == []
+
+
+def of_all_modules(layer):
+    return global_hooks.register_module_forward_hook(lambda module, a, out: 10 * out if module is layer else None)
+
+
+def of_all_modules_in_place(layer):
+    return global_hooks.register_module_forward_hook(lambda module, a, out: out.mul_(10) if module is layer else None)
+
+
+def with_another_forward(owner, name, forward):
+    """A patch that goes as a hook does."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(owner, name, forward, raising=False)
+    return Removable(patch.undo)
+
+
+class Removable:
+    def __init__(self, remove):
+        self.remove = remove
+
+
+def patched_forward(module, x):
+    return 10 * nn.functional.linear(x, module.weight, module.bias)
+
+
+ALTERED = {
+    "a hook of all modules": (
+        of_all_modules,
+        r"a hook of all modules changed its output: tests\.record\.test_hooks\.of_all_modules\.<locals>\.<lambda>",
+    ),
+    "a hook of all modules that writes": (of_all_modules_in_place, "a hook of all modules changed its output: "),
+    "the class's forward": (
+        lambda layer: with_another_forward(nn.Linear, "forward", patched_forward),
+        r"its forward was replaced by tests\.record\.test_hooks\.patched_forward while it was recorded",
+    ),
+    "its own forward": (
+        lambda layer: with_another_forward(layer, "forward", lambda x: patched_forward(layer, x)),
+        r"its forward was replaced by tests\.record\.test_hooks\.<lambda>\.<locals>\.<lambda>",
+    ),
+    "a backward hook of the old kind": (
+        lambda layer: layer.register_backward_hook(lambda *_: None),
+        "it was given a hook of register_backward_hook",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ALTERED)
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+def test_what_alters_an_output_before_the_recorder_sees_it_is_named(tmp_path, kind):
+    alter, why = ALTERED[kind]
+
+    def run(path=None):
+        model = small_net()
+        opened = opened_on(model, path or tmp_path / "never")
+        with opened.recorder if path else ExitStack():
+            for number, (x, y) in enumerate(batches(4)):
+                altered = alter(model[2]) if number in (1, 2) else None
+                with opened.recorder.step(label=y) if path else ExitStack():
+                    opened.optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()
+                    opened.optimizer.step()
+                if altered is not None:
+                    altered.remove()
+        return model, opened
+
+    model, opened = run(tmp_path / "m")
+    plain, _ = run()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    reasons = {layer: (step, reason) for layer, step, reason in reversed(opened.sink.defects)}
+    step, reason = reasons["2"]
+    assert step <= 1
+    assert re.search(why, reason), reason
+    assert [step for step, _ in opened.sink.parts("2")] == [0, 3]
+    assert len(opened.sink.parts("4")) == 4 - 2 * ("class" in kind)
+
+
+@pytest.mark.parametrize("kind", ALTERED)
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+def test_what_alters_an_output_from_the_start_is_named(tmp_path, kind):
+    """By name as it is skipped, if that can be seen; at its first call if not."""
+    alter, why = ALTERED[kind]
+    model = small_net()
+    with ExitStack() as stack:
+        stack.callback(alter(model[2]).remove)
+        if kind == "the class's forward":
+            with pytest.raises(RecordingError, match=r"0: Linear\.forward was replaced by .*\.patched_forward"):
+                opened_on(model, tmp_path / "m")
+            return
+        opened = opened_on(model, tmp_path / "m")
+        stack.enter_context(opened.recorder)
+        if "all modules" in kind:
+            with pytest.raises(RecordingError, match=f"^layer '2': {why}"):
+                train(opened, model, batches(1))
+        else:
+            train(opened, model, batches(1))
+            assert opened.recorder.skipped["2"].startswith(("Linear has a forward of its own", "it has a hook of"))
+
+
+def test_hooks_of_all_modules_that_only_look_change_nothing(tmp_path):
+    seen = []
+    with ExitStack() as stack:
+        stack.callback(global_hooks.register_module_forward_hook(lambda module, *_: seen.append(module)).remove)
+        model = small_net()
+        opened = opened_on(model, tmp_path / "m")
+        with opened.recorder:
+            train(opened, model, batches(3))
+        assert len(global_hooks._global_forward_hooks) == 1
+    assert len(seen) == 3 * 6
     assert opened.sink.defects == []
 
 

@@ -1,10 +1,14 @@
 """Every layer is recorded, or listed with the reason why not."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+import dualform
+from dualform import tap
 from dualform.errors import AlreadyExists, BadInput, NotFound, RecordingError
 from dualform.record.recorder import Recorder
 
@@ -167,3 +171,62 @@ def test_copies_on_several_devices_are_refused_by_name(tmp_path):
         "the part '1' of the model is an nn.DataParallel, which runs copies of its layers on several devices at once. "
         "Train with DistributedDataParallel, one process a device; on one device, without either."
     )
+
+
+class Others(nn.Module):
+    """Layers and matrices that are of no type that is recorded, or run without hooks, beside one that is recorded."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        self.phase, self.turn = nn.Linear(4, 4, dtype=torch.cfloat), nn.Conv1d(1, 1, 1, dtype=torch.cfloat)
+        self.own, self.named = nn.Parameter(torch.randn(4, 4).cfloat()), nn.Parameter(torch.randn(4, 4).cfloat())
+        self.scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+        self.traced = torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4))
+
+    def forward(self, x):
+        x = self.traced(self.scripted(self.layer(x))).cfloat()
+        return (self.turn(self.phase(x)[:, None])[:, 0] @ self.own + tap(x, self.named, "named")).abs()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("layers", [None, ["layer"]], ids=["all", "one"])
+def test_layers_of_other_types_and_those_that_run_without_hooks_are_skipped(tmp_path, layers):
+    def train(recorded):
+        model = Others()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with ExitStack() as stack:
+            if recorded:
+                recorder = Recorder(model, optimizer, tmp_path / "m", layers, quiet=True)
+                stack.enter_context(recorder)
+            for x in torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1)):
+                with recorder.step() if recorded else ExitStack():
+                    optimizer.zero_grad()
+                    model(x).square().sum().backward()
+                    optimizer.step()
+        return model, recorder.skipped if recorded else {}
+
+    (model, skipped), (plain, _) = train(True), train(False)
+    numbers = "is complex64, and what is recorded is float16 to float64"
+    hookless = "it was compiled by torch.jit, whose modules run without hooks"
+    assert {name: skipped[name] for name in skipped if name != "named"} == {
+        "phase": f"its weight {numbers}",
+        "turn": f"its weight {numbers}",
+        "own": f"its type {numbers}",
+        "scripted.0": hookless,
+        "traced": hookless,
+    }
+    assert skipped["named"] == f"its type {numbers}"
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.verify()["layer"].grade.name == "exact"
+        weights = memory.weights()
+        assert all(weights[name].dtype == own.dtype for name, own in model.state_dict().items())
+        assert all(torch.equal(weights[name], own) for name, own in model.state_dict().items() if own.is_complex())
+
+
+def test_a_layer_of_eight_bits_is_skipped(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).to(torch.float8_e4m3fn))
+    made = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    assert made.skipped == {"1": "its weight is float8_e4m3fn, and what is recorded is float16 to float64"}

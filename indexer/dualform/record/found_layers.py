@@ -14,12 +14,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from dualform.errors import RecordingError
 from dualform.patterns import matches
 from dualform.record.free_taps import FreeTaps
 from dualform.record.frozen_layers import FrozenLayers
+from dualform.record.key_form import why_not_numbers
 from dualform.record.matrix_uses import MatrixUses
 from dualform.record.owners import Owners
 from dualform.record.plan import Plan
@@ -82,6 +84,8 @@ class FoundLayers:
 
     def _watch(self, name: str, module: nn.Module, held: set[int]) -> None:
         if ModuleTap.kind_of(module) is not None or type(module).__module__.startswith("torch.nn."):
+            return
+        if isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
             return
         own = {path: tensor for path, tensor in _parameters_of(name, module, self.modules) if id(tensor) not in held}
         free = {path: tensor for path, tensor in own.items() if tensor.dim() > 1}
@@ -298,4 +302,4 @@ def _parameters_of(name: str, module: nn.Module, lists: set[str]) -> Iterator[tu
 
 
 def _why_unseen(tensor: Tensor) -> str:
-    return _SHARDED if is_sharded(tensor) else PENDING
+    return _SHARDED if is_sharded(tensor) else why_not_numbers([("type", tensor)]) or PENDING

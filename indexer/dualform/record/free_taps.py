@@ -11,6 +11,7 @@ from dualform.errors import RecordingError
 from dualform.record.batch_first import batch_dim_of
 from dualform.record.blocks import check_blocks
 from dualform.record.frozen_layers import FrozenLayers
+from dualform.record.key_form import why_not_numbers
 from dualform.record.owners import Owners
 from dualform.record.stacks import blocks_of
 from dualform.record.taps import Tap
@@ -84,13 +85,14 @@ class FreeTaps:
         for path, parameter in self._model.named_parameters():
             if is_of(weight, parameter):
                 block = block_of(weight, parameter)
+                other = why_not_numbers([("type", parameter)])
                 why = self._owners.untrained([parameter], "its matrix")
-                if block is not None and not why:
+                if block is not None and not (why or other):
                     self.told[name] = FreeTap(name, path, parameter, block, False, self._values)
                     return
                 if why:
                     self._frozen.add(name, [parameter], why)
-                self.skipped[name] = why or f"its matrix is no block of {path}"
+                self.skipped[name] = why or other or f"its matrix is no block of {path}"
                 return
         self.skipped[name] = "its matrix is no parameter of the model and no view of one"
 

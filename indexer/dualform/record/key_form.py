@@ -5,7 +5,7 @@ Shapes: n slots of a call, d_in and d_out of the layer; `...` the dimensions of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +22,15 @@ SLOTS_AT_ONCE = 1024
 """Whose chosen columns, or terms of chosen entries, are made at once."""
 HALVED: dict[torch.dtype, str] = {getattr(torch, name): name for name in UNIT_ROUNDOFF}
 """Types of half of float32's bytes, by the name that the store has for them, and for keys of them."""
+
+
+def why_not_numbers(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Why a layer of these parameters, by name, is not recorded; empty if they are of types that are."""
+    types = (torch.float32, torch.float64, *HALVED)
+    other = next(((name, own.dtype) for name, own in tensors if own.dtype not in types), None)
+    if other is None:
+        return ""
+    return f"its {other[0]} is {str(other[1]).removeprefix('torch.')}, and what is recorded is float16 to float64"
 
 
 class KeyForm:

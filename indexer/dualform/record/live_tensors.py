@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,12 +26,14 @@ class LiveTensors:
         return self._walk(self._paths[name])
 
     def _walk(self, path: list[str]) -> Tensor | None:
-        module: nn.Module | None = self._model
+        module: Any = self._model
         for part in path[:-1]:
-            module = None if module is None else module._modules.get(part)
-        if module is None:
-            return None
-        found = module._parameters.get(path[-1])
-        if found is None:  # pruned or parametrized since: what the module computes with
-            found = getattr(module, path[-1], None)
+            if part not in module._modules:  # of torch.jit these are no dicts, and have no get
+                return None
+            module = module._modules[part]
+            if module is None:
+                return None
+        own, name = module._parameters, path[-1]
+        # Where it is none of its parameters, it was pruned or parametrized since: what the module computes with.
+        found = own[name] if name in own else getattr(module, name, None)
         return found if isinstance(found, Tensor) else None

@@ -12,6 +12,7 @@ from dualform.errors import NotFound, RecordingError
 from dualform.patterns import matches
 from dualform.record.batch_first import batch_dim_of
 from dualform.record.found_layers import FoundLayers
+from dualform.record.key_form import why_not_numbers
 from dualform.record.owners import Owners
 from dualform.record.taps import ModuleTap, Tap
 from dualform.record.taps.identity import COMPILES
@@ -47,6 +48,10 @@ def select(
         if name in covered:
             continue
         kind = None if name in given_names else ModuleTap.kind_of(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            if any(True for _ in module.parameters(recurse=False)):
+                skipped[name] = "it was compiled by torch.jit, whose modules run without hooks"
+            continue
         if kind is None:
             own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in held]
             if own:
@@ -56,7 +61,7 @@ def select(
         covered.update(f"{name}.{own}" if name else own for own in within)
         # Asked before anything else: how a layer that is not trained computes, as a quantized one does, is no matter.
         reason = _frozen(module, owners)
-        if refusal := kind.refusal(module):
+        if refusal := why_not_numbers(module.named_parameters()) or kind.refusal(module):
             skipped[name] = reason or refusal
             if reason:
                 frozen.add(name, _matrices(module.parameters()), reason, refusal)
@@ -158,7 +163,7 @@ def _without_a_tap(module: nn.Module, own: Sequence[Tensor]) -> str:
     kind = type(module).__name__
     if all(parameter.dim() < 2 for parameter in own):
         return f"other parameters: {kind} multiplies by no matrix"
-    return f"there is no tap for {kind}"
+    return why_not_numbers(module.named_parameters(recurse=False)) or f"there is no tap for {kind}"
 
 
 def _unwanted(name: str, patterns: Sequence[str] | None) -> str:

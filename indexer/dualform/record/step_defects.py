@@ -52,7 +52,7 @@ class StepDefects:
         """A call of a layer has no keys. Raises the error at the first step."""
         if not self._progress.begun:
             raise error
-        self.note(self._progress.last, tap.name, "refused", error.message.rstrip("."))
+        self.note(self._progress.steps, tap.name, "refused", error.message.rstrip("."))
 
     def misfits(self, record: StepRecord) -> None:
         """Calls of layers that are no rows of theirs. Raises RecordingError at the first step, beside such as are."""

@@ -92,7 +92,7 @@ class ModuleTap(Tap):
             return f"{type(module).__name__} has a forward of its own"
         if getattr(kind.forward, "__globals__", {}).get("__name__") != kind.__module__:
             return f"{kind.__name__}.forward was replaced by {_told(kind.forward)}"
-        if False in (module._is_full_backward_hook, all_modules._global_is_full_backward_hook):
+        if _has_old_hooks(module):
             return "it has a hook of register_backward_hook, which would see the recorder's part of the graph"
         return ""
 
@@ -162,6 +162,12 @@ def _qualified(base: type) -> str:
 
 def _forward_of(module: nn.Module) -> Any:
     return vars(module).get("forward", type(module).forward)
+
+
+def _has_old_hooks(module: nn.Module) -> bool:
+    """Whether it has backward hooks that torch hangs on the last node of its graph."""
+    own = bool(module._backward_hooks) and module._is_full_backward_hook is False
+    return own or (bool(all_modules._global_backward_hooks) and all_modules._global_is_full_backward_hook is False)
 
 
 def _told(function: Any) -> str:
@@ -255,7 +261,7 @@ class _Hook(ModelHook):
             return ""
         if (forward := _forward_of(module)) is not self._forward:
             return f"its forward was replaced by {_told(forward)} while it was recorded"
-        if False in (module._is_full_backward_hook, all_modules._global_is_full_backward_hook):
+        if _has_old_hooks(module):
             return "it was given a hook of register_backward_hook, which would see the recorder's part of the graph"
         return ""
 
