@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 
 from .listed import Opened, assert_rebuilt, batches, small_net, snapshot
 
@@ -147,3 +149,51 @@ def test_a_gradient_that_was_set_to_zero_keeps_its_factor(tmp_path):
                 optimizer.step()
     for log in opened.sink.logs.values():
         assert {factor.parameter: factor.factor for factor in log.factors}["0.bias"] == 0.0
+
+
+def by_one_factor(model, scale):
+    for own in model.parameters():
+        own.grad *= scale
+
+
+SCALINGS = {
+    "clipped together": lambda model, step: clip_grad_norm_(model.parameters(), 0.1),
+    "each clipped": lambda model, step: [clip_grad_norm_(layer.parameters(), 0.1) for layer in model[::2]],
+    "all by ten": lambda model, step: by_one_factor(model, 10.0),
+    "one by another at each step": lambda model, step: by_one_factor(model[2], 2.0 + step % 2),
+    "one by ten, seven times": lambda model, step: by_one_factor(model[2], 10.0 if step % 8 else 1.0),
+}
+
+
+def scaled(path, monkeypatch, scaling=None, output=1.0, count=20):
+    """A training whose gradients are scaled, and the output of its middle layer where the recorder does not look."""
+    model, plain = small_net(), functional.linear
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    opened = Opened(model, optimizer, path)
+
+    def linear(x, weight, bias=None):
+        return plain(x, weight, bias) * (output if weight is model[2].weight else 1.0)
+
+    monkeypatch.setattr(functional, "linear", linear)
+    with opened.recorder:
+        for step, (x, y) in enumerate(batches(count)):
+            with opened.recorder.step():
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                if scaling is not None:
+                    scaling(model, step)
+                optimizer.step()
+    return opened.sink
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_factors_that_all_layers_have_or_that_do_not_last_are_no_warning(tmp_path, monkeypatch, scaling):
+    assert scaled(tmp_path / "m", monkeypatch, SCALINGS[scaling]).defects == []
+
+
+@pytest.mark.parametrize("clipped", [False, True], ids=["", "clipped together"])
+def test_a_lasting_factor_of_one_layer_is_warned_of_once(tmp_path, monkeypatch, clipped):
+    words = r"^the gradient of layer '2' is 10 times what its slots make of it, at each of 8 updates, and that of other"
+    with pytest.warns(RuntimeWarning, match=words) as told:
+        scaled(tmp_path / "m", monkeypatch, SCALINGS["clipped together"] if clipped else None, output=10.0)
+    assert len(told) == 1

@@ -1,10 +1,13 @@
-"""Gradients that the slots do not explain, and what may be the reason."""
+"""Gradients that the slots do not explain, or only by a factor that no other layer has, and what may be the reason."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.record.gradient_factor import Gradient
@@ -82,3 +85,59 @@ def _why(residual: float, name: str, step: int, dtype: torch.dtype | None, round
             "runs from a CUDA graph or was made before recording began"
         )
     return f"{what}: {elsewhere}"
+
+
+_UPDATES = 8
+"""After which a factor counts as lasting."""
+_APART, _SAME = 0.05, 0.01
+"""Relative differences of factors: those of two layers, and of one layer from update to update."""
+
+
+class LoneFactors:
+    """Warns of layers whose weight has, update after update, a gradient of the same multiple of what their slots make
+    of it, while that of the other layers has another. Clipping, scaling and averaging give all layers one factor, or
+    each a new one at every update. A lasting factor of one layer is that of its error signals: what scaled its output
+    before the recorder saw it makes them too small.
+    """
+
+    def __init__(self, parameters: RecordedParameters) -> None:
+        self._parameters = parameters
+        self._weights = np.array([parameter.directions is not None for parameter in parameters], bool)
+        self._ratios = np.zeros(len(self._weights))
+        """To the factor of the others, at the first of the last so many updates at which it was the same."""
+        self._lasted = np.zeros(len(self._weights), int)
+        self._told: set[str] = set()
+
+    def look(self, gradient: Gradient) -> None:
+        """An update is made of these gradients."""
+        with np.errstate(invalid="ignore"):
+            known = self._weights & gradient.explained & (gradient.factors > 0)
+        common = _common(gradient.factors[known])
+        if common is None:
+            self._lasted[:] = 0
+            return
+        ratios = np.where(known, gradient.factors / common, 0.0)
+        same = known & (abs(ratios - self._ratios) <= _SAME * self._ratios)
+        self._lasted = np.where(same, self._lasted + 1, known.astype(int))
+        self._ratios = np.where(same, self._ratios, ratios)
+        for index in np.flatnonzero((self._lasted >= _UPDATES) & (abs(self._ratios - 1.0) > _APART)):
+            for layer in {*self._parameters[index].layers} - self._told:
+                self._told.add(layer)
+                warnings.warn(
+                    f"the gradient of layer {layer!r} is {self._ratios[index]:.3g} times what its slots make of it, at "
+                    f"each of {_UPDATES} updates, and that of other layers is not. Unless you scale the gradient of "
+                    "its weight, something changes the layer's output before the recorder sees it: its error signals, "
+                    "and gradient scores, are then wrong by that factor.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+def _common(factors: NDArray[np.float64]) -> float | None:
+    """The factor that most have; 1 if only some have that; None if neither is so."""
+    if len(factors) < 2:
+        return None
+    middle = float(np.median(factors))
+    if (abs(factors - middle) <= _SAME * middle).sum() * 2 > len(factors):
+        return middle
+    return 1.0 if (abs(factors - 1.0) <= _SAME).any() else None

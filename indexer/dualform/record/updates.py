@@ -24,7 +24,7 @@ from dualform.record.replacements import Replacements
 from dualform.record.rounding_gradients import put, rounding_gradients
 from dualform.record.taps import Tap
 from dualform.record.training import Training
-from dualform.record.unexplained_gradients import unexplained_gradients
+from dualform.record.unexplained_gradients import LoneFactors, unexplained_gradients
 from dualform.record.watch import roundoff
 from dualform.record.watched_image import WatchedImage
 from dualform.rules import UpdateRule
@@ -61,6 +61,7 @@ class Updates:
         first = training.ranks is None or not training.ranks.number
         self._parameters = RecordedParameters(valued, generator, own, first)
         self._factors = GradientFactors(self._parameters, generator, measured) if valued else None
+        self._lone = LoneFactors(self._parameters)
         watched = WatchedImage.of(self._parameters, self._rule if valued else None, training.halved, generator)
         self._entries = watched.entries
         self.defects = LayerDefects(self._parameters, training.told)
@@ -173,6 +174,7 @@ class Updates:
             factors = self._logged(own, applied.tolist(), gradient.residuals.tolist(), alone)
             if not gradient.explained.all():
                 self._tell_unexplained(step, gradient, dtypes)
+            self._lone.look(gradient)
             terms, of_group = (sums, magnitudes), [settings[group] for group in own]
             self.weights.observe(step - 1, inside=changed, seen=weights)
             if self._failure is not None:
