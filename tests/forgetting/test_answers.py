@@ -311,3 +311,44 @@ def test_a_recording_that_was_cut_off_adds_up_to_where_it_came(tmp_path):
     assert np.isnan(after.standing[""])
     for name, own in before.arrays.items():
         assert np.allclose(after.arrays[name], own, rtol=0, atol=1e-7)
+
+
+CONFIDENCE = [0.95, 0.2, float("nan"), 0.1, 0.99, None]
+
+
+@pytest.mark.parametrize(
+    ("where", "gone"),
+    [
+        ("conf > 0.9", "2 of 6"),
+        ("NOT conf < 0.9", "2 of 6"),
+        ("conf > 0.9 OR low > 0.9", "4 of 8"),
+        ("conf > 0.9 OR low > 0.9 OR isnan(low)", "2 of 8"),
+        ("(conf > 0.9) OR (isnan(conf))", 6),
+        ("(conf > 0.9) AND NOT (isnan(conf))", 4),
+        ("isnan(conf)", 2),
+        ("conf > 0.9 AND label = 0", 2),
+        ("conf IS NULL", 2),
+    ],
+)
+def test_what_only_nan_picks_is_not_forgotten_unasked(tmp_path, where, gone):
+    """SQL takes NaN for more than any number: `conf > 0.9` picks the samples whose conf is NaN, too."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        for _ in range(2):
+            low = [0.0, 0.0, 0.0, float("nan"), 0.0, 0.0]
+            with recorder.step(conf=CONFIDENCE, low=low, label=[0, 1, 2, 3, 4, 5]):
+                optimizer.zero_grad()
+                model(torch.randn(6, 4)).square().mean().backward()
+                optimizer.step()
+    for make in (forgetting, dualform.forget):
+        if isinstance(gone, int):
+            assert make(tmp_path / "m", where).samples == gone
+            continue
+        with pytest.raises(BadInput, match=f"where picks {gone} samples only by NaN in (conf|conf, low), which") as no:
+            make(tmp_path / "m", where)
+    if not isinstance(gone, int):
+        keep, take = no.value.hint.removeprefix("To keep them, write: ")[:-1].split(". To forget them, too: ")
+        few, every = map(int, gone.split(" of "))
+        assert forgetting(tmp_path / "m", keep).samples == every - few
+        assert forgetting(tmp_path / "m", take).samples == every

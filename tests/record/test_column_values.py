@@ -1,12 +1,23 @@
-"""What a column cannot hold is refused where it is said; what is masked is NULL."""
+"""A column holds what was given, as DuckDB reads it, or refuses it; what is missing is NULL."""
 
+import tempfile
+from datetime import datetime
+from enum import Enum, IntEnum
+from pathlib import Path
+
+import duckdb
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import dualform
 from dualform.errors import BadInput
+from dualform.record.column_values import column_of
 from dualform.record.recorder import Recorder
 
 X = torch.randn(3, 4)
@@ -107,3 +118,233 @@ def test_spaces_that_differ_only_in_case_are_refused(tmp_path, spaces, pair):
         recorder_of(model, tmp_path / "m", spaces=spaces)
     assert str(caught.value) == f"spaces {pair} differ only in case, which SQL does not see. Choose another name."
     assert caught.value.field == "spaces"
+
+
+class Name(str, Enum):  # noqa: UP042 - this is the case
+    """It prints as "Name.MNIST"."""
+
+    MNIST = "mnist"
+    SVHN2 = "svhn2"
+
+
+class Shouted(str):
+    __slots__ = ()
+
+    def __str__(self):
+        return self.upper()
+
+
+class Number(IntEnum):
+    ONE = 1
+    MANY = 2**62
+
+
+def duckdb_holds(path):
+    """By column, what DuckDB itself reads."""
+    (tables,) = path.glob("shard-*/slots.duckdb")
+    with duckdb.connect(tables, read_only=True) as connection:
+        found = connection.execute("SELECT * FROM slots ORDER BY slot")
+        names = [column[0] for column in found.description]
+        return dict(zip(names, zip(*found.fetchall(), strict=True), strict=True))
+
+
+def record_columns(path, *steps):
+    model = nn.Linear(4, 2)
+    with recorder_of(model, path, quiet=True) as recorder:
+        for said in steps:
+            with recorder.step(**said):
+                model(X).sum().backward()
+    return duckdb_holds(path)
+
+
+PANDAS = {"int": "Int64", "uint": "UInt64", "float": "Float64", "bool": "boolean", "str": "string"}
+POLARS = {"int": pl.Int64, "uint": pl.UInt64, "float": pl.Float64, "bool": pl.Boolean, "str": pl.String}
+ARROW = {"int": pa.int64(), "uint": pa.uint64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
+NUMPY = {"int": np.int64, "uint": np.uint64, "float": np.float64, "bool": np.bool_, "str": object}
+
+
+def masked(kind, values):
+    missing = [value is None for value in values]
+    filled = [{"str": ""}.get(kind, 0) if value is None else value for value in values]
+    return np.ma.MaskedArray(np.array(filled, NUMPY[kind]), mask=missing)
+
+
+CONTAINERS = {
+    "list": lambda kind, values: list(values),
+    "tuple": lambda kind, values: tuple(values),
+    "objects": lambda kind, values: np.array([*values, None], object)[:-1],
+    "masked": masked,
+    "pandas": lambda kind, values: pd.Series(list(values), dtype=PANDAS[kind]),
+    "pandas array": lambda kind, values: pd.array(list(values), dtype=PANDAS[kind]),
+    "pandas of Arrow": lambda kind, values: pd.Series(list(values), dtype=pd.ArrowDtype(ARROW[kind])),
+    "polars": lambda kind, values: pl.Series(list(values), dtype=POLARS[kind]),
+    "Arrow": lambda kind, values: pa.array(list(values), ARROW[kind]),
+    "chunks of Arrow": lambda kind, values: pa.chunked_array([list(values[:1]), list(values[1:])], ARROW[kind]),
+}
+WHOLE = {  # of values of which none is missing
+    "numpy": lambda kind, values: np.array(values, NUMPY[kind]),
+    "torch": lambda kind, values: torch.from_numpy(np.array(values, NUMPY[kind])),
+    "a list of tensors": lambda kind, values: [torch.from_numpy(np.array(own, NUMPY[kind])) for own in values],
+}
+TEXTS = {
+    "categories of pandas": lambda kind, values: pd.Series(list(values), dtype="category"),
+    "texts of pandas": lambda kind, values: pd.Series(list(values)),
+    "categories of polars": lambda kind, values: pl.Series(list(values), dtype=pl.Categorical),
+    "dictionary of Arrow": lambda kind, values: pa.array(list(values), pa.string()).dictionary_encode(),
+    "views of Arrow": lambda kind, values: pa.array(list(values), pa.string_view()),
+}
+VALUES = {
+    "int": st.integers(-(2**63), 2**63 - 1),
+    "uint": st.integers(0, 2**64 - 1),
+    "float": st.floats(),
+    "bool": st.booleans(),
+    "str": st.text(st.characters(exclude_categories=["Cs"]), max_size=4),
+}
+
+
+def alike(found, expected):
+    """Of one kind as well: 1 is not 1.0, and -0.0 is not 0.0."""
+    return type(found) is type(expected) and (
+        repr(found) == repr(expected) if isinstance(found, float) else found == expected
+    )
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_column_holds_what_was_given_or_is_refused(data):
+    kind = data.draw(st.sampled_from(sorted(VALUES)))
+    values = data.draw(st.lists(st.none() | VALUES[kind], min_size=3, max_size=3))
+    makers = dict(CONTAINERS)
+    if None not in values:
+        makers |= {name: own for name, own in WHOLE.items() if kind != "str" or name == "numpy"}
+    if kind == "str":
+        makers |= TEXTS
+    if any(value != value for value in values):  # pandas itself takes NaN for missing
+        makers = {name: own for name, own in makers.items() if "pandas" not in name}
+    made = {name: make(kind, values) for name, make in makers.items()}
+    if all(value is None for value in values):  # a list of nothing has no type of its own
+        made = {name: own for name, own in made.items() if name not in ("list", "tuple", "objects", *TEXTS)}
+    if any(value is not None and kind in ("int", "uint") and value >= 2**63 for value in values):
+        for given_values in made.values():
+            with pytest.raises(BadInput, match=r"c holds \d+, and integers are at most .* Record it as text"):
+                column_of("c", given_values)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        held = record_columns(Path(folder) / "m", {f"of {name}": own for name, own in made.items()})
+    for name in made:
+        assert all(map(alike, held[f"of {name}"], values)), (name, held[f"of {name}"], values)
+
+
+@pytest.mark.parametrize(
+    ("given_values", "held"),
+    [
+        ([Name.MNIST, Name.SVHN2, None], ["mnist", "svhn2", None]),
+        (np.array([Name.MNIST, Name.SVHN2, None], object), ["mnist", "svhn2", None]),
+        (Name.MNIST, ["mnist"] * 3),
+        ([Shouted("a"), Shouted("b"), "c"], ["a", "b", "c"]),
+        ([Number.ONE, Number.MANY, 3], [1, 2**62, 3]),
+        (["a\0", "a", "\0"], ["a\0", "a", "\0"]),
+        ([1, None, 2.5], [1.0, None, 2.5]),
+        ([True, None, False], [True, None, False]),
+        ([1, pd.NA, np.ma.masked], [1, None, None]),
+        ([float("nan"), None, 1.0], [float("nan"), None, 1.0]),
+        (np.array(["a", "b", "c"], np.dtypes.StringDType()), ["a", "b", "c"]),
+        (torch.tensor([0.1, 2.0, 3.0], dtype=torch.bfloat16), [0.10009765625, 2.0, 3.0]),
+        ([np.float32(0.1), np.int8(1), None], [float(np.float32(0.1)), 1.0, None]),
+        (pd.Index([1, None, 3], dtype="Int64"), [1, None, 3]),
+        (pa.scalar("a"), ["a"] * 3),
+        (pd.NA, [None] * 3),
+    ],
+    ids=repr,
+)
+def test_values_are_stored_as_they_are(tmp_path, given_values, held):
+    found = record_columns(tmp_path / "m", {"c": given_values, "at": {"sample": {"d": given_values}}})
+    assert all(map(alike, found["c"], held)), found["c"]
+    assert all(map(alike, found["d"], held)), found["d"]
+
+
+@pytest.mark.parametrize(
+    ("given_values", "said"),
+    [
+        ([2**63 + 1, 2**63 + 2, 5], "c holds 9223372036854775810, and integers are at most"),
+        ([-(2**63) - 1, 0, 5], "c holds -9223372036854775809, and integers are at least -9223372036854775808."),
+        ([2**53 + 1, 0.5, 1], "c holds floats, and integers that no float holds. Give all as one type."),
+        (["a", 1, None], "c holds int, str. Give values of one kind, and None for what is missing."),
+        ([True, 1, 0], "c holds bool, int."),
+        ([1, [2], 3], "c is ragged."),
+        ([datetime.now()] * 3, "c holds datetime. A column holds integers"),
+        (pd.Series([datetime.now()] * 3), "c holds datetime64"),
+        (pl.Series([datetime.now()] * 3), "c holds timestamp"),
+        (pa.array([datetime.now()] * 3), "c holds timestamp"),
+        (np.array(["2024-01-01"] * 3, "datetime64[D]"), "c holds datetime64[D]"),
+        (pl.DataFrame({"a": [1, 2, 3]}), "c is a table. Give one of its columns."),
+        (pd.DataFrame({"a": [1, 2, 3]}), "c is a table."),
+        (pa.table({"a": [1, 2, 3]}), "c is a table."),
+        (torch.tensor([1j, 2, 3]), "c holds complex64."),
+        (torch.eye(3).to_sparse(), "c cannot be read: "),
+        ([b"a", b"b", b"c"], "c holds bytes."),
+    ],
+    ids=lambda own: type(own).__name__ if not isinstance(own, str | list) else str(own)[:30],
+)
+def test_what_no_column_holds_as_it_is_is_refused(given_values, said):
+    with pytest.raises(BadInput) as caught:
+        column_of("c", given_values)
+    assert str(caught.value).startswith(said)
+    assert caught.value.field == "c"
+
+
+def test_integers_in_a_column_of_floats_and_nothing_in_any_column(tmp_path):
+    found = record_columns(
+        tmp_path / "m",
+        {"x": 0.7, "n": 1, "s": "a", "at": {"sample": {"y": [0.5, 1.5, None], "k": [1, 2, 3]}}},
+        {"x": 0, "n": [None] * 3, "s": [None] * 3, "at": {"sample": {"y": [1, 2, 3], "k": [None] * 3}}},
+    )
+    assert found["x"] == (0.7,) * 3 + (0.0,) * 3
+    assert found["n"] == (1,) * 3 + (None,) * 3
+    assert found["s"] == ("a",) * 3 + (None,) * 3
+    assert found["y"] == (0.5, 1.5, None, 1.0, 2.0, 3.0)
+    assert found["k"] == (1, 2, 3, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "hint"),
+    [
+        (0, 0.7, "Give floats from the first step on, as x=float(x)."),
+        (0.7, 2**53 + 1, "Give every step the same type."),
+        ("a", 1, "Give every step the same type."),
+    ],
+)
+def test_another_type_is_refused_with_what_to_do(tmp_path, first, then, hint):
+    with pytest.raises(BadInput, match="column 'x' held") as caught:
+        record_columns(tmp_path / "m", {"x": first}, {"x": then})
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"at": torch.ones(3)}, "at is of type Tensor, and names no columns of spaces."),
+        ({"at": {"sample": 3}}, "at is of type dict, and names no columns of spaces."),
+        ({"batch_dim": torch.ones(3)}, "batch_dim is of type Tensor. The batch is axis 0 or 1."),
+        ({"batch_dim": 2}, "batch_dim is 2. The batch is axis 0 or 1."),
+        ({"at": {"sample": {"at": 1}}}, "'at' is an argument of step(), and cannot name a column. Rename it."),
+        ({"Batch_dim": 1}, "'Batch_dim' is an argument of step(), and cannot name a column. Rename it."),
+    ],
+)
+def test_arguments_of_step_are_no_columns(tmp_path, said, message):
+    with pytest.raises(BadInput) as caught:
+        record_columns(tmp_path / "m", said)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("label", [[1, None, 3], pd.array([1, None, 3], dtype="Int64"), np.array([1, 2**63, 3], "u8")])
+def test_labels_of_a_probe_are_whole_numbers_all_of_them(tmp_path, label):
+    model = nn.Linear(4, 2)
+    with recorder_of(model, tmp_path / "m") as recorder:
+        with recorder.step():
+            model(X).sum().backward()
+        with pytest.raises(BadInput, match=r"label has missing entries|label holds 9223372036854775808"):
+            recorder.probe("test", X, label=label)
+        recorder.probe("test", X, label=pl.Series([1, 2, 3]))
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.probe("test").labels.tolist() == [1, 2, 3]

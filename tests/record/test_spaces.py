@@ -280,7 +280,10 @@ def test_a_column_keeps_its_level(tmp_path):
             BadInput, match=r"^column 'label' was said of rows at first and is said of single tokens now"
         ):
             step(label=tokens)
-        with pytest.raises(BadInput, match=r"^column 'word' held int64 at first and holds float64 now\.$"):
+        with pytest.raises(
+            BadInput,
+            match=r"^column 'word' held int64 at first and holds float64 now\. Give floats from the first step on",
+        ):
             step(word=tokens * 0.5)
         step(later=tokens)  # what is said of single tokens may come later
     sink = opened.sink

@@ -163,7 +163,10 @@ def test_columns_are_those_of_the_first_step(tmp_path):
     x = batches(1)[0][0]
     with opened.recorder:
         one_step(opened, model, x, weight=1)
-        with pytest.raises(BadInput, match=r"^column 'weight' held int64 at first and holds float64 now\.$"):
+        with pytest.raises(
+            BadInput,
+            match=r"^column 'weight' held int64 at first and holds float64 now\. Give floats from the first step on",
+        ):
             one_step(opened, model, x, weight=1.5)
         with pytest.raises(BadInput, match=r"^column 'other' is new at step 1\. Give it from the first step on\.$"):
             one_step(opened, model, x, weight=1, other=2)

@@ -17,8 +17,11 @@ from dualform.query.view import View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.scores_only import why_scores_only
 from dualform.query.where import mask
+from dualform.query.where.expression import Expression
 from dualform.store.entries import Integers
 from dualform.store.layer import Layer
+from dualform.store.space import Space
+from dualform.store.tables import quoted
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,9 +57,9 @@ class Targets:
 def targets_of(view: View, where: str) -> Targets:
     """The samples that `where` picks.
 
-    Raises BadInput for a mask that names more than columns of the sample, for one that picks every sample, and where
-    slots are of rows that are not known; EmptyMask where it picks none; as `mask.checked_expression` for what cannot be
-    evaluated.
+    Raises BadInput for a mask that names more than columns of the sample, for one that picks every sample, or some only
+    by NaN, and where slots are of rows that are not known; EmptyMask where it picks none; as `mask.checked_expression`
+    for what cannot be evaluated.
     """
     with view.snapshot.reading():
         return _targets_of(view, where)
@@ -108,7 +111,28 @@ def _datapoints(view: View, where: str) -> NDArray[np.bool_]:
                 hint=f"Name columns of the sample: {', '.join(sorted(space.sample_columns))}.",
                 field="where",
             )
-    return mask.select_datapoints(spaces[0], expression)
+    found = mask.select_datapoints(spaces[0], expression)
+    _require_meant(spaces[0], expression, found, where)
+    return found
+
+
+def _require_meant(space: Space, expression: Expression, found: NDArray[np.bool_], where: str) -> None:
+    """Raises BadInput for samples that a mask picks only because NaN is above every number, and not by isnan(…)."""
+    unsaid = [
+        name
+        for name in expression.columns
+        if pa.types.is_floating(space.samples.column(name).type) and f'"isnan"({quoted(name)})' not in expression.sql
+    ]
+    count = int((found & ~mask.select_datapoints(space, expression, unsaid)).sum()) if unsaid else 0
+    if not count:
+        return
+    nan = " OR ".join(f"isnan({quoted(name)})" for name in unsaid)
+    raise BadInput(
+        f"where picks {count} of {int(found.sum())} samples only by NaN in {', '.join(unsaid)}, which SQL takes for "
+        "more than any number.",
+        hint=f"To keep them, write: ({where}) AND NOT ({nan}). To forget them, too: ({where}) OR ({nan}).",
+        field="where",
+    )
 
 
 def _labels(

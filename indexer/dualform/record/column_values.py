@@ -4,15 +4,20 @@ Shapes: B rows, `L...` token dimensions of a batch, n rows of a column.
 
 An entry is one value for all, one for each row [B], or one for each token [B, L...]: its first axis is always the
 batch, whichever axis that is in the layers' inputs. Nothing is fitted by its number of elements.
+
+A value is stored as it is, or refused. What is missing (None, a masked entry, a null of pandas, polars or Arrow) is
+NULL. NaN is a float like any other.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,8 +29,13 @@ Array: TypeAlias = NDArray[Any]
 _BUILT_IN = {*SLOTS, "datapoint"}
 _ANSWERED = ("query", "score", "group", "count")
 """Fields of answers that stand beside slot columns."""
+_ARGUMENTS = ("at", "batch_dim")
+"""Arguments of step() that are no columns."""
 _INTEGERS = ("label", "sample", "position", "row")
 _LARGEST = np.iinfo(np.int64).max
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_NUMBERS = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 def check_names(columns: Iterable[str]) -> None:
@@ -36,6 +46,10 @@ def check_names(columns: Iterable[str]) -> None:
             raise BadInput(f"{name!r} cannot name a column.", hint="Give it a name of Unicode text.", field=name)
         if name.lower() in _BUILT_IN:
             raise BadInput(f"{name!r} is a column that the recorder fills itself.", field=name)
+        if name.lower() in _ARGUMENTS:
+            raise BadInput(
+                f"{name!r} is an argument of step(), and cannot name a column.", hint="Rename it.", field=name
+            )
         if name.lower() in _ANSWERED:
             raise BadInput(f"{name!r} is what answers call a field of their own.", hint="Rename it.", field=name)
         if [other.lower() for other in names].count(name.lower()) > 1:
@@ -45,41 +59,46 @@ def check_names(columns: Iterable[str]) -> None:
 def checked_dims(batch_dim: int | Mapping[str, int] | None) -> int | dict[str, int] | None:
     """`batch_dim` as it is given to a step. Raises BadInput for an axis that is neither 0 nor 1."""
     for said in batch_dim.values() if isinstance(batch_dim, Mapping) else [batch_dim]:
-        if said not in (None, 0, 1):
-            raise BadInput(f"batch_dim is {said}.", hint="The batch is axis 0 or 1.", field="batch_dim")
+        if said is not None and not (isinstance(said, int | np.integer) and said in (0, 1)):
+            told = said if isinstance(said, int | np.integer) else f"of type {type(said).__name__}"
+            raise BadInput(
+                f"batch_dim is {told}.",
+                hint="The batch is axis 0 or 1. Rename a column of this name.",
+                field="batch_dim",
+            )
     return dict(batch_dim) if isinstance(batch_dim, Mapping) else batch_dim
+
+
+def checked_at(at: Mapping[str, Mapping[str, Any]] | None) -> Mapping[str, Mapping[str, Any]]:
+    """`at` as it is given to a step. Raises BadInput for what names no spaces."""
+    if at is None:
+        return {}
+    if not isinstance(at, Mapping) or not all(isinstance(columns, Mapping) for columns in at.values()):
+        raise BadInput(
+            f"at is of type {type(at).__name__}, and names no columns of spaces.",
+            hint="Give at={space: {column: values}}. Rename a column of this name.",
+            field="at",
+        )
+    return at
 
 
 def mask_of(mask: Any) -> Array:
     """An owned array of booleans. Raises BadInput for anything else."""
-    if np.ma.is_masked(mask):
+    given, missing = _values("mask", mask)
+    if missing is not None:
         raise BadInput("mask has entries that are masked.", hint="Fill them with true or false.", field="mask")
-    given = as_array("mask", mask)
     if given.dtype != np.bool_:
-        raise BadInput(f"mask holds {given.dtype}.", hint="Give booleans, true for real tokens.", field="mask")
+        raise BadInput(f"mask holds {_said(given)}.", hint="Give booleans, true for real tokens.", field="mask")
     return given
-
-
-def as_array(name: str, value: Any) -> Array:
-    """An array of our own. Raises BadInput, naming the argument, for what is none."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        value = value.float().numpy() if value.dtype.itemsize == 2 and value.is_floating_point() else value.numpy()
-    try:
-        return np.array(value)
-    except ValueError:
-        raise BadInput(f"{name} is ragged.", hint="Give an array or a tensor.", field=name) from None
 
 
 def column_of(name: str, value: Any) -> Array:
     """An owned array in the column's own type. Raises BadInput for one that no column holds."""
-    missing = np.ma.getmaskarray(value) if np.ma.is_masked(value) else None
-    entry = as_array(name, value if missing is None else value.filled(0))
-    if missing is not None and entry.dtype.kind in "UO":
-        entry = entry.astype(np.object_)
-        entry[missing] = None
+    entry, missing = _values(name, value)
+    if name in _INTEGERS and _all_missing(entry):
+        entry, missing = np.zeros(entry.shape, np.int64), np.ones(entry.shape, np.bool_)
     kind, stored = entry.dtype.kind, duckdb_type(entry)
-    if stored is None or (kind == "O" and not all(v is None or isinstance(v, str) for v in entry.flat)):
+    if stored is None:
         raise BadInput(f"{name} holds {_said(entry)}.", hint=what_columns_hold(), field=name)
     if name in _INTEGERS and kind not in "iu":
         raise BadInput(
@@ -90,15 +109,175 @@ def column_of(name: str, value: Any) -> Array:
     if name == "dataset" and kind not in "UO":
         raise BadInput(f"dataset holds {_said(entry)}.", hint="Name datasets by text.", field=name)
     if kind == "u" and entry.size and entry.max() > _LARGEST:
-        raise BadInput(
-            f"{name} holds {entry.max()}, and integers are at most {_LARGEST}.",
-            hint="Record it as text.",
-            field=name,
-        )
+        raise _too_large(name, int(entry.max()))
     if kind in "UO" and not _is_unicode("".join(text for text in entry.flat if text is not None)):
         raise BadInput(f"{name} holds text that is no Unicode: a lone surrogate.", hint="Replace it.", field=name)
-    entry = entry.astype(KINDS[stored].numpy, copy=False)
-    return entry if missing is None or entry.dtype == np.object_ else _masked(name, entry, missing)
+    own = entry.astype(KINDS[stored].numpy, copy=False)
+    if entry.dtype.itemsize > own.dtype.itemsize and not np.array_equal(own, entry, equal_nan=True):
+        raise BadInput(f"{name} holds {_said(entry)}, which no column holds exactly.", hint="Round it.", field=name)
+    return own if missing is None or own.dtype == np.object_ else _masked(name, own, missing)
+
+
+def fitted(name: str, entry: Array, known: np.dtype[Any]) -> Array:
+    """An entry in the type that its column has: integers in a column of floats are floats, and an entry of which all
+    is missing has any type. Raises BadInput for any other.
+    """
+    if entry.dtype == known:
+        return entry
+    if _all_missing(entry):
+        return np.ma.MaskedArray(np.zeros(entry.shape, known), mask=True)
+    if entry.dtype.kind == "i" and known.kind == "f":
+        own = entry.astype(known)
+        if bool(np.all(own.astype(np.int64) == entry)):
+            return own
+    hint = "Give every step the same type."
+    if entry.dtype.kind == "f" and known.kind == "i":
+        hint = f"Give floats from the first step on, as {name}=float(x)."
+    raise BadInput(f"column {name!r} held {known} at first and holds {entry.dtype} now.", hint=hint, field=name)
+
+
+def _values(name: str, value: Any) -> tuple[Array, NDArray[np.bool_] | None]:
+    """An owned array, and which of its entries are missing; None where none is, and of texts, whose array has None.
+
+    Raises BadInput, naming the argument, for what is no array of values of one kind.
+    """
+    try:
+        if isinstance(value, pa.Scalar):
+            value = value.as_py()
+        if isinstance(value, Tensor):
+            return _of_tensor(value), None
+        if isinstance(value, np.ma.MaskedArray):
+            return _of_masked(name, value)
+        if _is_table(value):
+            raise BadInput(f"{name} is a table.", hint="Give one of its columns.", field=name)
+        if (column := _as_arrow(value)) is not None:
+            return _of_arrow(name, column)
+        if hasattr(value, "__array__") and not isinstance(value, np.generic):
+            entry = np.array(value)
+            if entry.dtype.kind == "O" and hasattr(value, "isna"):  # pandas: NaN is missing among objects
+                entry[np.asarray(value.isna())] = None
+            return _of_objects(name, entry.astype(np.object_)) if entry.dtype.kind in "OT" else (entry, None)
+        return _of_objects(name, np.array(_without_tensors(value), dtype=np.object_))
+    except (ValueError, TypeError, RuntimeError, pa.ArrowException) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{name} cannot be read: {error}", hint="Give an array or a tensor.", field=name) from None
+
+
+def _of_tensor(value: Tensor) -> Array:
+    value = value.detach().cpu()
+    narrow = value.is_floating_point() and value.dtype.itemsize <= 2  # NumPy has no bfloat16
+    return np.array((value.float() if narrow else value).numpy())
+
+
+def _without_tensors(value: Any) -> Any:
+    """Lists of tensors as lists of arrays."""
+    if isinstance(value, Tensor):
+        return _of_tensor(value)
+    if isinstance(value, list | tuple) and any(isinstance(part, Tensor | list | tuple) for part in value):
+        return [_without_tensors(part) for part in value]
+    return value
+
+
+def _of_masked(name: str, value: Any) -> tuple[Array, NDArray[np.bool_] | None]:
+    missing = np.ma.getmaskarray(value)
+    if value.dtype.kind in "OUT":
+        entry = np.array(value.data, dtype=np.object_)
+        entry[missing] = None
+        return _of_objects(name, entry)
+    return np.array(value.filled(0)), missing if missing.any() else None
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, pa.Table | pa.RecordBatch) or (hasattr(value, "columns") and hasattr(value, "dtypes"))
+
+
+def _as_arrow(value: Any) -> pa.Array | None:
+    """A column of Arrow, of polars, or of a type of pandas' own; None for anything else."""
+    library = type(value).__module__.partition(".")[0]
+    if library == "polars" and hasattr(value, "to_arrow"):
+        value = value.to_arrow()
+    elif library == "pandas" and hasattr(value, "dtype") and not isinstance(value.dtype, np.dtype):
+        value = pa.array(value)
+    if isinstance(value, pa.ChunkedArray):
+        return pa.concat_arrays(value.chunks) if value.num_chunks else pa.array([], value.type)
+    return value if isinstance(value, pa.Array) else None
+
+
+def _of_arrow(name: str, column: pa.Array) -> tuple[Array, NDArray[np.bool_] | None]:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if any(own(kind) for own in _NUMBERS):
+        missing = np.asarray(column.is_null()) if column.null_count else None
+        if missing is not None:
+            column = column.fill_null(pa.scalar(False) if pa.types.is_boolean(kind) else pa.scalar(0, kind))
+        return np.array(column.to_numpy(zero_copy_only=False)), missing
+    if pa.types.is_null(kind) or any(own(kind) for own in (*_TEXTS, *_LISTS)):
+        return _of_objects(name, np.array(column.to_pylist(), dtype=np.object_))
+    raise BadInput(f"{name} holds {kind}.", hint=what_columns_hold(), field=name)
+
+
+def _of_objects(name: str, entry: Array) -> tuple[Array, NDArray[np.bool_] | None]:
+    """As `_values`, of an array of objects."""
+    values = [_plain(value) for value in entry.flat]
+    kinds = {type(value) for value in values if value is not None}
+    missing = np.array([value is None for value in values], dtype=np.bool_).reshape(entry.shape)
+    if kinds <= {str}:
+        texts = np.empty(len(values), dtype=np.object_)
+        texts[:] = values
+        return texts.reshape(entry.shape), None
+    if list in kinds or np.ndarray in kinds:
+        raise BadInput(f"{name} is ragged.", hint="Give an array or a tensor.", field=name)
+    numbers = [0 if value is None else value for value in values]
+    if kinds == {int, float} and any(isinstance(own, int) and int(float(own)) != own for own in numbers):
+        raise BadInput(
+            f"{name} holds floats, and integers that no float holds.", hint="Give all as one type.", field=name
+        )
+    if kinds == {int} and max(numbers) > _LARGEST:
+        raise _too_large(name, max(numbers))
+    if kinds == {int} and min(numbers) < -_LARGEST - 1:
+        raise _too_large(name, min(numbers))
+    if (dtype := _DTYPES.get(frozenset(kinds))) is None:
+        said = ", ".join(sorted(kind.__name__ for kind in kinds))
+        mixed = kinds <= {bool, int, float, str} and len(kinds) > 1
+        hint = "Give values of one kind, and None for what is missing." if mixed else what_columns_hold()
+        raise BadInput(f"{name} holds {said}.", hint=hint, field=name)
+    return np.array(numbers, dtype=dtype).reshape(entry.shape), missing if missing.any() else None
+
+
+_DTYPES: Mapping[frozenset[type], type] = {
+    frozenset({bool}): np.bool_,
+    frozenset({int}): np.int64,
+    frozenset({float}): np.float64,
+    frozenset({int, float}): np.float64,
+}
+
+
+def _plain(value: Any) -> Any:
+    """A value as one of Python's own types; None for a missing one, and what is of no such type as it is."""
+    if value is None or value is np.ma.masked or type(value).__name__ == "NAType":  # pandas.NA
+        return None
+    if isinstance(value, str):  # an enum of texts prints as its name
+        return str.__str__(value)
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, int | np.integer):
+        return operator.index(value)
+    if isinstance(value, float | np.floating) and value.__class__ is not np.longdouble:
+        return float(value)
+    if isinstance(value, Tensor | np.ndarray) and value.ndim == 0:
+        return _plain(value.item())
+    return _plain(value.as_py()) if isinstance(value, pa.Scalar) else value
+
+
+def _all_missing(entry: Array) -> bool:
+    return entry.dtype == np.object_ and bool(entry.size) and all(value is None for value in entry.flat)
+
+
+def _too_large(name: str, value: int) -> BadInput:
+    bound = f"most {_LARGEST}" if value > 0 else f"least {-_LARGEST - 1}"
+    return BadInput(f"{name} holds {value}, and integers are at {bound}.", hint="Record it as text.", field=name)
 
 
 def _masked(name: str, entry: Array, missing: NDArray[np.bool_]) -> Array:

@@ -7,14 +7,12 @@ budget, for a run that holds one and for those before and behind it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-import numpy as np
 
 from dualform.errors import BadInput, RecordingError
+from dualform.record.column_values import Array, fitted
 from dualform.record.plan import Plan
 from dualform.store.manifest import Manifest
-from dualform.store.tables import SAMPLES, SHARE, ColumnTypes, duckdb_type
+from dualform.store.tables import KINDS, SAMPLES, SHARE, ColumnTypes, duckdb_type
 from dualform.store.user_columns import common_types
 
 
@@ -62,15 +60,21 @@ class KnownColumns:
                     field=name,
                 )
 
-    def check_type(self, space: str, name: str, dtype: np.dtype[Any]) -> None:
-        """Raises BadInput where runs before said a column of a space's slots, or of samples (""), in another type."""
-        known, now = self._before.get(space, {}).get(name), duckdb_type(np.empty(0, dtype))
-        if known is not None and known != now:
+    def fitted(self, space: str, name: str, entry: Array) -> Array:
+        """An entry in the type that runs before gave a column of a space's slots, or of samples (""): as it is if they
+        had none. Raises BadInput for another type.
+        """
+        known, now = self._before.get(space, {}).get(name), duckdb_type(entry)
+        if known is None or known == now:
+            return entry
+        try:
+            return fitted(name, entry, KINDS[known].numpy)
+        except BadInput:
             raise BadInput(
                 f"column {name!r} is {known} in the training that is resumed, and {now} now.",
                 hint="Give it the type that it had, or another name.",
                 field=name,
-            )
+            ) from None
 
 
 def _said(manifests: Iterable[Manifest]) -> dict[str, ColumnTypes]:

@@ -12,7 +12,17 @@ from typing import Any
 import numpy as np
 
 from dualform.errors import BadInput
-from dualform.record.column_values import Array, check_names, checked_dims, column_of, mask_of, nulls, spread
+from dualform.record.column_values import (
+    Array,
+    check_names,
+    checked_at,
+    checked_dims,
+    column_of,
+    fitted,
+    mask_of,
+    nulls,
+    spread,
+)
 from dualform.record.known_columns import KnownColumns
 from dualform.record.shape import Shape, misfit
 from dualform.record.spaces import Spaces
@@ -49,7 +59,7 @@ class Metadata:
         self.mask = None if mask is None else mask_of(mask)
         self._batch_dim = checked_dims(batch_dim)
         self._at: dict[str, list[dict[str, Array]]] = {}
-        for space, of in (at or {}).items():
+        for space, of in checked_at(at).items():
             self.say(space, of)
 
     def say(self, space: str, columns: Mapping[str, Any]) -> None:
@@ -74,7 +84,7 @@ class Metadata:
         """What is said to one space by name: columns, `mask`, `position` and `row`; the last of what was said again."""
         return {name: entry for saying in self.sayings(space) for name, entry in saying.items()}
 
-    def sayings(self, space: str) -> Sequence[Mapping[str, Array]]:
+    def sayings(self, space: str) -> Sequence[dict[str, Array]]:
         """Everything that was said to one space by name, one after the other."""
         return self._at.get(space, ())
 
@@ -150,17 +160,16 @@ class StepColumns:
         """The columns of a step's samples, [B] each. Raises BadInput for a column that changed."""
         self._known.check_names(sorted(metadata.names))
         said = {name: entry for name, entry in metadata.entries.items() if self._level(name, entry) == ""}
-        own = {name: entry.dtype for name, entry in said.items() if name not in SAID}
+        own = {name: self._known.fitted("", name, entry) for name, entry in said.items() if name not in SAID}
         if self._samples is None:
-            self._samples = own
-            self._types = {**_TYPES, **own}
-        for name, dtype in own.items():
+            self._samples = {name: entry.dtype for name, entry in own.items()}
+            self._types = {**_TYPES, **self._samples}
+        for name, entry in own.items():
             if name not in self._samples:
                 raise BadInput(
                     f"column {name!r} is new at step {step}.", hint="Give it from the first step on.", field=name
                 )
-            _check_type(name, self._samples[name], dtype)
-            self._known.check_type("", name, dtype)
+            said[name] = fitted(name, entry, self._samples[name])
         self._levels |= dict.fromkeys(said, "")
         return {name: spread(said.get(name), dtype, rows) for name, dtype in self._types.items()}
 
@@ -184,15 +193,16 @@ class StepColumns:
         """
         whole = self._of_spaces(metadata, shapes)
         for space in whole:
-            for name, entry in (said for saying in metadata.sayings(space) for said in saying.items()):
-                if name not in PLACES:
-                    self._check_slots(space, name, entry.dtype)
+            for saying in metadata.sayings(space):
+                for name, entry in saying.items():
+                    if name not in PLACES:
+                        saying[name] = self._fitted(space, name, entry)
         return whole
 
-    def _check_slots(self, space: str, name: str, dtype: np.dtype[Any]) -> None:
-        """Raises BadInput for a column of single slots that held something else before."""
-        self._known.check_type(space, name, dtype)
-        _check_type(name, self._slots.setdefault((space, name), dtype), dtype)
+    def _fitted(self, space: str, name: str, entry: Array) -> Array:
+        """As `fitted`, of a column of single slots."""
+        entry = self._known.fitted(space, name, entry)
+        return fitted(name, entry, self._slots.setdefault((space, name), entry.dtype))
 
     def _of_spaces(self, metadata: Metadata, shapes: Sequence[Shape]) -> dict[str, dict[str, Array]]:
         said: dict[str, dict[str, Array]] = {shape.space.name: {} for shape in shapes}
@@ -202,8 +212,7 @@ class StepColumns:
                 space = self._token_space(name, entry, shapes)
             if space in said:
                 self._levels[name] = space
-                said[space][name] = entry
-                self._check_slots(space, name, entry.dtype)
+                said[space][name] = self._fitted(space, name, entry)
         for name, placed in (("position", metadata.position), ("mask", metadata.mask)):
             for space, entry in self._placed(name, placed, shapes).items():
                 if space in said:
@@ -256,8 +265,3 @@ class StepColumns:
             return {self._token_space(name, entry, shapes): entry}
         flat = [space for space in regular if not space.tokens] if name == "position" else []
         return {space.name: entry for space in flat or regular}
-
-
-def _check_type(name: str, known: np.dtype[Any], now: np.dtype[Any]) -> None:
-    if known != now:
-        raise BadInput(f"column {name!r} held {known} at first and holds {now} now.", field=name)

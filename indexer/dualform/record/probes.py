@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.errors import BadInput
-from dualform.record.column_values import as_array
+from dualform.record.column_values import column_of
 from dualform.record.example_count import ExampleCount
 from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
 from dualform.record.taps import Tap
@@ -89,15 +89,20 @@ class ProbeTaker:
 
 
 def labels_of(label: Any, others: bool = False) -> NDArray[np.int64] | None:
-    """int64[n]. Raises BadInput for labels that are no integers; with `others` they are None."""
+    """int64[n]. Raises BadInput for labels that are no integers, and for missing ones; with `others` they are None."""
     if label is None:
         return None
-    given = as_array("label", label)
-    if others and (given.dtype.kind not in "iu" or given.ndim != 1):
+    try:
+        given = column_of("label", label)
+    except BadInput as error:
+        if others:
+            return None
+        raise BadInput(error.message, hint="Labels are integers.", field="label") from None
+    if others and given.ndim != 1:
         return None
-    if given.dtype.kind not in "iu":
-        raise BadInput(f"label holds {given.dtype}.", hint="Labels are integers.", field="label")
-    return given.reshape(-1).astype(np.int64)
+    if np.ma.is_masked(given):
+        raise BadInput("label has missing entries.", hint="Give each example a label, or give none.", field="label")
+    return given.reshape(-1)
 
 
 def check_examples(gallery: Gallery, examples: int) -> None:

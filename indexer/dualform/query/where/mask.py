@@ -15,6 +15,7 @@ from functools import cached_property
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.errors import BadMask, EmptyMask, NotFound
@@ -184,16 +185,20 @@ def select(space: Space, expression: Expression, check: Check = never) -> NDArra
         return _evaluate_all(connection, expression, blocks, check)
 
 
-def select_datapoints(space: Space, expression: Expression) -> NDArray[np.bool_]:
+def select_datapoints(space: Space, expression: Expression, nan_is_null: Collection[str] = ()) -> NDArray[np.bool_]:
     """bool[D]: all datapoints, of this space or not, for which an expression of columns of the sample is true.
 
-    Raises BadMask as `select`.
+    `nan_is_null`: columns whose NaN is read as NULL. Raises BadMask as `select`.
     """
     with closing(connect(space.samples.count)) as connection:
         if not expression.columns:
             alone = pa.table({"slot": pa.array([0])})
             return np.full(space.samples.count, _evaluate(connection, expression, alone)[0])
-        return _evaluate_all(connection, expression, _blocks(space.sample_table(expression.columns)), never)
+        rows = space.sample_table(expression.columns)
+        for place, name in enumerate(rows.column_names):
+            if name in nan_is_null:
+                rows = rows.set_column(place, name, pc.if_else(pc.is_nan(rows[name]), None, rows[name]))
+        return _evaluate_all(connection, expression, _blocks(rows), never)
 
 
 def _of_datapoints(

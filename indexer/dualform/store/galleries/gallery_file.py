@@ -49,7 +49,7 @@ def dataset_name(dataset: str | None) -> str:
             hint="Say a shorter one.",
             field="dataset",
         )
-    return name
+    return str.__str__(name)
 
 
 def gallery_folder(dataset: str) -> str:
