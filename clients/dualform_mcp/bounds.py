@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+
+from dualform.answers.columns import WIDEST, json_value
 
 MOST_BYTES = 32 << 10
 """Of an answer as JSON."""
@@ -36,16 +37,15 @@ def bounded(record: Mapping[str, Any], rows: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: NaN and infinity, which it lacks, become null, and long texts are cut."""
+    """A value as JSON has it, which JavaScript may read; long texts are cut."""
     if isinstance(value, Mapping):
         return dict(zip(cut_apart(map(str, value)), map(plain, value.values()), strict=True))
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, bool | int | float) else cut(str(value))
+    found = json_value(value, WIDEST)
+    return cut(found) if isinstance(found, str) else found
 
 
 def as_json(value: Any) -> str:

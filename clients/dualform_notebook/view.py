@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from dualform.answers import Grade
+from dualform.answers.columns import WIDEST, json_value
 from dualform.methods import Answers
 from dualform_explorer.groups import GroupRow, groupings_of
 from dualform_explorer.looks import Look
@@ -19,9 +18,6 @@ from dualform_explorer.remembered import OneSnapshot
 from dualform_explorer.state import SCORES
 from dualform_notebook.masks import words_of
 from dualform_notebook.state import WidgetState
-
-_WIDEST = 2**53 - 1
-"""A browser rounds whole numbers beyond, and a mask by such a one would be another."""
 
 
 def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
@@ -137,9 +133,4 @@ def _look(look: Look) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: what is no number, text or flag is said as a text."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, str | bool) or (isinstance(value, int) and abs(value) <= _WIDEST):
-        return value
-    return value if isinstance(value, float) and np.isfinite(value) else str(value)
+    return json_value(value, WIDEST)  # a mask by a number that the browser rounds would be another

@@ -163,9 +163,11 @@ async def test_a_network_of_many_layers_is_told_in_parts():
     assert [one["layer"] for one in found["layers"]] == [f"h.{number}.fc" for number in range(490, 500)]
 
 
-def test_numbers_that_json_lacks_are_null():
-    rows = Columns({"x": np.array([np.nan, np.inf, 1.5], np.float32)}).records()
-    assert bounded({"rows": rows}, "rows") == {"rows": [{"x": None}, {"x": None}, {"x": 1.5}], "rows_left_out": 0}
+def test_numbers_that_json_or_javascript_lacks_are_texts():
+    rows = Columns({"x": np.array([np.nan, np.inf, -np.inf, 1.5], np.float32), "n": [2**53, 2**53 - 1, None, True]})
+    found = bounded({"rows": [{"x": x, "n": n} for x, n in zip(rows["x"], rows["n"], strict=True)]}, "rows")["rows"]
+    assert [row["x"] for row in found] == ["nan", "inf", "-inf", 1.5]
+    assert [row["n"] for row in found] == ["9007199254740992", 2**53 - 1, None, True]
 
 
 GRADES = {

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
+from dualform import Recorder
 from dualform.questions import (
     Contribution,
     Distribution,
@@ -118,10 +122,10 @@ def test_terms(dualform, address, engine):
     assert told.json == {
         "groups": [{"label": 3, "count": 3}, {"label": None, "count": 1}],
         "sums": [[[1.5, 2.5], [0, -1]]],
-        "initial": [[0.5, None]],
-        "bias": [0.5, None],
-        "standing": [[-0.5, None]],
-        "residual": [[None, 0]],
+        "initial": [[0.5, "inf"]],
+        "bias": [0.5, "inf"],
+        "standing": [[-0.5, "-inf"]],
+        "residual": [["nan", 0]],
         "unexplained": None,
         "asked": [{"query": 0, "name": "test/0", "label": 3}],
         "space": "sample",
@@ -174,7 +178,7 @@ def test_output(dualform, address, engine):
         "output", address, "--layer", "fc", "--query", "test/0,1", "--where", "step < 3", "--at-step", 2, "--json"
     )
     assert told.json == {
-        "outputs": [[0.5, None]],  # JSON has no infinity
+        "outputs": [[0.5, "inf"]],  # JSON has no infinity
         "space": "sample",
         "kernel": "linear",
         "initial": True,
@@ -207,7 +211,7 @@ def test_output_of_another_kernel(dualform, address, engine):
     asked = ["output", address, "--layer", "fc", "--query", "test/0", "--where", "step < 3"]
     softmax = [*asked, "--kernel", "softmax", "--temperature", 0.5]
     assert dualform(*softmax, "--json").json == {
-        "outputs": [[0.5, None]],
+        "outputs": [[0.5, "inf"]],
         "space": "sample",
         "grade": EXACT,
         "standing": 0.0,
@@ -353,4 +357,21 @@ def test_a_mask_that_is_an_output_of_a_folder_tells_its_cancellation(dualform, f
 def test_json_is_one_line_of_plain_ascii(dualform, folder):
     told = dualform("sql", folder, "SELECT 'zweites ü' AS name, 'NaN'::DOUBLE AS n", "--json")
     assert told.out.isascii()
-    assert json.loads(told.out)["rows"] == [{"name": "zweites ü", "n": None}]
+    assert json.loads(told.out)["rows"] == [{"name": "zweites ü", "n": "nan"}]
+
+
+@pytest.mark.parametrize("command", ["sums", "terms", "topk"])
+def test_groups_that_json_has_no_number_for_are_texts(dualform, tmp_path, command):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        with recorder.step(f=[math.nan, math.inf, -math.inf, 0.5, None]):
+            model(torch.randn(5, 4)).sum().backward()
+            optimizer.step()
+        recorder.probe("test", torch.randn(1, 4))
+    arguments = (tmp_path / "m", "--layer", "", "--query", "test/0", "--by", "f", "--json")
+    told = dualform(command, *arguments).json
+    found = [hit["group"]["f"] for hit in told["hits"]] if command == "topk" else [own["f"] for own in told["groups"]]
+    assert sorted(found, key=repr) == sorted(["nan", "inf", "-inf", 0.5, None], key=repr)
+    rows = dualform("sql", tmp_path / "m", "SELECT f FROM slots ORDER BY slot", "--json").json["rows"]
+    assert [row["f"] for row in rows] == ["nan", "inf", "-inf", 0.5, None]

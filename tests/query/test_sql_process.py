@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from decimal import Decimal
 from functools import partial
 from unittest.mock import patch
 
@@ -68,6 +69,13 @@ def run(sql: Sql, statement: str):
         "[md5_number('b')]",
         "'0101'::BIT",
         "12345678901234567890123::BIGNUM",
+        "42::VARIANT",
+        "[42::VARIANT]",
+        "18446744073709551615::UBIGINT",
+        "sum(9223372036854775807) OVER ()",
+        "123456789012345678901234567.8901234567::DECIMAL(38, 10)",
+        "1234567890123456.7::DECIMAL(38, 1)",
+        "12345678901234567890::DECIMAL(38, 0)",
         "TIME_NS '10:00:00.123456789'",
     ],
 )
@@ -80,11 +88,36 @@ def test_a_value_that_python_has_no_form_of_is_refused_by_column_and_the_child_g
     assert run(sql, f"SELECT CAST({value} AS VARCHAR) AS late").rows == 1
 
 
-@pytest.mark.parametrize("number", [-(2**127), -(2**127) + 1, 2**127 - 1, 2**64, -(2**63) - 1, 5])
-def test_whole_numbers_of_128_bits_become_doubles_with_their_sign(sql, number):
-    found = run(sql, f"SELECT ({number})::HUGEINT AS a UNION ALL SELECT NULL ORDER BY a")["a"]
-    assert found[0] == float(number)
-    assert found.mask.tolist() == [False, True]
+@pytest.mark.parametrize("number", [-(2**127), -(2**127) + 1, 2**127 - 1, 2**64, -(2**63) - 1, -(2**63), 2**63 - 1, 5])
+@pytest.mark.parametrize("kind", ["HUGEINT", "UBIGINT", "DECIMAL(38, 0)"])
+def test_whole_numbers_are_exact_or_refused_and_of_one_type(sql, number, kind):
+    if (kind == "UBIGINT" and not 0 <= number < 2**64) or (kind == "DECIMAL(38, 0)" and abs(number) >= 10**38):
+        return
+    statement = f"SELECT ({number})::{kind} AS a UNION ALL SELECT NULL ORDER BY a"
+    if not -(2**63) <= number < 2**63:
+        with pytest.raises(BadInput, match=r"column a has a whole number of more than 64 bits.* CAST\(a AS VARCHAR\)"):
+            run(sql, statement)
+        assert run(sql, f"SELECT CAST(({number})::{kind} AS VARCHAR) AS a")["a"].tolist() == [str(number)]
+        return
+    found = run(sql, statement)["a"]
+    assert found.dtype == np.int64
+    assert found.tolist() == [number, None]
+
+
+@pytest.mark.parametrize("number", ["0.1", "-123456789012.345", "0.30", "999999999999.999", "0.000000000000123", "7.0"])
+@pytest.mark.parametrize("kind", ["DECIMAL(15, 3)", "DECIMAL(38, 15)", "DECIMAL(18, 3)"])
+def test_decimals_are_doubles_that_print_alike(sql, number, kind):
+    found = run(sql, f"SELECT ({number})::{kind} AS a, CAST(({number})::{kind} AS VARCHAR) AS text")
+    assert found["a"].dtype == np.float64
+    assert Decimal(repr(float(found["a"][0]))) == Decimal(found["text"][0])
+
+
+def test_a_pivot_without_values_names_the_way(sql):
+    with pytest.raises(
+        BadInput, match=r"this PIVOT is several statements; name the values, as in SELECT \* FROM slots"
+    ):
+        run(sql, "PIVOT slots ON label USING count(*)")
+    assert run(sql, "SELECT * FROM slots PIVOT (count(*) FOR label IN (0, 1))").rows
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+
+from dualform.answers.columns import json_value
 
 if TYPE_CHECKING:  # loaded by the first table: JSON needs none of it
     from rich.console import Console
@@ -27,20 +28,16 @@ SHOWN_ROWS = 1000
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One line. NaN and infinity, which JSON lacks, become null."""
+    """One line. NaN and infinities, which JSON lacks, are the texts "nan", "inf" and "-inf"."""
     click.echo(json.dumps(_plain(value), allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray):
         return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else json_value(value)
 
 
 def print_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,21 @@ SHOWN = 10
 """Rows that a table shows of itself; where it has one or two more, those too."""
 _WIDEST = 60
 """Characters of a cell that are shown."""
+WIDEST = 2**53 - 1
+"""JavaScript rounds whole numbers beyond."""
+
+
+def json_value(value: Any, widest: int | None = None) -> Any:
+    """One value as JSON has it. NaN and infinities, which it lacks, are the texts "nan", "inf" and "-inf", so that they
+    are not taken for NULL. So are whole numbers beyond `widest`, and whatever else is no number, text or flag.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if widest is None or abs(value) <= widest else str(value)
+    if value is None or isinstance(value, str | bool) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,10 +51,13 @@ _EVERY_KIND = "SELECT now() AS a, [1.5] AS b, 1::HUGEINT AS c, DATE '2020-01-02'
 _BATCH = 2048
 """Rows that are read at a time: one of DuckDB's own vectors."""
 _FORMLESS = re.compile(
-    r"\bTIME WITH TIME ZONE\b|\b(UHUGEINT|BIT|BIGNUM|VARINT)\b|\bTIME\[|(?<=[ (])TIME\b(?! (WITH TIME )?ZONE)"
+    r"\bTIME WITH TIME ZONE\b|\b(UHUGEINT|BIT|BIGNUM|VARINT|VARIANT)\b|\bTIME\[|(?<=[ (])TIME\b(?! (WITH TIME )?ZONE)"
 )
 """Types that Arrow would have otherwise, as DuckDB calls them: times of day lose their offset, 128 bits without a sign
-get one, bits and large numbers come as DuckDB keeps them, and 24:00:00 within a list or a struct becomes 00:00:00."""
+get one, bits, large numbers and variants come as DuckDB keeps them, and 24:00:00 within a list or a struct becomes
+00:00:00."""
+_DIGITS = 15
+"""Of a decimal that every double keeps."""
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 """Of the units of a time of day."""
 _STATM = Path("/proc/self/statm")
@@ -161,6 +165,11 @@ def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
         raise Refusal(f"sql takes one SELECT, got {len(statements)} statements.")
+    if statements[0].type == duckdb.StatementType.MULTI:
+        raise Refusal(
+            "sql takes one SELECT, and this PIVOT is several statements; name the values, as in "
+            "SELECT * FROM slots PIVOT (count(*) FOR label IN (0, 1))."
+        )
     if statements[0].type != duckdb.StatementType.SELECT:
         raise Refusal(f"sql takes a SELECT, got {statements[0].type.name}.")
     _allow_seconds(seconds)
@@ -221,7 +230,8 @@ def _allow_seconds(seconds: float) -> None:
 def simplified(table: pa.Table) -> pa.Table:
     """The same rows as 64-bit integers, doubles, booleans and texts: what a column of an answer can be.
 
-    Whole numbers beyond 64 bits become doubles; dates, lists and whatever else become texts.
+    A column's type follows from DuckDB's, whatever its values are: whole numbers are integers, decimals are doubles.
+    Dates, lists and whatever else become texts. Raises Refusal for a number that would be rounded.
     """
     names = _distinct(table.column_names)
     return pa.table([_simple(name, table.column(i)) for i, name in enumerate(names)], names=names)
@@ -231,17 +241,18 @@ def _simple(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_string(kind):
         return column
-    if pa.types.is_integer(kind):
-        return _first(column, pa.int64(), pa.float64())
     if pa.types.is_floating(kind):
         return column.cast(pa.float64())
-    if pa.types.is_decimal(kind):
-        if kind.scale:
-            return column.cast(pa.float64(), safe=False)
+    if pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and not kind.scale):
         try:
             return column.cast(pa.int64())
-        except pa.ArrowInvalid:  # nor does Arrow turn the least number of 128 bits into a double
-            return pa.chunked_array([pa.array([None if v is None else float(v) for v in column.to_pylist()])])
+        except pa.ArrowInvalid:
+            raise _rounded(name, "whole number of more than 64 bits") from None
+    if pa.types.is_decimal(kind):
+        doubles = column.cast(pa.string()).cast(pa.float64())  # a cast without text in between may round twice
+        if kind.precision > _DIGITS and not all(map(_is_exact, doubles.to_pylist(), column.to_pylist())):
+            raise _rounded(name, f"decimal of more than {_DIGITS} digits")
+        return doubles
     if pa.types.is_null(kind):
         return column.cast(pa.float64())
     if pa.types.is_time(kind) and pa.compute.any(pa.compute.equal(column.cast(pa.int64()), _DAY[kind.unit])).as_py():
@@ -257,14 +268,13 @@ def _formless(name: str, kind: str) -> Refusal:
     return Refusal(f"column {name} has a value of type {kind} that has no form here; ask for CAST({name} AS VARCHAR).")
 
 
-def _first(column: pa.ChunkedArray, *kinds: Any) -> pa.ChunkedArray:
-    """Cast to the first kind that holds every value; to the last one in any case."""
-    for kind in kinds[:-1]:
-        try:
-            return column.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    return column.cast(kinds[-1], safe=False)
+def _rounded(name: str, what: str) -> Refusal:
+    return Refusal(f"column {name} has a {what}, which would be rounded; ask for CAST({name} AS VARCHAR).")
+
+
+def _is_exact(double: float | None, value: Decimal | None) -> bool:
+    """Whether a double prints as the decimal."""
+    return double is None or Decimal(repr(double)) == value
 
 
 def _distinct(names: list[str]) -> list[str]:
