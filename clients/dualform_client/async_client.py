@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -40,6 +41,9 @@ class AsyncClient(AsyncAnswers):
         self.connection = Connection(address, timeout, token, tls, authority, certificate, key, tls_name)
         self._credentials = self.connection.credentials()
         self._opened: tuple[grpc.aio.Channel, Any] | None = None
+
+    def __reduce__(self) -> tuple[Callable[[], AsyncClient], tuple[()]]:
+        return self.connection.made_again(type(self))
 
     @property
     def _stub(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -45,6 +46,9 @@ class Client(Answers):
             else grpc.secure_channel(self.connection.address, credentials, options)
         )
         self._stub: Any = MemoryStub(self._channel)
+
+    def __reduce__(self) -> tuple[Callable[[], Client], tuple[()]]:
+        return self.connection.made_again(type(self))
 
     def ask(self, question: Question[A]) -> A:
         """The answer to a question given as a value."""

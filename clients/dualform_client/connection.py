@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -17,6 +18,7 @@ from dualform_proto.errors import from_status
 from dualform_proto.pem import read_authorities, read_pair
 from dualform_proto.request_id import KEY, given
 
+A = TypeVar("A")
 MESSAGE_BYTES = 64 * 2**20
 METADATA_BYTES = 64 * 2**10
 CONNECT_SECONDS = 5.0
@@ -66,6 +68,11 @@ class Connection:
     def address(self) -> str:
         """host:port."""
         return memory_name.split(self.target)[0]
+
+    def made_again(self, client: Callable[..., A]) -> tuple[Callable[[], A], tuple[()]]:
+        """What a client's pickle holds, its token included: what makes another one of the same arguments."""
+        arguments = {own.name: getattr(self, own.name) for own in fields(self)[1:-1]}
+        return partial(client, self.target, **arguments), ()
 
     @property
     def memory(self) -> str:

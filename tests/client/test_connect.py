@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader, Dataset
 
 import dualform
 from dualform.errors import BadInput, NotAMemory
-from dualform_client import Client, connect
+from dualform_client import AsyncClient, Client, connect
 from dualform_service.server import Server
 from tests.contract.recorded import record
 
@@ -79,3 +81,38 @@ def test_without_the_engines_packages_a_folder_names_the_extra_and_a_server_stil
     )
     told = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
     assert told.stdout.startswith("MissingPackage pip install 'dualform[cpu]'")
+
+
+class Best(Dataset):
+    """The best slot of each of some queries, as several memories say it."""
+
+    def __init__(self, *memories):
+        self.memories = memories
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return [int(memory.topk("0", np.eye(6)[index : index + 1], k=1).ids[0]) for memory in self.memories]
+
+
+def test_memories_in_a_data_set_are_opened_again_by_workers_that_are_spawned(run):
+    with dualform.open(run) as folder, Server(folder) as server, Client(server.address) as client:
+        there = Best(folder, client)
+        loader = DataLoader(there, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+        assert [*loader] == [there[0], there[1]]
+
+
+@pytest.mark.parametrize("options", [{"memory": "2 GB"}, {"backend": "numpy", "held_bytes": 1 << 20}])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_pickled_engine_is_opened_as_it_was(run, options, several):
+    with dualform.open([run] if several else run, **options) as engine, pickle.loads(pickle.dumps(engine)) as again:
+        assert again.answered_by == engine.answered_by
+        assert again.info() == engine.info()
+        assert again.sql("SELECT count(*) AS n FROM slots").records() == [{"n": 48}]
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_a_pickled_client_has_the_same_arguments(kind):
+    client = kind("127.0.0.1:1/name", timeout=5.0, token="secret")
+    assert pickle.loads(pickle.dumps(client)).connection == client.connection

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -110,14 +111,22 @@ def open_memory(
             budget.leave(anonymous_bytes() - before, needs.LEAST)
         if isinstance(chosen, backends.ScreenBackend):
             chosen.screen.codes = CodesCache(budget.most_bytes // 2, budget)
-    return Engine(found, chosen, cache_bytes, segments, budget)
+    engine = Engine(found, chosen, cache_bytes, segments, budget)
+    bound = memory.given if isinstance(memory, MemoryBudget) else memory
+    again = folders[0] if isinstance(path, str | Path) else folders
+    engine._reopened = partial(open_memory, again, backend, cache_bytes, held_bytes, bound, whole_process)
+    return engine
 
 
 class Engine(Answers):
     """Answers about one memory, with all methods of dualform.methods.Answers.
 
-    It belongs to the process that opened it: in a fork of that one everything that is asked of it raises Forked.
+    It belongs to the process that opened it: in a fork of that one everything that is asked of it raises Forked. Its
+    pickle holds what opened it, and opens the memory again, as of its last commit then.
     """
+
+    _reopened: Callable[[], Engine] | None = None
+    """Opens the memory again; None of an engine that no `open_memory` made."""
 
     def __init__(
         self,
@@ -151,7 +160,8 @@ class Engine(Answers):
         if not self._process.here:
             raise Forked(
                 f"The memory {self.path} was opened by another process, of which this one is a fork.",
-                hint="Open it here, too: dualform.open in the child, or the start method spawn.",
+                hint="Open it in the child with dualform.open, as in a DataLoader's worker_init_fn, or start processes "
+                "by spawn: an engine that is pickled is opened again.",
             )
 
     @property
@@ -306,6 +316,11 @@ class Engine(Answers):
     def answered_by(self) -> str:
         """The backend, and the compiled loops or why there are none."""
         return backends.described(self._backend)
+
+    def __reduce__(self) -> tuple[Callable[[], Engine], tuple[()]]:
+        if self._reopened is None:
+            raise TypeError("only an engine that dualform.open made can be pickled.")
+        return self._reopened, ()
 
     def __repr__(self) -> str:
         return f"Engine({str(self.path)!r}, snapshot {self._seen.snapshot.commits}, {self._backend.name})"
