@@ -61,7 +61,8 @@ class Ledger(Table):
     @property
     def largest(self) -> NDArray[np.float64]:
         """float64[n]: the size of the largest contribution of one group, to be read next to the change of the loss."""
-        return np.abs(self.sums).max(axis=1, initial=0.0)
+        found: NDArray[np.float64] = np.abs(self.sums).max(axis=1, initial=0.0)
+        return found
 
     @property
     def remark(self) -> str:
