@@ -293,11 +293,16 @@ def test_what_no_column_holds_as_it_is_is_refused(given_values, said):
     assert caught.value.field == "c"
 
 
-def test_integers_in_a_column_of_floats_and_nothing_in_any_column(tmp_path):
+@pytest.mark.parametrize(
+    "nothing",
+    [[None] * 3, pd.array([None] * 3, dtype="Int64"), np.ma.MaskedArray(np.zeros(3), mask=True), pa.nulls(3)],
+    ids=lambda own: type(own).__name__,
+)
+def test_integers_in_a_column_of_floats_and_nothing_in_any_column(tmp_path, nothing):
     found = record_columns(
         tmp_path / "m",
         {"x": 0.7, "n": 1, "s": "a", "at": {"sample": {"y": [0.5, 1.5, None], "k": [1, 2, 3]}}},
-        {"x": 0, "n": [None] * 3, "s": [None] * 3, "at": {"sample": {"y": [1, 2, 3], "k": [None] * 3}}},
+        {"x": 0, "n": nothing, "s": nothing, "at": {"sample": {"y": [1, 2, 3], "k": nothing}}},
     )
     assert found["x"] == (0.7,) * 3 + (0.0,) * 3
     assert found["n"] == (1,) * 3 + (None,) * 3
@@ -311,6 +316,7 @@ def test_integers_in_a_column_of_floats_and_nothing_in_any_column(tmp_path):
     [
         (0, 0.7, "Give floats from the first step on, as x=float(x)."),
         (0.7, 2**53 + 1, "Give every step the same type."),
+        (0.7, -(2**63), "Give every step the same type."),
         ("a", 1, "Give every step the same type."),
     ],
 )

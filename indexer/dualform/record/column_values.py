@@ -33,6 +33,8 @@ _ARGUMENTS = ("at", "batch_dim")
 """Arguments of step() that are no columns."""
 _INTEGERS = ("label", "sample", "position", "row")
 _LARGEST = np.iinfo(np.int64).max
+_WHOLE = 2**53
+"""A double holds all integers up to it."""
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _NUMBERS = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -125,11 +127,11 @@ def fitted(name: str, entry: Array, known: np.dtype[Any]) -> Array:
     if entry.dtype == known:
         return entry
     if _all_missing(entry):
-        return np.ma.MaskedArray(np.zeros(entry.shape, known), mask=True)
-    if entry.dtype.kind == "i" and known.kind == "f":
-        own = entry.astype(known)
-        if bool(np.all(own.astype(np.int64) == entry)):
-            return own
+        nothing = np.full(entry.shape, None, dtype=np.object_)
+        return nothing if known == np.object_ else np.ma.MaskedArray(np.zeros(entry.shape, known), mask=True)
+    own = np.ma.getdata(entry)
+    if own.dtype.kind == "i" and known.kind == "f" and not ((own < -_WHOLE) | (own > _WHOLE)).any():
+        return entry.astype(known)
     hint = "Give every step the same type."
     if entry.dtype.kind == "f" and known.kind == "i":
         hint = f"Give floats from the first step on, as {name}=float(x)."
@@ -272,6 +274,8 @@ def _plain(value: Any) -> Any:
 
 
 def _all_missing(entry: Array) -> bool:
+    if isinstance(entry, np.ma.MaskedArray):
+        return bool(np.ma.getmaskarray(entry).all())
     return entry.dtype == np.object_ and bool(entry.size) and all(value is None for value in entry.flat)
 
 
