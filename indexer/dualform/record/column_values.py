@@ -176,7 +176,9 @@ def _without_tensors(value: Any) -> Any:
     """Lists of tensors as lists of arrays."""
     if isinstance(value, Tensor):
         return _of_tensor(value)
-    if isinstance(value, list | tuple) and any(isinstance(part, Tensor | list | tuple) for part in value):
+    if isinstance(value, list | tuple) and any(
+        issubclass(kind, Tensor | list | tuple) for kind in set(map(type, value))
+    ):
         return [_without_tensors(part) for part in value]
     return value
 
@@ -222,32 +224,36 @@ def _of_arrow(name: str, column: pa.Array) -> tuple[Array, NDArray[np.bool_] | N
 
 def _of_objects(name: str, entry: Array) -> tuple[Array, NDArray[np.bool_] | None]:
     """As `_values`, of an array of objects."""
-    values = [_plain(value) for value in entry.flat]
-    kinds = {type(value) for value in values if value is not None}
-    missing = np.array([value is None for value in values], dtype=np.bool_).reshape(entry.shape)
+    values = entry.ravel().tolist()
+    if not set(map(type, values)) <= _PLAIN:
+        values = [_plain(value) for value in values]
+    kinds = set(map(type, values)) - {type(None)}
     if kinds <= {str}:
         texts = np.empty(len(values), dtype=np.object_)
         texts[:] = values
         return texts.reshape(entry.shape), None
     if list in kinds or np.ndarray in kinds:
         raise BadInput(f"{name} is ragged.", hint="Give an array or a tensor.", field=name)
-    numbers = [0 if value is None else value for value in values]
-    if kinds == {int, float} and any(isinstance(own, int) and int(float(own)) != own for own in numbers):
+    missing = None
+    if None in values:
+        missing = np.array([value is None for value in values], dtype=np.bool_).reshape(entry.shape)
+        values = [0 if value is None else value for value in values]
+    if (dtype := _DTYPES.get(frozenset(kinds))) is None:
+        said = ", ".join(sorted(kind.__name__ for kind in kinds))
+        mixed = kinds <= _PLAIN and len(kinds) > 1
+        hint = "Give values of one kind, and None for what is missing." if mixed else what_columns_hold()
+        raise BadInput(f"{name} holds {said}.", hint=hint, field=name)
+    if kinds == {int, float} and any(isinstance(own, int) and int(float(own)) != own for own in values):
         raise BadInput(
             f"{name} holds floats, and integers that no float holds.", hint="Give all as one type.", field=name
         )
-    if kinds == {int} and max(numbers) > _LARGEST:
-        raise _too_large(name, max(numbers))
-    if kinds == {int} and min(numbers) < -_LARGEST - 1:
-        raise _too_large(name, min(numbers))
-    if (dtype := _DTYPES.get(frozenset(kinds))) is None:
-        said = ", ".join(sorted(kind.__name__ for kind in kinds))
-        mixed = kinds <= {bool, int, float, str} and len(kinds) > 1
-        hint = "Give values of one kind, and None for what is missing." if mixed else what_columns_hold()
-        raise BadInput(f"{name} holds {said}.", hint=hint, field=name)
-    return np.array(numbers, dtype=dtype).reshape(entry.shape), missing if missing.any() else None
+    try:
+        return np.array(values, dtype=dtype).reshape(entry.shape), missing
+    except OverflowError:
+        raise _too_large(name, max(values, key=abs)) from None
 
 
+_PLAIN = {bool, int, float, str, type(None)}
 _DTYPES: Mapping[frozenset[type], type] = {
     frozenset({bool}): np.bool_,
     frozenset({int}): np.int64,
