@@ -138,6 +138,7 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
+    "a number that SQL would round": (("sql", "SELECT 18446744073709551615::UBIGINT"), errors.BadInput, "statement"),
     "unknown layer": (("topk", "nix", WIDE), errors.NotFound, "layer"),
     "unknown column": (("topk", "0", WIDE, 3, "labl = 1"), errors.NotFound, "where"),
     "no expression": (("topk", "0", WIDE, 3, "label ="), errors.BadMask, "where"),
