@@ -17,7 +17,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import BadInput
-from dualform.record.column_values import column_of
+from dualform.record.column_values import column_of, fitted
 from dualform.record.recorder import Recorder
 
 X = torch.randn(3, 4)
@@ -354,3 +354,20 @@ def test_labels_of_a_probe_are_whole_numbers_all_of_them(tmp_path, label):
         recorder.probe("test", X, label=pl.Series([1, 2, 3]))
     with dualform.open(tmp_path / "m") as memory:
         assert memory.probe("test").labels.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("nothing", [[], np.array([]), torch.zeros(0), pl.Series([]), pa.array([], pa.int64())])
+def test_no_rows_have_any_type(nothing):
+    for name in ("label", "sample", "position"):
+        assert column_of(name, nothing).dtype == np.int64
+    for dtype in (np.int64, np.float64, np.bool_, np.object_):
+        assert fitted("c", column_of("c", nothing), np.dtype(dtype)).dtype == dtype
+
+
+def test_values_of_single_tokens_may_be_missing():
+    for given_values in ([[1, None], [3, 4]], [np.array([1, None]), (3, 4)], pa.array([[1, None], [3, 4]])):
+        found = column_of("c", given_values)
+        assert found.tolist() == [[1, None], [3, 4]]
+        assert found.dtype == np.int64
+    assert column_of("c", [torch.tensor([1, 2]), torch.tensor([3, 4])]).tolist() == [[1, 2], [3, 4]]
+    assert column_of("c", [["a", None], ["b\0", "b"]]).tolist() == [["a", None], ["b\0", "b"]]

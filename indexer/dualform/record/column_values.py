@@ -98,7 +98,7 @@ def column_of(name: str, value: Any) -> Array:
     """An owned array in the column's own type. Raises BadInput for one that no column holds."""
     entry, missing = _values(name, value)
     if name in _INTEGERS and _all_missing(entry):
-        entry, missing = np.zeros(entry.shape, np.int64), np.ones(entry.shape, np.bool_)
+        entry, missing = np.zeros(entry.shape, np.int64), np.ones(entry.shape, np.bool_) if entry.size else None
     kind, stored = entry.dtype.kind, duckdb_type(entry)
     if stored is None:
         raise BadInput(f"{name} holds {_said(entry)}.", hint=what_columns_hold(), field=name)
@@ -280,9 +280,10 @@ def _plain(value: Any) -> Any:
 
 
 def _all_missing(entry: Array) -> bool:
+    """Whether no entry has a value, of which there may be none."""
     if isinstance(entry, np.ma.MaskedArray):
         return bool(np.ma.getmaskarray(entry).all())
-    return entry.dtype == np.object_ and bool(entry.size) and all(value is None for value in entry.flat)
+    return not entry.size or (entry.dtype == np.object_ and all(value is None for value in entry.flat))
 
 
 def _too_large(name: str, value: int) -> BadInput:
