@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
+from torch import nn
 from torch.nn.functional import cross_entropy
 
+import dualform
+from dualform.errors import RecordingError
+from tests.record.listed import small_net
 from tests.record.optimizer_trainings import CLOSE, batch, closed as closed, distances, recorded
 
 
@@ -35,6 +40,48 @@ def test_an_optimizer_may_update_at_a_rate_of_its_own(tmp_path):
     assert own == [{"step": 2, "first_step": 0}, {"step": 5, "first_step": 3}]
     steps = memory.sql("SELECT step, lr FROM steps ORDER BY step").records()
     assert steps == [{"step": n, "lr": 0.05} for n in range(8)]
+
+
+def stepped_in_backward(model, make):
+    """An optimizer for each parameter, which steps as soon as the gradient is there."""
+    optimizers = {parameter: make([parameter]) for parameter in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(step)
+    return list(optimizers.values())
+
+
+def test_optimizers_that_step_inside_the_backward_pass_are_refused_for_that(tmp_path):
+    model = small_net()
+    optimizers = stepped_in_backward(model, lambda own: torch.optim.AdamW(own, lr=0.01))
+    x, y = batch(0)
+    made = dualform.Recorder(model, optimizers, tmp_path / "m", quiet=True)
+    with pytest.raises(RecordingError) as refused, made, made.step(label=y):
+        cross_entropy(model(x), y).backward()
+    assert str(refused.value) == (
+        "optimizers stepped inside the backward pass of step 0, before the gradients of optimizer 3 (AdamW) came: "
+        "slots of a step are made at its first update. Step the optimizers after loss.backward() has returned, not in "
+        "hooks of their parameters."
+    )
+    assert not (tmp_path / "m").exists()
+
+
+def test_optimizers_that_step_inside_the_backward_pass_of_one_layer_are_recorded(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    optimizers = stepped_in_backward(model, lambda own: torch.optim.AdamW(own, lr=0.01))
+    with dualform.Recorder(model, optimizers, tmp_path / "m", quiet=True) as recorder:
+        for number in range(6):
+            x, y = batch(number)
+            with recorder.step(label=y):
+                cross_entropy(model(x), y).backward()
+    with dualform.open(tmp_path / "m") as memory:
+        assert all(own.exact and not own.reason for own in memory.verify().values())
+        assert torch.allclose(memory.weights()["weight"], model.weight.detach(), atol=1e-5)
 
 
 @pytest.mark.parametrize("cleared", [False, True])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from dualform.errors import RecordingError
 from dualform.record.all_updates import AllUpdates
 from dualform.record.owners import Owners
@@ -43,16 +45,23 @@ class StrayUpdates:
             )
 
     def missed(self, number: int, record: StepRecord) -> None:
-        """A pass of its own brought gradients to an optimizer, in the step of another one's update."""
+        """Gradients came to an optimizer after another one's update of the same step: by a pass of its own, or by the
+        rest of a pass in which optimizers step.
+        """
         what = (
             f"a backward pass that ran after another optimizer's update inside step {record.step} brought gradients to "
             f"{self._owners.named(number)}"
         )
-        if not self._progress.begun:
-            raise RecordingError(
-                f"{what}: slots of a step are made at its first update.",
-                hint="Put each forward and backward pass into a `with recorder.step(...)` of its own.",
+        hint = "Put each forward and backward pass into a `with recorder.step(...)` of its own."
+        if torch._C._current_graph_task_id() >= 0:
+            what = (
+                f"optimizers stepped inside the backward pass of step {record.step}, before the gradients of "
+                f"{self._owners.named(number)} came"
             )
+            hint = "Step the optimizers after loss.backward() has returned, not in hooks of their parameters."
+        if not self._progress.begun:
+            record.updated.clear()
+            raise RecordingError(f"{what}: slots of a step are made at its first update.", hint=hint)
         for layer in self._updates.layers_of(number):
             self._defects.note_or_miss(record.step, layer, "missed", what)
 

@@ -27,12 +27,13 @@ def unwrapped_model(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        elif isinstance(own := getattr(model, "_orig_mod", None), nn.Module):
-            model = own
-        elif type(model).__name__ == "_FabricModule":  # Lightning's packages have one each, and need not be loaded
-            model = model._forward_module
-        else:
+            continue
+        # Fabric's wrapper is a class of either of Lightning's packages, which need not be loaded.
+        name = "_forward_module" if type(model).__name__ == "_FabricModule" else "_orig_mod"
+        own = getattr(model, name, None)
+        if not isinstance(own, nn.Module):
             return model
+        model = own
 
 
 def whole_model(model: nn.Module) -> nn.Module:
