@@ -264,7 +264,7 @@ def test_in_a_step_a_pass_without_gradients_is_left_to_the_fused_path_and_told_o
             model(x, None)
         model.inner(x).square().sum().backward()
     assert "aten::_native_multi_head_attention" in [event.name for event in profile.events()]
-    assert made.skipped["attn.q"] == "it ran under torch.no_grad in every recorded step"
+    assert made.skipped["attn.q"] == "it ran under torch.no_grad or in an autograd.Function in every recorded step"
 
 
 def test_layers_that_are_left_out_or_frozen_are_named(tmp_path):

@@ -96,16 +96,24 @@ def test_a_layer_under_no_grad_has_no_slots(tmp_path):
     sink = record(Silent(), tmp_path / "m")
     assert sink.defects == []
     assert sink.layer_names == ["kept", "last"]
-    assert sink.skipped == {"silent": "it ran under torch.no_grad in every recorded step"}
+    assert sink.skipped == {"silent": "it ran under torch.no_grad or in an autograd.Function in every recorded step"}
+
+
+BYPASSED = (
+    "its module was not called, and its weight got a gradient elsewhere, as by module.forward(x) or "
+    "F.linear(x, module.weight)"
+)
 
 
 class Unused(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.detached, self.never = nn.Linear(5, 3), nn.Linear(5, 3), nn.Linear(5, 3)
+        self.by_forward, self.by_weight = nn.Linear(5, 3), nn.Linear(5, 3)
 
     def forward(self, x):
-        return self.first(x) + self.detached(x).detach()
+        bypassed = self.by_forward.forward(x) + nn.functional.linear(x, self.by_weight.weight)
+        return self.first(x) + self.detached(x).detach() + bypassed
 
 
 def test_a_layer_that_no_step_reaches_is_skipped(tmp_path):
@@ -114,6 +122,8 @@ def test_a_layer_that_no_step_reaches_is_skipped(tmp_path):
     assert sink.skipped == {
         "detached": "its output reached no loss in a recorded step",
         "never": "it was not called in a recorded step",
+        "by_forward": BYPASSED,
+        "by_weight": BYPASSED,
     }
 
 

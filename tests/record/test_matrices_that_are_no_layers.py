@@ -13,6 +13,18 @@ from tests.record.products import B, Checkpointed, D, Tied, Turned, matrix, one_
 from .listed import Opened
 
 
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, weight):
+        context.save_for_backward(x, weight)
+        return functional.linear(x, weight)
+
+    @staticmethod
+    def backward(context, error):
+        x, weight = context.saved_tensors
+        return error @ weight, error.flatten(0, -2).T @ x.flatten(0, -2)
+
+
 class Others(nn.Module):
     """Parameters that no product with a matrix is seen of."""
 
@@ -21,6 +33,7 @@ class Others(nn.Module):
         torch.manual_seed(0)
         self.position, self.gate, self.summed, self.paired = matrix(3, D), matrix(1, D), matrix(D, D), matrix(D, D)
         self.grouped, self.frozen, self.unused = matrix(2, D, D), matrix(D, D), matrix(2, 2)
+        self.copied, self.shown = matrix(2, D, D // 2), matrix(D, D)
         self.frozen.requires_grad_(False)
         self.scale, self.head = nn.Parameter(torch.ones(D)), nn.Linear(D, 1)
         self.cell = nn.RNNCell(D, D)
@@ -28,7 +41,8 @@ class Others(nn.Module):
     def forward(self, x):
         x = (x + self.position) * self.gate * self.scale
         x = torch.einsum("nld,de->nle", x, self.summed) @ (self.paired @ self.frozen)
-        x = torch.bmm(x[:2], self.grouped)
+        x = torch.bmm(x[:2], self.grouped) @ self.copied.permute(1, 0, 2).reshape(D, D)
+        x = Function.apply(x, self.shown)
         return self.head(self.cell(x.flatten(0, 1)) @ self.frozen)
 
 
@@ -47,6 +61,8 @@ def test_every_other_parameter_is_named_with_what_it_does(tmp_path):
         "paired": f"it goes into a product with another parameter, {hidden}",
         "grouped": f"it goes into bmm, {hidden}",
         "frozen": "it is frozen",
+        "copied": "reshape may copy it, and products with a copy are not seen",
+        "shown": "it ran under torch.no_grad or in an autograd.Function in every recorded step",
         "unused": "no product with it was seen in the first step, and in compiled code none is seen",
         "scale": "it is no matrix",
         "cell": "there is no tap for RNNCell",

@@ -215,15 +215,36 @@ def test_a_layer_that_was_frozen_when_recording_began_is_named_once_it_trains(tm
     with pytest.warns(RuntimeWarning) as told:
         train(model, opened, batches(5), unfreeze)
     since = 2 if held else 3
+    first = "make" if held else "give all weights to the optimizer, instead of add_param_group later, and make"
     assert [str(warning.message) for warning in told] == [
         f"what did not train when recording began is trained from step {since} on, and is not recorded: '2' (its "
-        "weight was frozen). Make the recorder while such weights ask for gradients and the optimizer holds them; they "
-        "may be frozen after that, and get slots once they train."
+        f"weight was frozen). To record it, {first} the recorder before you freeze these weights: they get slots once "
+        "they train. Or make another recorder, with a folder of its own, at the step where they join."
     ]
     assert opened.sink.skipped == {
         "2": f"its weight was frozen when recording began, and is trained from step {since} on"
     }
     assert opened.sink.defects == []
+
+
+def test_another_recorder_records_a_layer_from_the_step_where_it_joins(tmp_path):
+    """With the momentum that the others have by then."""
+    model = small_net()
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.AdamW([p for i in (0, 4) for p in model[i].parameters()], lr=0.01)
+    train(model, Opened(model, optimizer, tmp_path / "first"), batches(3))
+    model[2].requires_grad_(True)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    with dualform.Recorder(model, optimizer, tmp_path / "second", quiet=True) as recorder:
+        for x, y in batches(4, seed=2):
+            with recorder.step(label=y):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+    with dualform.open(tmp_path / "second") as memory:
+        certificates = memory.verify()
+        assert [*certificates] == ["0", "2", "4"]
+        assert all(own.exact and not own.reason for own in certificates.values())
 
 
 class Parts(nn.Module):

@@ -59,7 +59,7 @@ class FoundLayers:
     ) -> None:
         """As `Recorder` is told; `given`: taps of layers that are no modules."""
         self._model, self._owners = model, owners
-        self.frozen = FrozenLayers()
+        self.frozen = FrozenLayers(owners)
         """What does not train yet, of these layers and of all others."""
         self._patterns = None if layers is None else [layers] if isinstance(layers, str) else list(layers)
         self._taps = FreeTaps(model, owners, self.frozen, self._wanted, values)

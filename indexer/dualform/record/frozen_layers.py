@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dualform.record.owners import Owners
+
 
 @dataclass(frozen=True)
 class _Frozen:
@@ -25,7 +27,8 @@ class _Frozen:
 class FrozenLayers:
     """Layers and other parameters of one model that do not train yet: frozen, or held by no optimizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
         self._layers: dict[str, _Frozen] = {}
 
     def add(self, name: str, weights: Sequence[Tensor], reason: str, refusal: str = "") -> None:
@@ -52,8 +55,11 @@ class FrozenLayers:
         told = [f"{name!r} ({own.was})" for name, own in woken.items() if not own.refusal]
         if not told:
             return ""
+        given = [weight for own in woken.values() if not own.refusal for weight in own.weights]
+        late = not all(map(self._owners.hold, given))
+        first = "give all weights to the optimizer, instead of add_param_group later, and make" if late else "make"
         return (
             f"what did not train when recording began is trained from step {step} on, and is not recorded: "
-            f"{', '.join(told)}. Make the recorder while such weights ask for gradients and the optimizer holds them; "
-            "they may be frozen after that, and get slots once they train."
+            f"{', '.join(told)}. To record it, {first} the recorder before you freeze these weights: they get slots "
+            "once they train. Or make another recorder, with a folder of its own, at the step where they join."
         )

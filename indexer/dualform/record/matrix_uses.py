@@ -6,7 +6,10 @@ _ONE_KERNEL = (
     "its products are made by one kernel, which shows none of them: have them made one by one, as transformers does "
     "with experts_implementation='eager'"
 )
-_TELL_NOTHING = frozenset(("__get__", "__getitem__", "size", "dim", "numel", "view", "reshape", "transpose", "permute"))
+_TELL_NOTHING = frozenset(
+    ("__get__", "__getitem__", "size", "dim", "numel", "view", "transpose", "permute", "detach", "is_inference")
+) | {"storage_offset", "stride", "untyped_storage"}
+_COPIES = frozenset(("reshape", "contiguous", "clone", "to", "float", "double", "type"))
 
 
 class MatrixUses:
@@ -28,8 +31,11 @@ class MatrixUses:
         functions = self._functions.get(parameter, set())
         if {"grouped_mm", "_grouped_mm"} & functions:
             return _ONE_KERNEL
+        if functions and functions <= _COPIES:
+            return f"{', '.join(sorted(functions))} may copy it, and products with a copy are not seen"
         if "add" in functions:
             return "it is added, not multiplied: another parameter"
         if functions:
-            return f"it goes into {', '.join(sorted(functions))}, and into no product with a matrix that can be seen"
+            into = ", ".join(sorted(functions - _COPIES))
+            return f"it goes into {into}, and into no product with a matrix that can be seen"
         return "no product with it was seen in the first step, and in compiled code none is seen"

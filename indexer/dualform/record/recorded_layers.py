@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dualform.record.plan import Plan
+from dualform.record.sharded_parameters import held
 from dualform.record.slots import Slots
 from dualform.record.spaces import Spaces
 from dualform.record.start import layer_of, layers_again
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
 from dualform.store.layer import Layer
+
+_BYPASSED = (
+    "its module was not called, and its weight got a gradient elsewhere, as by module.forward(x) or "
+    "F.linear(x, module.weight)"
+)
 
 
 class RecordedLayers:
@@ -34,6 +40,15 @@ class RecordedLayers:
     def missed(self, why: Mapping[str, str]) -> None:
         """By layer, why it gets no slots of this step."""
         self._why |= why
+
+    def note_bypassed(self, record: StepRecord) -> None:
+        """Layers without slots that train although their modules were not called in a step."""
+        seen = {*self.names, *record.layers, *record.reached}
+        for tap in self._plan.taps:
+            if tap.name in seen or self._why.get(tap.name) == _BYPASSED:
+                continue
+            if any(own.grad is not None and bool(held(own.grad).any()) for own in tap.trained):
+                self._why[tap.name] = _BYPASSED
 
     def admit(self, record: StepRecord, slots: Slots) -> Sequence[Tap]:
         """Take in the layers that have slots for the first time; returns their taps."""

@@ -167,6 +167,7 @@ class Recording:
             self._agree(number, UPDATES[2])
             self.stray_updates.again(number, record)
             return
+        self._layers.note_bypassed(record)
         if not record.settled:
             self._settle(record)
         if number in record.missed:
@@ -212,6 +213,7 @@ class Recording:
         self.defects.compiled(record)
         if record.empty:
             self.defects.unseen(record)
+        self._layers.note_bypassed(record)
         self._layers.missed({layer: why for layer, why in record.reached.items() if layer not in record.layers})
         if record.empty and not self.begun:
             if not record.reached and self._has_gradients():  # else the batch was left out

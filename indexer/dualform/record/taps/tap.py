@@ -81,7 +81,7 @@ class Listener(Protocol):
         """
 
     def called_without_gradient(self, tap: Tap, why: str) -> None:
-        """A forward call of a training that no gradient will come of; `why`: "it ran under torch.no_grad"."""
+        """A forward call of a training that no gradient will come of; `why`: "its weight was frozen"."""
 
     def unseen(self, tap: Tap) -> None:
         """A forward call under a transform of torch.func, whose tensors are not those of one example or one pass."""
@@ -225,6 +225,6 @@ class Tap(ABC):
             listener.unseen(self)
             return None
         if mode == "step" and not torch.is_grad_enabled():
-            listener.called_without_gradient(self, "it ran under torch.no_grad")
+            listener.called_without_gradient(self, "it ran under torch.no_grad or in an autograd.Function")
             return None
         return mode
