@@ -12,7 +12,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test drill soak processors seeds lint site notebooks dist coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
+.PHONY: setup demo test drill soak processors seeds sanitize lint site notebooks dist coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
 
 setup: $(VENV)/ready
 
@@ -55,6 +55,22 @@ processor-%: setup
 seeds: setup
 	for seed in 1 2 3 4 5 6 7 8 9 10; do OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
 		--hypothesis-seed=$$seed $$(grep -lr --include='test_*.py' '^@given' tests) || exit 1; done
+
+# The compiled loops with gcc's address and undefined-behaviour sanitizers, under their own tests and those of what they
+# answer; then the same tests with Python's checks of its own memory. Tests that start processes or compile are left out.
+SANITIZED := build/sanitized
+SANITIZED_TESTS := tests/kernels tests/contract tests/record/test_resumed.py tests/query/test_gradient_screen.py \
+	tests/query/test_screen.py tests/query/test_direct_outputs.py tests/record/test_projection.py \
+	tests/record/test_recorded_entries.py
+
+sanitize: setup
+	CC=gcc CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1" DUALFORM_REQUIRE_LOOPS=1 \
+		$(BIN)/python setup.py --quiet build_ext --force --build-lib $(SANITIZED)
+	DUALFORM_TESTED_LOOPS=$(SANITIZED)/dualform/kernels/_kernels.so LD_PRELOAD=$$(gcc -print-file-name=libasan.so) \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -o timeout=3600 --ignore tests/kernels/test_builds.py --ignore tests/kernels/test_forms.py \
+		$(SANITIZED_TESTS)
+	PYTHONMALLOC=debug OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/kernels/test_builds.py $(SANITIZED_TESTS)
 
 # The processes of shards killed and frozen fifty times, where the tests do it fifteen times.
 drill: setup

@@ -28,6 +28,7 @@ from tests.influence.trainings import (
     sgd,
     squares,
 )
+from tests.query.test_backends import SETTINGS
 
 STEPS = 12
 
@@ -331,3 +332,16 @@ def test_a_training_that_was_resumed_has_the_ledger_of_one_that_never_stopped(tm
     once, stopped = (dualform.ledger(tmp_path / name, Stopped().model, influence) for name in ("at once", "stopped"))
     np.testing.assert_allclose(stopped.sums, once.sums, rtol=1e-9, atol=1e-12)
     assert np.abs(stopped.residual).max() <= 1e-2 * np.abs(stopped.final - stopped.initial).max()
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_no_setting_of_torch_changes_a_ledger(tmp_path):
+    """But for the precision in which the model itself computes."""
+    training = KINDS["LSTM and embedding"]
+    training.record(tmp_path / "m", STEPS)
+    model, influence, found = training.make(), training.influence(), {}
+    for setting in SETTINGS:
+        if "medium" not in setting and "bf16" not in setting:
+            with SETTINGS[setting]():
+                found[setting] = dualform.ledger(tmp_path / "m", model, influence).sums.tobytes()
+    assert {setting for setting, sums in found.items() if sums != found["none"]} == set()

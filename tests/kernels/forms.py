@@ -24,6 +24,7 @@ if COMPILED in os.environ:
     compiled = loader.load(Path(os.environ[COMPILED]))
     assert not isinstance(compiled, str), compiled
     kernels.library = lambda: compiled
+    kernels.use(None)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import dualform
 from dualform.errors import BadInput, NotFound
 from dualform_client import AsyncClient, Client
 from dualform_service.server import Server
+from tests.query.test_backends import SETTINGS
 
 
 class Network(nn.Module):
@@ -191,3 +192,42 @@ def test_a_probe_takes_named_arguments(tmp_path):
     with dualform.open(tmp_path / "m") as memory:
         one, other = (memory.probe(name, "own").queries for name in ("named", "one"))
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def losses(output, labels):
+    return nn.functional.cross_entropy(output, labels, reduction="none")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trained):
+    """What is answered where nothing is set in torch."""
+    model, memory = trained
+    with pytest.warns(RuntimeWarning, match="gradients has no gradients in 'own'"):
+        gradients = memory.gradients(model, WORDS[:4], WORDS[:4, 0], losses)
+    return told(gradients), told(memory.queries(model, WORDS[:4]))
+
+
+def told(found):
+    if isinstance(found, dict):
+        return {name: own.rows.tobytes() for name, own in found.items()}
+    return {name: (own.keys.tobytes(), own.errors.tobytes()) for name, own in found.layers.items()}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled", "ignore:gradients has no gradients in 'own'")
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if "medium" not in name and "bf16" not in name])
+def test_no_setting_of_torch_changes_what_is_asked(trained, undisturbed, setting):
+    """But for precisions in which the model itself computes, autocast among them: queries are what its layers take."""
+    model, memory = trained
+    with SETTINGS[setting]():
+        words = WORDS[:4].clone() if setting == "inference mode" else WORDS[:4]
+        gradients, queries = memory.gradients(model, words, words[:, 0], losses), memory.queries(model, words)
+    assert told(gradients) == undisturbed[0]
+    if "autocast" not in setting:
+        assert told(queries) == undisturbed[1]
+        return
+    taken = []
+    with SETTINGS[setting](), model.head.register_forward_pre_hook(lambda _, args: taken.append(args[0])):
+        model.eval()(words)
+    # The layer's input, as the product takes it.
+    half = torch.float16 if setting == "autocast to float16" else torch.bfloat16
+    np.testing.assert_array_equal(queries["head"].rows, taken[0].detach().to(half).float().numpy())

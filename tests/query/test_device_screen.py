@@ -20,6 +20,7 @@ from dualform.query.search.device_screen import DeviceScreen
 from dualform.query.search.screen import Request
 from tests.kernels.test_loops import assert_best_are_candidates, keys_of, questions
 from tests.query import arrays
+from tests.query.test_backends import SETTINGS
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the loops, which make codes, are not compiled")
 
@@ -47,6 +48,18 @@ def test_rows_that_cannot_be_among_the_best_are_left_out(rng):
     keys, queries = rng.normal(size=(5000, 64)).astype(np.float32), rng.normal(size=(30, 64)).astype(np.float32)
     found = screen().candidates(keys_of(keys, 1000), queries, Request(5, 1, None, True), lambda: None)
     assert len(found.rows) < 30 * 60
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_no_setting_of_torch_loses_a_row(rng, setting):
+    """Codes of these keys leave nothing out, so that the bounds are close: rounding a floor up would lose rows."""
+    keys, queries = rng.integers(0, 256, (4000, 16)).astype(np.float32), rng.integers(-1, 2, (20, 16))
+    keys[:, 0], keys[:, 1], queries[:, 2] = 0, 255, 1
+    queries, request = queries.astype(np.float32), Request(7, 1, None, False)
+    with SETTINGS[setting]():
+        found = screen().candidates(keys_of(keys, 1000), queries, request, lambda: None)
+    assert_best_are_candidates(found, keys, queries, request)
 
 
 def test_more_candidates_than_are_worth_it_are_said_to_be_crowded():

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import dualform
+from tests.query.test_backends import SETTINGS
 
 from .listed import Opened
 
@@ -289,3 +290,21 @@ def test_a_module_that_turns_to_other_tokens_is_told_of(tmp_path):
     reason = "layer 'k' attends to its own tokens at first, to others later"
     assert ("k", 1, reason) in opened.sink.defects
     assert [len(opened.sink.parts(name)) for name in ("q", "k")] == [2, 1]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize(
+    "setting", ["default float64", "default bfloat16", "default device", "fp32 as tf32", "deterministic", "anomalies"]
+)
+def test_what_is_set_in_torch_around_a_training_changes_nothing_of_its_record(tmp_path, setting):
+    model, kept = Net(), {}
+    batches = list(data(model))
+    for name in ("none", setting):
+        with SETTINGS[name]():
+            run(copy.deepcopy(model), batches, lambda *both, name=name: dualform.Recorder(*both, tmp_path / name))
+        with dualform.open(tmp_path / name) as memory:
+            layers = [layer.name for layer in memory.info().layers]
+            kept[name] = {own: (memory.keys(own).tobytes(), memory.values(own).tobytes()) for own in layers}
+            assert all(certificate.exact for certificate in memory.verify().values())
+    assert kept[setting] == kept["none"]
+    assert kept["none"].keys() == {"inner", "attn.q", "attn.k", "attn.v", "attn.out_proj", "head"}

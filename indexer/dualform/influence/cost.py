@@ -7,6 +7,7 @@ from itertools import pairwise
 from os import PathLike
 from time import perf_counter
 
+import torch
 from torch import nn
 
 from dualform.errors import BadInput
@@ -42,6 +43,7 @@ class LedgerCost:
         )
 
 
+@torch.inference_mode(False)
 def estimate_ledger(
     path: str | PathLike[str],
     model: nn.Module,

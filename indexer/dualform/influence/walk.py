@@ -51,6 +51,7 @@ from dualform.store.runs import opened
 LINES = ("decay", "rounding", "other parameters", "buffers", "truncated")
 
 
+@torch.inference_mode(False)
 def ledger(path: str | PathLike[str], model: nn.Module, influence: Influence, *, allow_inexact: bool = False) -> Ledger:
     """What each group of training datapoints did to the loss of examples, update by update, from a memory with keys and
     values. The training is not run again: its weights are rebuilt step by step, and the model, which stays as it is,

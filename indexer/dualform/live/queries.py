@@ -38,7 +38,8 @@ def queries(
     that is called several times, those of its first call.
 
     `inputs` and `batch_dim` are as in `Recorder.probe`; `info` is the memory's, whose layers the model must have. The
-    model runs in eval mode, without gradients, and is left as it was. Warns where its weights are not those that the
+    model runs in eval mode, without gradients, and is left as it was. Under an autocast around the call it computes in
+    half precision, and the queries are what its layers then take. Warns where its weights are not those that the
     training ended with. Raises BadInput for a model that is not the recorded one, RecordingError for a
     call of a layer that has no keys.
     """

@@ -46,11 +46,13 @@ class Collector:
         self._followed: FollowedRows | None = None
         self._told_unseen = False
         self._pass, self._arrivals = -1, 0
-        self.began = torch.zeros((), dtype=torch.int64)
+        self.began = torch.zeros((), dtype=torch.int64, device="cpu")
 
     def begin(self, step: int, metadata: Metadata) -> StepRecord:
         """Collect another step from now on."""
-        self.began = torch.tensor(self._calls)  # another tensor: that of an earlier step may be waited for
+        self.began = torch.tensor(
+            self._calls, device="cpu"
+        )  # another tensor: that of an earlier step may be waited for
         before = None if self._before is None else self._before()
         self.step = StepRecord(step, metadata, self._calls, self._owners, before)
         self._before = weakref.ref(self.step)

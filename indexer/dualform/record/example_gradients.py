@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
+import torch
 from torch import nn
 
 from dualform.errors import BadInput
@@ -14,6 +15,7 @@ from dualform.record.example_signals import Examples, LayerSignals, SharedRows, 
 from dualform.record.taps import Tap
 
 
+@torch.inference_mode(False)
 def example_gradients(
     model: nn.Module, taps: Sequence[Tap], batch_dims: Mapping[str, int], examples: Examples, batch_size: int
 ) -> ExampleGradients:

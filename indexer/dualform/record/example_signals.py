@@ -108,7 +108,7 @@ class SignalPasses:
     def _checked_labels(self, device: torch.device | None) -> Tensor:
         given, what = self._examples.labels, self._examples.what
         try:
-            labels = torch.as_tensor(given)
+            labels = given if isinstance(given, Tensor) else torch.as_tensor(given, device=device)
         except (TypeError, ValueError, RuntimeError):
             raise BadInput(
                 f"the labels of {what} are {type(given).__name__}, of which no tensor can be made.",
@@ -122,6 +122,8 @@ class SignalPasses:
                 hint="Give a label for each.",
                 field="labels",
             )
+        # What was made in inference mode takes no part in a backward pass.
+        labels = labels.clone() if labels.is_inference() else labels
         return labels if device is None else labels.to(device)
 
     @contextmanager

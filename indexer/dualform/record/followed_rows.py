@@ -68,7 +68,7 @@ class Rows:
         if len(found) != 1 or any(shape.untold or shape.slots != self.origin.count for shape in own):
             return None
         (shape,) = found.values()
-        slots = laid_out(torch.arange(shape.slots).unsqueeze(-1), shape).flatten().argsort().numpy()
+        slots = laid_out(torch.arange(shape.slots, device="cpu").unsqueeze(-1), shape).flatten().argsort().numpy()
         return shape, slots if self.numbers is None else slots[self.numbers.cpu().numpy()]
 
 
@@ -129,7 +129,7 @@ class FollowedRows:
                 tensors[layout] = Rows(Origin(layout.rows))
             else:
                 first = (layout.offset - around.offset) // layout.width
-                tensors[layout] = tensors[around].chosen(torch.arange(first, first + layout.rows))
+                tensors[layout] = tensors[around].chosen(torch.arange(first, first + layout.rows, device="cpu"))
         return tensors[layout]
 
     def given(self, args: Sequence[Any]) -> None:

@@ -139,7 +139,7 @@ def owned_rows(tensor: Tensor, width: int) -> Tensor:
     """float32[n, width], copied."""
     if tensor.dtype == torch.float32 and tensor.is_cpu and tensor.dim() == 2:
         return tensor.clone(memory_format=torch.contiguous_format)
-    copied = torch.empty((tensor.numel() // width, width), dtype=torch.float32)
+    copied = torch.empty((tensor.numel() // width, width), dtype=torch.float32, device="cpu")
     return copied.copy_(tensor.reshape(-1, width))
 
 

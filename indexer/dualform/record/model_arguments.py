@@ -68,7 +68,8 @@ def _plain(part: Any, device: torch.device | None) -> Any:
     if isinstance(part, tuple) or (isinstance(part, list) and any(_held(own) for own in part)):
         return type(part)(_plain(own, device) for own in part)
     try:
-        return torch.as_tensor(part).to(device) if device is not None else torch.as_tensor(part)
+        tensor = part if isinstance(part, Tensor) else torch.as_tensor(part, device=device)
+        return tensor if device is None else tensor.to(device)
     except (TypeError, ValueError, RuntimeError):
         raise BadInput(
             f"inputs hold {type(part).__name__}, which is no tensor.",

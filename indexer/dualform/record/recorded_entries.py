@@ -134,7 +134,7 @@ class RecordedEntries:
         """Of a block of which some entries are chosen, or of a bias."""
         rows, columns = self._chosen[index].rows, self._chosen[index].columns
         if parameter.directions is None:  # a bias, whose keys are all 1
-            ones = torch.ones((1, errors.shape[1]), device=errors.device).expand(len(errors), -1)
+            ones = torch.ones((1, errors.shape[1]), dtype=torch.float32, device=errors.device).expand(len(errors), -1)
             add_terms(ones, rows, errors, rows, sums, magnitudes)  # as columns, they lie in runs
             return
         if place.transposed:
@@ -176,7 +176,7 @@ def _choose(shape: Sequence[int], generator: np.random.Generator) -> _Chosen:
     rows = shape[0] if len(shape) else 1
     columns = int(np.prod(shape[1:])) if len(shape) > 1 else 1
     if rows * columns <= _WHOLE or columns == 1:
-        every = torch.arange(rows * columns)
+        every = torch.arange(rows * columns, device="cpu")
         return _Chosen((every // columns).int(), (every % columns).int(), 1.0)
     turn = np.arange(ENTRIES)
     lap, paths = turn // math.lcm(rows, columns), math.gcd(rows, columns)

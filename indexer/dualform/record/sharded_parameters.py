@@ -92,7 +92,7 @@ def whole(tensor: Tensor, shard: TrainingShard) -> Tensor:
     Raises RecordingError where they have parted.
     """
     own, first = held(tensor.detach()).cpu(), _first_row(tensor)
-    found = own if shard.number else torch.empty(tensor.shape, dtype=own.dtype)
+    found = own if shard.number else torch.empty(tensor.shape, dtype=own.dtype, device="cpu")
     width = prod(tensor.shape[1:])
     rows = max(1, _AT_ONCE // max(1, width))
     for start in range(0, tensor.shape[0], rows):

@@ -18,7 +18,7 @@ class SignalTaker:
     followed: FollowedRows | None = None
 
     def __init__(self) -> None:
-        self.began = torch.zeros((), dtype=torch.int64)
+        self.began = torch.zeros((), dtype=torch.int64, device="cpu")
         self._calls = 0
         self._found: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}
 

@@ -80,7 +80,11 @@ class Start:
             held = [] if rule is None else buffers_of(optimizer, rule, own.values())
             for (name, kind), buffer in zip(places, held, strict=True):
                 if buffer is not None:
-                    tensor = buffer if isinstance(buffer, Tensor) else torch.tensor(float(buffer), dtype=torch.float64)
+                    tensor = (
+                        buffer
+                        if isinstance(buffer, Tensor)
+                        else torch.tensor(float(buffer), dtype=torch.float64, device="cpu")
+                    )
                     found.setdefault(name, {}).update(arrays({kind: tensor}, self._ranks))
         return found
 

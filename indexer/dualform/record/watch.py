@@ -35,6 +35,7 @@ from dualform.record.sharded_parameters import held
 from dualform.record.watched_states import WatchedStates
 from dualform.record.writes import Writes
 from dualform.rules import Settings, UpdateRule
+from dualform.rules.rounding import product_rounding
 from dualform.store.batch import WatchLog
 from dualform.store.weights import Buffers
 
@@ -231,7 +232,7 @@ class Watch:
 def roundoff(dtype: torch.dtype | None) -> float:
     """Relative rounding error of products computed in a type: for float32, of what torch may use in its place."""
     if dtype in (None, torch.float32):
-        return {"highest": 2.0**-23, "high": 2.0**-10}.get(torch.get_float32_matmul_precision(), 2.0**-8)
+        return max(2.0**-23, product_rounding(torch, "mkldnn", "cuda"))
     assert dtype is not None
     return float(torch.finfo(dtype).eps)
 

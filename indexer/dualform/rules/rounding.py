@@ -19,6 +19,9 @@ from dualform.rules.update_rule import Doubles, Settings
 NEGLIGIBLE = 1e-30
 """Beside 1, in float32 and float64. Powers that underflow take thirty times as long, as of 0.9 after 6,700 updates."""
 
+_PRODUCTS = {"none": 0.0, "ieee": 0.0, "tf32": 2.0**-10, "highest": 0.0, "high": 2.0**-10}
+"""By what each precision of torch's rounds, as TF32; 2^-8, as of bfloat16, for any other."""
+
 
 def rounds_factors(group: Mapping[str, Any]) -> bool:
     """Not of float64 tensors, and not by the fused kernel of CUDA, which multiplies in double precision."""
@@ -32,6 +35,18 @@ def rounds_factors(group: Mapping[str, Any]) -> bool:
 def float32_corrections(group: Mapping[str, Any], *says: str) -> bool:
     """Whether one of the options that keep the count of updates a tensor is on. The fused kernels have none of them."""
     return not group.get("fused") and any(bool(group.get(option)) for option in says)
+
+
+def product_rounding(torch: Any, *libraries: str) -> float:
+    """By what torch, as it is set now, may round float32 numbers before it multiplies matrices: relative, 0.0 for not
+    at all. `libraries`: those of torch.backends that multiply, of which the coarsest counts.
+    """
+    try:
+        # Where one library was set and not the other, torch raises RuntimeError if it is asked without their names.
+        found = [getattr(torch.backends, library).matmul.fp32_precision for library in libraries]
+    except AttributeError:  # torch before 2.9
+        found = [torch.get_float32_matmul_precision()]
+    return max(_PRODUCTS.get(precision, 2.0**-8) for precision in found)
 
 
 def factor(number: float, settings: Settings) -> float:

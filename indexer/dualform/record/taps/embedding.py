@@ -87,7 +87,7 @@ class RowNumberForm(KeyForm):
         Tokens may be so by chance, and the shape does not tell them apart where a batch has as many rows as tokens.
         Distances of a position from itself are all the same, in one dimension or two.
         """
-        if len(keys) > 1 and torch.equal(keys, torch.arange(len(keys))):
+        if len(keys) > 1 and torch.equal(keys, torch.arange(len(keys), device=keys.device)):
             return True
         if len(leading) != 2 or min(leading) < 2 or bool((keys == keys[0]).all()):
             return False
@@ -110,7 +110,7 @@ class RowNumberForm(KeyForm):
         for start in range(0, len(keys), SLOTS_AT_ONCE):
             own = keys[start : start + SLOTS_AT_ONCE]
             at = torch.searchsorted(rows, own).clamp_(max=len(rows) - 1)
-            found = torch.zeros((len(own), len(rows)), device=keys.device)
+            found = torch.zeros((len(own), len(rows)), dtype=torch.float32, device=keys.device)
             found.scatter_(1, at[:, None], (rows[at] == own).float()[:, None])
             yield slice(start, start + SLOTS_AT_ONCE), found, places
 

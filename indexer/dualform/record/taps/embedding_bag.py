@@ -102,9 +102,9 @@ class RowCountForm(KeyForm):
         """int64[n, N] of one list; what is no member is row V."""
         bounds = _bounds(key)
         members, begins = key[1 + len(bounds) :], bounds[:-1, None]
-        at = begins + torch.arange(max(1, self._longest(key)))
+        at = begins + torch.arange(max(1, self._longest(key)), device=begins.device)
         there = at < bounds[1:, None]
-        bags = torch.full(at.shape, self._rows)
+        bags = torch.full(at.shape, self._rows, device=at.device)
         bags[there] = members[at[there]]
         return bags
 

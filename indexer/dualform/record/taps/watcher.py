@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar
@@ -254,6 +254,13 @@ def _with(func: FunctionType, own: dict[str, Any]) -> FunctionType:
     return made
 
 
+def _overridden(tensors: Sequence[Any]) -> bool:
+    """Whether one is of a type that may bring functions of its own. A mode around the training, such as that of
+    `torch.set_default_device`, is none: it sees the products one by one, as this one does.
+    """
+    return any(tensor is not None and type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors)
+
+
 _PACKED, _APART = "_in_projection_packed", "_in_projection"
 SEES_ATTENTION = {"linear", _PACKED, _APART} <= {*functional.multi_head_attention_forward.__code__.co_names} and all(
     "linear" in getattr(functional, name).__code__.co_names for name in (_PACKED, _APART)
@@ -264,6 +271,6 @@ _ATTENTION: Any = functional.multi_head_attention_forward
 if SEES_ATTENTION:
     _ATTENTION = _with(
         _ATTENTION,
-        {"linear": _linear}
+        {"linear": _linear, "has_torch_function": _overridden}
         | {name: _with(getattr(functional, name), {"linear": _linear}) for name in (_PACKED, _APART)},
     )

@@ -14,10 +14,8 @@ from dualform.errors import MissingPackage
 from dualform.query.score.backends.device_copies import DeviceCopies
 from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.device_screen import DeviceScreen, undisturbed
+from dualform.rules.rounding import product_rounding
 from dualform.store.forks import forked
-
-_ROUNDINGS = {"none": 0.0, "ieee": 0.0, "tf32": 2.0**-10, "highest": 0.0, "high": 2.0**-10}
-"""By what torch may make of float32 before it multiplies; 2^-8, of bfloat16, for anything else."""
 
 
 class TorchBackend:
@@ -32,11 +30,7 @@ class TorchBackend:
     @property
     def rounding(self) -> float:
         """As torch is set at this moment: a training in the same process may have asked for less precision."""
-        try:
-            precision = getattr(self._torch.backends, self.library).matmul.fp32_precision
-        except AttributeError:  # torch before 2.9, where this is all that there is
-            precision = self._torch.get_float32_matmul_precision()
-        return _ROUNDINGS.get(precision, 2.0**-8)
+        return product_rounding(self._torch, self.library)
 
     def scores(self, keys: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
         if forked():  # OpenMP would wait for threads of the parent's, as torch's own loaders know
