@@ -88,6 +88,23 @@ def of_some_layers(model, optimizer, x, y):
     (0 * model[0].weight).sum().backward()
 
 
+@pytest.mark.parametrize("halved", ["weights", "products"])
+def test_a_gradient_of_half_precision_that_is_zero_ends_nothing(tmp_path, halved):
+    """All that the loss leaves of a batch is nothing: there are slots, whose error signals are zero."""
+    model = small_net().bfloat16() if halved == "weights" else small_net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        for number, (x, y) in enumerate(batches(6)):
+            with recorder.step(label=y), torch.autocast("cpu", torch.bfloat16, enabled=halved == "products"):
+                optimizer.zero_grad()
+                output = model(x.bfloat16() if halved == "weights" else x).float()
+                (cross_entropy(output, y, reduction="sum") * (number not in (2, 3))).backward()
+                optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 6
+        assert {own.grade.name for own in memory.verify().values()} <= {"exact", "exact to bfloat16"}
+
+
 NO_SLOTS = [no_rows, zeroed, forward_alone, without_gradients, of_some_layers]
 OPTIMIZERS = {
     "momentum": lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9, weight_decay=0.01),

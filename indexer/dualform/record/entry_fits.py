@@ -60,6 +60,8 @@ def _fit(applied: Doubles, recorded: Doubles, half: HalfType | None) -> tuple[fl
     What clipping multiplies a gradient of half precision by is of that type, too, and the product is rounded.
     """
     factor, length = float(applied @ recorded / (recorded @ recorded)), float(np.linalg.norm(applied))
+    if not length:
+        return 1.0, 1.0
     fits = [(factor, float(np.linalg.norm(applied - factor * recorded)) / length)]
     if half is not None:
         tried = (factor, half.number(factor))
