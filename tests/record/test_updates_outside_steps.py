@@ -88,6 +88,29 @@ def of_some_layers(model, optimizer, x, y):
     (0 * model[0].weight).sum().backward()
 
 
+def test_a_resumed_training_does_not_begin_with_a_step_without_gradients(tmp_path):
+    model = small_net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for batch in (batches(3), [(x[:0], y[:0]) for x, y in batches(1)], batches(3, seed=2)):
+        with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, resume=True) as recorder:
+            for x, y in batch:
+                if len(x):
+                    take(recorder, optimizer, model, x, y)
+                    continue
+                with pytest.raises(RecordingError, match=r"^the first step of a resumed training has no gradient"):
+                    take(recorder, optimizer, model, x, y)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().steps == 6
+        assert all(own.exact and not own.reason for own in memory.verify().values())
+
+
+def take(recorder, optimizer, model, x, y):
+    with recorder.step(label=y):
+        optimizer.zero_grad(set_to_none=False)
+        cross_entropy(model(x), y, reduction="sum").backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize("halved", ["weights", "products"])
 def test_a_gradient_of_half_precision_that_is_zero_ends_nothing(tmp_path, halved):
     """All that the loss leaves of a batch is nothing: there are slots, whose error signals are zero."""

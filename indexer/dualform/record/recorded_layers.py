@@ -43,6 +43,8 @@ class RecordedLayers:
 
     def note_bypassed(self, record: StepRecord) -> None:
         """Layers without slots that train although their modules were not called in a step."""
+        if len(self.told) == len(self._plan.taps):
+            return
         seen = {*self.names, *record.layers, *record.reached}
         for tap in self._plan.taps:
             if tap.name in seen or self._why.get(tap.name) == _BYPASSED:

@@ -128,9 +128,15 @@ class Recording:
         if record is not None:
             self.defects.unseen(record)
         unrecorded, awaited = self._unrecorded.get(number, []), self._updates.awaited(number)
-        if record is not None and self.begun and not (unrecorded or awaited) and self._updates.moves(number):
-            self._update_inside(number, record)  # momentum and decay need no gradient: a step without slots
-            return
+        if record is not None and not (unrecorded or awaited) and self._updates.moves(number):
+            if self.begun:
+                self._update_inside(number, record)  # momentum and decay need no gradient: a step without slots
+                return
+            if self._plan.resumed is not None:  # else the weights as of the next step are W_0
+                raise RecordingError(
+                    "the first step of a resumed training has no gradient, and its update moves the weights.",
+                    hint="Begin the resumed training with a batch that has rows.",
+                )
         self._agree(number, UPDATES[1] if unrecorded or awaited else UPDATES[2])
         if unrecorded:
             self.stray_updates.unrecorded(number, unrecorded)
