@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -355,6 +356,22 @@ class Training:
 @pytest.fixture(scope="module")
 def unrecorded():
     return Training().run().weights
+
+
+def halved(_module, _args, output):
+    return tuple(map(partial(halved, None, None), output)) if isinstance(output, tuple) else 0.5 * output
+
+
+def test_a_users_hook_is_no_part_of_a_layer_of_any_kind(tmp_path):
+    training = Training()
+    for module in training.model.children():
+        module.register_forward_hook(halved)
+    sinks = []
+    training.record(tmp_path / "m", sink=lambda header: sinks.append(ListSink(header)) or sinks[0])
+    factors = {own.parameter: own.factor for log in sinks[0].logs.values() for own in log.factors}
+    assert len(factors) > 20
+    assert list(factors.values()) == pytest.approx([1.0] * len(factors), rel=1e-3)
+    assert sinks[0].defects == []
 
 
 def places_of(path, at):

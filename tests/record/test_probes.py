@@ -9,7 +9,7 @@ import dualform
 from dualform.errors import BadInput, RecordingError
 from dualform.store.manifest import Manifest
 
-from .listed import Opened, batches
+from .listed import Opened, batches, opened_on
 
 
 def recorded(tmp_path):
@@ -202,3 +202,21 @@ def test_of_an_older_record_the_gallery_says_how_many_examples_a_probe_has(tmp_p
     manifest.write(tmp_path / "m")
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().probes[0].examples == expected
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc], ids=str)
+def test_sparse_examples_are_cut_into_batches_as_they_are(tmp_path, layout):
+    model, dense = nn.Linear(5, 3), batches(1)[0][0] * torch.tensor([0.0, 1, 0, 1, 1])
+    seen = []
+    model.register_forward_pre_hook(lambda _, args: seen.append((args[0].layout, len(args[0]))))
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        with opened.recorder.step():
+            model(dense).sum().backward()
+        seen.clear()
+        opened.recorder.probe("test", dense.to_sparse(layout=layout), batch_size=3)
+        with pytest.raises(BadInput, match=r"^inputs hold a nested tensor, which cannot be cut into batches\."):
+            opened.recorder.probe("nested", torch.nested.nested_tensor([dense[:2], dense[2:]], layout=torch.jagged))
+    assert seen == [(layout, 3), (layout, 3), (layout, 2)]
+    assert np.array_equal(opened.sink.probes["test"][0][""], dense.numpy())

@@ -42,8 +42,12 @@ class Arguments:
         """What the model is called with for the examples from start to stop."""
 
         def cut(tensor: Tensor) -> Tensor:
-            here = tensor.dim() > self._axis
-            return tensor.movedim(self._axis, 0)[start:stop].movedim(0, self._axis) if here else tensor
+            if tensor.dim() <= self._axis:
+                return tensor
+            if tensor.layout == torch.strided:
+                return tensor.movedim(self._axis, 0)[start:stop].movedim(0, self._axis)
+            rows = torch.arange(start, min(stop, tensor.shape[self._axis]), device=tensor.device)
+            return tensor.to_sparse().index_select(self._axis, rows).to_sparse(layout=tensor.layout)
 
         return _each(self._places, cut), _each(self._named, cut)
 
@@ -63,6 +67,12 @@ def _plain(part: Any, device: torch.device | None) -> Any:
     """A part of the arguments with tensors of its own in place of arrays and lists of numbers."""
     if part is None or isinstance(part, str | bool | int | float):
         return part
+    if isinstance(part, Tensor) and part.is_nested:
+        raise BadInput(
+            "inputs hold a nested tensor, which cannot be cut into batches.",
+            hint="Give the padded tensor, or the examples of one length at a time.",
+            field="inputs",
+        )
     if isinstance(part, Mapping):
         return {name: _plain(own, device) for name, own in part.items()}
     if isinstance(part, tuple) or (isinstance(part, list) and any(_held(own) for own in part)):
