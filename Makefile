@@ -66,9 +66,10 @@ SANITIZED_TESTS := tests/kernels tests/contract tests/record/test_resumed.py tes
 sanitize: setup
 	CC=gcc CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1" DUALFORM_REQUIRE_LOOPS=1 \
 		$(BIN)/python setup.py --quiet build_ext --force --build-lib $(SANITIZED)
-	DUALFORM_TESTED_LOOPS=$(SANITIZED)/dualform/kernels/_kernels.so LD_PRELOAD=$$(gcc -print-file-name=libasan.so) \
+	DUALFORM_TESTED_LOOPS=$(SANITIZED)/dualform/kernels/_kernels.so \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -o timeout=3600 --ignore tests/kernels/test_builds.py --ignore tests/kernels/test_forms.py \
+		$(BIN)/python -m pytest --capture=sys -o timeout=3600 --ignore tests/kernels/test_builds.py --ignore tests/kernels/test_forms.py \
 		$(SANITIZED_TESTS)
 	PYTHONMALLOC=debug OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/kernels/test_builds.py $(SANITIZED_TESTS)
 

@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from dualform.errors import MissingPackage, NotFound
+from dualform.query.engine import Engine
 from dualform.query.score import backends
 from dualform.query.score.backends import faiss as faiss_backend
 from dualform.query.score.backends.torch import TorchDeviceBackend
 from dualform.query.score.bound import bound, norms
+
+from . import arrays
 
 CPU = ["int8", "numpy", "torch", "faiss"]
 
@@ -46,6 +49,7 @@ SETTINGS = {
     "medium precision": lambda: changed(torch.set_float32_matmul_precision, "medium", "highest"),
     "fp32 as bf16": lambda: changed(fp32_precision, "bf16", "none"),
     "fp32 as tf32": lambda: changed(fp32_precision, "tf32", "none"),
+    "flushed to zero": lambda: changed(torch.set_flush_denormal, True, False),
     "deterministic": lambda: changed(torch.use_deterministic_algorithms, True, False),
     "no_grad": torch.no_grad,
     "inference mode": torch.inference_mode,
@@ -85,6 +89,20 @@ def test_scores_keep_the_bound(name, rng, setting, monkeypatch):
     assert best is None or np.all(np.abs(best - np.sort(exact, axis=1)[:, :-4:-1]) <= limits.max(axis=1, keepdims=True))
     lowered = name in ("torch", "device") and ("precision" in setting or "fp32" in setting)
     assert (rounding > 0) == lowered
+
+
+@pytest.mark.parametrize("name", [*CPU, *DEVICE])
+def test_numbers_below_the_normal_ones_count_though_torch_flushes_them(name, rng, monkeypatch):
+    monkeypatch.setattr(backends, "NAMES", backends.NAMES | DEVICE)
+    keys = (rng.normal(size=(3000, 18)) * 1e-39).astype(np.float32)
+    queries = (rng.normal(size=(3, 18)) * 1e3).astype(np.float32)
+    memory = arrays.memory({"0": keys}, {"label": [i % 3 for i in range(3000)]})
+    exact = queries.astype(float) @ keys.T.astype(float)
+    with SETTINGS["flushed to zero"](), Engine(memory, backends.choose(name)) as engine:
+        hits, sums = engine.topk("0", queries, k=5), engine.group_sum("0", queries, by="label", score="abs")
+    assert np.array_equal(np.stack(hits.slots), np.argsort(-exact, axis=1)[:, :5])
+    right = np.stack([np.abs(exact[:, label::3]).sum(axis=1) for label in range(3)], axis=1)
+    np.testing.assert_allclose(sums.sums, right, rtol=1e-6)
 
 
 def test_the_bound_counts_every_rounding():

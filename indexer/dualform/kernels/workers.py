@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from typing import Generic, TypeVar
 
 Task = TypeVar("Task")
+
+
+_TINY, _ONE = 5e-324, 1.0
+"""Their product is 0.0 where a thread takes numbers below the normal ones for zero."""
+
+
+@contextmanager
+def subnormal_numbers() -> Iterator[None]:
+    """Inside, this thread computes with numbers below the normal ones, though `torch.set_flush_denormal(True)` was
+    called in it, or in the thread that began it.
+    """
+    torch = sys.modules.get("torch")
+    if _TINY * _ONE != 0.0 or torch is None:
+        yield
+        return
+    torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(True)
 
 
 def cores() -> int:
@@ -83,7 +105,8 @@ class _SharedTasks(Generic[Task]):
                 return
             self._helpers += 1
         try:
-            self.run(worker)
+            with subnormal_numbers():
+                self.run(worker)
         finally:
             with self._helping:
                 self._helpers -= 1

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, Cancelled, Forked
+from dualform.kernels.workers import subnormal_numbers
 from dualform.methods import Answers
 from dualform.query import needs, slots
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
@@ -180,7 +181,8 @@ class Engine(Answers):
         Raises Cancelled once it returns True; BadInput or BadMask for what exceeds `bounds`, before it is worked on;
         and otherwise as the methods do.
         """
-        return cast("A", self._answer(question, self._view.within(bounds), _check(cancelled)))
+        with subnormal_numbers():
+            return cast("A", self._answer(question, self._view.within(bounds), _check(cancelled)))
 
     def _answer(self, question: Any, view: View, check: Check) -> Any:
         match question:
