@@ -13,6 +13,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+import grpc.aio
+
 from dualform.errors import BadInput, DualformError, Forbidden, Overloaded, TimedOut
 from dualform.questions import SqlStatement
 from dualform_proto.calls import CALLS
@@ -184,6 +186,8 @@ class CallHandlers:
             if limit.expired():
                 self._shutter.shut(context.peer(), self._note_shut)
             raise
+        except grpc.aio.InternalError:
+            raise _gone(failure.code) from None
 
     async def _write(self, context: Context, answer: bytes, deadline: Deadline) -> None:
         """Returns when the transport has got rid of the answer; a caller that does not take it loses its connection."""
@@ -200,7 +204,18 @@ class CallHandlers:
             # The transport ends this early, as it cancels what was on the connection.
             await asyncio.sleep(deadline.remaining())
             raise unread from None
+        except grpc.aio.InternalError:
+            raise _gone(f"{len(answer) / 2**20:.1f} MiB") from None
 
     def _note_shut(self, found: bool) -> None:
         if found:
             self._metrics.shut_one("answer unread")
+
+
+def _gone(answer: str) -> asyncio.CancelledError:
+    """Of a caller whose side has ended the call, which takes no status any more."""
+    _log.warning(
+        "%s did not take the answer of request %s (%s): it went away, or takes no message of that size",
+        *(current().peer, current().request_id, answer),
+    )
+    return asyncio.CancelledError()

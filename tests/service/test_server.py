@@ -23,11 +23,15 @@ from dualform.errors import (
     Unauthenticated,
     Unavailable,
 )
+from dualform.questions import GroupSum, Vectors
 from dualform_client import Client
 from dualform_client.health import is_serving
+from dualform_proto.calls import CALLS
+from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
 from dualform_service import closing
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from tests.query import arrays
 from tests.service.held_engine import until
 
 
@@ -139,6 +143,21 @@ def test_an_unforeseen_error_goes_to_the_log_and_not_to_the_caller(engine, clien
     with pytest.raises(DualformError, match=r"^The server failed on this question\. The server's log says why, "):
         client.info()
     assert "/secret/place" in caplog.text
+
+
+def test_a_callers_own_limit_is_no_fault_in_the_log(caplog):
+    slots = 300_000
+    memory = arrays.engine(arrays.memory({"fc": np.ones((slots, 1), np.float32)}, {"sample": list(range(slots))}))
+    question = GroupSum("fc", Vectors(np.ones((1, 1), np.float32)), by=("sample",))
+    request = CALLS[GroupSum].encode_question(question)
+    with Server(memory) as server, grpc.insecure_channel(server.address) as channel:
+        for _ in range(12):
+            with pytest.raises(grpc.RpcError, match="Received message larger than max"):
+                MemoryStub(channel).GroupSum(request)
+        until(lambda: sum(server.metrics.outcomes("GroupSum").values()) == 12)
+        assert server.metrics.outcomes("GroupSum").keys() <= {"cancelled", "ok"}  # or it was sent before they knew
+    assert {record.levelname for record in caplog.records} <= {"WARNING"}
+    assert "Traceback" not in caplog.text
 
 
 def test_an_answer_that_is_too_large_is_refused_by_name(engine):
