@@ -148,7 +148,7 @@ def test_an_unforeseen_error_goes_to_the_log_and_not_to_the_caller(engine, clien
 def test_a_callers_own_limit_is_no_fault_in_the_log(caplog):
     slots = 300_000
     memory = arrays.engine(arrays.memory({"fc": np.ones((slots, 1), np.float32)}, {"sample": list(range(slots))}))
-    question = GroupSum("fc", Vectors(np.ones((1, 1), np.float32)), by=("sample",))
+    question = GroupSum("fc", Vectors(np.ones((4, 1), np.float32)), by=("sample",))
     request = CALLS[GroupSum].encode_question(question)
     with Server(memory) as server, grpc.insecure_channel(server.address) as channel:
         for _ in range(12):
