@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
 
+from dualform.errors import ServiceError
 from dualform.methods import AsyncAnswers
 from dualform.questions import Question
 from dualform_client.connection import Connection
@@ -19,7 +21,9 @@ A = TypeVar("A")
 
 
 class AsyncClient(AsyncAnswers):
-    """`Client` with awaitables. Belongs to the event loop of its first call; cancelling one stops the server's work."""
+    """`Client` with awaitables. Belongs to the event loop of its first call until that loop or the client is closed;
+    then it connects again. Cancelling a call stops the server's work.
+    """
 
     def __init__(
         self,
@@ -40,7 +44,7 @@ class AsyncClient(AsyncAnswers):
         """
         self.connection = Connection(address, timeout, token, tls, authority, certificate, key, tls_name)
         self._credentials = self.connection.credentials()
-        self._opened: tuple[grpc.aio.Channel, Any] | None = None
+        self._opened: tuple[asyncio.AbstractEventLoop, grpc.aio.Channel, Any] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], AsyncClient], tuple[()]]:
         return self.connection.made_again(type(self))
@@ -48,6 +52,14 @@ class AsyncClient(AsyncAnswers):
     @property
     def _stub(self) -> Any:
         # A channel belongs to the running event loop, and there may be none yet when the client is made.
+        running = asyncio.get_running_loop()
+        if self._opened is not None and self._opened[0] is not running:
+            if not self._opened[0].is_closed():
+                raise ServiceError(
+                    f"The client for {self.connection.address} belongs to another event loop.",
+                    hint="Make an AsyncClient for each event loop, or close this one in its own.",
+                )
+            self._opened = None
         if self._opened is None:
             address, options = self.connection.address, self.connection.options()
             channel = (
@@ -55,8 +67,8 @@ class AsyncClient(AsyncAnswers):
                 if self._credentials is None
                 else grpc.aio.secure_channel(address, self._credentials, options)
             )
-            self._opened = channel, MemoryStub(channel)
-        return self._opened[1]
+            self._opened = running, channel, MemoryStub(channel)
+        return self._opened[2]
 
     async def ask(self, question: Question[A]) -> A:
         """The answer to a question given as a value."""
@@ -74,6 +86,6 @@ class AsyncClient(AsyncAnswers):
         return cast("A", call.answer(question, response))
 
     async def close(self) -> None:
-        if self._opened is not None:
-            await self._opened[0].close()
-            self._opened = None
+        opened, self._opened = self._opened, None
+        if opened is not None and not opened[0].is_closed():
+            await opened[1].close()

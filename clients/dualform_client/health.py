@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from dualform.errors import BadInput
+from dualform.errors import BadInput, NotFound
 from dualform_client.connection import Connection
 
 _CHECK = "/grpc.health.v1.Health/Check"
@@ -42,7 +42,14 @@ def is_serving(
             check: Any = channel.unary_unary(_CHECK)
             response: bytes = check(_request(connection.memory), timeout=timeout)
         except grpc.RpcError as status:
-            raise connection.error(status) from None
+            error = connection.error(status)
+            if isinstance(error, NotFound) and connection.memory:
+                error = NotFound(
+                    f"The server at {connection.address} has no memory {connection.memory!r}.",
+                    hint=f"Ask for the server as a whole: dualform health {connection.address}",
+                    field="target",
+                )
+            raise error from None
     return response == _SERVING
 
 

@@ -96,7 +96,7 @@ class Visitors:
 
 
 def _ask(memories: Memories) -> None:
-    with suppress(_OF_A_KNOWN_TOKEN):
+    with suppress(*_OF_A_KNOWN_TOKEN):
         memories.one(memories.names[0]).info()
 
 

@@ -52,7 +52,10 @@ class JsonLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = {"time": _time(record.created), "kind": "log", "level": record.levelname.lower()}
-        line["message"] = record.getMessage()
+        try:
+            line["message"] = record.getMessage()
+        except Exception as error:  # whose arguments do not fit; whoever logs it must not fail by that
+            line["message"] = f"{record.pathname}:{record.lineno} logs what cannot be written ({type(error).__name__})"
         if record.exc_info:
             line["traceback"] = (self.formatter or logging.Formatter()).formatException(record.exc_info)
         self._put(line)

@@ -139,3 +139,8 @@ def test_the_share_of_memory_for_codes_is_said(command):
     said = option.help.lower()
     assert "half of the machine" in said
     assert "an eighth for their codes" in said
+
+
+@pytest.mark.parametrize("command", ["topk", "sums", "distribution", "compare"])
+def test_no_score_is_offered_that_the_command_line_cannot_name(dualform, command):
+    assert "your own" not in " ".join(dualform(command, "--help").out.split()).partition("--score NAME")[2][:300]

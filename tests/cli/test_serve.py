@@ -90,6 +90,11 @@ def test_health(dualform, address):
     assert dualform("health", address) == (0, "serving\n", "")
     assert dualform("health", address, "--json").json == {"serving": True}
     assert dualform("health", "127.0.0.1:1", "--json").json["error"]["code"] == "unavailable"
+    assert dualform("health", f"{address}/other", "--json").json["error"] == {
+        "code": "not_found",
+        "message": f"The server at {address} has no memory 'other'.",
+        "hint": f"Ask for the server as a whole: dualform health {address}",
+    }
 
 
 def test_a_public_address_needs_tls_and_a_token(dualform, folder):

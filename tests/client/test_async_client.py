@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from dualform.errors import ServiceError
 from dualform_client import AsyncClient
 from dualform_service.server import Server
 from tests.service.canned import Canned
@@ -52,6 +53,25 @@ def test_can_be_made_before_there_is_an_event_loop(server):
 
     assert asyncio.run(ask()) == 7
     assert asyncio.run(ask()) == 7, "and be opened again in another loop"
+
+
+def test_is_asked_again_in_another_loop_once_the_first_has_closed(server):
+    client = AsyncClient(server.address)
+    for _ in range(3):
+        assert asyncio.run(client.topk("fc", "test")).ids.tolist() == [1, 3]
+    asyncio.run(client.close())
+    asyncio.run(client.info())
+    asyncio.run(client.close())
+    assert asyncio.run(client.info()).snapshot == 7
+    asyncio.run(client.close())
+
+
+async def test_another_loop_is_named_while_the_first_is_open(server):
+    async with AsyncClient(server.address) as client:
+        await client.info()
+        with pytest.raises(ServiceError, match=r"belongs to another event loop\. Make an AsyncClient for each"):
+            await asyncio.to_thread(asyncio.run, client.info())
+        assert (await client.info()).snapshot == 7
 
 
 async def test_closing_what_was_never_opened_does_nothing():

@@ -26,6 +26,7 @@ from dualform.query.sql.process import Sql
 from dualform.query.view import View
 from dualform.questions import SqlStatement
 from dualform.store.memory_budget import resident_bytes
+from dualform_client.connection import Connection
 from tests.query import arrays
 
 ENDLESS = "SELECT count(*) FROM range(1000000) a, range(1000000) b WHERE a.range * b.range % 7 = 3"
@@ -336,3 +337,16 @@ def until(held) -> None:
     while not held():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_child_that_was_killed_meanwhile_is_replaced(sql):
+    assert run(sql, "SELECT count(*) AS n FROM slots")["n"] == [4]
+    child = sql._child
+    child.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert run(sql, "SELECT count(*) AS n FROM slots")["n"] == [4]
+    assert sql._child is not child
+
+
+def test_a_statement_has_less_time_than_a_client_waits_for_it():
+    assert Connection("127.0.0.1:1").timeout > process.SECONDS

@@ -205,3 +205,21 @@ def test_it_keeps_nothing_open(tmp_path):
     with logged(tmp_path):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+class Unsayable:
+    def __str__(self) -> str:
+        raise ZeroDivisionError("in the midst of it")
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"), [("%d of %d", ("x", 2)), ("%s", (1, 2)), ("%s", (Unsayable(),)), (Unsayable(), ())]
+)
+def test_a_line_that_cannot_be_formatted_fails_nobody_and_says_where_it_is(tmp_path, message, arguments):
+    with logged(tmp_path) as (log, lines):
+        log.handle(logging.LogRecord("x", logging.ERROR, "store.py", 17, message, arguments, None))
+        log.handle(logging.LogRecord("x", logging.ERROR, "store.py", 18, "whole", (), None))
+    assert [line["message"].partition(" (")[0] for line in lines] == [
+        "store.py:17 logs what cannot be written",
+        "whole",
+    ]

@@ -81,8 +81,8 @@ abs_option = click.option("--abs", "absolute", is_flag=True, help="Absolute valu
 score_option = click.option(
     "--score",
     metavar="NAME",
-    help="The score that ranks and is summed: signed, abs, cosine, one of your own; or gradient, of a probe taken with "
-    "a loss, over all layers named. Default: signed.",
+    help="The score that ranks and is summed: signed, abs or cosine; or gradient, of a probe taken "
+    "with a loss, over all layers named. Default: signed.",
 )
 kernel_option = click.option(
     "--kernel",

@@ -26,14 +26,16 @@ from dualform.store.user_columns import alike_but_for_case
 from dualform.store.views import view_name, view_statements
 
 MOST_ROWS = 1_000_000
-SECONDS = 60.0
+SECONDS = 50.0
+"""Less than a client waits by default, so that it is told what to do about its statement."""
 MEMORY = 1 << 30
 """Bytes that a statement may take in the child, beside the tables."""
 ANSWER = 256 << 20
 """Bytes of an answer, as it comes from the child."""
 _HIDDEN = {"key_rows"}
 """Large, and of no use without the files."""
-_START_SECONDS = 60.0
+_START_SECONDS = 50.0
+"""Less than a client waits by default, so that it is told what to do about its statement."""
 """In which the child must have begun, and read its tables."""
 _POLL_SECONDS = 0.1
 _WORD = re.compile(r"\w+")
@@ -113,6 +115,8 @@ class Sql:
         named = _logs_named(statement, self._view)
         if self._child is not None and self._given is not None and not (named and named <= self._given):
             self._stop()
+        if self._child is not None and self._child.poll() is not None:
+            self._stop()  # somebody ended it, as the system does if memory is short
         if self._child is None:
             self._given = named or None
         try:
