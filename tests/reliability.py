@@ -28,6 +28,7 @@ ROWS = Path(__file__).parent.parent / "build" / "reliability.json"
 _PARTS = {
     "Kill -9 while recording, and power cuts": ("record/test_kills.py", "record/test_power_cut.py"),
     "A disk that is full or fails": ("record/test_faulty_disk.py",),
+    "Errors inside the recorder's hooks": ("record/test_hooks.py",),
     "Files that are altered or cut short": ("record/test_altered.py", "store/test_repair.py"),
     "A second writer, readers during writing, files removed under a server": (
         "store/test_writing_lock.py",
