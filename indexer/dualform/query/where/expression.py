@@ -18,11 +18,8 @@ from dualform.errors import BadMask
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.where.connection import connect
 from dualform.query.where.expression_writer import DEEPEST, ExpressionWriter
-from dualform.query.where.size import Pattern, require_short, require_simple
+from dualform.query.where.size import LONGEST, Pattern, require_short, require_simple
 from dualform.store.user_columns import alike_but_for_case
-
-LONGEST = 1 << 18
-"""Characters: room for a list of some tens of thousands of slots."""
 
 
 @dataclass(frozen=True)

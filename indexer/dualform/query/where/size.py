@@ -13,6 +13,8 @@ from typing import NamedTuple
 from dualform.errors import BadMask
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 
+LONGEST = 1 << 18
+"""Characters of any mask: room for a list of some tens of thousands of slots."""
 REGULAR_EXPRESSIONS = ("regexp_matches", "regexp_full_match")
 MOST_STATES = 4096
 """Of all regular expressions of a bounded mask together: as many letters, or fewer with repetitions."""
@@ -40,7 +42,11 @@ class Pattern(NamedTuple):
 def require_short(text: str, bounds: QuestionBounds) -> None:
     """Raises BadMask for a text of more bytes than there may be."""
     if len(text) > bounds.where_bytes or len(text.encode(errors="replace")) > bounds.where_bytes:
-        raise _beyond(f"where takes more than {bounds.where_bytes} bytes.", "Name fewer values, or a range of slots.")
+        raise BadMask(
+            f"where takes more than {bounds.where_bytes} bytes.",
+            hint=f"Name fewer values, or a range of slots. In process {LONGEST} characters are read.",
+            field="where",
+        )
 
 
 def require_simple(nodes: int, patterns: tuple[Pattern, ...], bounds: QuestionBounds) -> None:
