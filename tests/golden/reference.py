@@ -17,7 +17,11 @@ import numpy as np
 COMMIT = "59f92bc688c0e28f6a42f600291cff90c2c70bde"
 """Whose answers are the golden ones."""
 
-CHANGED: dict[str, str] = {}
+_ROWS = "rows that an expert takes by `tokens[rows]` are followed: they have row, sample, label and position"
+CHANGED: dict[str, str] = {
+    **{f"experts/stored/columns of experts_{expert}": _ROWS for expert in range(2)},
+    **{f"experts/experts.0/{question}": _ROWS for question in ("contributions", "sum", "topk")},
+}
 """Question, or the start of several -> why its answer differs from the reference's."""
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from dualform.errors import RecordingError
 from dualform.record.batch_axis import BatchAxis
-from dualform.record.shape import Shape, misfit, oblong, square, turned
+from dualform.record.lineage import Lineage, Mark, Place, place_of
+from dualform.record.shape import Shape, laid_out, misfit, oblong, square, turned
 from dualform.record.signal import Signal
 from dualform.record.space import RecordedSpace
 from dualform.record.spaces import Spaces, lost_call
@@ -46,6 +52,13 @@ class Aligner:
         self._of = {tap.name: spaces.space_of(tap.name, self._calls[tap.name][0].leading) for tap in self._taps}
         self._axis = BatchAxis(self._metadata, spaces)
         self._fitted: dict[str, dict[int, Shape]] = {}
+        self._strayed: dict[str, dict[int, Shape]] = {}
+        """By layer and number, calls whose rows are not the batch's in any order, or are not known."""
+        self._numbers: dict[tuple[str, Any, int], list[int]] = {}
+        """By space, what is known of the rows, and count of slots: numbers of such calls, behind all others'."""
+        self._next = max((len(record.calls(tap.name)) for tap in self._taps), default=0)
+        self._batched = any(call.rows is not Mark.MODEL for own in self._calls.values() for call in own.values())
+        """Whether any layer saw rows of a batch."""
         self._parted: dict[str, str] = {}
 
     def align(self) -> Alignment:
@@ -102,8 +115,16 @@ class Aligner:
         space = self._space_of(tap)
         shapes = {}
         for call, signal in list(self._calls[tap.name].items()):
+            place = self._place(tap, signal)
+            if place is not None and space.routed:
+                self._note(tap)
             if space.routed:
-                shapes[call] = Shape(space, call, (prod(signal.leading),), 0)
+                shapes[call] = Shape(space, call, (prod(signal.leading),), 0, place=place)
+            elif place is not None and (own := self._placed(tap, call, signal, place)) is not None:
+                if own.place is None:
+                    shapes[call] = own
+                else:
+                    self._strayed.setdefault(tap.name, {})[call] = own
             elif space.tokens:
                 shape = self._of_tokens(tap, call, signal.leading)
                 shapes |= {} if shape is None else {call: shape}
@@ -118,6 +139,126 @@ class Aligner:
                     hint="Give it another space, with spaces=.",
                 )
         return shapes
+
+    def _note(self, tap: Tap) -> None:
+        """A layer took other rows than the batch's in their order."""
+        followed = self._record.followed
+        if followed is None:
+            return
+        if followed.unseen:
+            step = self._record.step
+            self._spaces.warn_once(
+                "unseen rows",
+                f"layer {tap.name!r} took rows in another order at step {step}, for the first time that this was seen. "
+                f"The {followed.unseen} steps before it were not looked at, and their rows are taken for the batch's "
+                "in its order.",
+            )
+        followed.notable = True
+
+    def _place(self, tap: Tap, signal: Signal) -> Place | None:
+        """Where the slots of a call stood in the batch, by what was seen of its input. None if nothing was: they are
+        the batch's rows in their order.
+        """
+        known, said = signal.rows, tap.name in self._metadata.axes
+        if isinstance(known, Lineage):
+            rows, length = self._batch_of(known, signal.leading)
+            place = place_of(known, signal.leading, signal.form.batch_axis is not None, rows, length, self._second)
+            return None if place is not None and place.row is None and said else place
+        if known is Mark.MODEL:
+            said = said or signal.form.looks_up or not self._batched or tap.name in self._spaces.named
+        return None if known in (None, Mark.MADE) or said else Place(None)
+
+    def _batch_of(self, known: Lineage, leading: tuple[int, ...]) -> tuple[int, int]:
+        """B, and how many tokens of a row lie after one another along the first axis of a source, if not 1."""
+        ordered = [
+            turned(signal.leading, self._axis.of_layer(tap, self._space_of(tap), flat=False) or 0)
+            for tap in self._taps
+            for signal in self._calls[tap.name].values()
+            if signal.rows is None and not signal.form.looks_up and not self._space_of(tap).routed
+        ]
+        told = self._metadata.rows
+        rows = told if told is not None else next((own[0] for own in ordered), None)
+        if rows is None:
+            rows = leading[0] if leading[0] in known.source[:2] else known.source[0]
+        flat = known.source[0] if len(known.source) == 2 else 0
+        tokens = any(own[0] == rows and len(own) > 1 and prod(own) == flat for own in ordered)
+        return rows, flat // rows if tokens and flat > rows else 1
+
+    def _second(self, source: tuple[int, ...]) -> bool:
+        """Whether a source whose first two axes are equally long has the batch in the second one."""
+        return any(
+            signal.rows is None
+            and signal.leading[:2] == source[:2]
+            and self._axis.of_layer(t, self._space_of(t), False)
+            for t in self._taps
+            for signal in self._calls[t.name].values()
+            if self._space_of(t).tokens
+        )
+
+    def _placed(self, tap: Tap, call: int, signal: Signal, place: Place) -> Shape | None:
+        """The shape of a call whose rows were followed; None if they are the batch's as they lie, or if the call is to
+        be held against the others as any.
+        """
+        space, leading = self._space_of(tap), signal.leading
+        known = signal.rows
+        if place.row is None or not isinstance(known, Lineage):
+            return self._stray(tap, signal, place)
+        rows, _ = self._batch_of(known, signal.leading)
+        whole: tuple[int, ...] = leading
+        if space.tokens and len(leading) == 1:
+            whole = self._tokens_of(tap, call, rows, leading[0])
+        elif space.tokens:
+            axis = self._axis.of_layer(tap, space, flat=False) or 0
+            whole = turned(leading, axis)
+            whole = turned(leading, 1 - axis) if whole[0] != rows else whole
+            if whole[0] != rows and signal.form.batch_axis is None:
+                return None
+        order = place.order(rows, prod(whole[1:]))
+        if order is None:
+            every = place.order(rows, place.length) is not None
+            return None if every and known.steady and not space.tokens else self._stray(tap, signal, place)
+        slots = torch.from_numpy(order)
+        moved = next((m for m in (0, 1) if m < len(whole) and slots.equal(_lying(Shape(space, call, whole, m)))), None)
+        if moved is not None:
+            if moved != self._axis.of_layer(tap, space, len(leading) == 1) and space.tokens:
+                self._note(tap)
+            return Shape(space, call, whole, moved)
+        if signal.form.batch_axis is not None:
+            return self._stray(tap, signal, place)
+        self._note(tap)
+        return Shape(space, call, whole, 0, order=slots)
+
+    def _tokens_of(self, tap: Tap, call: int, rows: int, count: int) -> tuple[int, ...]:
+        """The shape of as many tokens, as another layer of the space has it; else of rows of equal lengths."""
+        for other in self._taps:
+            seen = self._calls[other.name].get(call)
+            if self._of[other.name] == self._of[tap.name] and seen is not None and len(seen.leading) > 1:
+                whole = turned(seen.leading, self._axis.of_layer(other, self._space_of(other), flat=False) or 0)
+                if whole[0] == rows and prod(whole) == count:
+                    return whole
+        return rows, max(count // rows, 1)
+
+    def _stray(self, tap: Tap, signal: Signal, place: Place) -> Shape:
+        """Slots of their own, of a call that no other layer shares but by the same rows."""
+        self._note(tap)
+        space, n = self._space_of(tap), prod(signal.leading)
+        about: Any = signal.rows if isinstance(signal.rows, Lineage) else tap.name
+        numbers = self._numbers.setdefault((space.name, about, n), [])
+        mine = {shape.call for shape in self._strayed.get(tap.name, {}).values()}
+        number = next((own for own in numbers if own not in mine), None)
+        if number is None:
+            number, self._next = self._next, self._next + 1
+            numbers.append(number)
+        if place.row is None:
+            why = signal.rows.value if isinstance(signal.rows, Mark) else Mark.MIXED.value
+            self._spaces.warn_once(
+                f"rows of layer {tap.name}",
+                f"the rows of layer {tap.name!r} are not known at step {self._record.step}: {why}. Row, sample, label "
+                "and position of such slots are NULL, here and wherever it happens again. If they are the batch's rows "
+                f"in their order, say batch_dim={{{tap.name!r}: 0}} in recorder.step. If not, record the layer with "
+                f"routed=[{tap.name!r}], and give its rows with step.at(…, row=…) before each call.",
+            )
+        return Shape(space, number, (n,), 0, place=place)
 
     def _of_tokens(self, tap: Tap, call: int, leading: tuple[int, ...]) -> Shape | None:
         """The shape of a call in a space of tokens; None where the call parts."""
@@ -233,8 +374,13 @@ class Aligner:
             tap,
             shape.call,
             f"layer {tap.name!r} saw {shape.rows} rows at step {step}, and {of}",
-            hint="Where its rows are the tokens of a batch, put it into their space, with spaces=; where the model "
-            "chooses them, say routed= and give their rows with step(at=…).",
+            hint="Where its rows are the tokens of a batch, put it into their space, with spaces="
+            + (
+                ""
+                if self._record.followed
+                else f", and say batch_dim={{{tap.name!r}: 1}} if they lie token after token"
+            )
+            + "; where the model chooses them, say routed= and give their rows with step(at=…).",
         )
 
     def _said_rows(self, shapes: Sequence[Shape]) -> tuple[str, int] | None:
@@ -250,12 +396,15 @@ class Aligner:
     def _found(self) -> Alignment:
         found = Alignment(parted=self._parted)
         for tap in self._taps:
-            shapes = self._fitted[tap.name]
+            shapes = {**self._fitted[tap.name], **self._strayed.get(tap.name, {})}
             if not shapes:
                 continue
-            found.calls[tap.name] = [(shape, self._calls[tap.name][call]) for call, shape in shapes.items()]
+            calls = sorted(shapes.items(), key=lambda own: own[1].call)
+            found.calls[tap.name] = [(shape, self._calls[tap.name][call]) for call, shape in calls]
             for shape in shapes.values():
-                found.shapes.setdefault((shape.space.name, shape.call), shape)
+                key = shape.space.name, shape.call
+                before = found.shapes.setdefault(key, shape)
+                found.shapes[key] = replace(before, place=_both(before.place, shape.place))
             if tap.name not in self._spaces.layers:
                 tokens = len(found.calls[tap.name][0][1].leading) > 1
                 self._spaces.admit(tap.name, self._space_of(tap), tokens)
@@ -266,7 +415,7 @@ class Aligner:
 
         Raises RecordingError at the first step; later what was said is not recorded of the space's slots.
         """
-        open_ = {key: shape for key, shape in found.shapes.items() if shape.space.axis is None}
+        open_ = {key: own for key, own in found.shapes.items() if own.space.axis is None and own.place is None}
         open_ = {key: shape for key, shape in open_.items() if self._metadata.speaks_of(shape.space.name)}
         for shape in open_.values():
             if shape.leading[0] != shape.leading[1]:
@@ -286,3 +435,20 @@ class Aligner:
             f"at step {self._record.step} {reason}. What was said is not recorded of its slots in space "
             f"{shape.space.name!r}, here and wherever it happens again. {hint}",
         )
+
+
+def _lying(shape: Shape) -> Tensor:
+    """int64[n]: which of the rows as they came is each slot."""
+    return laid_out(torch.arange(shape.slots, device="cpu").unsqueeze(-1), shape).reshape(-1)
+
+
+def _both(one: Place | None, other: Place | None) -> Place | None:
+    """What two layers with the same slots say of them."""
+    if one is None or other is None or one is other:
+        return one or other
+    if one.row is None or other.row is None:
+        return other if one.row is None else one
+    same = np.array_equal(one.row, other.row)
+    if same and (one.position is None) == (other.position is None):
+        same = one.position is None or other.position is None or np.array_equal(one.position, other.position)
+    return one if same else Place(None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
-from dualform.record.followed_rows import FollowedRows, Rows
+from dualform.record.lineage import Known, KnownRows
 from dualform.record.metadata import Metadata
 from dualform.record.owners import Owners
 from dualform.record.probes import ProbeTaker
@@ -42,8 +42,7 @@ class Collector:
         """The step that began last: what it collected is not kept alive for it."""
         self._owners, self._late, self._refused, self._failed = owners, late, refused, failed
         self._calls = 0
-        self.follows = False
-        self._followed: FollowedRows | None = None
+        self.followed: KnownRows | None = None
         self._told_unseen = False
         self._pass, self._arrivals = -1, 0
         self.began = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -56,23 +55,21 @@ class Collector:
         before = None if self._before is None else self._before()
         self.step = StepRecord(step, metadata, self._calls, self._owners, before)
         self._before = weakref.ref(self.step)
-        self._followed = FollowedRows() if self.follows else None
+        if self.followed is not None:
+            self.followed.begin()
+            self.step.followed = self.followed
         return self.step
-
-    @property
-    def followed(self) -> FollowedRows | None:
-        return self._followed if self.forward_mode() == "step" else None
 
     def forward_mode(self) -> str | None:
         if self.probe is not None:
             return "probe"
         return None if self.step is None else "step"
 
-    def probed(self, tap: Tap, key: Tensor) -> None:
+    def probed(self, tap: Tap, key: Tensor, rows: Known | None = None) -> None:
         if self.probe is not None:
-            self.probe.probed(tap, key)
+            self.probe.probed(tap, key, rows)
 
-    def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
+    def called(self, tap: Tap, raw: bool, rows: Known | None = None) -> int:
         if self.step is not None:
             self.step.called(tap, raw, self._calls)
             if rows is not None:

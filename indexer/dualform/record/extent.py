@@ -6,12 +6,14 @@ Shapes: n slots, of which some stay.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
 from dualform.record.column_values import Array, spread
+from dualform.record.lineage import Place
 from dualform.record.metadata import PLACES
 from dualform.record.shape import Shape, misfit
 from dualform.store.batch import Extent
@@ -40,6 +42,35 @@ def extent_of(shape: Shape, said: Mapping[str, Array]) -> tuple[Extent, Array | 
         row=None if row is None else _chosen(row, kept).astype(np.int32),
         position=None if position is None else _chosen(position, kept).astype(np.int64),
         columns={name: _chosen(column, kept) for name, column in columns.items()},
+    )
+    return extent, kept
+
+
+def stray_extent(
+    shape: Shape, place: Place, position: Array | None, said: Mapping[str, Array]
+) -> tuple[Extent, Array | None]:
+    """As `extent_of`, of a call whose rows are not the batch's in any order; `position`: of each slot, if any."""
+    row = np.full(shape.slots, -1) if place.row is None else place.row
+    own: dict[str, Array] = {}
+    for name, entry in said.items():
+        if name == "row":
+            _rows_of(shape, entry)
+        elif entry.ndim == 0:
+            own[name] = spread(entry, entry.dtype, shape.slots)
+        elif entry.ndim == 1 and place.row is not None:
+            own[name] = entry[row]
+        elif place.position is not None and prod(entry.shape[1:]) == place.length:
+            own[name] = entry.reshape(len(entry), -1)[row, place.position]
+    mask = own.get("mask")
+    kept = None if mask is None or mask.all() else np.flatnonzero(mask)
+    extent = Extent(
+        shape.space.name,
+        shape.call,
+        rows=0,
+        length=None,
+        row=_chosen(row, kept).astype(np.int32),
+        position=None if position is None else _chosen(position, kept).astype(np.int64),
+        columns={name: _chosen(column, kept) for name, column in own.items() if name not in PLACES},
     )
     return extent, kept
 

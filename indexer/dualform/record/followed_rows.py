@@ -1,191 +1,230 @@
-"""Which rows of a batch, or tokens of it, a tensor of a forward pass holds, as far as it can be followed.
+"""Which rows of the batch the tensors of a forward pass hold: watches what reorders, selects or flattens them.
 
-    flat = x.view(-1, d)          the rows of x, as they lie: the same memory tells
-    flat[numbers]                 some of them; so does a choice of a choice
-    x.transpose(0, 1), x * 2      nothing is known of these
+While a module of the model runs, torch hands over every function that is called from Python. What leaves the first axis
+of a tensor as it is tells nothing, so that of ordinary networks nothing is kept: a tensor of which nothing is known has
+the batch's rows in their order. What moves entries of the first axis gives its result a lineage (lineage.py), which
+later operations hand on:
 
-A tensor is known again by its memory, its layout and its version, so that nothing that was written to since is taken
-for what it was. Which rows of the batch those are is told by a layer that took the tensor as its key.
+    x[order], h[mask], sort, gather, roll, cat       followed, by the indices of the step
+    transpose, reshape, flatten, pack_padded…        followed, once for all steps
+    linear, relu, h + bias, attention, lstm          keep the lineage of what goes in
+    unique, and whatever is not known here           rows that cannot be followed (Mark.MIXED)
 
-A version rises with every write that autograd sees, and with none through `.data` or NumPy: a tensor whose rows such
-a write puts in another order is still taken for what it was, and slots get the rows of others.
+Tensors that come of parameters, buffers and attributes of the model alone are no rows of the batch (Mark.MODEL). Where
+a tensor meets one whose rows are the batch's in their order, as in mixup, the result counts as the latter.
 
-Shapes: n rows of a tensor, over all axes but its last.
+Looking takes time: a network whose layers took the batch's rows in their order in eight steps is looked at in every
+eighth one from then on, until one of them shows something else.
+
+What is not seen: code between calls of the model's modules, NumPy, TorchScript, compiled code, a reentrant checkpoint's
+second run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
-from dualform.record.shape import Shape, laid_out, square, turned
+from dualform.record.lineage import KnownRows, Mark
+from dualform.record.row_rules import RULES, keep, tensors_in
+from dualform.record.taps.hook import ModelHook, hand_over
+from dualform.record.taps.tap import Listener
 
-_ROW_BY_ROW = frozenset(
-    ("reshape", "view", "flatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach", "to", "type", "float")
-)
-"""Functions of torch that leave each row what it was, where width and number of rows stay."""
-
-
-@dataclass(eq=False)
-class Origin:
-    """A tensor that was made of nothing that is followed."""
-
-    count: int
-    """Its rows."""
-    given: tuple[int, ...] = ()
-    """Its axes but the last, where a module was given it with more than one of them."""
+_FIRST, _EVERY = 8, 8
+"""Where so many steps showed rows in the batch's order alone, only each such step is followed."""
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Those of an origin that a tensor holds."""
+class FollowedRows(KnownRows):
+    """Of the tensors of the step, or the probe, that runs. Attached to a model, it follows what its modules do."""
 
-    origin: Origin
-    numbers: Tensor | None = None
-    """int64[n]; None for all, in their order."""
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+        self._listener: Listener | None = None
+        self._handles: list[RemovableHandle] = []
+        self._parts: list[RemovableHandle] = []
+        """Of modules in the model, until a step has shown that the training calls the model itself."""
+        self._whole = self._alone = False
+        """Whether the model was called itself, and whether one of its modules was outside of such a call."""
+        self.follows = True
+        """Whether the step that runs is followed."""
+        self._steps = self._ordinary = 0
+        """Steps so far, and those that were followed since the last notable one."""
+        self.around = threading.local()
 
-    def chosen(self, numbers: Tensor) -> Rows:
-        """Some of them, by their numbers here."""
-        own = self.numbers
-        return Rows(self.origin, numbers if own is None else own.to(numbers.device)[numbers])
+    def attach(self, listener: Listener) -> None:
+        """Follow what runs in its steps and probes."""
+        self._listener = listener
+        self._held = {id(own): weakref.ref(own) for own in _held_by(self._model)}
+        for module in self._model.modules():
+            if isinstance(module, _FUSED):
+                self._hook(module, self._handles, self.pause, self.resume)
+        for module in (self._model, *_outermost(self._model)):
+            self._hook(module, self._handles if module is self._model else self._parts, self.enter, self.leave)
 
-    def slots(
-        self, whole: Mapping[Origin, Sequence[Shape]], shapes: Sequence[Shape]
-    ) -> tuple[Shape, NDArray[np.int64]] | None:
-        """The call whose slots these rows are among, and their places there, int64[n]; None where they are in doubt.
+    def _hook(
+        self, module: nn.Module, to: list[RemovableHandle], before: Callable[..., None], after: Callable[..., None]
+    ) -> None:
+        assert self._listener is not None
+        to.append(module.register_forward_pre_hook(_Hook(self._listener, before), prepend=True))
+        to.append(module.register_forward_hook(_Hook(self._listener, after), with_kwargs=True, always_call=True))
 
-        `whole`: of calls of the batch's own layers, those whose key was all of an origin; `shapes`: of all calls.
-        """
-        own = whole.get(self.origin) or _alike(self.origin.given, shapes)
-        found = {(shape.leading, shape.moved, shape.length): shape for shape in own}
-        if len(found) != 1 or any(shape.untold or shape.slots != self.origin.count for shape in own):
-            return None
-        (shape,) = found.values()
-        slots = laid_out(torch.arange(shape.slots, device="cpu").unsqueeze(-1), shape).flatten().argsort().numpy()
-        return shape, slots if self.numbers is None else slots[self.numbers.cpu().numpy()]
+    def detach(self) -> None:
+        for handle in (*self._handles, *self._parts):
+            handle.remove()
+        # An interrupt from the keyboard passes even hooks that always run; a mode that is paused is not there.
+        if any(self.around.__dict__.pop("paused", ())):
+            self.around.__dict__.clear()
+        while self.around.__dict__.get("modes"):
+            self.leave()
+        self._handles, self._parts = [], []
+        self.clear()
+
+    def begin(self) -> None:
+        """Another step begins: nothing is known of its tensors."""
+        self.clear()
+        self._ordinary = 0 if self.notable else self._ordinary + self.follows
+        self._steps, self.unseen = self._steps + 1, 0 if self.follows else self.unseen + 1
+        self.notable = False
+        self.follows = self._ordinary < _FIRST or self._steps % _EVERY == 0
+        if self._parts and self._whole and not self._alone:
+            for handle in self._parts:
+                handle.remove()
+            self._parts = []
+
+    def enter(self, module: nn.Module, *_: Any) -> None:
+        """A module is called."""
+        modes: list[_Mode | None] = self.around.__dict__.setdefault("modes", [])
+        mode = None
+        if not self.here and self._runs() and not _is_closed(module):
+            self._whole, self._alone = self._whole or module is self._model, self._alone or module is not self._model
+            assert self._listener is not None
+            mode = self.around.mode = _Mode(self, self._listener)
+            mode.__enter__()  # type: ignore[no-untyped-call]
+        modes.append(mode)
+
+    def _runs(self) -> bool:
+        """Whether what is called now is to be followed."""
+        mode = None if self._listener is None else self._listener.forward_mode()
+        asked = mode == "probe" or (mode == "step" and self.follows)
+        return asked and not torch._C._are_functorch_transforms_active()
+
+    def leave(self, *_: Any) -> None:
+        """It has ended."""
+        modes: list[_Mode | None] = self.around.__dict__.get("modes", [])
+        mode = modes.pop() if modes else None
+        if mode is not None:
+            self.around.mode = None
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def pause(self, module: nn.Module, *_: Any) -> None:
+        """A module is called that would compute otherwise while a mode is there."""
+        mode: _Mode | None = self.around.__dict__.get("mode")
+        top = mode is not None and _is_closed(module) and torch._C._len_torch_function_stack() > 0
+        found = mode if top and _top() is mode else None
+        self.around.__dict__.setdefault("paused", []).append(found)
+        if found is not None:
+            found.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def resume(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """It has ended: the rows of its output are those of what it was given."""
+        paused: list[_Mode | None] = self.around.__dict__.get("paused", [])
+        mode = paused.pop() if paused else None
+        if mode is not None:
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            keep(self, (*args, *kwargs.values())[:1], {}, output)
+
+    @property
+    def here(self) -> bool:
+        """Whether what runs in this thread now is followed."""
+        return self.around.__dict__.get("mode") is not None
 
 
-def _alike(given: tuple[int, ...], shapes: Sequence[Shape]) -> list[Shape]:
-    """The calls with tokens whose keys lay as a tensor that a module was given."""
-    if not given or square(given):
-        return []
-    return [
-        shape
-        for shape in shapes
-        if not shape.space.routed and shape.length is not None and turned(shape.leading, shape.moved) == given
-    ]
+def _held_by(model: nn.Module) -> Iterator[Tensor]:
+    for module in model.modules():
+        yield from (own for own in (*module._parameters.values(), *module._buffers.values()) if own is not None)
+        for own in vars(module).values():
+            yield from (each for each in tensors_in((own,)) if each.dim())
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How a tensor lies in its memory."""
-
-    offset: int
-    width: int
-    rows: int
-    strides: tuple[tuple[int, ...], tuple[int, ...]] | None
-    """None where its rows follow one another."""
-    dtype: torch.dtype
-    version: int
-
-    def holds(self, other: _Layout) -> bool:
-        """Whether another's rows are some of these, after one another."""
-        if self.strides or other.strides or self.width != other.width:
-            return False
-        alike = (self.dtype, self.version) == (other.dtype, other.version)
-        first, rest = divmod(other.offset - self.offset, self.width)
-        return alike and rest == 0 and first >= 0 and first + other.rows <= self.rows
+def _outermost(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules that a training may call by themselves, in the model's place."""
+    for child in model.children():
+        yield child
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _outermost(child)
 
 
-@dataclass
-class _Memory:
-    storage: StorageWeakRef
-    """While it is held, no other memory has the same address."""
-    tensors: dict[_Layout, Rows] = field(default_factory=dict)
+class _Hook(ModelHook):
+    def __init__(self, listener: Listener, does: Callable[..., None]) -> None:
+        self.listener, self._does = listener, does
+
+    def run(self, module: Any, *given: Any) -> None:
+        if not is_compiling():
+            self._does(module, *given)
 
 
-class FollowedRows:
-    """Of the tensors of one step."""
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+"""Modules that torch computes by one kernel, if no mode is there and nothing needs a gradient."""
 
-    def __init__(self) -> None:
-        self._memories: dict[int, _Memory] = {}
 
-    def of(self, tensor: Tensor) -> Rows | None:
-        """What a tensor holds, which is an origin where nothing else is known; None for what has no rows."""
-        layout = _layout_of(tensor)
-        if layout is None:
-            return None
-        tensors = self._in(tensor)
-        if layout not in tensors:
-            around = next((known for known in tensors if known.holds(layout)), None)
-            if around is None:
-                tensors[layout] = Rows(Origin(layout.rows))
-            else:
-                first = (layout.offset - around.offset) // layout.width
-                tensors[layout] = tensors[around].chosen(torch.arange(first, first + layout.rows, device="cpu"))
-        return tensors[layout]
+def _is_closed(module: nn.Module) -> bool:
+    """Whether a module is passed over: torch may compute it by one kernel, or it is attention, which keeps its rows."""
+    if isinstance(module, nn.MultiheadAttention):
+        return True
+    if not isinstance(module, _FUSED) or module.training or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    return not torch.is_grad_enabled() or not any(own.requires_grad for own in module.parameters())
 
-    def given(self, args: Sequence[Any]) -> None:
-        """A module is called with these."""
-        for tensor in args:
-            if isinstance(tensor, Tensor) and tensor.dim() > 2 and tensor.is_floating_point():
-                rows = self.of(tensor)
-                if rows is not None and rows.numbers is None:
-                    rows.origin.given = tuple(tensor.shape[:-1])
 
-    def called(self, name: str, args: Sequence[Any], output: Any) -> None:
-        """A function of torch was called with these arguments, and answered `output`."""
-        source = args[0] if args else None
-        if not (isinstance(output, Tensor) and isinstance(source, Tensor)) or min(output.dim(), source.dim()) < 2:
+def _top() -> object:
+    return torch._C._get_function_stack_at(torch._C._len_torch_function_stack() - 1)
+
+
+class _Mode(TorchFunctionMode):
+    """Sees every function of torch that is called from Python, and is left while it looks at one."""
+
+    def __init__(self, followed: FollowedRows, listener: Listener) -> None:
+        super().__init__()
+        self._followed, self._listener = followed, listener
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if is_compiling():  # a function that was compiled is traced with whatever mode lies around it
+            return func(*args, **(kwargs or {}))
+        output = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            self._look(func, args, kwargs or {}, output)
+        except Exception as error:
+            hand_over(self._listener, error)
+        return output
+
+    def _look(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        name = func.__name__
+        if name == "__get__":
+            if not isinstance(output, Tensor):  # a shape, a device
+                return
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+        rule, followed = RULES.get(name), self._followed
+        if rule is None:
+            if followed.live or (args and isinstance(args[0], Tensor) and not followed.plainly(args[0])):
+                keep(followed, args, kwargs, output)
             return
-        numbers = _numbers(name, source, args[1:])
-        same = name in _ROW_BY_ROW and (source.shape[-1], source.numel()) == (output.shape[-1], output.numel())
-        if numbers is None and not same:
-            return
-        rows, layout = self.of(source), _layout_of(output)
-        if rows is not None and layout is not None:
-            self._in(output)[layout] = rows if numbers is None else rows.chosen(numbers)
-
-    def _in(self, tensor: Tensor) -> dict[_Layout, Rows]:
-        """What is known of the tensors in one's memory."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._memories:
-            self._memories[storage._cdata] = _Memory(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
-        return self._memories[storage._cdata].tensors
-
-
-def _layout_of(tensor: Tensor) -> _Layout | None:
-    if tensor.dim() < 2 or not tensor.numel() or tensor.layout != torch.strided or tensor.is_inference():
-        return None
-    plain = tensor.is_contiguous()
-    return _Layout(
-        int(tensor.storage_offset()),
-        tensor.shape[-1],
-        tensor.numel() // tensor.shape[-1],
-        None if plain else (tuple(tensor.shape), tensor.stride()),
-        tensor.dtype,
-        tensor._version,
-    )
-
-
-def _numbers(name: str, source: Tensor, rest: Sequence[Any]) -> Tensor | None:
-    """int64[n]: which rows of a matrix a function chose; None where it did no such thing."""
-    index = None
-    if source.dim() == 2 and name == "index_select" and len(rest) == 2:
-        index = rest[1] if rest[0] == 0 else None
-    elif source.dim() == 2 and name == "__getitem__":
-        parts = rest[0] if isinstance(rest[0], tuple) else rest
-        index = parts[0] if len(parts) == 1 or (len(parts) == 2 and parts[1] == slice(None)) else None
-    if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point():
-        return None
-    if index.element_size() == 1:  # a mask, of bool or uint8
-        return index.detach().nonzero().flatten()
-    numbers = index.detach().long()
-    return numbers.where(numbers >= 0, numbers + len(source))
+        if not args:
+            args = tuple([own for key, own in kwargs.items() if key in ("input", "self", "tensors")])
+            kwargs = {key: own for key, own in kwargs.items() if key not in ("input", "self", "tensors")}
+        try:
+            rule(followed, name, args, kwargs, output)
+        except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
+            # Arguments in a form that is not known here: a torch of another version, a tensor of a kind of its own.
+            for own in tensors_in((output,)):
+                followed.put(own, Mark.MIXED)

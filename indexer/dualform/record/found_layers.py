@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dualform.errors import RecordingError
 from dualform.patterns import matches
+from dualform.record.followed_rows import FollowedRows
 from dualform.record.free_taps import FreeTaps
 from dualform.record.frozen_layers import FrozenLayers
 from dualform.record.key_form import why_not_numbers
@@ -74,6 +75,7 @@ class FoundLayers:
         self.unseen: list[str] = []
         """Parameters that the first step did not touch; it has shown no layer of them."""
         self._hiders: list[ProductHider] = []
+        self._followed = FollowedRows(model)
         self._said: tuple[dict[str, str], list[str]] = {}, []
         self._recalled_spaces: dict[str, str] = {}
         """Of layers of a training that is resumed, whose rows the model chooses."""
@@ -141,14 +143,18 @@ class FoundLayers:
         """Of parameters that may be layers."""
         return [path for watcher in self.watchers for path in watcher.free]
 
-    def attach(self, listener: Listener, taps: Sequence[Tap]) -> None:
-        """`taps`: all others, of which one may hold a watched parameter, too."""
+    def attach(self, listener: Listener, taps: Sequence[Tap], compiled: bool = False) -> None:
+        """`taps`: all others, of which one may hold a watched parameter, too; `compiled`: whether parts of the model
+        are.
+        """
         self._listener = listener
-        listener.follows = bool(self.watchers)
         self._taps.taken = {tap.name for tap in taps} | self._taps.recalled.keys()
         LISTENING.append(self)
         for watcher in self.watchers:
             watcher.attach(listener)
+        if not compiled:  # compiled code would be traced with what looks at its functions
+            listener.followed = self._followed
+            self._followed.attach(listener)
         free = {id(tensor) for watcher in self.watchers for tensor in watcher.free.values()}
         for tap in taps:
             if isinstance(tap, ModuleTap) and not free.isdisjoint(map(id, tap.parameters.values())):
@@ -163,6 +169,7 @@ class FoundLayers:
         for hider in self._hiders:
             hider.detach()
         self._hiders = []
+        self._followed.detach()
 
     def tap_of(
         self, path: str, parameter: Tensor, block: MatrixBlock, product: MatrixProduct, own: Mapping[str, Tensor]
@@ -277,8 +284,6 @@ class FoundLayers:
         for watcher in self.watchers:
             if kept.isdisjoint(map(id, watcher.free.values())) and watcher.free.keys().isdisjoint(self.unseen):
                 watcher.detach()
-        if self._listener is not None:
-            self._listener.follows = any(tap.block.leading > 1 for tap in every_layer)
         return layers
 
     def _routed_spaces(self, record: StepRecord, said: Sequence[str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dualform.errors import BadInput
 from dualform.record.column_values import column_of
 from dualform.record.example_count import ExampleCount
+from dualform.record.lineage import Known, Lineage, place_of
 from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
 from dualform.record.taps import Tap
 from dualform.store.galleries.gallery import Gallery
@@ -36,16 +37,40 @@ class ProbeTaker:
         self._parts: dict[str, list[Tensor]] = {}
         self._outputs: list[Tensor] | None = []
 
-    def probed(self, tap: Tap, key: Tensor) -> None:
-        """A layer's input; where a layer is called more than once, that of the first call."""
+    def probed(self, tap: Tap, key: Tensor, known: Known | None = None) -> None:
+        """A layer's input; where a layer is called more than once, that of the first call. `known`: of its rows."""
         if tap.name in self._batch:
             return
-        axis, leading = self._axis_of(tap), tap.key_form.leading(key)
+        form, axis, leading = tap.key_form, self._axis_of(tap), tap.key_form.leading(key)
         tokens = math.prod(leading) // max(leading[axis], 1) if len(leading) > 1 else None
-        rows = key.movedim(0 if tokens is None else axis, 0)
-        self.examples.layer_took(tap.name, len(rows), tokens, axis)
-        keys = tap.key_form.owned(rows)
-        self._batch[tap.name] = torch.cat([rows for _, rows in tap.key_form.blocks(keys)])
+        count, length, order = self._order(tap, leading, axis, known)
+        if order is None:
+            rows = key.movedim(0 if tokens is None else axis, 0)
+            self.examples.layer_took(tap.name, len(rows), tokens, axis)
+            keys = form.owned(rows)
+        else:
+            self.examples.layer_took(tap.name, count, length, self.examples.axis)
+            keys = form.owned(key)
+        made = torch.cat([rows for _, rows in form.blocks(keys)])
+        self._batch[tap.name] = made if order is None else made[order]
+
+    def _order(
+        self, tap: Tap, leading: tuple[int, ...], axis: int, known: Known | None
+    ) -> tuple[int, int | None, Tensor | None]:
+        """How many examples a layer took and how many tokens of each, and which of its rows are those of the first
+        example, the second, and so on; None where they are told by the axis of the batch.
+        """
+        count, n = self.examples.batch, math.prod(leading)
+        if isinstance(known, Lineage):
+            second = self.examples.axis == 1
+            place = place_of(known, leading, tap.key_form.batch_axis is not None, count, 1, lambda _: second)
+            length = n // count
+            if place is not None and n == count * length and (order := place.order(count, length)) is not None:
+                return count, length if length > 1 or len(leading) > 1 else None, torch.from_numpy(order)
+        elif axis and len(leading) == 1 and n > count and n % count == 0 and known is None:
+            # Tokens in one list, and the training said that the first ones of all examples come first.
+            return count, n // count, torch.arange(n, device="cpu").view(-1, count).T.reshape(-1)
+        return count, None, None
 
     def run(self, model: nn.Module, inputs: Inputs, batch_size: int, batch_dim: int = 0) -> None:
         """Run the model in eval mode, without gradients, batch by batch; its modes are restored."""

@@ -165,7 +165,7 @@ class RecordedTraining:
             undo(identity.part, tap)
             identity.join(tap, self.collector)
         undo(self._found.detach)
-        self._found.attach(self.collector, self._taps)
+        self._found.attach(self.collector, self._taps, compiled=bool(self.plan.compiled))
         for number, optimizer in enumerate(self.plan.owners.optimizers):
             updating, updated = partial(self._updating, number), partial(self._updated, number)
             again = partial(self._evaluated_again, number)

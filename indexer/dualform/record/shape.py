@@ -12,10 +12,11 @@ from math import prod
 from torch import Tensor
 
 from dualform.errors import BadInput
+from dualform.record.lineage import Place
 from dualform.record.space import RecordedSpace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shape:
     """One call of a space: its slots lie row after row."""
 
@@ -27,6 +28,10 @@ class Shape:
     """The axis that the batch had in the training."""
     untold: bool = False
     """Nothing tells which axis is the batch, so that no entry can be given to its rows."""
+    order: Tensor | None = None
+    """int64[n]: which of the rows as they came is each slot; None if `moved` tells."""
+    place: Place | None = None
+    """Where the slots stood in the batch, of a call whose rows are not the batch's or are not known: as they came."""
 
     @property
     def rows(self) -> int:
@@ -76,6 +81,8 @@ def misfit(name: str, entry: tuple[int, ...], shapes: Sequence[Shape]) -> BadInp
 
 def laid_out(tensor: Tensor, shape: Shape) -> Tensor:
     """[n, width] as it came, as slots lie: row after row."""
+    if shape.order is not None:
+        return tensor[shape.order]
     if not shape.moved or len(shape.leading) < 2:
         return tensor
     rows, length, *rest = shape.leading

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dualform.record.followed_rows import Rows
 from dualform.record.key_form import KeyForm
+from dualform.record.lineage import Known
 from dualform.store.batch import Product
 
 
@@ -27,8 +27,8 @@ class Signal:
     form: KeyForm
     product: Product | None = None
     """How its part of a gradient was rounded; None where it was not, or where nobody knows."""
-    rows: Rows | None = None
-    """Those that the key holds, where they are followed."""
+    rows: Known | None = None
+    """What is known of the rows that the key holds; None for the batch's in their order, as far as was seen."""
 
     def add(self, other: Signal) -> None:
         """Of a second backward pass through the same call: gradients add up."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
-from dualform.record.followed_rows import FollowedRows, Rows
+from dualform.record.lineage import Known, KnownRows
 from dualform.record.taps import Tap
 from dualform.record.taps.tap import is_transformed
 
@@ -14,8 +14,7 @@ from dualform.record.taps.tap import is_transformed
 class SignalTaker:
     """Whom taps report to while a pass runs (record/taps/tap.py, Listener)."""
 
-    follows = False
-    followed: FollowedRows | None = None
+    followed: KnownRows | None = None
 
     def __init__(self) -> None:
         self.began = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -32,7 +31,7 @@ class SignalTaker:
     def forward_mode(self) -> str | None:
         return "step" if torch.is_grad_enabled() and not is_transformed() else None
 
-    def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
+    def called(self, tap: Tap, raw: bool, rows: Known | None = None) -> int:
         self._calls += 1
         return self._calls - 1
 
@@ -51,7 +50,7 @@ class SignalTaker:
     def failed(self, error: Exception, layer: str = "") -> None:
         raise error
 
-    def probed(self, tap: Tap, key: Tensor) -> None:
+    def probed(self, tap: Tap, key: Tensor, rows: Known | None = None) -> None:
         """No probe is taken."""
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from torch import Tensor
 from dualform.errors import BadInput
 from dualform.record.alignment import Aligner
 from dualform.record.column_values import Array
-from dualform.record.extent import extent_of, spread_over_slots
-from dualform.record.followed_rows import Origin, Rows
+from dualform.record.extent import extent_of, stray_extent
 from dualform.record.key_form import laid_rows
+from dualform.record.lineage import Lineage, Place
 from dualform.record.metadata import Metadata, StepColumns
 from dualform.record.routed_columns import RoutedColumns
 from dualform.record.shape import Shape
@@ -125,7 +126,7 @@ class SlotMaker:
         found = Aligner(record, self._taps, self._spaces, first).align()
         self._spaces.check_names(metadata.spaces)
         shapes = sorted(found.shapes.values(), key=lambda shape: (shape.space.name, shape.call))
-        extents = self._extents(record, shapes, first, _followed(found.calls, shapes))
+        extents = self._extents(record, shapes, first)
         kept = {(extent.space, extent.call): stay for extent, stay in extents}
         rows = [
             _rows(name, shape, signal, kept[shape.space.name, shape.call])
@@ -147,12 +148,10 @@ class SlotMaker:
         record: StepRecord,
         shapes: Sequence[Shape],
         first: bool,
-        followed: Mapping[tuple[str, int], tuple[Shape, NDArray[np.int64]]],
     ) -> list[tuple[Extent, NDArray[np.int64] | None]]:
         """Each shape's extent, and which of its slots stay: int64[n], None for all.
 
-        `shapes` are those of a space after one another, in the order of their calls; `followed`: as
-        `_followed` has it, taken where nothing else is said of rows.
+        `shapes` are those of a space after one another, in the order of their calls.
         """
         metadata, extents = record.metadata, list[tuple[Extent, NDArray[np.int64] | None]]()
         every = self._columns.of_slots(metadata, shapes)
@@ -162,65 +161,52 @@ class SlotMaker:
                 said_of = RoutedColumns(metadata, self._spaces, record.step, first).of_calls(calls)
                 own = [
                     of_call
-                    if "row" in of_call
-                    else _places(followed.get((space, shape.call)), every, metadata) | of_call
+                    if "row" in of_call or shape.place is None
+                    else _routed(shape.place, _positions(shape.place, every, metadata)) | of_call
                     for of_call, shape in zip(said_of, calls, strict=True)
                 ]
             else:
                 own = [metadata.at(space)] * len(calls)
-            extents += [extent_of(shape, said | of_call) for shape, of_call in zip(calls, own, strict=True)]
+            for shape, of_call in zip(calls, own, strict=True):
+                if shape.place is None or shape.space.routed:
+                    extents.append(extent_of(shape, said | of_call))
+                else:
+                    position = _positions(shape.place, every, metadata)
+                    extents.append(stray_extent(shape, shape.place, position, said | of_call))
         return extents
 
 
-def _followed(
-    calls: Mapping[str, Sequence[tuple[Shape, Signal]]], shapes: Sequence[Shape]
-) -> dict[tuple[str, int], tuple[Shape, NDArray[np.int64]]]:
-    """By routed space and call, the call of the batch that its rows are slots of, and which, where the rows of a key
-    could be followed there; `calls` by layer.
+def _positions(place: Place, said: Mapping[str, Mapping[str, Array]], metadata: Metadata) -> Array | None:
+    """The position of each slot that was followed into the batch: that which was said of its token, if any was.
+    `said`: of the whole step, by space.
     """
-    whole: dict[Origin, list[Shape]] = {}
-    routed: dict[tuple[str, int], list[Rows]] = {}
-    for shape, signal in (call for own in calls.values() for call in own):
-        if signal.rows is None:
-            continue
-        if shape.space.routed:
-            routed.setdefault((shape.space.name, shape.call), []).append(signal.rows)
-        elif signal.rows.numbers is None:
-            whole.setdefault(signal.rows.origin, []).append(shape)
-    followed = dict[tuple[str, int], tuple[Shape, NDArray[np.int64]]]()
-    for call, keys in routed.items():
-        known = [found for rows in keys if (found := rows.slots(whole, shapes)) is not None]
-        if known and all(own.leading == known[0][0].leading and np.array_equal(s, known[0][1]) for own, s in known):
-            followed[call] = known[0]
-    return followed
+    if place.row is None or place.position is None:
+        return None
+    for space, own in said.items():
+        entry = {**own, **metadata.at(space)}.get("position")
+        if entry is not None and entry.ndim > 1 and prod(entry.shape[1:]) == place.length:
+            given: Array = entry.reshape(len(entry), -1)[place.row, place.position]
+            return given
+    return place.position
 
 
-def _places(
-    followed: tuple[Shape, NDArray[np.int64]] | None, said: Mapping[str, Mapping[str, Array]], metadata: Metadata
-) -> dict[str, Array]:
-    """The `row` and, of tokens, the `position` of each slot of a routed call: those that the batch's own call has, to
-    which its rows could be followed. `followed`: that call's shape, and which of its slots they are; `said`: what was
-    said of the whole step, by space.
-    """
-    if followed is None:
+def _routed(place: Place | None, position: Array | None) -> dict[str, Array]:
+    """What was followed of a routed call's slots."""
+    if place is None or place.row is None:
         return {}
-    shape, slots = followed
-    if shape.length is None:
-        return {"row": slots}
-    there = {**said[shape.space.name], **metadata.at(shape.space.name)}
-    position = (
-        spread_over_slots("position", there["position"], shape)[slots] if "position" in there else slots % shape.length
-    )
-    return {"row": slots // shape.length, "position": position}
+    return {"row": place.row} | ({} if position is None else {"position": position})
 
 
 def _signature(record: StepRecord) -> tuple[Any, ...] | None:
-    """What the extents of a step follow from; None where something is said of single slots."""
+    """What the extents of a step follow from; None where something is said of single slots, or rows were chosen."""
     metadata = record.metadata
     if metadata.of_slots:
         return None
+    known = record.known_rows()
+    if any(isinstance(own, Lineage) and not own.steady for own in known):
+        return None
     said = tuple([(name, entry.shape) for name, entry in metadata.entries.items()])
-    return record.leading(), said, metadata.said_dims
+    return record.leading(), known, said, metadata.said_dims
 
 
 def _is_plain(extent: Extent) -> bool:
@@ -239,7 +225,7 @@ def _sample_count(metadata: Metadata, shapes: Sequence[Shape], extents: Sequence
     if not shapes:
         return 0
     said = [len(entry) for entry in metadata.arrays.values()]
-    seen = [shape.rows for shape in shapes if not shape.space.routed]
+    seen = [shape.rows for shape in shapes if not shape.space.routed and shape.place is None]
     given = [int(extent.row.max()) + 1 for extent in extents if extent.row is not None and len(extent.row)]
     return max(said or seen or given or [0])
 

@@ -53,6 +53,8 @@ class Spaces:
             for name in layers
             if any(matches(name, pattern) for pattern in named or ())
         }
+        self.named = set(self._named)
+        """Layers whose space was given by name."""
         self._refuse_mixed(layers)
         for name in layers:
             if name in self._routed and name not in self._named:

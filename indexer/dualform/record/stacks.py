@@ -13,6 +13,7 @@ from itertools import product
 
 from torch import Tensor
 
+from dualform.record.lineage import Lineage
 from dualform.record.signal import Signal
 from dualform.record.spaces import own_name
 from dualform.record.step_record import StepRecord
@@ -61,4 +62,4 @@ def routed_spaces(stacks: Mapping[str, Sequence[str]], record: StepRecord) -> di
 
 
 def _is_chosen(signal: Signal) -> bool:
-    return signal.rows is not None and signal.rows.numbers is not None
+    return isinstance(signal.rows, Lineage) and not signal.rows.steady

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dualform.errors import RecordingError
 from dualform.record.call_order import CallOrder, Moment
-from dualform.record.followed_rows import Rows
 from dualform.record.key_form import HALVED, owned_rows
+from dualform.record.lineage import Known, KnownRows
 from dualform.record.metadata import Metadata
 from dualform.record.owners import Owners
 from dualform.record.passes import Pass, Passes
@@ -53,8 +53,9 @@ class StepRecord:
         """Layer -> why a call of it could not be recorded at all."""
         self._before = None if before is None else weakref.ref(before)
         self._owners = owners
-        self.rows: dict[int, Rows] = {}
-        """By number of the call, those that its key holds, where they are followed."""
+        self.followed: KnownRows | None = None
+        self.rows: dict[int, Known] = {}
+        """By number of the call, what is known of the rows that its key holds."""
         self._order = CallOrder()
         self._moments: dict[int, Moment | None] = {}
         """By number of the call, when it was made; None where nothing tells."""
@@ -113,6 +114,10 @@ class StepRecord:
     def leading(self) -> list[tuple[str, list[tuple[int, ...]]]]:
         """Each layer that gradients reached, with the leading dimensions of its calls."""
         return [(name, [signal.leading for signal in self.calls(name)]) for name in self._signals]
+
+    def known_rows(self) -> list[Known | None]:
+        """What is known of the rows of each call, in the order of `leading`."""
+        return [signal.rows for name in self._signals for signal in self.calls(name)]
 
     def called(self, tap: Tap, raw: bool, number: int | None = None) -> None:
         """`number`: what the call will be known by, where its place among the others is known by now."""

@@ -10,6 +10,7 @@ and a zero that is attended to add to the sequence comes after the products.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from dualform.record.taps.watcher import SEES_ATTENTION, Watcher
 from dualform.store.parameter import Parameter
 
 _LETTERS = "qkv"
+_PARTS = (*_LETTERS, "out_proj")
 
 
 class TappedAttention(ModuleTap, module_type=nn.MultiheadAttention):
@@ -83,7 +85,7 @@ class _Part(Tap):
     def __init__(self, watcher: _AttentionWatcher, module: str, part: str, weight: str, values: bool) -> None:
         prefix = f"{module}." if module else ""
         super().__init__(f"{prefix}{part}", values)
-        self._watcher, self.attends = watcher, part in ("q", "out_proj")
+        self._watcher, self.part, self.attends = watcher, part, part in ("q", "out_proj")
         self.batch_dim = TappedAttention.batch_dim_of(watcher.module)
         self.weight: Tensor = watcher.module.get_parameter(weight)
         self._owner = _owner(watcher.module, weight)
@@ -150,6 +152,8 @@ class _AttentionWatcher(Watcher):
         self._batch: int | None = None
         """N of the call that runs; None where it has no batch."""
         self._crossed = False
+        self._given: dict[str, weakref.ref[Tensor]] = {}
+        """By part, what the call that runs was given."""
         self._projected = 0
         """Rows of the packed weight that products of the call were seen with."""
 
@@ -158,7 +162,14 @@ class _AttentionWatcher(Watcher):
         query: Tensor = given["query"]
         self._batch = None if query.dim() == 2 else query.shape[0 if self.module.batch_first else 1]
         self._crossed = given["key"] is not query
+        if not is_compiling():
+            value = given.get("value", given["key"])
+            self._given = dict(zip(_PARTS, map(weakref.ref, (query, given["key"], value, query)), strict=True))
         self._projected = 0
+
+    def given(self, part: str) -> Tensor | None:
+        """What the call that runs was given, of which the keys of a part are made."""
+        return None if is_compiling() or part not in self._given else self._given[part]()
 
     def laid(self, tensor: Tensor, batch: int | None) -> Tensor:
         """[L, N, d] or [L N, d], as torch computes with it, as the module's arguments lie."""
@@ -173,7 +184,8 @@ class _AttentionWatcher(Watcher):
             found = True
             if tap.told(listener, self._crossed):
                 key = self.laid(product.key.detach(), self._batch).to(output.dtype)
-                (output,) = tap.passed(listener, Call(key, (output,), raw=not product.key.requires_grad))
+                call = Call(key, (output,), raw=not product.key.requires_grad, argument=self.given(tap.part))
+                (output,) = tap.passed(listener, call)
         return output if found else None
 
     def _taps_of(self, weight: Tensor) -> list[_Part]:

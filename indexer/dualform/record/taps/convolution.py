@@ -47,7 +47,7 @@ class TappedConvolution(ModuleTap):
             mode = "constant" if self.module.padding_mode == "zeros" else self.module.padding_mode
             maps = pad(maps, self.module._reversed_padding_repeated_twice, mode)
         maps = maps.to(output.dtype)  # last: autocast pads in float32
-        return Call(self._batched(maps), (output,), raw=not argument.requires_grad)
+        return Call(self._batched(maps), (output,), raw=not argument.requires_grad, argument=argument)
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
         error = super().error_of(key, kept, gradients)

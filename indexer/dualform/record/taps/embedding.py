@@ -40,7 +40,7 @@ class TappedEmbedding(ModuleTap, module_type=nn.Embedding):
     def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
         argument: Tensor = args[0] if args else kwargs["input"]
         # Row numbers take less than what would say that they repeat.
-        return Call(argument, (output,), raw=False)
+        return Call(argument, (output,), raw=False, argument=argument)
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
         error = super().error_of(key, kept, gradients)

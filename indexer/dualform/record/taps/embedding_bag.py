@@ -60,7 +60,8 @@ class TappedEmbeddingBag(ModuleTap, module_type=nn.EmbeddingBag):
             if not self.module.include_last_offset:
                 bounds = torch.cat([bounds, bounds.new_full((1,), len(key))])
             key = torch.cat([bounds.new_full((1,), len(bounds)), bounds, key])
-        return Call(key, (output,), raw=False)
+        argument = given["input"] if given["input"].dim() == 2 else None
+        return Call(key, (output,), raw=False, argument=argument)
 
 
 class RowCountForm(KeyForm):

@@ -58,8 +58,7 @@ class FreeTap(Tap):
         else:
             key = key.to(output.dtype)
         raw = not product.looks_up and not product.key.requires_grad
-        argument = None if product.looks_up else product.key
-        (output,) = self.passed(listener, Call(key, (output,), raw=raw, argument=argument))
+        (output,) = self.passed(listener, Call(key, (output,), raw=raw, argument=product.key))
         return output
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
@@ -111,13 +110,7 @@ class MatrixWatcher(Watcher):
             return output if tap is None else tap.multiplied(listener, product, output)
         return None
 
-    def begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.listener is not None and self.listener.followed is not None:
-            self.listener.followed.given((*args, *kwargs.values()))
-
     def used(self, name: str, args: tuple[Any, ...], output: Any) -> None:
-        if self.listener is not None and self.listener.followed is not None:
-            self.listener.followed.called(name, args, output)
         if self._finder.closed:
             return
         for tensor in _tensors(args):

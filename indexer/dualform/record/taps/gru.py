@@ -68,7 +68,7 @@ class TappedGRU(TappedRecurrent, module_type=nn.GRU):
             self.passes_by()
             return outputs
         for part, key in zip(self.parts, keys, strict=True):
-            outputs = part.passed(listener, Call(key, outputs, call.raw, kept=(call.key,)))
+            outputs = part.passed(listener, Call(key, outputs, call.raw, kept=(call.key,), argument=call.argument))
         return outputs
 
     def passes_by(self) -> None:

@@ -238,6 +238,13 @@ class _Hook(ModelHook):
             return None
 
     def run(self, module: Any, *given: Any) -> Call | None:
+        followed = None if is_compiling() else self.listener.followed
+        if followed is None or not followed.here:
+            return self._told(module, *given)
+        with torch._C.DisableTorchFunction():
+            return self._told(module, *given)
+
+    def _told(self, module: Any, *given: Any) -> Call | None:
         bare = None if is_compiling() or not _BARE.noted else _BARE.take(module)
         if self._tap.mode(self.listener) is None:
             return None

@@ -71,7 +71,8 @@ class TappedRecurrent(ModuleTap):
         result, last = output[0], self._states(output[1])
         time = self.time_of(argument)
         first = tuple(state.detach().transpose(0, time) for state in self._states(given)) if given is not None else ()
-        return Call(_keys(argument, result, first[:1], time), (result, *last), raw=False, kept=first[1:])
+        keys = _keys(argument, result, first[:1], time)
+        return Call(keys, (result, *last), raw=False, kept=first[1:], argument=argument)
 
     def output_of(self, outputs: tuple[Tensor, ...]) -> Any:
         result, *states = outputs

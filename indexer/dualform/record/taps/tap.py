@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from dualform.errors import RecordingError
-from dualform.record.followed_rows import FollowedRows, Rows
 from dualform.record.key_form import KeyForm
+from dualform.record.lineage import Known, KnownRows
 from dualform.record.taps.checkpoints import part_that_runs
 from dualform.record.taps.hook import hand_over
 from dualform.record.taps.identity import Report, compiled, watched
@@ -61,18 +61,14 @@ class Listener(Protocol):
 
     began: Tensor
     """int64 scalar: which step runs."""
-    follows: bool
-    """Whether steps that begin from now on are to follow which rows tensors hold."""
+    followed: KnownRows | None
+    """Which rows of the batch tensors hold; None if they are not followed."""
 
-    @property
-    def followed(self) -> FollowedRows | None:
-        """Of the step that runs; None where it does not follow them."""
-
-    def called(self, tap: Tap, raw: bool, rows: Rows | None = None) -> int:
+    def called(self, tap: Tap, raw: bool, rows: Known | None = None) -> int:
         """A forward call that expects an error signal; returns the number it will be known by.
 
-        `raw`: its key is data that came with the batch, no result of a computation; `rows`: those that its key
-        holds, where they are followed.
+        `raw`: its key is data that came with the batch, no result of a computation; `rows`: what is known of the rows
+        that its key holds.
         """
 
     def arrived(self, tap: Tap, raw: bool, began: int) -> int:
@@ -92,7 +88,7 @@ class Listener(Protocol):
     def failed(self, error: Exception, layer: str = "") -> None:
         """As FailureListener has it (hook.py)."""
 
-    def probed(self, tap: Tap, key: Tensor) -> None:
+    def probed(self, tap: Tap, key: Tensor, rows: Known | None = None) -> None:
         """A forward call while a probe is taken."""
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
@@ -113,7 +109,7 @@ class Call:
     kept: tuple[Tensor, ...] = ()
     """What the error signal is computed from, beside the key and the outputs' gradients."""
     argument: Tensor | None = None
-    """What the network multiplied, where its rows are the key's."""
+    """What the layer was given, if its leading axes are the key's."""
     early: Any = None
     """The node of the graph that saved the key already (checkpoints.py); None where none did."""
 
@@ -164,8 +160,17 @@ class Tap(ABC):
 
     def passed(self, listener: Listener, call: Call) -> tuple[Tensor, ...]:
         """Report a forward call. Returns its outputs, which the network must go on with in place of the given ones."""
+        followed = None if is_compiling() else listener.followed
+        if followed is None or not followed.here:
+            return self._passed(listener, call, None)
+        with torch._C.DisableTorchFunction():  # what follows rows need not see what a tap does
+            return self._passed(listener, call, followed)
+
+    def _passed(self, listener: Listener, call: Call, followed: KnownRows | None) -> tuple[Tensor, ...]:
+        rows = None
         try:
-            kept = self._kept(listener, call)
+            rows = None if followed is None or call.argument is None else followed.taken(call.argument)
+            kept = self._kept(listener, call, rows)
         except Exception as error:
             hand_over(listener, error, self.name)
             kept = None
@@ -178,14 +183,15 @@ class Tap(ABC):
         report = Report(self, listener, early=call.early)
         try:
             cast = cast_of(self.parameters.values(), call.outputs[0])
-            followed = None if is_compiling() else listener.followed
-            rows = None if followed is None or call.argument is None else followed.of(call.argument)
             report = replace(report, call=listener.called(self, call.raw, rows), cast=cast)
         except Exception as error:
             hand_over(listener, error, self.name)
         if part is not None:
             part.note(self, kept)
-        return watched(report, kept, call.outputs)
+        outputs = watched(report, kept, call.outputs)
+        if followed is not None:
+            followed.same(call.outputs, outputs)
+        return outputs
 
     def passes_by(self) -> None:
         """A call is not recorded."""
@@ -193,7 +199,7 @@ class Tap(ABC):
         if part is not None:
             part.fill(self)
 
-    def _kept(self, listener: Listener, call: Call) -> tuple[Tensor, ...] | None:
+    def _kept(self, listener: Listener, call: Call, rows: Known | None) -> tuple[Tensor, ...] | None:
         """The tensors to save for the error signal of a forward call; None if none will come."""
         mode, traced = self.mode(listener), self.handle and is_compiling()
         if mode is None:
@@ -203,7 +209,7 @@ class Tap(ABC):
             return None
         key = call.key if call.key.layout == torch.strided else call.key.to_dense()
         if mode == "probe":
-            listener.probed(self, key)
+            listener.probed(self, key, rows)
         elif not any(tensor.requires_grad for tensor in self.trained):
             if not traced:
                 listener.called_without_gradient(self, "its weight was frozen")

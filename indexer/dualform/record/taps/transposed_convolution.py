@@ -46,7 +46,7 @@ class TappedTransposedConvolution(ModuleTap):
     def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:
         argument: Tensor = args[0] if args else kwargs["input"]
         key = self._batched(argument.detach().to(output.dtype)).movedim(1, -1)
-        return Call(key, (output,), raw=not argument.requires_grad)
+        return Call(key, (output,), raw=not argument.requires_grad, argument=argument)
 
     def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
         patches = self._convolution.of(self._batched(super().error_of(key, kept, gradients)))

@@ -1,0 +1,678 @@
+"""What functions of torch make of the rows of the tensors that they are given (followed_rows.py).
+
+A rule is called with what follows the rows, the function's name, its arguments and what it answered, and puts what it
+knows of the answer. A function without a rule keeps its axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualform.record import lineage as after
+from dualform.record.lineage import Change, Known, KnownRows, Lineage, Mark, Sizes, numbers_of
+
+Rule: TypeAlias = Callable[[KnownRows, str, tuple[Any, ...], dict[str, Any], Any], None]
+"""Of a function of torch: what it says of its output. It is called with the function's name, arguments and output."""
+RULES: dict[str, Rule] = {}
+
+
+def _for(*names: str) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return add
+
+
+def tensors_in(parts: Iterable[Any]) -> Iterator[Tensor]:
+    for part in parts:
+        if isinstance(part, Tensor):
+            yield part
+        elif isinstance(part, list | tuple):
+            yield from tensors_in(part)
+        elif isinstance(part, dict):
+            yield from tensors_in(part.values())
+
+
+def keep(followed: KnownRows, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """An operation that is none of those below: its axes are those of what goes in."""
+    first = output[0] if isinstance(output, tuple | list) and output else output
+    if not isinstance(first, Tensor) or not first.dim():
+        return
+    shape, marks = tuple(first.shape), set[Mark]()
+    own: Lineage | None = None
+    for tensor in tensors_in((*args, *kwargs.values())):
+        if tensor is first:  # it was written to in place
+            return
+        known = followed.of(tensor)
+        if known is None:
+            # A batch of as many rows in their order goes before one that was moved; what is smaller is spread over it.
+            if (tensor.dim() and tuple(tensor.shape[:-1]) == shape[:-1]) or not followed.live:
+                return
+            marks.add(Mark.MADE)
+        elif isinstance(known, Mark):
+            marks.add(known)
+        elif len(known.shape) == len(shape):
+            own = known if own is None or own is known else own.beside(known)
+        else:
+            marks.add(Mark.MIXED)
+    if isinstance(own, Lineage):
+        followed.put(first, own if own.shape == shape else own.then(shape, after.sized(shape), "sized"))
+    elif Mark.MIXED in marks:
+        followed.put(first, Mark.MIXED)
+    elif marks:
+        followed.put(first, Mark.MADE if Mark.MADE in marks else Mark.MODEL)
+
+
+@_for(
+    *("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "normal"),
+    *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "bernoulli"),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "tensor", "as_tensor", "from_numpy"),
+)
+def _fresh(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if all(output is not own for own in args):
+        followed.put(output, Mark.MADE)
+
+
+@_for("transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "t", "adjoint", "T", "H", "mT", "mH")
+def _transposed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor = args[0]
+    if not isinstance(tensor, Tensor) or not isinstance(output, Tensor):
+        return
+    axes = _axes_of(name, tensor.dim(), [*args[1:], *kwargs.values()])
+    if axes[:1] != [0] or not followed.plainly(tensor):
+        followed.moved(tensor, output, after.permuted(axes), ("permute", *axes))
+
+
+def _axes_of(name: str, dims: int, given: list[Any]) -> list[int]:
+    """The order of axes that a function of torch makes."""
+    axes = list(range(dims))
+    if name in ("T", "H", "t"):
+        return axes[::-1]
+    if name in ("mT", "mH", "adjoint"):
+        return [*axes[:-2], *axes[:-3:-1]]
+    if name == "permute":
+        order = given[0] if isinstance(given[0], list | tuple) else given
+        return [own % dims for own in order]
+    if name in ("transpose", "swapaxes", "swapdims"):
+        one, two = (own % dims for own in given)
+        axes[one], axes[two] = two, one
+        return axes
+    sources, targets = ([own] if isinstance(own, int) else list(own) for own in given)
+    moved = {to % dims: own % dims for own, to in zip(sources, targets, strict=True)}
+    rest = iter(own for own in axes if own not in moved.values())
+    return [moved[axis] if axis in moved else next(rest) for axis in axes]
+
+
+@_for(
+    *(
+        "reshape",
+        "view",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "view_as",
+        "reshape_as",
+        "ravel",
+        "atleast_2d",
+    ),
+)
+def _reshaped(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor = args[0]
+    if not isinstance(tensor, Tensor) or not isinstance(output, Tensor) or tensor.numel() != output.numel():
+        return
+    shape = tuple(output.shape)
+    kept = tensor.dim() and shape[:1] == tuple(tensor.shape[:1])
+    if tensor.numel() and not (kept and followed.plainly(tensor)):
+        followed.moved(tensor, output, after.reshaped(shape), "reshape")
+
+
+@_for("expand", "expand_as", "broadcast_to")
+def _expanded(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor = args[0]
+    new = output.dim() - tensor.dim()
+    known = followed.of(tensor)
+    if known is Mark.MODEL and (new or output.shape[0] != tensor.shape[0]):
+        followed.put(output, Mark.MADE)
+    elif known is not None or new:
+        ones = (1,) * new
+        followed.moved(tensor, output, lambda own, _: [each.reshape(ones + each.shape) for each in own], "expand")
+
+
+@_for("repeat", "tile")
+def _repeated(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor, given = args[0], [*args[1:], *kwargs.values()]
+    times = list(given[0]) if given and isinstance(given[0], list | tuple) else given
+    times = [1] * (tensor.dim() - len(times)) + times
+    known = followed.of(tensor)
+    if known is Mark.MODEL:
+        followed.put(output, Mark.MADE)
+    elif known is not None or times[: len(times) - tensor.dim() + 1] != [1]:
+        followed.moved(tensor, output, after.repeated(times), ("repeat", *times))
+
+
+@_for("repeat_interleave")
+def _interleaved(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor, given = args[0], dict(zip(("repeats", "dim"), args[1:], strict=False)) | kwargs
+    times, axis = given.get("repeats"), given.get("dim")
+    if axis is None and tensor.dim() != 1:
+        followed.put(output, None if followed.plainly(tensor) and tensor.dim() < 2 else Mark.MIXED)
+        return
+    axis = (axis or 0) % tensor.dim()
+    if followed.of(tensor) is Mark.MODEL:
+        followed.put(output, Mark.MADE)
+    elif axis == 0 or not followed.plainly(tensor):
+        if isinstance(times, Tensor) and times.numel() > 1:
+            read = numbers_of(times)
+            _index(followed, tensor, output, axis, lambda: None if (n := read()) is None else _each(n))
+        else:
+            numbers = np.repeat(np.arange(tensor.shape[axis]), int(times if times is not None else 1))
+            index = [slice(None)] * axis + [numbers]
+            followed.moved(
+                tensor, output, after.indexed(_whole(index, tensor.dim())), ("interleave", axis, len(numbers))
+            )
+
+
+def _each(times: Any) -> Any:
+    return np.repeat(np.arange(len(times)), times)
+
+
+def _whole(index: list[Any], dims: int) -> list[Any]:
+    return index + [slice(None)] * (dims - sum(part is not None for part in index))
+
+
+def _index(followed: KnownRows, tensor: Tensor, output: Any, axis: int, read: Callable[[], Any]) -> None:
+    """`output` holds entries of one axis by numbers that are read later."""
+    dims, count = tensor.dim(), tensor.shape[axis]
+
+    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        numbers = read()
+        if numbers is None:
+            return after.unknown(own)
+        numbers = np.where(numbers < 0, numbers + count, numbers)
+        return after.indexed(_whole([slice(None)] * axis + [numbers], dims))(own, shape)
+
+    followed.moved(tensor, output, change)
+
+
+@_for("__getitem__")
+def _item(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor, index = args[0], args[1]
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if not isinstance(output, Tensor) or (followed.plainly(tensor) and _leaves_first(parts, tensor.dim())):
+        return
+    known = followed.of(tensor)
+    if known is Mark.MODEL:
+        _looked_up(followed, parts, output)
+        return
+    if isinstance(known, Mark):
+        followed.put(output, known)
+        return
+    spread, steady = _spread(parts, tensor.dim())
+    if spread is None:
+        followed.put(output, Mark.MIXED)
+        return
+    whole = slice(None)
+    if len(spread) == tensor.dim() > 1 and all(isinstance(p, slice) and p == whole for p in spread[:-1]) and steady:
+        keep(followed, (tensor,), {}, output)
+        return
+
+    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        made = _read(spread, shape)
+        return after.unknown(own) if made is None else after.indexed(made)(own, shape)
+
+    followed.moved(tensor, output, change, ("item", *map(_hashed, spread)) if steady else None)
+
+
+def _leaves_first(parts: list[Any], dims: int) -> bool:
+    """Whether an index takes all of the first axis, and leaves it the first."""
+    numbers = [part for part in parts if not (part is None or part is Ellipsis or isinstance(part, int | slice))]
+    if isinstance(parts[0], slice):
+        return parts[0] == slice(None) and len(numbers) < 2
+    taken = sum(part.dim() if _is_mask(part) else 1 for part in parts if part is not None and part is not Ellipsis)
+    return parts[0] is Ellipsis and len(numbers) < 2 and taken < dims
+
+
+def _is_mask(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
+
+
+def _hashed(part: Any) -> Any:
+    return (part.start, part.stop, part.step) if isinstance(part, slice) else part
+
+
+def _spread(parts: list[Any], dims: int) -> tuple[list[Any] | None, bool]:
+    """One part for each axis, and None for new ones, numbers as what reads them; and whether there are none of those.
+    None in place of the parts where one of them is not known.
+    """
+    found, steady, rest = list[Any](), True, 0
+    for part in parts:
+        if isinstance(part, Tensor | list | np.ndarray):
+            numbers = torch.as_tensor(part, device=None if isinstance(part, Tensor) else "cpu")
+            if _is_mask(numbers) and not numbers.dim():
+                return None, False
+            found.append(numbers_of(numbers.bool() if numbers.dtype == torch.uint8 else numbers))
+            rest += numbers.dim() if _is_mask(numbers) else 1
+            steady = False
+        elif part is None or part is Ellipsis or (isinstance(part, int | slice) and not isinstance(part, bool)):
+            found.append(part)
+            rest += part is not None and part is not Ellipsis
+        else:
+            return None, False
+    whole = [slice(None)] * (dims - rest)
+    at = next((n for n, part in enumerate(found) if part is Ellipsis), len(found))
+    return [*found[:at], *whole, *found[at + 1 :]], steady
+
+
+def _read(spread: list[Any], shape: Sizes) -> list[Any] | None:
+    """The parts, with numbers for what is to be read."""
+    made, axis = list[Any](), 0
+    for part in spread:
+        if callable(part):
+            numbers = part()
+            if numbers is None:
+                return None
+            if numbers.dtype == bool:
+                size = shape[axis : axis + numbers.ndim]
+                made += [own.astype(np.int64) for own in np.broadcast_to(numbers, size).nonzero()]
+                axis += numbers.ndim
+                continue
+            made.append(np.where(numbers < 0, numbers + shape[axis], numbers))
+        else:
+            made.append(part)
+        axis += part is not None
+    return made
+
+
+def _looked_up(followed: KnownRows, parts: list[Any], output: Any) -> None:
+    """Rows of a table of the model: they are those of the numbers."""
+    index = next((part for part in parts if isinstance(part, Tensor)), None)
+    known = Mark.MODEL if index is None else followed.of(index)
+    if isinstance(known, Lineage) and isinstance(output, Tensor):
+        new = output.dim() - len(known.shape)
+        if parts[0] is index and new >= 0 and tuple(output.shape[: len(known.shape)]) == known.shape:
+            ones = (1,) * new
+            known = known.then(
+                tuple(output.shape), lambda own, _: [e.reshape(e.shape + ones) for e in own], "looked up"
+            )
+        else:
+            known = Mark.MIXED
+    followed.put(output, known)
+
+
+@_for("_base", "grad")
+def _other(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """An attribute that is a tensor of its own."""
+
+
+@_for("embedding", "one_hot")
+def _embedded(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensors = [own for own in args[:2] if isinstance(own, Tensor)]
+    number = next((own for own in tensors if not own.is_floating_point()), None)
+    if number is not None and not followed.plainly(number):
+        _looked_up(followed, [number], output)
+
+
+@_for("__setitem__", "index_put_", "index_copy_")
+def _written(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Rows that are written over."""
+    value = args[-1]
+    if not followed.live or not isinstance(args[0], Tensor) or not isinstance(value, Tensor):
+        return
+    own, other = followed.of(args[0]), followed.of(value)
+    if not isinstance(other, Lineage) or value.dim() < 1 or isinstance(own, Mark):
+        return
+    place = args[2] if name == "index_copy_" else args[1]
+    parts = list(place) if isinstance(place, tuple | list) else [place]
+    lineage = own or followed.source(tuple(args[0].shape))
+    if name == "index_copy_" and args[1] != 0:
+        return
+    if other.source != lineage.source or not isinstance(parts[0], Tensor):
+        return
+    spread, _ = _spread(parts, args[0].dim())
+
+    def change(coordinates: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        made = None if spread is None else _read(spread, shape)
+        if made is None:
+            return after.unknown(coordinates)
+        arrays = [axis for axis, part in enumerate(made) if isinstance(part, np.ndarray)]
+        found = []
+        for each, new in zip(coordinates, other.coordinates, strict=True):
+            if all(each.shape[a] == 1 for a in arrays) and new.size == 1 and (new == each.reshape(-1)[0]).all():
+                found.append(each)
+                continue
+            wide = [n if a in arrays or m > 1 else 1 for a, (n, m) in enumerate(zip(shape, each.shape, strict=True))]
+            if new.ndim == each.ndim:
+                wide = [max(n, m) if a else n for a, (n, m) in enumerate(zip(wide, (1, *new.shape[1:]), strict=True))]
+            whole = np.broadcast_to(each, wide).copy()
+            whole[tuple(p if isinstance(p, np.ndarray) or wide[a] > 1 else slice(None) for a, p in enumerate(made))] = (
+                new
+            )
+            found.append(after.collapsed(whole))
+        return found
+
+    followed.put(args[0], lineage.then(tuple(args[0].shape), change))
+
+
+@_for("index_copy", "index_add", "index_put", "scatter", "scatter_add", "scatter_reduce", "masked_scatter")
+def _scattered(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """The rows are those of what is written to."""
+    if isinstance(args[0], Tensor):
+        followed.put(output, followed.of(args[0]))
+
+
+@_for("select", "narrow", "split", "chunk", "unbind", "tensor_split", "split_with_sizes", "__iter__", "flip", "roll")
+def _sliced(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor = args[0]
+    if not isinstance(tensor, Tensor) or not tensor.dim():
+        return
+    names: dict[str, tuple[str, ...]] = {
+        "select": ("dim", "index"), "narrow": ("dim", "start", "length"), "unbind": ("dim",), "flip": ("dims",),
+        "roll": ("shifts", "dims"), "__iter__": (),
+    }  # fmt: skip
+    given = dict(zip(names.get(name, ("sizes", "dim")), args[1:], strict=False)) | kwargs
+    if name in ("flip", "roll"):
+        _turned(followed, name, tensor, args, given, output)
+        return
+    dim = given.get("dim", 0)
+    if not isinstance(dim, int):
+        return
+    axis = dim % tensor.dim()
+    if axis != 0 and followed.plainly(tensor):
+        return
+    if axis == tensor.dim() - 1 > 0 and name not in ("select", "unbind"):  # other columns of the same rows
+        for part in output if isinstance(output, tuple | list) else [output]:
+            keep(followed, (tensor,), {}, part)
+        return
+    before, start = [slice(None)] * axis, 0
+    parts = [output] if isinstance(output, Tensor) else list(output) if isinstance(output, tuple | list) else []
+    for number, part in enumerate(parts):
+        if name in ("select", "unbind"):
+            at = int(given["index"]) % tensor.shape[axis] if name == "select" else number
+            own: Any = at
+        else:
+            first = int(given["start"]) % max(tensor.shape[axis], 1) if name == "narrow" else start
+            own = slice(first, first + part.shape[axis])
+            start += part.shape[axis]
+        index = _whole([*before, own], tensor.dim())
+        followed.moved(tensor, part, after.indexed(index), ("item", *map(_hashed, index)))
+
+
+def _turned(
+    followed: KnownRows, name: str, tensor: Tensor, args: tuple[Any, ...], given: dict[str, Any], output: Any
+) -> None:
+    if name == "flip":
+        dims = given["dims"] if isinstance(given.get("dims"), list | tuple) else args[1:] or [given["dims"]]
+        shifts: list[int | None] = [None] * len(dims)
+    else:
+        dims = given.get("dims")
+        if dims is None or dims == ():
+            followed.put(output, Mark.MIXED)
+            return
+        dims = [dims] if isinstance(dims, int) else list(dims)
+        shifts = [given["shifts"]] if isinstance(given["shifts"], int) else list(given["shifts"])
+    axes = [own % tensor.dim() for own in dims]
+    if 0 not in axes and followed.plainly(tensor):
+        return
+    index: list[Any] = [slice(None)] * tensor.dim()
+
+    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        for axis, shift in zip(axes, shifts, strict=True):
+            numbers = np.arange(shape[axis])
+            numbers = numbers[::-1] if shift is None else np.roll(numbers, shift)
+            own = after.indexed([*index[:axis], numbers, *index[axis + 1 :]])(own, shape)
+        return own
+
+    followed.moved(tensor, output, change, (name, *axes, *shifts))
+
+
+@_for("index_select")
+def _selected(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    given = dict(zip(("tensor", "dim", "index"), args, strict=False)) | kwargs
+    tensor, axis, index = given["tensor"], given["dim"] % max(args[0].dim(), 1), given["index"]
+    if followed.of(tensor) is Mark.MODEL:
+        _looked_up(followed, [index] if axis == 0 else [slice(None), index], output)
+    elif axis == 0 or not followed.plainly(tensor):
+        read = numbers_of(index)
+        _index(followed, tensor, output, axis, lambda: None if (n := read()) is None else n.reshape(-1))
+
+
+@_for("gather", "take_along_dim", "sort", "msort", "topk")
+def _gathered(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor = args[0]
+    if not isinstance(tensor, Tensor) or not tensor.dim():
+        return
+    names: dict[str, tuple[str, ...]] = {
+        "gather": ("dim", "index"), "take_along_dim": ("indices", "dim"), "topk": ("k", "dim"), "sort": ("dim",),
+        "msort": (),
+    }  # fmt: skip
+    given = dict(zip(names[name], args[1:], strict=False)) | kwargs
+    dim = given.get("dim", {"sort": -1, "topk": -1, "msort": 0}.get(name))
+    values, index = output, given.get("index", given.get("indices"))
+    if name in ("sort", "topk"):
+        values, index = output
+    if not isinstance(dim, int) or not isinstance(index, Tensor):
+        followed.put(values, Mark.MIXED)
+        return
+    axis = dim % tensor.dim()
+    if axis != 0 and followed.plainly(tensor):
+        return
+    read = numbers_of(index)
+
+    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        numbers = read()
+        return after.unknown(own) if numbers is None else after.gathered(axis, numbers)(own, shape)
+
+    followed.moved(tensor, values, change)
+
+
+@_for("unique", "unique_consecutive", "take", "masked_select", "_unique2", "unique_dim")
+def _mixed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    values = output[0] if isinstance(output, tuple) else output
+    if name == "masked_select" and len(args) == 2 and args[1].shape[:-1] == args[0].shape[: args[1].dim() - 1]:
+        read, tensor = numbers_of(args[1]), args[0]
+
+        def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+            numbers = read()
+            if numbers is None or len(numbers.shape) != len(shape):
+                return after.unknown([np.zeros(1, np.int64)] * len(own))
+            return after.indexed([e.astype(np.int64) for e in np.broadcast_to(numbers, shape).nonzero()])(own, shape)
+
+        followed.moved(tensor, values, change)
+        return
+    followed.put(values, Mark.MIXED)
+
+
+@_for("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+def _joined(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    parts = list(args[0]) if isinstance(args[0], list | tuple) else [args[0]]
+    if not parts or not isinstance(output, Tensor) or not all(isinstance(part, Tensor) for part in parts):
+        return
+    every = [followed.of(part) for part in parts]
+    given = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+    if all(known is None for known in every) and (given or name in ("hstack", "vstack") or len(parts) < 2):
+        return
+    if all(isinstance(known, Mark) for known in every):
+        lone = every[0] if len({*every}) == 1 and every[0] is not Mark.MODEL else Mark.MADE
+        followed.put(output, Mark.MIXED if Mark.MIXED in every else lone)
+        return
+    moved = [(part, known) for part, known in zip(parts, every, strict=True) if isinstance(known, Lineage)]
+    if name not in ("cat", "concat", "concatenate"):
+        if moved and name == "stack" and given % output.dim() and all(known is moved[0][1] for known in every):
+            axis = given % output.dim()
+            change: Change = lambda own, _: [np.expand_dims(each, axis) for each in own]  # noqa: E731
+            followed.put(output, moved[0][1].then(tuple(output.shape), change, ("stack", axis)))
+        elif moved or name == "stack":
+            _stacked(followed, name, parts, every, given, output)
+        elif Mark.MIXED in every:
+            followed.put(output, Mark.MIXED)
+        return
+    _catenated(followed, parts, every, given % output.dim(), output)
+
+
+def _stacked(
+    followed: KnownRows, name: str, parts: list[Tensor], every: list[Known | None], dim: int, output: Tensor
+) -> None:
+    """As of parts with a new axis each, that are joined along it."""
+    if name != "stack":
+        followed.put(output, Mark.MIXED)
+        return
+    axis = dim % output.dim()
+    change: Change = lambda own, _: [np.expand_dims(each, axis) for each in own]  # noqa: E731
+    shape = (*output.shape[:axis], 1, *output.shape[axis + 1 :])
+    deep = [
+        (known if isinstance(known, Lineage) else followed.source(tuple(part.shape))).then(shape, change, ("new", axis))
+        if not isinstance(known, Mark)
+        else known
+        for part, known in zip(parts, every, strict=True)
+    ]
+    _put_joined(followed, [shape] * len(parts), deep, axis, output)
+
+
+def _catenated(followed: KnownRows, parts: list[Tensor], every: list[Known | None], axis: int, output: Tensor) -> None:
+    own = [
+        (tuple(part.shape), followed.source(tuple(part.shape)) if known is None else known)
+        for part, known in zip(parts, every, strict=True)
+        if part.numel()
+    ]
+    if axis and None in every:  # side by side: rows in their order go before those that were moved
+        return
+    _put_joined(followed, [shape for shape, _ in own], [known for _, known in own], axis, output)
+
+
+def _put_joined(followed: KnownRows, shapes: list[Sizes], every: Sequence[Known], axis: int, output: Tensor) -> None:
+    moved = [known for known in every if isinstance(known, Lineage)]
+    if Mark.MIXED in every or not moved:
+        followed.put(output, Mark.MIXED if Mark.MIXED in every else None)
+        return
+    main = next((known for known in moved if known.source != known.shape), moved[0])
+    parts = [
+        known if isinstance(known, Lineage) else followed.source(shape)
+        for shape, known in zip(shapes, every, strict=True)
+    ]
+    if any(part.source == main.source and len(part.shape) != len(main.shape) for part in parts):
+        followed.put(output, Mark.MIXED)
+        return
+    what = ("cat", axis, *parts)
+    followed.put(output, main.then(tuple(output.shape), after.joined(parts, main, axis), what))
+
+
+@_for(
+    *("mean", "sum", "max", "min", "amax", "amin", "logsumexp", "norm", "prod", "std", "var", "median", "nanmean"),
+    *("argmax", "argmin", "any", "all", "nansum"),
+)
+def _reduced(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor = args[0]
+    if not isinstance(tensor, Tensor) or followed.plainly(tensor):
+        return
+    first = output[0] if isinstance(output, tuple) else output
+    place = 2 if name == "norm" else 1
+    dims = kwargs.get("dim", kwargs.get("axis", args[place] if len(args) > place else None))
+    if isinstance(dims, Tensor):  # the larger of two tensors
+        keep(followed, args, kwargs, output)
+        return
+    if dims is None or not isinstance(first, Tensor) or not first.dim():
+        return
+    axes = sorted({own % tensor.dim() for own in ([dims] if isinstance(dims, int) else dims)})
+    kept = first.dim() == tensor.dim()
+    followed.moved(tensor, first, after.reduced(axes, kept), ("reduce", kept, *axes))
+
+
+@_for("einsum")
+def _summed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if not isinstance(args[0], str) or "->" not in args[0] or not isinstance(output, Tensor) or not output.dim():
+        return
+    given, made = args[0].replace(" ", "").split("->")
+    operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
+    parts = list(zip(given.split(","), operands, strict=True))
+    if "." in given or any(len(set(letters)) != len(letters) for letters, _ in parts):
+        if any(isinstance(followed.of(own), Lineage) for _, own in parts):
+            followed.put(output, Mark.MIXED)
+        return
+    # The rows are those of the first operand that has the first axis and is none of the model's.
+    for letters, own in sorted(parts, key=lambda part: made[0] not in part[0]):
+        known = followed.of(own)
+        if isinstance(known, Mark) and known is not Mark.MIXED:
+            continue
+        if known is Mark.MIXED:
+            followed.put(output, known)
+        elif known is not None or letters[:1] != made[:1]:
+            followed.moved(own, output, after.labelled(letters, made), ("einsum", letters, made))
+        return
+    if all(followed.of(own) is Mark.MODEL for _, own in parts):
+        followed.put(output, Mark.MODEL)
+
+
+@_for("matmul", "bmm", "baddbmm", "__matmul__", "mm")
+def _multiplied(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if isinstance(args[0], Tensor) and not followed.plainly(args[0]):
+        keep(followed, args[:1], {}, output)
+
+
+@_for("_pack_padded_sequence")
+def _packed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor, read, batch_first = args[0], numbers_of(args[1]), bool(args[2])
+
+    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        lengths = read()
+        if lengths is None:
+            return after.unknown([each.reshape(each.shape[1:]) if each.shape[0] == 1 else each[0] for each in own])
+        time, row = (np.arange(lengths.max(initial=0))[:, None] < lengths).nonzero()
+        both = [row, time] if batch_first else [time, row]
+        return after.indexed([*both, *[slice(None)] * (len(shape) - 2)])(own, shape)
+
+    followed.moved(tensor, output[0], change)
+
+
+@_for("_pad_packed_sequence")
+def _padded(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor, read, batch_first = args[0], numbers_of(args[1]), bool(args[2])
+    long = output[0].shape[1 if batch_first else 0]
+
+    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        sizes = read()
+        if sizes is None:
+            return after.unknown([each[None] for each in own])
+        row = np.arange(sizes[0])[None].repeat(long, 0)
+        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        time = np.arange(long)[:, None]
+        real = (time < len(sizes)) & (row < sizes[np.minimum(time, len(sizes) - 1)])
+        numbers = np.where(real, starts[np.minimum(time, len(sizes) - 1)] + row, row)
+        numbers = numbers.T if batch_first else numbers
+        return [
+            after.collapsed(each) for each in after.indexed([numbers, *[slice(None)] * (len(shape) - 1)])(own, shape)
+        ]
+
+    followed.moved(tensor, output[0], change)
+
+
+@_for("lstm", "gru", "rnn_tanh", "rnn_relu")
+def _recurred(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Of the last states [layers, B, H], the rows are those of the input."""
+    tensor = args[0]
+    if not isinstance(tensor, Tensor) or tensor.dim() < 2:
+        return
+    keep(followed, (tensor,), {}, output[0])
+    packed = isinstance(args[1], Tensor) and tensor.dim() == 2 and args[1].dim() == 1
+    rows = output[1].shape[1]
+    if not packed and tensor.dim() != 3:
+        return
+    batch = 0 if packed or (isinstance(args[-1], bool) and args[-1]) else 1
+
+    def last(each: after.Numbers) -> after.Numbers:
+        if packed:  # the first rows are those of the first token of every sequence
+            return (each[:rows] if each.shape[0] > 1 else each)[None, :, :1]
+        return after.lost(each, [1 - batch]).transpose(1 - batch, batch, 2)[:, :, :1]
+
+    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        return [last(each) for each in own]
+
+    for states in output[1:]:
+        if isinstance(states, Tensor):
+            followed.moved(tensor, states, change, ("states", packed, batch))

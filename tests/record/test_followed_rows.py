@@ -1,0 +1,366 @@
+"""Rows that a network reorders, selects or flattens before a layer, held against gradients of single samples.
+
+A column of numbers goes with the tokens through every form, so that each slot's sample is told by what reached it.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+import dualform
+from dualform.record.alignment import Aligner
+from dualform.record.followed_rows import FollowedRows
+
+B, L, D = 6, 4, 5
+LENGTHS = torch.tensor([2, 4, 1, 4, 3, 2])
+
+
+def mask(x):
+    """As many tokens as there are rows."""
+    found = torch.zeros(x.shape[:2], dtype=torch.bool)
+    found.view(-1)[[1, 3, 6, 8, 20, 23]] = True
+    return found
+
+
+def order(x):
+    return x[:, 0, 0].argsort()
+
+
+def packed(x, **given):
+    return pack_padded_sequence(x, LENGTHS, batch_first=True, enforce_sorted=False, **given)
+
+
+def written(x):
+    flat = x.reshape(-1, x.shape[-1]).clone()
+    flat[torch.randperm(len(flat), generator=torch.Generator().manual_seed(2))] = flat.clone()
+    return flat
+
+
+SELECTED = {
+    "masked": lambda x: x[mask(x)],
+    "masked_select": lambda x: x.masked_select(mask(x).unsqueeze(-1)).view(-1, x.shape[-1]),
+    "flat mask": lambda x: x.flatten(0, 1)[mask(x).flatten()],
+    "flat numbers": lambda x: x.view(-1, x.shape[-1])[mask(x).flatten().nonzero().flatten()],
+    "one token a row": lambda x: x[torch.arange(len(x)), LENGTHS - 1],
+    "one token a row, sorted": lambda x: x[order(x), 1],
+    "half twice": lambda x: x[:3, 0].repeat(2, 1),
+    "each twice": lambda x: x[:3, 2].repeat_interleave(2, 0),
+    "by counts": lambda x: x[:, 1].repeat_interleave(torch.tensor([2, 0, 1, 0, 3, 0]), 0),
+    "largest": lambda x: x[x[:, 0, 0].topk(3).indices].flatten(0, 1)[:6],
+    "packed": lambda x: packed(x).data,
+    "two, stacked": lambda x: torch.stack([x[order(x)][:3, 0], x[:3, 1]]).flatten(0, 1),
+    "first column of a square": lambda x: x.transpose(0, 1)[0].flip(0),
+}
+TOKENS = {
+    "time first": lambda x: x.transpose(0, 1).reshape(-1, x.shape[-1]),
+    "permuted": lambda x: x.permute(1, 0, 2).flatten(0, 1),
+    "moved": lambda x: x.movedim(0, 1).contiguous().view(-1, x.shape[-1]),
+    "unbound": lambda x: torch.cat(x.unbind(1)),
+    "stacked": lambda x: torch.stack([x[:, t] for t in range(L)]).flatten(0, 1),
+    "einsum": lambda x: torch.einsum("bld->lbd", x).reshape(-1, x.shape[-1]),
+    "chosen": lambda x: x.flatten(0, 1)[torch.randperm(B * L, generator=torch.Generator().manual_seed(1))],
+    "written": written,
+    "flat as it lies": lambda x: x.reshape(-1, x.shape[-1]),
+    "sorted, time first": lambda x: x[order(x)].transpose(0, 1).reshape(-1, x.shape[-1]),
+}
+ROWS = {
+    "sorted": lambda x: x[order(x)],
+    "index_select": lambda x: x.index_select(0, order(x)),
+    "gather": lambda x: x.gather(0, order(x).view(-1, 1, 1).expand_as(x)),
+    "take_along_dim": lambda x: x.take_along_dim(order(x).view(-1, 1, 1), 0),
+    "flipped": lambda x: x.flip(0),
+    "rolled": lambda x: torch.roll(x, 2, 0),
+    "halves swapped": lambda x: torch.cat([x[3:], x[:3]]),
+    "chunks swapped": lambda x: torch.cat(x.chunk(3)[::-1]),
+    "sorted and back": lambda x: x[order(x)][order(x).argsort()],
+    "padded again": lambda x: pad_packed_sequence(packed(x), batch_first=True, padding_value=-1.0, total_length=L)[0],
+    "twice": lambda x: x[order(x)] * 2 - x[order(x)],
+    "by a list": lambda x: x[[3, 1, 0, 5, 4, 2]],
+}
+FORMS = SELECTED | TOKENS | ROWS | {f"{name}, of rows": (lambda x, f=f: f(x)[:, 0]) for name, f in ROWS.items()}
+
+
+class Net(nn.Module):
+    def __init__(self, form, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.form = form
+        self.first, self.second, self.third = (nn.Linear(D, D, dtype=dtype) for _ in range(3))
+
+    def forward(self, x, numbers):
+        """What each slot of the second and third layer adds to the loss, and its sample's number."""
+        moved = self.form(torch.cat([torch.tanh(self.first(x)), numbers], -1))
+        hidden = torch.relu(self.second(moved[..., :-1])) + moved[..., :-1]
+        return self.third(hidden).sin().sum(-1) * (moved[..., -1] >= 0), moved[..., -1]
+
+
+def inputs(step):
+    x = torch.randn(B, L, D, generator=torch.Generator().manual_seed(step))
+    numbers = (torch.arange(B) + 100.0 * step).view(B, 1, 1).expand(B, L, 1)
+    return x, numbers
+
+
+def recorded(path, form, name, steps=3, batch_dim=None):
+    model = Net(form)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    spaces = {"second": "token", "third": "token"} if name in TOKENS else {}
+    weights = []
+    with dualform.Recorder(model, optimizer, path, spaces=spaces, quiet=True) as recorder:
+        for step in range(steps):
+            x, numbers = inputs(step)
+            weights.append({key: own.clone() for key, own in model.state_dict().items()})
+            with recorder.step(label=torch.arange(B) % 3, sample=numbers[:, 0, 0].long(), batch_dim=batch_dim):
+                optimizer.zero_grad()
+                model(x, numbers)[0].sum().backward()
+                optimizer.step()
+        recorder.probe("test", inputs(0))
+    return model, weights
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_slots_of_each_sample_make_the_gradient_of_its_own_loss(tmp_path, name):
+    _, weights = recorded(tmp_path / "m", FORMS[name], name)
+    with dualform.open(tmp_path / "m") as memory:
+        spaces = {layer.name: layer.space for layer in memory.info().layers}
+        slots = {layer: _slots_of(memory, layer, spaces[layer]) for layer in ("second", "third")}
+        for step, own in enumerate(weights):
+            exact = Net(FORMS[name], torch.float64)
+            exact.load_state_dict(own)
+            x, numbers = inputs(step)
+            losses, samples = exact(x.double(), numbers.double())
+            for sample in range(100 * step, 100 * step + B):
+                found = torch.autograd.grad(
+                    losses[samples == sample].sum(), [exact.second.weight, exact.third.weight], retain_graph=True
+                )
+                for layer, expected in zip(slots, found, strict=True):
+                    keys, values, table = slots[layer]
+                    mine = table["sample"] == sample
+                    np.testing.assert_allclose(values[mine].T @ keys[mine], expected, atol=2e-6, err_msg=layer)
+                    assert (table["label"][mine] == sample % 100 % 3).all()
+                    assert (table["row"][mine] == sample % 100).all()
+
+
+def _slots_of(memory, layer, space):
+    """Keys and values in float64, and the columns of their slots."""
+    keys, values = (own.astype(np.float64) for own in (memory.keys(layer), memory.values(layer)))
+    every = memory.topk(layer, np.ones(D, np.float32), k=len(keys))
+    table = memory.slots(np.sort(np.ravel(every.slots)), space)
+    return keys, values, {name: np.ma.filled(table[name], -1) for name in ("row", "sample", "label", "position")}
+
+
+@pytest.mark.parametrize("name", [*(name for name in TOKENS if name not in ("chosen", "written")), *ROWS])
+def test_queries_are_an_examples_tokens_after_one_another(tmp_path, name):
+    model, _ = recorded(tmp_path / "m", FORMS[name], name)
+    _check_queries(tmp_path / "m", model, FORMS[name])
+
+
+def _check_queries(path, model, form):
+    x, numbers = inputs(0)
+    hidden = torch.tanh(model.first(x)).detach()
+    real = torch.ones(B, L, 1, dtype=torch.bool)
+    if form is ROWS["padded again"]:
+        real = form(numbers) >= 0
+    with dualform.open(path) as memory:
+        for found in (memory.probe("test", "second").queries, memory.queries(model, (x, numbers))["second"].rows):
+            shown = torch.as_tensor(found).view(B, L, D)
+            np.testing.assert_allclose(shown.where(real, 0.0), hidden.where(real, 0.0), atol=1e-6)
+
+
+def test_where_nothing_is_followed_what_is_said_of_a_list_of_tokens_holds_of_its_queries_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(FollowedRows, "taken", lambda *_: None)  # as in compiled code
+    said = {"second": 1, "third": 1}
+    model, _ = recorded(tmp_path / "m", FORMS["time first"], "time first", batch_dim=said)
+    _check_queries(tmp_path / "m", model, FORMS["time first"])
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().probes[0].examples == B
+
+
+class Other(nn.Module):
+    """A layer that sees as many rows as the batch, of which nothing tells which row of the batch each is."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.first, self.second = kind, nn.Linear(D, D), nn.Linear(D, D)
+        self.register_buffer("classes", torch.randn(B, D))
+        self.held = torch.randn(B, D)
+        self.own = nn.Parameter(torch.randn(B, D))
+
+    def forward(self, x):
+        rows = {
+            "buffer": lambda: self.classes,
+            "attribute": lambda: self.held,
+            "parameter, changed": lambda: nn.functional.normalize(self.own, dim=-1) * 2,
+            "sorted by column": lambda: x.sort(0).values,
+            "unique": lambda: x.unique(dim=0),
+            "other rows added": lambda: x[x[:, 0].argsort()] + x.flip(0),
+        }[self.kind]()
+        return self.first(x).sum() + self.second(rows).square().sum()
+
+
+KINDS = ["buffer", "attribute", "parameter, changed", "sorted by column", "unique", "other rows added"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_cannot_be_followed_are_null_and_told_of_once(tmp_path, kind):
+    model = Other(kind)
+    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.01), tmp_path / "m", quiet=True)
+    with warnings.catch_warnings(record=True) as told, recorder:
+        warnings.simplefilter("always")
+        for step in range(3):
+            with recorder.step(label=torch.arange(B), sample=torch.arange(B) + 10 * step):
+                model(torch.randn(B, D)).backward()
+    (message,) = {str(own.message) for own in told}
+    assert len(told) == 1
+    assert message.startswith("the rows of layer 'second' are not known at step 0: ")
+    assert "batch_dim={'second': 0}" in message
+    with dualform.open(tmp_path / "m") as memory:
+        slots = {name: _slots_of(memory, name, "sample") for name in ("first", "second")}
+        for column in ("row", "sample", "label"):
+            assert (slots["second"][2][column] == -1).all(), column
+            assert (slots["first"][2][column] >= 0).all(), column
+        assert len(slots["second"][0]) == 3 * B
+        assert memory.verify()["second"].relative_error < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_said_to_be_the_batchs_are_so(tmp_path, kind):
+    model = Other(kind)
+    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.01), tmp_path / "m", quiet=True)
+    with recorder, recorder.step(label=torch.arange(B), batch_dim={"second": 0}):
+        model(torch.randn(B, D)).backward()
+    with dualform.open(tmp_path / "m") as memory:
+        assert _slots_of(memory, "second", "sample")[2]["label"].tolist() == [*range(B)]
+
+
+class Ordinary(nn.Module):
+    """Layers that take the batch's rows in their order, whatever was done on the way."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.first, self.second, self.head = kind, nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, 3)
+        self.rnn, self.time_first = nn.LSTM(D, D, batch_first=True), nn.GRU(D, D)
+        layers = [nn.TransformerEncoderLayer(D, 1, D, dropout=0.0, batch_first=first) for first in (True, False)]
+        self.batch_encoder, self.time_encoder = (
+            nn.TransformerEncoder(own, 2, enable_nested_tensor=False) for own in layers
+        )
+        self.conv, self.words = nn.Conv1d(D, D, 3, padding=1), nn.Embedding(9, D)
+        self.queries = nn.Parameter(torch.randn(2, D))
+        self.register_buffer("features", torch.randn(B, D))
+
+    def cells(self, tokens):
+        state = torch.zeros(B, D)
+        for token in tokens:
+            state = torch.tanh(self.first(token) + self.second(state))
+        return state
+
+    def forward(self, x):
+        return self.head(getattr(self, self.kind)(x))
+
+    def mixup(self, x):
+        h, other = torch.relu(self.first(x[:, 0])), torch.randperm(B)
+        return self.second(0.7 * h + 0.3 * h[other])
+
+    def pooled(self, x):
+        return self.second(torch.relu(self.first(x))[torch.arange(B), LENGTHS - 1])
+
+    def packed_last(self, x):
+        return self.unseen(packed(self.first(x)))[1][0][-1]
+
+    def packed_all(self, x):
+        return pad_packed_sequence(self.unseen(packed(self.first(x))), batch_first=True)[0].mean(1)
+
+    def unseen(self, given):
+        lstm = nn.LSTM(D, D, batch_first=True)
+        return lstm(given) if not self.kind.endswith("all") else lstm(given)[0]
+
+    def batch_first_cells(self, x):
+        return self.cells(x.unbind(1))
+
+    def time_first_cells(self, x):
+        return self.cells(x.transpose(0, 1))
+
+    def last_state(self, x):
+        return self.second(self.rnn(self.first(x))[1][0].squeeze(0))
+
+    def last_states(self, x):
+        return self.second(self.time_first(self.first(x).transpose(0, 1))[1].transpose(0, 1).flatten(1))
+
+    def encoded(self, x):
+        return self.batch_encoder(self.first(x))[:, 0]
+
+    def encoded_time_first(self, x):
+        return self.time_encoder(self.first(x).transpose(0, 1))[0]
+
+    def attended(self, x):
+        q = self.second(self.queries.expand(B, -1, -1))
+        return ((q @ self.first(x).mT).softmax(-1) @ x).mean(1)
+
+    def attended_by_hand(self, x):
+        h = self.first(x).transpose(0, 1)
+        q = self.second(h).contiguous().view(L, B * 1, D).transpose(0, 1)
+        mixed = torch.bmm(torch.bmm(q, q.mT).softmax(-1), q)
+        return self.second(mixed.transpose(0, 1).contiguous().view(L, B, D) + h)[0]
+
+    def convolved(self, x):
+        return self.second(self.conv(self.first(x).mT).mT.flatten(1).view(B, L, D)).mean(1)
+
+    def pair(self, x):
+        return self.second(self.first(torch.cat([x[:, 0], x[:, 1]])))
+
+    def checkpointed(self, x):
+        return checkpoint(lambda h: torch.relu(self.second(h)), self.first(x)[:, 0], use_reentrant=False)
+
+    def checkpointed_again(self, x):
+        return checkpoint(lambda h: torch.relu(self.second(h)), self.first(x)[:, 0], use_reentrant=True)
+
+    def target(self, x):
+        with torch.no_grad():
+            aim = self.second(x[:, 0])
+        return self.second(self.first(x[:, 0])) * aim.detach()
+
+    def autocast(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.second(torch.relu(self.first(x)).mean(1)).float()
+
+    def nodes(self, x):
+        return self.second(torch.relu(self.first(self.features)))
+
+    def sorted_and_back(self, x):
+        o = x[:, 0, 0].argsort()
+        return self.second(torch.tanh(self.first(x[:, 0])[o])[o.argsort()])
+
+    def one_hot(self, x):
+        return self.second(self.words(x[..., 0].abs().long().clamp(max=8)) + self.first(x)).amax(1)
+
+
+ORDINARY = [name for name, own in vars(Ordinary).items() if callable(own) and not name.startswith("_")]
+ORDINARY = [name for name in ORDINARY if name not in ("forward", "cells", "unseen")]
+AROUND = ("last_states", "encoded_time_first")
+"""Of which a module says that the batch is the second axis, and one layer outside of it has it first."""
+
+
+@pytest.mark.parametrize("kind", ORDINARY)
+def test_ordinary_networks_have_the_batchs_rows_in_their_order(tmp_path, kind, monkeypatch):
+    model = Ordinary(kind)
+    strayed = []
+    stray = Aligner._stray
+    monkeypatch.setattr(Aligner, "_stray", lambda *given: strayed.append(given[1].name) or stray(*given))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    spaces = {"second": "latent"} if kind == "attended" else {}
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, spaces=spaces)
+    with recorder:
+        for step in range(3):
+            label = torch.arange(B) if kind != "pair" else torch.arange(2 * B)
+            with recorder.step(label=label, batch_dim={"first": 0} if kind in AROUND else None):
+                out = model(torch.randn(B, L, D, generator=torch.Generator().manual_seed(step)))
+                out.square().mean().backward()
+    assert not strayed
