@@ -19,6 +19,7 @@ ADAM = [{}, {"weight_decay": 0.1}, {"betas": (0.8, 0.95), "maximize": True}]
 EVERY = [(torch.optim.SGD, {"lr": 0.03, **more}) for more in SGD] + [
     (kind, {"lr": 0.01, "eps": 1e-3, **more}) for kind in (torch.optim.Adam, torch.optim.AdamW) for more in ADAM
 ]
+PLAIN_LOOPS = "torch's plain loops round the multiple of a tensor before they add it (docs/exactness.md)"
 
 
 def sums_are_rounded_once() -> bool:
@@ -36,7 +37,7 @@ def sums_are_rounded_once() -> bool:
 def test_an_update_is_rounded_as_torch_rounds_it(dtype, kind, options):
     coupled = kind is torch.optim.Adam and "weight_decay" in options
     if (kind is torch.optim.SGD or coupled) and not sums_are_rounded_once():
-        pytest.skip("torch's plain loops round the multiple of a tensor before they add it (docs/exactness.md)")
+        pytest.skip(PLAIN_LOOPS)
     torch.manual_seed(0)
     # The last numbers of a tensor whose length the processor's vectors do not divide may be rounded differently.
     parameter = torch.nn.Parameter((torch.randn(32, 32) * 0.1).to(dtype))
