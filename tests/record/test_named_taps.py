@@ -9,6 +9,8 @@ from torch import nn
 
 import dualform
 from dualform.record.taps.named import LISTENING
+from dualform.store.check import check_memory
+from dualform.store.copying import copy_memory
 
 from .listed import Opened
 
@@ -118,3 +120,38 @@ def test_a_name_that_is_first_told_later_is_told_of(tmp_path):
         with pytest.warns(RuntimeWarning, match="^late was first told of after the first step"):
             steps(opened, model, 1)
     assert opened.sink.layer_names == ["embedding", "second", "head"]
+
+
+@pytest.mark.parametrize(
+    "name", [".", "..", "...", "x" * 236, "x" * 237, "y" * 300, "é" * 100, "a/b\\c:d", "%2E%2E", "\0", "CON ", "-", "~"]
+)
+def test_a_layer_may_have_any_name(tmp_path, name):
+    model = Tied(name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    words, spaces = torch.arange(B), {"embedding": "sample"}
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "m", spaces=spaces, quiet=True)
+    with recorder:
+        for _ in range(2):
+            with recorder.step(label=np.arange(B)):
+                optimizer.zero_grad()
+                model(words).square().sum().backward()
+                optimizer.step()
+        recorder.probe("test", words, label=np.arange(B))
+    with dualform.open(tmp_path / "m") as memory:
+        assert len(memory.topk(name, "test", k=2).slots[0]) == 2
+        assert memory.verify()[name].exact
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
+    assert len(list((tmp_path / "m" / "shard-00000" / "layers").iterdir())) == 3
+    copy_memory(tmp_path / "m", tmp_path / "copy")
+    dualform.forget(tmp_path / "copy", "label = 1")
+    for path in ("m", "copy"):
+        assert check_memory(tmp_path / path) == []
+    with dualform.open(tmp_path / "copy") as memory:
+        assert len(memory.topk(name, np.ones((1, D), np.float32), k=2).slots[0]) == 2
+
+
+@pytest.mark.parametrize("name", [None, 7, "\ud800"])
+def test_a_name_that_is_no_text_is_refused(name):
+    x, weight = torch.randn(B, D), nn.Parameter(torch.randn(3, D))
+    with pytest.raises(dualform.errors.BadInput, match="cannot name a layer"):
+        dualform.tap(x, weight, name)

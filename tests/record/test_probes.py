@@ -220,3 +220,47 @@ def test_sparse_examples_are_cut_into_batches_as_they_are(tmp_path, layout):
             opened.recorder.probe("nested", torch.nested.nested_tensor([dense[:2], dense[2:]], layout=torch.jagged))
     assert seen == [(layout, 3), (layout, 3), (layout, 2)]
     assert np.array_equal(opened.sink.probes["test"][0][""], dense.numpy())
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", "", "..", ".", "-x", "x" * 201, "é", "a%2Fb", "a\0b", "\ud800", None, 7, "test"]
+)
+def test_a_refused_name_changes_nothing_and_the_memory_comes_to_its_end(tmp_path, name):
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder, x, runs = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True), torch.randn(4, 5), []
+
+    def train():
+        with recorder.step(label=torch.arange(4)):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    with pytest.raises(BadInput, match="probe") as refused, recorder:  # noqa: PT012  leaving it is what is tested
+        train()
+        recorder.probe("test", x)
+        model.register_forward_hook(lambda *_: runs.append("a model runs once its probe's name is known to be right"))
+        with pytest.raises(BadInput):
+            recorder.probe(name, x)
+        assert runs == []
+        train()
+        recorder.probe(name, x)
+    assert len(str(refused.value)) < 600
+    with dualform.open(tmp_path / "m") as memory:
+        info = memory.info()
+        assert (info.steps, info.cut_off, [probe.name for probe in info.probes]) == (2, "", ["test"])
+        assert memory.verify()[""].exact
+
+
+def test_a_name_refused_within_a_step_leaves_that_step_out(tmp_path):
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True)
+    with pytest.raises(BadInput, match="cannot name a probe"), recorder:  # noqa: PT012  as above
+        for _ in range(2):
+            with recorder.step():
+                model(torch.ones(4, 5)).sum().backward()
+                optimizer.step()
+                if recorder.steps:
+                    recorder.probe("a/b", torch.ones(1, 5))
+    assert "cut off" in dualform.open(tmp_path / "m").info().cut_off

@@ -21,6 +21,7 @@ LAYERS = (
     Layer("layer-0", "sample", 6, 5, affine(6, "layer-0.weight", "layer-0.bias"), repeats=True),
     Layer("layer-1", "sample", 5, 3, affine(5, "layer-1.weight", None)),
 )
+NAMES = [block.name for layer in LAYERS for block in layer.parameters]
 LENGTH = 4
 """Positions of a row in the space `token`."""
 TOKENS = (
@@ -51,9 +52,9 @@ class Expected:
     """Of the view `token`."""
 
 
-def log(step: int) -> StepLog:
+def log(step: int, *parameters: str) -> StepLog:
     group = ParameterGroup(SETTINGS)
-    factors = tuple(Factor(name, 0, 0.5, 1e-8) for name in ("layer-0.weight", "layer-0.bias", "layer-1.weight"))
+    factors = tuple(Factor(name, 0, 0.5, 1e-8) for name in parameters or NAMES)
     return StepLog(step, True, step, (group,), factors)
 
 
@@ -112,7 +113,7 @@ def token_batch(rng: np.random.Generator, step: int, rows: int, joined: bool = F
     unknown = {"dataset": "unknown", "label": None, "sample": -5, "weight": 0.25, "seen": None}
     said = samples(rng, rng.integers(0, 99, rows))
     late = [layer for layer in TOKENS if joined and layer.name in layers]
-    return Batch(step, said, extents, layers, unknown=unknown, joined=late, logs=[log(step)])
+    return Batch(step, said, extents, layers, unknown=unknown, joined=late, logs=[log(step, "every.weight")])
 
 
 def token_rows(rng: np.random.Generator, call: int, n: int, width: int) -> LayerRows:
@@ -129,8 +130,9 @@ def open_writer(
     sampling: Sampling | None = None,
     **options: Any,
 ) -> Writer:
-    """`further`: initial weights beside those of LAYERS."""
-    initial = (further or {}) | {"layer-0.weight": np.ones((5, 6), np.float32), "layer-0.bias": np.zeros(5, np.float32)}
+    """`further`: initial weights beside those of LAYERS and `layers`, which are ones."""
+    ones = {f"{layer.name}.weight": np.ones((layer.d_out, layer.d_in), np.float32) for layer in layers}
+    initial = ones | (further or {}) | {"layer-0.weight": np.ones((5, 6), np.float32), "layer-0.bias": np.zeros(5, np.float32)}
     header = Header(
         path,
         layers,

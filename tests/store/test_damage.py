@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import json
+import os
+import re
 import shutil
+from contextlib import suppress
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 
+import dualform
 from dualform.errors import Damaged, DualformError, NotAMemory
 from dualform.store.check import check_memory
+from dualform.store.durable_files import checksum
+from dualform.store.manifest import _canonical
 from dualform.store.snapshot import Snapshot
+from dualform.store.writing_lock import writing
+from tests.contract.recorded import record
 from tests.damage import flip, flipped
 from tests.store.small_memory import write
 
 FLIPS_PER_FILE = 5
+HOSTILE = (
+    None, True, -1, 0, 1, 7, 2**31, 2**63, -(2**70), 0.5, float("nan"), "", "x", "../victim/shard-00000", "/etc/passwd",
+    "..", "shard-00009", "a\0b", "\ud800", "0" * 32, [], [[]], [-1], ["x"], [1, 2], {}, {"x": 1}, {"": {}},
+)  # fmt: skip
+QUESTIONS = (
+    ("info", (), {}),
+    ("topk", ("0", "test"), {"k": 2}),
+    ("group_sum", ("2", "test"), {"by": "label"}),
+    ("output", ("2", "test"), {"where": "label <> 1"}),
+    ("weights", (), {"at_step": 3}),
+    ("topk", ("*", "traced"), {"k": 2, "score": "gradient"}),
+    ("contributions", ("2", "test/0"), {"by": "label"}),
+    ("probe", ("test", "0"), {}),
+    ("slots", ([0, 1],), {}),
+    ("verify", (), {}),
+    ("appearances", ([1, 2], "first"), {}),
+)
 FLIPS_OF_THE_TABLES = 40
 
 
@@ -100,6 +131,181 @@ def test_one_flipped_bit_is_refused_by_name_or_without_effect(sound, tmp_path):
         (tmp_path / "memory" / file).write_bytes(content)
         # DuckDB's file has unused room, and memory.json white space; every byte of the others counts.
         assert caught == tries or tables or file == "memory.json"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """With two layers, others, probes, galleries and a further run."""
+    return record(tmp_path_factory.mktemp("edited") / "memory")
+
+
+def places(said: object, at: tuple = ()) -> list[tuple]:
+    """Where something is said."""
+    inner = said.items() if isinstance(said, dict) else enumerate(said) if isinstance(said, list) else ()
+    return [at, *(place for name, own in inner for place in places(own, (*at, name)))]
+
+
+def edited(said: dict, place: tuple, how: str, value: object) -> dict:
+    """A manifest with one thing replaced, removed, said twice or called otherwise; its checksum is right."""
+    said = copy.deepcopy(said)
+    *above, last = place
+    inside = reduce(getitem, above, said)
+    if how == "remove":
+        del inside[last]
+    elif how == "twice":
+        inside.insert(last, inside[last]) if isinstance(inside, list) else inside.update(x=inside[last])
+    elif how == "rename" and isinstance(inside, dict) and isinstance(value, str):
+        inside[value] = inside.pop(last)
+    else:
+        inside[last] = value
+    said.pop("checksum", None)
+    with suppress(UnicodeEncodeError):
+        said["checksum"] = checksum(_canonical(said))
+    return said
+
+
+def asked(path: Path) -> list[str]:
+    """What comes of every question: an answer, or a refusal. Anything else is raised."""
+    found = []
+    try:
+        memory = dualform.open(path)
+    except DualformError as error:
+        assert str(path) in error.message  # noqa: PT017  it names the folder or a file in it
+        return [error.code]
+    with memory:
+        for method, arguments, named in QUESTIONS:
+            try:
+                getattr(memory, method)(*arguments, **named)
+                found.append("answered")
+            except DualformError as error:
+                found.append(error.code)
+    check_memory(path)
+    return found
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_memory_json_says_under_a_right_checksum_is_answered_or_refused(trained, data):
+    said = json.loads((trained / "memory.json").read_text())
+    before = {path: path.stat().st_mtime_ns for path in trained.parent.rglob("*") if path.is_file()}
+    known = [place for place in places(said) if place and place != ("checksum",)]
+    how, value = data.draw(st.sampled_from(["replace", "replace", "remove", "twice", "rename"])), None
+    if how in ("replace", "rename"):
+        value = data.draw(st.sampled_from(HOSTILE))
+    other = edited(said, data.draw(st.sampled_from(known)), how, value)
+    (trained / "memory.json").write_text(json.dumps(other))
+    try:
+        asked(trained)
+    finally:
+        (trained / "memory.json").write_text(json.dumps(said))
+    after = {path: path.stat().st_mtime_ns for path in trained.parent.rglob("*") if path.is_file()}
+    assert after.keys() == before.keys()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "refused"),
+    [
+        ("shards", [], "shards is [], where a list of 1 or more is expected"),
+        ("shards.0.folder", "../victim/shard-00000", "a folder's name like shard-00000 is expected"),
+        ("shards.0.folder", "/victim/shard-00000", "a folder's name like shard-00000 is expected"),
+        ("shards.0.tables", {}, "shards[0].tables.samples is missing"),
+        ("files", {}, "files needs 'weights/initial.safetensors'"),
+        ("files", {"weights/../../victim": {"bytes": 1, "checksum": "0" * 32}}, "a file inside the memory's folder"),
+        ("layers.0.d_in", -1, "layers[0].d_in is -1, where an integer from 0 to 2147483647 is expected"),
+        ("layers.0.d_in", True, "layers[0].d_in is True"),
+        ("layers.1.name", "layer-0", "a name that no other layer has is expected"),
+        ("layers.1.space", "token", "one of the spaces is expected"),
+        ("layers.0.groups", 4, "a divisor of d_in and d_out is expected"),
+        ("layers.0.parameters.0.stop", 99, "a range of the layer's columns is expected"),
+        ("layers.0.dtype", "float8", "one of bfloat16, float16, float32 is expected"),
+        ("columns.samples.label", "TEXT", "one of BIGINT"),
+        ("columns.steps.momentum", None, "columns.steps.momentum is None"),
+        ("probes.test.layers", ["layer-9"], "the name of a layer is expected"),
+        ("others", None, "others is None, where an object is expected"),
+        ("recording", 0, "recording is 0, where true or false is expected"),
+        ("format", 2.0, "format is 2.0"),
+    ],
+)
+def test_an_edited_memory_json_is_refused_by_name(sound, tmp_path, place, value, refused):
+    path = Path(shutil.copytree(sound, tmp_path / "memory"))
+    (tmp_path / "victim").mkdir()
+    said = json.loads((path / "memory.json").read_text())
+    names = tuple(int(name) if name.isdigit() else name for name in place.split("."))
+    (path / "memory.json").write_text(json.dumps(edited(said, names, "replace", value)))
+    with pytest.raises(Damaged, match=re.escape(f"{path / 'memory.json'} was altered or cut short: ")) as error:
+        Snapshot.open(path)
+    assert refused in error.value.message
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_layers_of_one_anothers_parameters_are_refused_and_found(sound, tmp_path):
+    said = json.loads((sound / "memory.json").read_text())
+    for number, name in enumerate(["layer-0.weight", "layer-1.weight "]):
+        path = Path(shutil.copytree(sound, tmp_path / str(number)))
+        other = edited(said, ("layers", 1, "parameters", 0, "name"), "replace", name)
+        (path / "memory.json").write_text(json.dumps(other))
+        with pytest.raises(Damaged, match=r"memory\.json was altered: 'layer-.*' does not fit weights/initial"):
+            Snapshot.open(path).initial()
+        assert len(check_memory(path)) == 2
+        assert "has no layer with the parameter 'layer-1.weight', which was updated" in check_memory(path)[0]
+
+
+@pytest.mark.parametrize(
+    "file", ["memory.json", "shard-00000/writing", "shard-00000/slots.duckdb", "weights/initial.safetensors"]
+)
+def test_a_pipe_is_no_file(sound, tmp_path, file):
+    path = Path(shutil.copytree(sound, tmp_path / "memory"))
+    (path / file).unlink(missing_ok=True)
+    os.mkfifo(path / file)
+    if file.endswith("writing"):
+        assert Snapshot.open(path).writers == []
+        assert writing(path / "shard-00000").going_on is None
+        return
+    with pytest.raises((Damaged, NotAMemory), match=re.escape(str(path / file))):
+        Snapshot.open(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"nothing", b"\x93NUMPY\x09\x00", b"\x93NUMPY\x01\x00\xff\xff{", "object", "float64", "rows", "huge"],
+)
+def test_a_probe_that_is_no_array_of_its_kind_is_damaged_though_its_checksum_is_right(sound, tmp_path, content):
+    path = Path(shutil.copytree(sound, tmp_path / "memory"))
+    for file in ("probes/test/queries-layer-0.npy", "probes/test/labels.npy", "probes/test/outputs.npy"):
+        if isinstance(content, str):
+            other = {
+                "object": np.array([None, "x"], dtype=object),
+                "float64": np.load(path / file).astype(np.float64),
+                "rows": np.load(path / file)[..., None],
+                "huge": np.zeros(0, np.float32),
+            }[content]
+            stream = io.BytesIO()
+            np.save(stream, other, allow_pickle=True)
+            written = stream.getvalue()
+            if content == "huge":
+                written = written.replace(b"(0,), }", b"(9999999999999,), }")
+        else:
+            written = content
+        (path / file).write_bytes(written)
+        said = json.loads((path / "memory.json").read_text())
+        entry = {"bytes": len(written), "checksum": checksum(written)}
+        (path / "memory.json").write_text(json.dumps(edited(said, ("files", file), "replace", entry)))
+    probe = Snapshot.open(path).probe("test")
+    for read in (lambda: probe.queries("layer-0"), lambda: probe.labels, lambda: probe.outputs):
+        with pytest.raises(Damaged, match=re.escape(f"{path / 'probes' / 'test'}")):
+            read()
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", (2**62).to_bytes(8, "little") + b"{}", b"\x02\0\0\0\0\0\0\0{}"])
+def test_weights_that_are_no_such_file_are_damaged_though_their_checksum_is_right(sound, tmp_path, content):
+    path = Path(shutil.copytree(sound, tmp_path / "memory"))
+    (path / "weights/initial.safetensors").write_bytes(content)
+    said = json.loads((path / "memory.json").read_text())
+    entry = {"bytes": len(content), "checksum": checksum(content)}
+    other = edited(said, ("files", "weights/initial.safetensors"), "replace", entry)
+    (path / "memory.json").write_text(json.dumps(other))
+    with pytest.raises(Damaged, match=r"initial\.safetensors|memory\.json"):
+        Snapshot.open(path).initial()
 
 
 def test_check_names_every_damaged_file(sound, tmp_path):

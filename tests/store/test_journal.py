@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import struct
 from pathlib import Path
 
@@ -13,8 +14,12 @@ import pytest
 
 from dualform.errors import Damaged
 from dualform.store.batch import Batch
+from dualform.store.check import check_memory, how_it_ended
+from dualform.store.copying import copy_memory
 from dualform.store.journal import JournalWriter, journal_path, read_frames
 from dualform.store.manifest import Manifest
+from dualform.store.repair import repair
+from dualform.store.snapshot import Snapshot
 from tests.damage import flipped
 from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
 
@@ -167,6 +172,58 @@ def test_frames_of_another_journal_are_refused(path, tmp_path):
     journal.rename(journal_path(path / "shard-00000", 1))
     with pytest.raises(Damaged, match="frame 0 is not what was written"):
         read_frames(path / "shard-00000", 1, Manifest.read(path).tables())
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut to its id", "cut within its first frame", "of another"])
+def test_a_journal_that_was_begun_is_missed(path, tmp_path, commits, how):
+    recorded(path, 3, commits)
+    recorded(tmp_path / "other", 3, commits)
+    file = journal_path(path / "shard-00000", commits)
+    assert Manifest.read(path).shards[0].journal
+    if how == "removed":
+        file.unlink()
+    elif how == "of another":
+        file.write_bytes(journal_path(tmp_path / "other" / "shard-00000", commits).read_bytes())
+    else:
+        file.write_bytes(file.read_bytes()[: {"emptied": 0, "cut to its id": 24}.get(how, 500)])
+    said = {"removed": "is missing: it has rows since", "of another": "is the journal of another recording"}
+    with pytest.raises(Damaged, match=re.escape(f"{file} {said.get(how, 'was cut short within its first frame')}")):
+        Snapshot.open(path)
+    (problem,) = check_memory(path)
+    assert problem.startswith(str(file))
+    with pytest.raises(Damaged, match=str(file)):
+        copy_memory(path, tmp_path / "copy")
+    if not commits:
+        with pytest.raises(Damaged, match="has no step that is whole"):
+            repair(path, tmp_path / "copy")
+        return
+    dropped, copy = repair(path, tmp_path / "copy")
+    assert dropped[0].startswith("Of shard-00000, the steps since its last commit were dropped: shard-00000/journal-")
+    assert (copy.steps, check_memory(tmp_path / "copy")) == (commits, [])
+
+
+def test_check_names_a_journal_whose_last_frame_is_not_whole(path):
+    recorded(path, 3)
+    file = journal_path(path / "shard-00000", 0)
+    assert "not whole" not in how_it_ended(path)
+    file.write_bytes(flipped(file.read_bytes(), -1))
+    assert check_memory(path) == []
+    assert how_it_ended(path).endswith(f" The last frame of {file} is not whole, and no part of the memory.")
+
+
+def test_a_commit_ends_a_journal_and_a_memory_of_before_names_none(path):
+    recorded(path, 3)
+    manifest = Manifest.read(path)
+    manifest.shards[0].journal = ""
+    manifest.write(path)
+    assert Snapshot.open(path).steps == 3
+    writer = open_writer(path.with_name("ended"), layers=TOKENS, journal_seconds=0.0)
+    writer.append(token_batch(np.random.default_rng(0), 0, 3))
+    assert Manifest.read(writer.path).shards[0].journal
+    writer.commit()
+    assert not Manifest.read(writer.path).shards[0].journal
+    writer.close()
 
 
 def test_a_write_that_takes_a_part_goes_on_and_a_full_disk_raises(path, tmp_path, monkeypatch):

@@ -274,7 +274,8 @@ def test_layers_of_a_later_version_are_refused_as_such(tmp_path, said, unread):
     manifest.write(tmp_path / "memory")
     with pytest.raises(NotAMemory) as raised:
         Manifest.read(tmp_path / "memory")
-    assert raised.value.message == f"layer 'layer-1' has {unread}, which this version of dualform does not read."
+    said = f"layer 'layer-1' has {unread}, which this version of dualform does not read."
+    assert raised.value.message == f"{tmp_path / 'memory' / 'memory.json'}: {said}"
 
 
 class Described:

@@ -107,7 +107,7 @@ def _groups(
     most = view.bounds.answer_bytes
     if isinstance(question, Contribution):
         bytes_each = SUM_BYTES * layer.d_out * queries
-        return group_entries(view, layer, selection, question.by, check, most // bytes_each - 3)
+        return group_entries(view, layer, selection, question.by, check, most // max(1, bytes_each) - 3)
     if isinstance(question, GroupSum):
         if question.k is None:
             return group_entries(view, layer, selection, question.by, check, most // (SUM_BYTES * (queries + 1)))

@@ -53,6 +53,7 @@ from dualform.store.galleries.gallery import Gallery
 from dualform.store.galleries.gallery_file import dataset_name
 from dualform.store.header import Header
 from dualform.store.new_folder import check_new_folder
+from dualform.store.probes import check_name
 from dualform.store.writer import Writer
 
 
@@ -175,6 +176,10 @@ class Recorder(Joinable):
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
         self._state = "new"
         self._failed = False
+        self._refused: BadInput | None = None
+        """What was refused last outside of a step."""
+        self._probes = set[str]()
+        """Names of those that were taken."""
         """Whether the last step was refused, or raised something."""
 
     @property
@@ -213,7 +218,7 @@ class Recorder(Joinable):
             return
         try:
             if self._training.ongoing is not None:
-                self._training.close(error)
+                self._training.close(None if error is self._refused else error)
             elif error is None and not self._failed:
                 self._tell_empty()
         finally:
@@ -306,9 +311,36 @@ class Recorder(Joinable):
         `gallery`: what the examples look like, one after another, for memory.appearances(…, probe=name).
 
         Raises BadInput for a name that is taken, and for a loss that is not one finite number an example;
-        RecordingError before the first recorded step.
+        RecordingError before the first recorded step. What is refused changes nothing, and if BadInput leaves the
+        recorder, the memory has come to its end there.
         """
         self._require_open("probe")
+        with self._refusing():
+            check_name(name, self._probes)
+            self._probe(name, inputs, label, batch_size, batch_dim, loss, gallery, named)
+            self._probes.add(name)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Whatever is refused inside is no failure of the training."""
+        try:
+            yield
+        except BadInput as error:
+            if self._training.collector.step is None:  # else the step that it leaves is not recorded
+                self._refused = error
+            raise
+
+    def _probe(
+        self,
+        name: str,
+        inputs: Inputs,
+        label: Any,
+        batch_size: int,
+        batch_dim: int,
+        loss: Loss | None,
+        gallery: Gallery | None,
+        named: dict[str, Any],
+    ) -> None:
         if named and inputs is not None:
             raise BadInput(
                 "inputs are given both as one argument and by name.", hint="Put all into a dict.", field="inputs"
@@ -346,14 +378,15 @@ class Recorder(Joinable):
         sample that cannot be stored.
         """
         self._require_open("gallery")
-        if not isinstance(gallery, Gallery):
-            raise BadInput(
-                f"{type(gallery).__name__} is no gallery.",
-                hint="Make one: dualform.Gallery.images(…), .texts(…) or .table(…).",
-                field="gallery",
-            )
-        if self._ranks is None or self._ranks.number == 0:
-            self._training.gallery(dataset_name(dataset) or None, gallery)
+        with self._refusing():
+            if not isinstance(gallery, Gallery):
+                raise BadInput(
+                    f"{type(gallery).__name__} is no gallery.",
+                    hint="Make one: dualform.Gallery.images(…), .texts(…) or .table(…).",
+                    field="gallery",
+                )
+            if self._ranks is None or self._ranks.number == 0:
+                self._training.gallery(dataset_name(dataset) or None, gallery)
 
     def _run_out(self) -> None:
         self._training.run_out()

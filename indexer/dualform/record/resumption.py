@@ -68,7 +68,7 @@ class Resumption:
         ]
         self._check_ended()
         # Behind all that are named, also in a copy, which has no others: a later name is that of a run that follows.
-        number = 1 + max((int(run.folder.removeprefix("run-")) for run in self._first.runs), default=0)
+        number = 1 + max((int(run.folder.split("-")[1]) for run in self._first.runs), default=0)
         while (folder / f"run-{number:05d}").exists():
             number += 1
         self.path = folder / f"run-{number:05d}"

@@ -11,7 +11,7 @@ from dualform.errors import Damaged
 from dualform.store.durable_files import checksum_file
 from dualform.store.extents import Extents
 from dualform.store.leftovers import leftovers
-from dualform.store.manifest import Manifest
+from dualform.store.manifest import FILE, Manifest
 from dualform.store.others import OWNER
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
@@ -60,14 +60,16 @@ def what_is_wrong(path: str | Path, progress: Progress | None = None) -> list[st
 
 
 def how_it_ended(path: str | Path) -> str:
-    """Where a recording stands that did not come to its end, one sentence; empty if it did, or if it cannot be read.
-
-    Raises as `check_memory`.
+    """Where a recording stands that did not come to its end, in a sentence or two; empty if it did, or if it cannot be
+    read. Raises as `check_memory`.
     """
     try:
-        return opened(path, SegmentCache(most_bytes=0)).cut_off
+        memory = opened(path, SegmentCache(most_bytes=0))
     except Damaged:
         return ""
+    torn = [journal for run in memory.runs for journal in run.contents.torn]
+    said = "".join(f" The last frame of {journal} is not whole, and no part of the memory." for journal in torn)
+    return memory.cut_off + said
 
 
 def _segments(memory: Snapshot) -> Iterator[tuple[Path, Callable[[], list[str]]]]:
@@ -111,6 +113,15 @@ def _check_counts(memory: Snapshot) -> list[str]:
                 whose = "other parameters" if (layer, kind) == OWNER else f"layer {layer!r}"
                 problems.append(f"{whose}: its {kind} jump from row {next_row} to {source.first_row}.")
             next_row = source.first_row + source.rows
+    for run in memory.runs:
+        named = {block.block_name for layer in run.layers.values() for block in layer.parameters}
+        logged = run.table("factors")["parameter"].unique().to_pylist()
+        if unknown := [name for name in logged if name not in named]:
+            problems.append(f"{run.path / FILE} has no layer with the parameter {unknown[0]!r}, which was updated.")
+        try:
+            run.initial()
+        except Damaged as error:
+            problems.append(error.message)
     try:
         _ = memory.others
     except Damaged as error:

@@ -65,6 +65,8 @@ class JournalWriter:
         self.path = journal_path(shard_folder, commit)
         self._commit = commit
         self._id = os.urandom(16)
+        self.begun = ""
+        """The journal's id, in hexadecimal, once it has a frame."""
         self._file: WrittenFile | None = None
         self._sequence = 0
         self._before = bytes(16)
@@ -83,6 +85,7 @@ class JournalWriter:
         if first:
             sync_folder(self.path.parent)
         self._before, self._sequence = digest, self._sequence + 1
+        self.begun = self._id.hex()
 
     def _opened(self) -> WrittenFile:
         if self._file is None:
@@ -174,6 +177,17 @@ def journal_mark(shard_folder: Path, commit: int) -> JournalMark:
         raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
 
 
+def check_begun(shard_folder: Path, commit: int, begun: str, frames: Frames) -> None:
+    """Raises Damaged where a journal that was `begun` under this id is missing, has no frame, or is another's."""
+    if not begun or frames.file_id.hex() == begun:
+        return
+    path = journal_path(shard_folder, commit)
+    if frames.count:
+        raise Damaged(f"{path} is the journal of another recording.")
+    how = "was cut short within its first frame" if path.exists() else f"is missing: it has rows since commit {commit}"
+    raise Damaged(f"{path} {how}.")
+
+
 def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnTypes]) -> Frames | None:
     """What stands in the journal of a commit; None where there is no journal.
 
@@ -227,7 +241,7 @@ def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], b
     # Whatever comes behind a frame was written after that frame was durable.
     if _later_header(content, place + 1):
         raise _altered(path, len(payloads))
-    return payloads, place < len(content), before.hex(), file_id or b""
+    return payloads, place < len(content), before.hex(), file_id if payloads and file_id else b""
 
 
 def _altered(path: Path, frame: int) -> Damaged:

@@ -8,12 +8,27 @@ from typing import Any
 from urllib.parse import quote
 
 from dualform.errors import BadInput, NotAMemory
+from dualform.store.durable_files import checksum
 from dualform.store.parameter import Parameter
 from dualform.store.sources import FORMATS, Geometry, KeyFormat
 from dualform.store.value_format import VALUE_SOURCES, ValueFormat
 
 PRECISIONS = ("bfloat16", "float16", "float32")
 """What a layer is computed in, the coarsest first."""
+
+
+_LONGEST_FOLDER = 236
+"""Bytes of a folder's name, so that names of files that begin and end otherwise fit into 255."""
+
+
+def layer_folder(name: str) -> str:
+    """The name of a layer's folder: the layer's own, escaped where a file system could not hold it, or take it for
+    another folder. That of a long name ends in the name's checksum.
+    """
+    quoted = quote(name, safe="")
+    if len(quoted) > _LONGEST_FOLDER:
+        return f"{quoted[:200]}%.{checksum(name.encode())}"
+    return "%2E" * len(name) if name in (".", "..") else quoted or "%"
 
 
 def affine(d_in: int, weight: str, bias: str | None) -> tuple[Parameter, ...]:
@@ -99,7 +114,7 @@ class Layer:
             )
         try:
             return FORMATS[self.source](self.d_in, self.geometry)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise BadInput(f"layer {self.name!r}: {error}", field="layers") from None
 
     @cached_property
@@ -123,7 +138,7 @@ class Layer:
     @property
     def folder(self) -> str:
         """The folder's name: the layer's own, escaped where a file system could not hold it."""
-        return quote(self.name, safe="") or "%"
+        return layer_folder(self.name)
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""

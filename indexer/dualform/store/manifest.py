@@ -18,6 +18,7 @@ from dualform.store.durable_files import checksum, read_regular, write_whole
 from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.header import Header
 from dualform.store.layer import Layer
+from dualform.store.manifest_schema import check_fields
 from dualform.store.mark import ContinuedRun, Mark
 from dualform.store.others import Others
 from dualform.store.sampling import Sampling
@@ -65,15 +66,18 @@ class Shard:
     commits: int = 0
     """The rows since the last one stand in the folder's journal-NNNNNN of this number, where it exists."""
     tables: dict[str, TableMark] = field(default_factory=dict)
+    journal: str = ""
+    """The id of that journal once it was begun, in hexadecimal; a memory of before does not say it."""
 
     def to_json(self) -> dict[str, Any]:
         tables = {name: vars(mark) for name, mark in self.tables.items()}
-        return {"folder": self.folder, "commits": self.commits, "tables": tables}
+        said = {"folder": self.folder, "commits": self.commits, "tables": tables}
+        return said | ({"journal": self.journal} if self.journal else {})
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Shard:
         tables = {name: TableMark(**mark) for name, mark in fields["tables"].items()}
-        return cls(fields["folder"], fields["commits"], tables)
+        return cls(fields["folder"], fields["commits"], tables, fields.get("journal", ""))
 
 
 def shard_folder(number: int) -> str:
@@ -212,10 +216,30 @@ class Manifest:
             _check_format(folder, version)
             if fields.pop("checksum") != checksum(_canonical(fields)):
                 raise ValueError("its checksum differs")
-            return cls._from_json(fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            check_fields(fields, whole=file == FILE)
+            try:
+                found = cls._from_json(fields)
+            except NotAMemory as error:
+                raise NotAMemory(f"{path}: {error.message}", hint=error.hint) from None
+            found._check_tables()
+            return found
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__} at {error}" if isinstance(error, KeyError) else str(error)
             raise Damaged(f"{path} was altered or cut short: {reason}.") from None
+
+    def _check_tables(self) -> None:
+        """Raises ValueError where a shard has a table or column that what is said elsewhere leaves out."""
+        types = self.tables()
+        for part in self.shards:
+            for table, mark in part.tables.items():
+                known = table in {**ROUNDING, **OTHERS, **SHARES} or table.startswith(extents_table(""))
+                if known and table not in types:
+                    raise ValueError(f"it has rows of the table {table!r}, and nothing else of it")
+                if left_out := sorted(mark.digests.keys() - types.get(table, mark.digests).keys()):
+                    raise ValueError(f"columns leave out {left_out[0]!r} of the table {table!r}")
+                own = table == "samples" or table.startswith(extents_table(""))
+                if own and (unknown := sorted(types[table].keys() - mark.digests.keys())):
+                    raise ValueError(f"{unknown[0]!r} is in columns, and not in the table {table!r}")
 
     @classmethod
     def _from_json(cls, fields: dict[str, Any]) -> Manifest:

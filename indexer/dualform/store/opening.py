@@ -14,7 +14,7 @@ import numpy as np
 from dualform.errors import Damaged, NotAMemory
 from dualform.store import shard
 from dualform.store.extents import PLAIN
-from dualform.store.journal import Frames, JournalMark, journal_mark, read_frames
+from dualform.store.journal import Frames, JournalMark, check_begun, journal_mark, journal_path, read_frames
 from dualform.store.manifest import SHARD_FILE, Manifest, joined
 from dualform.store.mark import Cut
 from dualform.store.merged_tables import MergedTables
@@ -55,7 +55,8 @@ class FolderContents:
     rows: Mapping[tuple[str, str], Sequence[int]]
     """How many rows each shard has, by layer and kind."""
     frames: int
-    torn: bool
+    torn: Sequence[Path]
+    """Journals whose last frame is not whole."""
     journals: Sequence[str]
     """By shard, the checksum of its journal, as far as it is part of this."""
     state: State
@@ -81,6 +82,7 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
     shards = list[ShardContents]()
     for (manifest, _), journal in zip(state, frames, strict=True):
         part = manifest.shards[0]
+        check_begun(folder / part.folder, part.commits, part.journal, journal)
         first: dict[str, Sequence[str]] = {extents_table(space): PLAIN for space in manifest.spaces}
         first |= {name: list(TABLES[name]) for name in ("entries", "segments")}
         if manifest.others is not None:
@@ -107,7 +109,11 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
         sources[0] if len(sources) == 1 else stacked(sources),
         rows,
         sum(journal.count for journal in frames),
-        any(journal.torn for journal in frames),
+        [
+            journal_path(folder / own.shards[0].folder, own.shards[0].commits)
+            for (own, _), journal in zip(state, frames, strict=True)
+            if journal.torn
+        ],
         [journal.checksum for journal in frames],
         state,
         shards,

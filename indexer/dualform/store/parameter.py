@@ -71,6 +71,12 @@ class Parameter:
         block: Matrix = found
         return block
 
+    def shape_within(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+        """Of `block_of` a parameter of that shape; None where its ranges leave it."""
+        height, width = as_matrix(shape, self.leading)
+        fits = (self.rows or (0, height))[1] <= height and (self.columns is None or self.columns[1] <= (width or 0))
+        return tuple(self.block_of(np.broadcast_to(np.zeros(()), tuple(shape))).shape) if fits else None
+
     def put(self, into: NDArray[Any], block: Any) -> None:
         """Write a block, as the layer uses it, to its place in a parameter, which is a contiguous array."""
         assert into.flags.c_contiguous, "its block would be a copy"

@@ -8,8 +8,9 @@ layer that is called several times are.
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import BadInput, NotFound
+from dualform.errors import BadInput, Damaged, NotFound
 from dualform.questions.gradients import ExampleGradients, LayerGradients
 from dualform.store.durable_files import checksum, make_folders, write_whole
 from dualform.store.forks import held_back
@@ -27,9 +28,11 @@ from dualform.store.galleries.gallery_file import free_name, write_gallery
 from dualform.store.galleries.stored_gallery import StoredGallery
 from dualform.store.layer import Layer
 from dualform.store.manifest import FileMark, Manifest
+from dualform.store.manifest_schema import PROBE_NAME
 from dualform.store.weights import read_checked
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(PROBE_NAME)
+_LONGEST_NAME = 200
 
 _PARSING = Lock()
 """NumPy reads a header with Python's own parser, which in CPython 3.11 fails when threads parse at the same time."""
@@ -90,16 +93,26 @@ def examples_in(entry: Mapping[str, Any]) -> int | None:
     return known
 
 
+def check_name(name: Any, taken: Collection[str]) -> None:
+    """Raises BadInput for a name that no probe can have, and for one that is taken."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+        shown = repr(name) if len(repr(name)) <= _LONGEST_NAME else f"{name!r:.40}…"
+        raise BadInput(
+            f"{shown} cannot name a probe.",
+            hint=f"Use up to {_LONGEST_NAME} letters, digits, '.', '_' and '-'.",
+            field="name",
+        )
+    if name in taken:
+        raise BadInput(f"there is a probe {name!r} already.", hint="Give each probe its own name.", field="name")
+
+
 def write_probe(memory: Path, manifest: Manifest, probe: ProbeArrays) -> tuple[dict[str, FileMark], dict[str, Any]]:
     """Write a probe durably; returns the marks of its files and its entry in the manifest.
 
     Raises BadInput for a name that is taken or no plain word.
     """
     name, queries = probe.name, probe.queries
-    if not _NAME.fullmatch(name):
-        raise BadInput(f"{name!r} cannot name a probe.", hint="Use letters, digits, '.', '_' and '-'.", field="name")
-    if name in manifest.probes:
-        raise BadInput(f"there is a probe {name!r} already.", hint="Give each probe its own name.", field="name")
+    check_name(name, manifest.probes)
     folder = memory / "probes" / name
     make_folders(folder)
     files, shown = dict[str, FileMark](), dict[str, Any]()
@@ -155,12 +168,12 @@ class StoredProbe:
     @property
     def labels(self) -> NDArray[np.int64] | None:
         """int64[rows], -1 where unknown; None where the probe was taken without labels."""
-        return self._array("labels.npy")
+        return self._array("labels.npy", "<i8", 1)
 
     @property
     def outputs(self) -> NDArray[np.float32] | None:
         """float32[rows, outputs] of the whole model; None where it did not return such a matrix."""
-        return self._array("outputs.npy")
+        return self._array("outputs.npy", "<f4", 2)
 
     def queries(self, layer: str) -> NDArray[np.float32]:
         """float32[rows, d_in]: the layer's inputs. Raises NotFound for a layer that the probe does not hold."""
@@ -170,15 +183,17 @@ class StoredProbe:
                 hint=f"It holds those of {', '.join(self.layers)}.",
                 field="layer",
             )
-        found = self._array(_file(self._layer(layer)))
+        own = self._layer(layer)
+        found = self._array(_file(own), "<f4", 2, own.d_in)
         assert found is not None
         return found
 
     def gradients(self, layer: str) -> LayerGradients:
         """What the gradients of its examples are made of in a layer, one of `traced`."""
         own = self._layer(layer)
-        errors, examples = self._array(_file(own, "errors")), self._array(_file(own, "examples"))
-        keys = self._array(_file(own, "error-keys"))
+        errors = self._array(_file(own, "errors"), "<f4", 2, own.d_out)
+        examples = self._array(_file(own, "examples"), "<i8", 1)
+        keys = self._array(_file(own, "error-keys"), "<f4", 2, own.d_in)
         assert errors is not None
         assert examples is not None
         return LayerGradients(self.queries(layer) if keys is None else keys, errors, examples)
@@ -193,10 +208,22 @@ class StoredProbe:
     def _layer(self, name: str) -> Layer:
         return next(known for known in self._manifest.layers if known.name == name)
 
-    def _array(self, file: str) -> NDArray[Any] | None:
+    def _array(self, file: str, dtype: str, axes: int, width: int | None = None) -> NDArray[Any] | None:
+        """Raises Damaged, naming the file, where it is not an array of this type with so many axes and columns."""
         inside = f"probes/{self.name}/{file}"
         if inside not in self._manifest.files:
             return None
         content = read_checked(self._memory / inside, self._manifest.files[inside])
-        with held_back(), _PARSING:
-            return np.asarray(np.load(io.BytesIO(content), allow_pickle=False))
+        stream = io.BytesIO(content)
+        try:
+            with held_back(), _PARSING:
+                version = np.lib.format.read_magic(stream)
+                shape, transposed, found = np.lib.format.read_array_header_1_0(stream)
+        except ValueError as error:
+            raise Damaged(f"{self._memory / inside} is not an array of NumPy: {error}.") from None
+        left = len(content) - stream.tell()
+        fits = (version, found, len(shape), transposed) == ((1, 0), np.dtype(dtype), axes, False)
+        if not fits or width not in (None, shape[-1]) or math.prod(shape) * found.itemsize != left:
+            said = f"{found}{list(shape)} in {left} bytes"
+            raise Damaged(f"{self._memory / inside} does not fit the query set: it has {said}.")
+        return np.frombuffer(content, found, offset=stream.tell()).reshape(shape).copy()

@@ -15,7 +15,7 @@ from dualform.store import shard
 from dualform.store.check import Progress
 from dualform.store.copying import StoredRun, StoredShard, check_copy, runs_at_one_moment, unfinished, write_run
 from dualform.store.durable_files import block_checksum, checksum_file, open_regular, remove_all
-from dualform.store.journal import read_frames
+from dualform.store.journal import Frames, check_begun, read_frames
 from dualform.store.manifest import FileMark, Manifest, Shard, TableMark
 from dualform.store.probes import probes_until
 from dualform.store.runs import opened
@@ -148,10 +148,11 @@ def _sound_part(run: StoredRun, own: StoredShard, folder: Path, dropped: list[st
             replace(own.manifest, shards=[_at_commit(part, commits, log), *own.manifest.shards[1:]]), b""
         )
     try:
-        read_frames(place, part.commits, types)
+        check_begun(place, part.commits, part.journal, read_frames(place, part.commits, types) or Frames())
     except Damaged as error:
         dropped.append(f"Of {part.folder}, the steps since its last commit were dropped: {_within(error, folder)}")
-        return replace(own, journal=b"")
+        shards = [replace(part, journal=""), *own.manifest.shards[1:]]
+        return StoredShard(replace(own.manifest, shards=shards), b"")
     return own
 
 

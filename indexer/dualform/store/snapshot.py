@@ -24,7 +24,7 @@ from dualform.store.dropped_slots import DroppedSlots, dropped_slots
 from dualform.store.durable_files import checksum
 from dualform.store.forgotten_sums import ForgottenPart
 from dualform.store.galleries.stored_gallery import StoredGallery
-from dualform.store.manifest import Manifest
+from dualform.store.manifest import FILE, Manifest
 from dualform.store.mark import Cut
 from dualform.store.moment import Moment
 from dualform.store.opening import FolderContents, open_folder, read_state
@@ -57,7 +57,7 @@ class Snapshot(StoredLayers):
         self.spaces = list(manifest.spaces)
         self.frames = contents.frames if contents else 0
         """Frames of the journal that this snapshot holds beyond the last commit."""
-        self.torn = contents.torn if contents else False
+        self.torn = bool(contents and contents.torn)
         """Whether the journal ends within a frame: the recording was cut off, or goes on at this moment."""
         self.first_steps = [0]
         """The number that each run's first step has here."""
@@ -269,7 +269,18 @@ class Snapshot(StoredLayers):
         return problems
 
     def initial(self) -> dict[str, NDArray[Any]]:
-        return read_weights(self.path, "initial", self.manifest.files) or {}
+        """Raises Damaged, also where a layer has a parameter that does not have its shape."""
+        found = read_weights(self.path, "initial", self.manifest.files) or {}
+        for layer in self.layers.values():
+            for block in layer.parameters:
+                shape = (layer.d_out,) if block in layer.biases else (layer.d_out, block.stop - block.start)
+                if block.name not in found or block.shape_within(found[block.name].shape) != shape:
+                    known = f"of shape {list(found[block.name].shape)}" if block.name in found else "not there"
+                    raise Damaged(
+                        f"{self.path / FILE} was altered: {block.block_name!r} of layer {layer.name!r} does not fit "
+                        f"{weights_file('initial')}, where {block.name!r} is {known}."
+                    )
+        return found
 
     def final(self) -> dict[str, NDArray[Any]] | None:
         """None where the training was cut off before its end, and where shards end before those weights."""

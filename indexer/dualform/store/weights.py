@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
@@ -42,7 +43,11 @@ def read_weights(memory: Path, name: str, files: Mapping[str, FileMark]) -> dict
     file = weights_file(name)
     if file not in files:
         return None
-    return safetensors.numpy.load(read_checked(memory / file, files[file]))
+    content = read_checked(memory / file, files[file])
+    try:
+        return safetensors.numpy.load(content)
+    except (safetensors.SafetensorError, ValueError, LookupError, TypeError) as error:
+        raise Damaged(f"{memory / file} is not a file of weights: {error}.") from None
 
 
 def write_buffers(memory: Path, buffers: Buffers) -> tuple[str, int, str]:

@@ -186,6 +186,9 @@ class Writer:
         if tables:
             rows = [rows for writer in self._layers.values() for rows in writer.unseen()] + self._others.unseen()
             self._journal.append(Increment(tables, rows))
+            if self._shard.journal != self._journal.begun:
+                self._shard.journal = self._journal.begun
+                self._write_manifest()
             self._journaled.append(tables)
             self._journaled_bytes = self._bytes
             self._table_bytes += sum(rows.nbytes for rows in tables.values())
@@ -235,7 +238,7 @@ class Writer:
                 added["other_segments"] = rows_table(others, OTHERS["other_segments"])
             self._bytes = self._written_bytes = 0
             self._shard.tables = self._appender.append(number, added, self._shard.tables)
-            self._shard.commits += 1
+            self._shard.commits, self._shard.journal = self._shard.commits + 1, ""
             self._add_marks(marks)
             self._write_manifest()
             self._journal.remove()

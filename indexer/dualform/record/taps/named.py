@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import linear
 
+from dualform.errors import BadInput
 from dualform.record.taps.product import MatrixProduct
 from dualform.record.taps.watcher import hidden
 
@@ -36,6 +37,8 @@ def tap(x: Tensor, weight: Tensor, name: str) -> Tensor:
     """
     if is_compiling():
         return linear(x, weight)
+    if not isinstance(name, str) or (not name.isascii() and name.encode(errors="ignore").decode() != name):
+        raise BadInput(f"{name!r} cannot name a layer.", hint="Give a text of valid characters.", field="name")
     with hidden():
         output = linear(x, weight)
         for recipient in LISTENING:
