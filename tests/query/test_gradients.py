@@ -11,6 +11,7 @@ import dualform
 from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
 from dualform.questions import ExampleGradients, LayerGradients
 from dualform.record.example_signals import Examples, SignalPasses
+from tests.store.small_memory import TOKENS, open_writer, token_batch
 
 from .gradient_networks import CLASSES, NETWORKS, ROWS, STEPS, TESTS, Case, loss
 
@@ -323,3 +324,25 @@ def test_slots_that_one_layer_lacks_have_the_others_part(tmp_path, where):
         slots = np.array([slot for (slot,) in both.groups])
         for own, one in zip(found.slots, both.sums, strict=True):
             assert own.tolist() == slots[np.lexsort((slots, -one))[:5]].tolist()
+
+
+def test_a_layer_without_slots_brings_nothing(tmp_path):
+    writer = open_writer(tmp_path / "m", TOKENS)
+    one = token_batch(np.random.default_rng(0), 0, 3)
+    writer.append(one)
+    writer.close()
+    assert "some" not in one.layers
+
+    def examples(*layers):
+        given = {name: (np.ones((1, width), np.float32), np.ones((1, 2), np.float32)) for name, width in layers}
+        return ExampleGradients(1, {name: LayerGradients(*own, np.zeros(1, np.int64)) for name, own in given.items()})
+
+    with dualform.open(tmp_path / "m") as memory:
+        both, alone = examples(("some", 3), ("every", 4)), examples(("every", 4))
+        for ask in (
+            lambda layers, given: memory.topk(layers, given, k=3, score="gradient").slots,
+            lambda layers, given: memory.group_sum(layers, given, by="step", score="gradient").sums.tolist(),
+        ):
+            assert ask(["some", "every"], both) == ask(["every"], alone)
+        with pytest.raises(EmptyMask):
+            memory.topk("some", examples(("some", 3)), k=3, score="gradient")

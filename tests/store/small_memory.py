@@ -132,7 +132,11 @@ def open_writer(
 ) -> Writer:
     """`further`: initial weights beside those of LAYERS and `layers`, which are ones."""
     ones = {f"{layer.name}.weight": np.ones((layer.d_out, layer.d_in), np.float32) for layer in layers}
-    initial = ones | (further or {}) | {"layer-0.weight": np.ones((5, 6), np.float32), "layer-0.bias": np.zeros(5, np.float32)}
+    initial = (
+        ones
+        | (further or {})
+        | {"layer-0.weight": np.ones((5, 6), np.float32), "layer-0.bias": np.zeros(5, np.float32)}
+    )
     header = Header(
         path,
         layers,

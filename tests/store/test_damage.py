@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import io
 import json
 import os
@@ -13,15 +14,21 @@ from functools import reduce
 from operator import getitem
 from pathlib import Path
 
+import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import dualform
-from dualform.errors import Damaged, DualformError, NotAMemory
+from dualform.errors import Damaged, DualformError, NotAMemory, Overloaded
+from dualform.faults import as_dualform_error
+from dualform.store import journal, manifest, segment, shard_tables, weights as weights_files
 from dualform.store.check import check_memory
 from dualform.store.durable_files import checksum
 from dualform.store.manifest import _canonical
+from dualform.store.missing_files import unreadable
+from dualform.store.repair import repair
 from dualform.store.snapshot import Snapshot
 from dualform.store.writing_lock import writing
 from tests.contract.recorded import record
@@ -183,6 +190,7 @@ def asked(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of layers that the edit takes away
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_memory_json_says_under_a_right_checksum_is_answered_or_refused(trained, data):
@@ -306,6 +314,52 @@ def test_weights_that_are_no_such_file_are_damaged_though_their_checksum_is_righ
     (path / "memory.json").write_text(json.dumps(other))
     with pytest.raises(Damaged, match=r"initial\.safetensors|memory\.json"):
         Snapshot.open(path).initial()
+
+
+SHORT = (
+    (MemoryError,), (OSError, errno.EMFILE, "Too many open files"), (OSError, errno.ENOMEM, "Cannot allocate memory"),
+    (pa.ArrowMemoryError, "malloc of size 76864 failed"),
+    (duckdb.OutOfMemoryException, "Out of Memory Error: Failed to allocate block of 262144 bytes (bad allocation)"),
+    (duckdb.IOException, 'IO Error: Cannot open file "slots.duckdb": Too many open files'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("error", SHORT, ids=lambda error: f"{error[0].__name__} {error[-1]!s:.20}")
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (manifest, "read_regular"), (journal, "read_regular"), (journal, "open_regular"),
+        (weights_files, "read_regular"),
+        (segment, "open_regular"), (shard_tables, "opened"), (shard_tables, "running_digest"),
+    ],
+)  # fmt: skip
+def test_shortage_is_no_damage(sound, tmp_path, monkeypatch, module, name, error):
+    """Neither is it said as damage, nor does a repair drop what could not be read."""
+    path = tmp_path / "memory"
+    write(path, [4, 3, 5], finish=False)
+    if module is not shard_tables and error[0].__module__ != "builtins":
+        pytest.skip("only DuckDB and Arrow raise it")
+
+    def short(*given, **named):
+        raise error[0](*error[1:])
+
+    monkeypatch.setattr(module, name, short)
+    if name == "open_regular" and module is segment:
+        with pytest.raises((Overloaded, MemoryError)):
+            everything(path)
+        return
+    for read in (everything, check_memory, lambda path: repair(path, tmp_path / "copy")):
+        try:
+            read(path)
+        except BaseException as raised:
+            assert type(as_dualform_error(raised)) is Overloaded  # noqa: PT017  whichever of the two it was
+        else:
+            assert (module is weights_files, read is everything) == (True, False), "nothing was short"
+
+
+def test_a_damaged_file_that_asks_for_more_than_any_machine_has_is_damaged(tmp_path):
+    error = pa.ArrowMemoryError("malloc of size 9223372036854775807 failed")
+    assert isinstance(unreadable(tmp_path / "slots.duckdb", error), Damaged)
 
 
 def test_check_names_every_damaged_file(sound, tmp_path):

@@ -35,7 +35,9 @@ def record(
 
     writer.JOURNAL_SECONDS = journal_seconds
     log = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    header = Header(path, LAYERS, "SGD", "sgd", "", {}, label_names={"first": ["zero", "one"]}, others=OTHERS)
+    ones = {"layer-0.weight": (5, 6), "layer-0.bias": (5,), "layer-1.weight": (3, 5)}
+    initial = {name: np.ones(shape, np.float32) for name, shape in ones.items()}
+    header = Header(path, LAYERS, "SGD", "sgd", "", initial, label_names={"first": ["zero", "one"]}, others=OTHERS)
     sink = SinkThread(lambda: writer.Writer(header))
     for step, one in enumerate(batches()):
         sink.put(replace(one, others=[other_row(step)]))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from dualform.errors import Damaged
-from dualform.store import extents, shard, shard_tables
+from dualform.store import extents, shard, shard_tables, tables
 from dualform.store.check import check_memory
+from dualform.store.runs import Runs
 from dualform.store.shard_tables import ShardTables
 from dualform.store.snapshot import Snapshot
 from tests.store import test_merged
@@ -119,3 +120,23 @@ def test_what_is_said_of_a_few_slots_is_read_in_parts_once_and_then_whole(tmp_pa
         assert {("samples", name) in held for name in names} == {read_whole}
         for name in names:
             assert found[name].to_pylist() == np.ma.array(wanted[name], dtype=object).filled(None).tolist()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_texts_of_more_bytes_than_32_bits_count_are_read_as_any(tmp_path, batches, monkeypatch, times):
+    paths = [tmp_path / str(number) for number in range(times)]
+    for path in paths:
+        write(path, batches)
+
+    def everything():
+        memory = Runs.of(paths)
+        found = [(name, memory.column("token", name).tolist()) for name in memory.columns("token")]
+        found += [(table, memory.table(table).to_pylist()) for table in memory.manifest.tables()]
+        slots = np.array([3, 0, 77, 200])
+        looked_up = memory.space("token").at(slots, list(memory.columns("token")))
+        return [*found, memory.datasets(), looked_up.to_pylist()]
+
+    before = everything()
+    monkeypatch.setattr(tables, "MOST_BYTES", 0)
+    monkeypatch.setattr(shard_tables, "ROWS_AT_ONCE", 7)
+    assert everything() == before

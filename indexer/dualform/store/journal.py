@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from dualform.errors import Damaged
 from dualform.store.durable_files import WrittenFile, block_checksum, open_regular, read_regular, remove, sync_folder
 from dualform.store.increment import Increment, completed
+from dualform.store.missing_files import unreadable
 from dualform.store.tables import ColumnTypes
 
 _MAGIC = b"dualform"
@@ -174,7 +175,7 @@ def journal_mark(shard_folder: Path, commit: int) -> JournalMark:
     except FileNotFoundError:
         return JournalMark(b"", 0)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
 
 
 def check_begun(shard_folder: Path, commit: int, begun: str, frames: Frames) -> None:
@@ -202,7 +203,7 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
     payloads, torn, checksum, file_id = _sound(path, content, commit)
     parts: dict[str, list[pa.Table]] = {}
     rows: dict[tuple[str, str], list[Matrix]] = {}
@@ -216,8 +217,8 @@ def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnType
         }
         matrices = {key: list(_stacked(each)) for key, each in rows.items()}
         return Frames(joined, matrices, len(payloads), torn, checksum, file_id)
-    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise Damaged(f"{path} was altered: {str(error).splitlines()[0]}") from None
+    except (ValueError, LookupError, TypeError, RecursionError, struct.error, pa.ArrowException) as error:
+        raise unreadable(path, error, "was altered") from None
 
 
 def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], bool, str, bytes]:

@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from dualform.store.tables import joined
+
 
 class Lists:
     """Entries by extent and place within it. An extent without a list has NULLs."""
@@ -23,7 +25,7 @@ class Lists:
         self._lengths = _joined(lengths, np.int64)
         self._starts = np.cumsum(self._lengths) - self._lengths
         parts = [chunk.flatten() for chunk in chunks]
-        self._values = pa.concat_arrays(parts) if parts else pa.array([], type=column.type.value_type)
+        self._values = joined(parts, column.type.value_type)
 
     def at(self, extent: NDArray[np.int64], index: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Numbers of [n] slots, and which of them are there; a number that is not there is 0."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dualform.errors import Damaged, NotAMemory
+from dualform.faults import shortage
 from dualform.store.begun_folder import is_only_begun
 from dualform.store.durable_files import checksum, read_regular, write_whole
 from dualform.store.forgotten_samples import ForgottenSamples
@@ -209,7 +210,9 @@ class Manifest:
                 f"{folder} is no memory: it {what}.", hint="Name the folder that a Recorder wrote."
             ) from None
         except OSError as error:
-            raise NotAMemory(f"{path} cannot be read: {error.strerror}.") from None
+            raise shortage(error, f"{path} cannot be read: this process") or NotAMemory(
+                f"{path} cannot be read: {error.strerror}."
+            ) from None
         try:
             fields = json.loads(content)
             version = fields["format"]

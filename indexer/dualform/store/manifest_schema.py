@@ -118,7 +118,7 @@ def _record(needed: Mapping[str, Check], more: Mapping[str, Check], *, others: b
 _DIGEST = partial(_text, pattern=r"[0-9a-f]{32}", wanted="a checksum of 32 hexadecimal digits")
 _ROWS = _by_name(_whole)
 _RANGE = _or_null(_items(_whole, 2, 2))
-_TYPES = _by_name(_one_of(*KINDS), partial(_text, pattern=r"(?s).+", wanted="a name"))
+_TYPES = _by_name(_one_of(*KINDS, *(f"{kind}[]" for kind in KINDS)), partial(_text, pattern=r"(?s).+", wanted="a name"))
 _WIDTH = partial(_whole, most=MOST_WIDTH)
 _FILE = partial(_text, pattern=r"(weights|probes|gallery)/[^\0]+", wanted="a file inside the memory's folder")
 _RUN = partial(_text, pattern=r"run-\d{5,9}(-\d{1,9})?", wanted="a folder's name like run-00001")

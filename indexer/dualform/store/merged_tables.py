@@ -21,7 +21,7 @@ from dualform.store.entries import Entries, Integers
 from dualform.store.products import merged
 from dualform.store.rows_for_slots import missing_lists
 from dualform.store.shard_tables import Tables, listed_key_rows, taken, whole
-from dualform.store.tables import ColumnTypes, arrow_type, extents_table
+from dualform.store.tables import ColumnTypes, arrow_type, extents_table, joined
 from dualform.store.user_columns import as_common
 
 _FROM_ALL = ("defects", "digests", "shares")
@@ -73,7 +73,7 @@ class MergedTables(Tables):
             entries = part.some(table, name, own) if known else taken(missing_lists(part, table, name, kind), own)
             found.append(as_common(name, entries, kind))
             start = stop
-        return pa.concat_arrays(found).take(pa.array(np.argsort(order)))
+        return joined(found, arrow_type(self.types[table][name])).take(pa.array(np.argsort(order)))
 
     def _numbered(self, table: str) -> pa.ChunkedArray:
         return pa.chunked_array([pa.array(np.arange(sum(self._kept(n, table) for n in range(len(self._parts)))))])

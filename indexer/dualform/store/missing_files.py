@@ -9,8 +9,16 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from dualform.errors import Damaged
+from dualform.errors import Damaged, DualformError
+from dualform.faults import shortage
 from dualform.store.durable_files import read_regular
+
+
+def unreadable(file: Path, error: BaseException, said: str = "cannot be read") -> DualformError:
+    """What is raised for a file that an error kept from being read: shortage is no damage."""
+    reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
+    short = shortage(error, f"{file} cannot be read: this process")
+    return short or forgotten_meanwhile(file) or Damaged(f"{file} {said}: {reason.rstrip('.')}.")
 
 
 def forgotten_meanwhile(file: Path) -> Damaged | None:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from dualform.store.entries import Integers
 from dualform.store.rows_for_slots import missing_lists
 from dualform.store.shard_tables import Tables, taken
-from dualform.store.tables import SHARE, ColumnTypes, arrow_type, extents_table
+from dualform.store.tables import SHARE, ColumnTypes, arrow_type, extents_table, joined
 from dualform.store.user_columns import as_common
 
 RUN = "run"
@@ -61,7 +61,7 @@ class RunTables(Tables):
             known = name in part.types.get(table, {})
             entries = part.some(table, name, own) if known else taken(missing_lists(part, table, name, kind), own)
             found.append(as_common(name, entries, kind))
-        return pa.concat_arrays(found)
+        return joined(found, found[0].type)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

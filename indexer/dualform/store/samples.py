@@ -58,7 +58,7 @@ class Samples:
 
 def as_numpy(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     """An Arrow column as an array, masked where numbers are NULL; texts as objects, NULL as None."""
-    if pa.types.is_string(column.type):
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return np.asarray(column.to_numpy(zero_copy_only=False), dtype=object)
     if not column.null_count:
         return np.asarray(column.to_numpy(zero_copy_only=False))

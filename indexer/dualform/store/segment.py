@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dualform.errors import Damaged
 from dualform.store.durable_files import checksum, open_regular
 from dualform.store.matrix_file import MatrixForm
-from dualform.store.missing_files import forgotten_meanwhile
+from dualform.store.missing_files import unreadable
 from dualform.store.read_bytes import READ
 
 BLOCK_BYTES = 1 << 20
@@ -160,8 +160,7 @@ def _opened(segment: Segment) -> Iterator[BinaryIO]:
     except OSError as error:
         if isinstance(error, Damaged):
             raise
-        said = f"{segment.path} cannot be read: {error.strerror or error}."
-        raise forgotten_meanwhile(segment.path) or Damaged(said) from None
+        raise unreadable(segment.path, error) from None
 
 
 def _read_block(segment: Segment, file: BinaryIO, block: int, part: memoryview) -> None:

@@ -22,9 +22,9 @@ import pyarrow as pa
 from dualform.errors import Damaged, DualformError
 from dualform.store.entries import Integers
 from dualform.store.manifest import TableMark
-from dualform.store.missing_files import forgotten_meanwhile
+from dualform.store.missing_files import unreadable
 from dualform.store.shard import opened
-from dualform.store.tables import ColumnTypes, arrow_type, quoted, running_digest
+from dualform.store.tables import ROWS_AT_ONCE, ColumnTypes, arrow_type, joined, quoted, running_digest
 
 _PAGE = 4096
 """Bytes; the header and the blocks of a DuckDB file are multiples of it."""
@@ -85,8 +85,7 @@ def listed_key_rows(tables: Tables, layer: str) -> Integers:
 
 def taken(column: pa.ChunkedArray, rows: Integers) -> pa.Array:
     """Entries of a column at some rows, as one array."""
-    found = column.take(pa.array(rows))
-    return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], type=column.type)
+    return joined(column.take(pa.array(rows)).chunks, column.type)
 
 
 class HeldTables(Tables):
@@ -175,7 +174,7 @@ class ShardTables(Tables):
                         found.append(self._part(table, name, link).take(pa.array(committed[low:high] - start)))
             if len(committed) < len(rows):
                 found.append(taken(self._journal[table][name], rows[len(committed) :] - self._marks[table].rows))
-            return pa.concat_arrays(found)
+            return joined(found, found[0].type)
 
     def _part(self, table: str, name: str, link: int) -> pa.Array:
         """The rows of one link of a column's chain, verified against its digest and the one before."""
@@ -189,10 +188,10 @@ class ShardTables(Tables):
                 if any(own.lower() == "rowid" for own in self.types[table]):  # the training's own, which hides it
                     within = f"LIMIT {stop - start} OFFSET {start}"
                 read = connection.sql(f"SELECT {quoted(name)} FROM {quoted(table)} {within}")
-                column = read.to_arrow_table()[name].cast(arrow_type(self.types[table][name]))
+                column = read.to_arrow_table(ROWS_AT_ONCE)[name].cast(arrow_type(self.types[table][name]))
                 if running_digest(before, column) != expected:
                     raise self._altered(table, name)
-            self._parts[key] = pa.concat_arrays(column.chunks)
+            self._parts[key] = joined(column.chunks, column.type)
             if len(self._parts) > _MOST_LINKS:
                 self._parts.popitem(last=False)
         self._parts.move_to_end(key)
@@ -252,7 +251,9 @@ class ShardTables(Tables):
         if names and mark.rows:
             chosen = ", ".join(quoted(name) for name in names)
             # DuckDB keeps insertion order where nothing asks for another; the digest would notice if it did not.
-            read = connection.sql(f"SELECT {chosen} FROM {quoted(table)} LIMIT {mark.rows}").to_arrow_table()
+            read = connection.sql(f"SELECT {chosen} FROM {quoted(table)} LIMIT {mark.rows}").to_arrow_table(
+                ROWS_AT_ONCE
+            )
         for name in names:
             kind = arrow_type(self.types[table][name])
             column = pa.chunked_array([], kind) if read is None else read[name].cast(kind)
@@ -301,5 +302,4 @@ def _damaged_if_wrong(path: Path) -> Iterator[None]:
     except DualformError:
         raise
     except Exception as error:
-        said = f"{path} was altered or cut short: {(str(error).splitlines() or [''])[0]}"
-        raise forgotten_meanwhile(path) or Damaged(said) from None
+        raise unreadable(path, error, "was altered or cut short") from None

@@ -106,7 +106,7 @@ class Space:
     def slots_by_dataset(self) -> dict[str, int]:
         """How many slots name each dataset."""
         if "dataset" in self.sample_columns:
-            encoded = self.samples.column("dataset").combine_chunks().dictionary_encode()
+            encoded = self.samples.column("dataset").dictionary_encode().unify_dictionaries().combine_chunks()
             slots = self.slots_of_datapoints()
         else:
             encoded = pa.array(self.column("dataset"), type=pa.string()).dictionary_encode()

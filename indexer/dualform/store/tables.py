@@ -143,6 +143,12 @@ COMMITS: ColumnTypes = {
 }
 
 
+MOST_BYTES = 2**31 - 1
+"""Of the texts of one array whose offsets have 32 bits."""
+ROWS_AT_ONCE = 1 << 16
+"""That DuckDB hands over in one array."""
+
+
 class Kind(NamedTuple):
     """How the entries of a column of one DuckDB type are held elsewhere."""
 
@@ -195,6 +201,19 @@ def what_columns_hold() -> str:
 def arrow_type(kind: str) -> pa.DataType:
     """The Arrow type of a DuckDB type, which may be a list's."""
     return pa.list_(KINDS[kind[:-2]].arrow) if kind.endswith("[]") else KINDS[kind].arrow
+
+
+def joined(arrays: Sequence[pa.Array], kind: pa.DataType) -> pa.Array:
+    """Arrays of a type, as one: their texts have offsets of 64 bits where 32 bits do not count all of their bytes."""
+    if sum(own.nbytes for own in arrays) > MOST_BYTES or len({own.type for own in arrays}) > 1:
+        arrays = [own.cast(_large(own.type)) for own in arrays]
+    return pa.concat_arrays(arrays) if arrays else pa.array([], type=kind)
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_large(kind.value_type))
+    return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
 
 
 def schema(types: ColumnTypes) -> pa.Schema:

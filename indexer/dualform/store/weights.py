@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dualform.errors import Damaged
 from dualform.store.durable_files import checksum, make_folders, read_regular, write_whole
 from dualform.store.manifest import FileMark
+from dualform.store.missing_files import unreadable
 
 Buffers: TypeAlias = Mapping[str, Mapping[str, NDArray[Any]]]
 """What an optimizer keeps, by parameter and by the optimizer's own name for it."""
@@ -73,7 +74,7 @@ def read_checked(path: Path, mark: FileMark) -> bytes:
     try:
         content = read_regular(path)
     except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
     if len(content) != mark.bytes:
         raise Damaged(f"{path} has {len(content)} bytes where {mark.bytes} were committed.")
     if checksum(content) != mark.checksum:

@@ -97,6 +97,8 @@ class GradientScores:
         if own is None:
             there = selection.stays[slots]
             return there, slots[there]
+        if not len(own):
+            return np.zeros(len(slots), np.bool_), np.empty(0, np.int64)
         places = np.minimum(np.searchsorted(own, slots), len(own) - 1)
         there = (own[places] == slots) & selection.stays[places]
         return there, places[there]

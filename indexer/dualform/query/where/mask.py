@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.errors import BadMask, EmptyMask, NotFound
+from dualform.faults import shortage
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.view import Check, View, never
 from dualform.query.where.connection import connect, interruptible
@@ -249,7 +250,8 @@ def _evaluate(
     try:
         return interruptible(connection, work, check)
     except duckdb.Error as error:
-        raise BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
+        short = shortage(error, "where cannot be evaluated: this process")
+        raise short or BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
 
 
 def require_entries(selection: Selection, where: str | None, datasets: Callable[[], Iterable[str]]) -> Selection:

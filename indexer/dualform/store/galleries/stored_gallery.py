@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -16,13 +17,15 @@ from numpy.typing import NDArray
 
 from dualform.answers import Appearances
 from dualform.answers.appearances import MOST_BYTES
-from dualform.errors import BadInput, Damaged, NotAMemory
+from dualform.errors import BadInput, Damaged, DualformError, NotAMemory
+from dualform.faults import shortage
 from dualform.store.durable_files import checksum_file
 from dualform.store.galleries.content import row_bytes
 from dualform.store.galleries.found_rows import FoundRows
 from dualform.store.galleries.gallery_file import write_batches
 from dualform.store.galleries.kinds import KINDS
 from dualform.store.manifest import FileMark
+from dualform.store.missing_files import unreadable
 
 HELD_BATCHES = 16 << 20
 """Bytes of batches that are held while samples of one question are read."""
@@ -135,13 +138,19 @@ class StoredGallery:
             raise self._unreadable(error) from None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
-    def _unreadable(self, error: OSError) -> Damaged:
-        return Damaged(f"{self._path} cannot be read: {error.strerror}.", hint="Open the memory again, or check it.")
+    def _unreadable(self, error: OSError) -> DualformError:
+        short = shortage(error, f"{self._path} cannot be read: this process")
+        said = f"{self._path} cannot be read: {error.strerror}."
+        return short or Damaged(said, hint="Open the memory again, or check it.")
 
     @contextmanager
     def _opened(self) -> Iterator[pa.ipc.RecordBatchFileReader]:
         try:
             with pa.OSFile(str(self._path)) as file, pa.ipc.open_file(file) as reader:
                 yield reader
-        except (pa.ArrowException, OSError, LookupError) as error:
-            raise Damaged(f"{self._path} is no gallery that can be read: {error}") from None
+        except DualformError:
+            raise
+        except (pa.ArrowException, OSError, LookupError, ValueError, TypeError) as error:
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # of the file that is written meanwhile
+                raise
+            raise unreadable(self._path, error, "is no gallery that can be read") from None
