@@ -115,10 +115,15 @@ def _record(needed: Mapping[str, Check], more: Mapping[str, Check], *, others: b
     return checked
 
 
+def _column_type(value: Any, at: str) -> None:
+    if type(value) is not str or value.removesuffix("[]") not in KINDS:
+        _refuse(value, at, f"one of {', '.join(KINDS)}")
+
+
 _DIGEST = partial(_text, pattern=r"[0-9a-f]{32}", wanted="a checksum of 32 hexadecimal digits")
 _ROWS = _by_name(_whole)
 _RANGE = _or_null(_items(_whole, 2, 2))
-_TYPES = _by_name(_one_of(*KINDS, *(f"{kind}[]" for kind in KINDS)), partial(_text, pattern=r"(?s).+", wanted="a name"))
+_TYPES = _by_name(_column_type, partial(_text, pattern=r"(?s).+", wanted="a name"))
 _WIDTH = partial(_whole, most=MOST_WIDTH)
 _FILE = partial(_text, pattern=r"(weights|probes|gallery)/[^\0]+", wanted="a file inside the memory's folder")
 _RUN = partial(_text, pattern=r"run-\d{5,9}(-\d{1,9})?", wanted="a folder's name like run-00001")
