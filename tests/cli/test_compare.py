@@ -72,9 +72,9 @@ def test_two_folders_share_one_bound(dualform, runs, monkeypatch):
     assert told.code == 0
     assert seen[0] is seen[1]
     assert 0 < seen[0].most_bytes <= 850_000_000
-    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "--memory", "500 MB", "--json")
+    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "--memory", "50 MB", "--json")
     assert told.code == 2
-    assert "500 MB are too few" in told.json["error"]["message"]
+    assert "50 MB are too few" in told.json["error"]["message"]
 
 
 def test_the_table_over_a_folder_and_a_server(dualform, runs):

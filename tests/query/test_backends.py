@@ -12,7 +12,6 @@ import torch
 from dualform.errors import MissingPackage, NotFound
 from dualform.query.engine import Engine
 from dualform.query.score import backends
-from dualform.query.score.backends import faiss as faiss_backend
 from dualform.query.score.backends.torch import TorchDeviceBackend
 from dualform.query.score.bound import bound, norms
 
@@ -159,5 +158,6 @@ def test_faiss_is_installed_once(monkeypatch, installed, message):
     monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(MissingPackage) as caught:
-        faiss_backend.FaissBackend()
+        backends.choose("faiss")
     assert str(caught.value).startswith(message)
+    assert backends.choose().name != "faiss"  # which no other backend asks for

@@ -340,7 +340,7 @@ def test_a_layer_without_slots_brings_nothing(tmp_path):
     with dualform.open(tmp_path / "m") as memory:
         both, alone = examples(("some", 3), ("every", 4)), examples(("every", 4))
         for ask in (
-            lambda layers, given: memory.topk(layers, given, k=3, score="gradient").slots,
+            lambda layers, given: [own.tolist() for own in memory.topk(layers, given, k=3, score="gradient").slots],
             lambda layers, given: memory.group_sum(layers, given, by="step", score="gradient").sums.tolist(),
         ):
             assert ask(["some", "every"], both) == ask(["every"], alone)

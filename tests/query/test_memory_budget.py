@@ -20,6 +20,7 @@ from dualform.store import memory_budget
 from dualform.store.batch import Batch, Extent, LayerRows
 from dualform.store.header import Header
 from dualform.store.layer import Layer, affine
+from dualform.store.runs import opened
 from dualform.store.writer import Writer
 from tests.wire.values import same
 
@@ -112,13 +113,14 @@ def test_a_question_that_cannot_fit_says_how_much_it_needs(run, monkeypatch):
 
 
 def test_too_little_memory_is_refused_as_it_is_opened(run):
-    with pytest.raises(BadInput, match=r"100 MB are too few: .* are taken as the memory is opened") as caught:
-        dualform.open(run, memory="100 MB")
-    assert "Give at least 7" in caught.value.hint
+    with pytest.raises(BadInput, match=r"50 MB are too few: .* are taken as the memory is opened") as caught:
+        dualform.open(run, memory="50 MB")
+    assert caught.value.hint.startswith("Give at least ")
     with pytest.raises(BadInput, match="memory is 'much'"):
         dualform.open(run, memory="much")
     process = memory_budget.anonymous_bytes()
-    least = needs.LEAST / 0.85
+    least = needs.least(opened(run)) / 0.85
+    assert least < needs.LEAST / 5
     with dualform.open(run, memory=int(least + 50e6)):
         pass
     if process > 50e6:
@@ -133,6 +135,55 @@ def test_a_server_counts_the_libraries_it_has_loaded(run):
         assert files > 20e6
         assert served._budget.most_bytes <= 0.85 * (4e9 - files)
         assert memory._budget.most_bytes > served._budget.most_bytes
+
+
+CLAIMED = """
+import sys, threading
+import numpy as np
+import dualform
+from dualform.store.memory_budget import anonymous_bytes
+path = sys.argv[1]
+many = np.random.default_rng(1).normal(size=(500, 160)).astype(np.float32)
+asks = [
+    lambda m: m.topk("one", many[:1], k=5),
+    lambda m: m.topk("two", many[:1], k=5, where="label < 4"),
+    lambda m: m.topk("one", many, k=5),
+    lambda m: m.group_sum("one", many[:3], by="label"),
+    lambda m: m.group_sum("two", many[:3], by="label", score="abs"),
+    lambda m: m.distribution("one", many[:3]),
+]
+peak, done = [0], threading.Event()
+def watch():
+    while not done.wait(0.001):
+        peak[0] = max(peak[0], anonymous_bytes())
+with dualform.open(path) as memory:
+    [ask(memory) for ask in asks]
+watcher = threading.Thread(target=watch)
+watcher.start()
+for ask in asks:
+    with dualform.open(path) as memory:
+        room, claimed = memory._room, []
+        memory._room = lambda size, *rest: (claimed.append(size()), room(size, *rest))[1]
+        peak[0] = before = anonymous_bytes()
+        ask(memory)
+        print(max(claimed), max(peak[0], anonymous_bytes()) - before)
+done.set()
+watcher.join()
+"""
+
+
+@pytest.mark.skipif(not memory_budget.anonymous_bytes(), reason="the system does not say what a process holds")
+def test_what_is_claimed_of_a_small_memory_is_more_than_is_used_and_little(tmp_path):
+    """10 MB of keys a layer, where any question claimed half a gigabyte."""
+    path = write(tmp_path / "ten", steps=16, rows=1024, commit_every=8)
+    given = [sys.executable, "-c", CLAIMED, str(path)]
+    ran = subprocess.run(given, capture_output=True, text=True, check=True, timeout=120)
+    pairs = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    assert len(pairs) == 6
+    assert all(used <= claimed for claimed, used in pairs)
+    assert all(claimed < 40e6 for claimed, _ in (*pairs[:2], *pairs[3:]))
+    assert pairs[2][0] < 120e6  # of 500 queries, with their scores
+    assert max(used for _, used in pairs[:2]) > 5e6
 
 
 MEASURED = """

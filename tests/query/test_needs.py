@@ -82,7 +82,8 @@ def test_an_output_needs_its_own_layer_not_the_network(run, small):
 @pytest.mark.parametrize("layer", ["narrow", "square"])
 def test_what_an_output_takes_is_less_than_what_it_claims(run, layer):
     with dualform.open(run) as memory:
-        claimed = needs.of_weights(memory._view, memory._view.snapshot.layer(layer)) - needs.WORK - needs.HELD_BYTES
+        own = memory._view.snapshot.layer(layer)
+        claimed = needs.of_weights(memory._view, own) - needs._blocks([own], memory._view.snapshot)
         query = np.ones((1, memory._view.snapshot.layer(layer).d_in), np.float32)
         memory.topk(layer, query, where="label < 4")  # masks and columns are counted apart
         tracemalloc.start()
@@ -121,7 +122,7 @@ def test_layers_that_hold_a_parameter_of_the_layer_count_with_it(tmp_path):
 def test_a_refusal_says_what_would_need_less(run, small, monkeypatch, ask, instead):
     with dualform.open(run, memory="16 MB") as memory:
         ask(memory)
-        monkeypatch.setattr(needs, "_blocks", lambda: 1 << 30)
+        monkeypatch.setattr(needs, "_of_layer", lambda resolved: 1 << 30)
         monkeypatch.setattr(needs, "_CELL", 1 << 30)
         with pytest.raises(BadInput, match="needs about") as caught:
             ask(memory)
@@ -144,7 +145,7 @@ def test_sums_by_many_groups_hold_the_scores_of_one_batch(monkeypatch, rng):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    claimed = needs.of_group_sum(resolved) - needs._blocks()
+    claimed = needs.of_group_sum(resolved) - needs._of_layer(resolved)
     batch, answer = 8 * grouping.BATCH * entries, 8 * queries * groups
     assert peak < 1.8 * batch + answer
     assert peak < claimed < 2 * (batch + answer) + 8 * needs._COLUMNS * entries

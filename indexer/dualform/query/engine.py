@@ -107,9 +107,9 @@ def open_memory(
     chosen = backends.choose(backend)
     if budget is not None:
         if whole_process:
-            budget.leave(resident_bytes() + needs.SERVED, needs.LEAST, resident_bytes)
+            budget.leave(resident_bytes() + needs.SERVED, needs.least(found), resident_bytes)
         else:
-            budget.leave(anonymous_bytes() - before, needs.LEAST)
+            budget.leave(anonymous_bytes() - before, needs.least(found))
         if isinstance(chosen, backends.ScreenBackend):
             chosen.screen.codes = CodesCache(budget.most_bytes // 2, budget)
     engine = Engine(found, chosen, cache_bytes, segments, budget)

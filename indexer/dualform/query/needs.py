@@ -2,14 +2,15 @@
 
 Shapes: n queries, m entries that a mask leaves, H entries of a layer, G groups, d of a key.
 
-Work goes block by block, so that most of it takes the same room however large the memory is (`WORK`). What grows with
-the question is counted here: numbers for each entry, and the answer itself. Measured, not only counted
-(tests/query/test_memory_budget.py).
+Work goes block by block, so that most of it takes the same room however large the memory is (`WORK`), and no more than
+a layer's rows and their scores in a small one. What grows with the question is counted here: numbers for each entry,
+and the answer itself. Measured, not only counted (tests/query/test_memory_budget.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from dualform.answers.appearances import MOST_BYTES
 from dualform.query.bounds import RANK_BYTES
@@ -31,12 +32,15 @@ from dualform.questions import (
 )
 from dualform.store.galleries.stored_gallery import HELD_BATCHES
 from dualform.store.layer import Layer
+from dualform.store.snapshot import Snapshot
 from dualform.store.weights import WEIGHTS
 
 WORK = 256 << 20
-"""Blocks of keys or values, their codes and scores, candidates."""
+"""Blocks of keys or values, their codes and scores, candidates: at most."""
+BASE = 8 << 20
+"""Of it, what the smallest layer takes."""
 LEAST = WORK + HELD_BYTES + (64 << 20)
-"""What an engine must be given for questions about a layer."""
+"""What an engine must be given, at most, for questions about a layer."""
 SERVED = 96 << 20
 """What a server's process comes to hold beside all that: columns that were read, and what threads and DuckDB keep."""
 _COLUMNS = 12
@@ -48,14 +52,22 @@ _CELL = 400
 """Bytes of one column of one slot that is looked up, as an object of Python."""
 
 
+def least(memory: Snapshot) -> int:
+    """What an engine must be given for questions about any layer of a memory."""
+    return min(LEAST, _blocks(memory.layers.values(), memory) + (64 << 20))
+
+
 def of_resolving(view: View, layer: str) -> int:
     """What is needed to read a mask, groups and queries, before their numbers are known."""
-    return WORK + 8 * _COLUMNS * view.snapshot.count(view.snapshot.layer(layer).space)
+    numbers = 8 * _COLUMNS * view.snapshot.count(view.snapshot.layer(layer).space)
+    return min(WORK, BASE + numbers) + numbers
 
 
 def of_slots(view: View, count: int) -> int:
     """Of the columns of so many slots."""
-    return WORK + _CELL * count * max(len(view.snapshot.columns(space)) for space in view.snapshot.spaces)
+    spaces = view.snapshot.spaces
+    numbers = 8 * _COLUMNS * max(view.snapshot.count(space) for space in spaces)
+    return min(WORK, BASE + numbers) + _CELL * count * max(len(view.snapshot.columns(space)) for space in spaces)
 
 
 def of_appearances() -> int:
@@ -66,12 +78,12 @@ def of_appearances() -> int:
 def of_top_k(resolved: Resolved[TopK]) -> int:
     groups = 1 if resolved.groups is None else len(resolved.groups.counts)
     found = min(resolved.question.k * groups, resolved.selection.count)
-    needed = _blocks() + 8 * _COLUMNS * resolved.selection.count + 64 * len(resolved.queries) * found
+    needed = _of_layer(resolved) + 8 * _COLUMNS * resolved.selection.count + 64 * len(resolved.queries) * found
     if resolved.directed is None:
         return needed
     # Of contributions: the scores of some queries, members, factors, and what they are multiplied to.
     entries = resolved.view.snapshot.entries(resolved.layer.name).count
-    return needed + WORK + 8 * _COLUMNS * resolved.selection.count + 32 * entries
+    return needed + _work(resolved) + 8 * _COLUMNS * resolved.selection.count + 32 * entries
 
 
 def of_group_sum(resolved: Resolved[GroupSum]) -> int:
@@ -83,7 +95,7 @@ def of_group_sum(resolved: Resolved[GroupSum]) -> int:
     if resolved.question.k is not None:
         # Sums of some queries are held at once, and what is kept of each.
         answer = min(answer, LARGEST + 8 * groups) + 24 * queries * min(resolved.question.k, groups)
-    needed = _blocks() + 8 * _COLUMNS * entries + 2 * answer
+    needed = _of_layer(resolved) + 8 * _COLUMNS * entries + 2 * answer
     if resolved.directed is not None:
         needed += 8 * _COLUMNS * entries
         if not resolved.directed.shared:
@@ -98,13 +110,13 @@ def of_group_sum(resolved: Resolved[GroupSum]) -> int:
 def of_distribution(resolved: Resolved[Distribution]) -> int:
     queries, entries = len(resolved.queries), resolved.selection.count
     # Products of one batch, and what is sorted and summed of one query.
-    needed = _blocks() + 8 * (_COLUMNS + min(BATCH, queries)) * entries
+    needed = _of_layer(resolved) + 8 * (_COLUMNS + min(BATCH, queries)) * entries
     needed += 2 * RANK_BYTES * queries * min(resolved.question.points, entries)
     return needed if resolved.directed is None else needed + 8 * _COLUMNS * entries
 
 
 def of_output(resolved: Resolved[Output]) -> int:
-    scores = WORK if resolved.question.kernel == "softmax" else 0  # of rows that slots share
+    scores = _work(resolved) if resolved.question.kernel == "softmax" else 0  # of rows that slots share
     weights = of_weights(resolved.view, resolved.layer)
     return weights + scores + 16 * len(resolved.queries) * resolved.layer.d_out
 
@@ -126,7 +138,8 @@ def of_gradients(view: View, question: GradientTopK | GradientSum, examples: Exa
     rows = max((2 * (own.keys.size + own.errors.size) for own in examples.layers.values()), default=0)
     groups = slots if isinstance(question, GradientSum) else 0
     kept = min(question.k or groups, slots) * examples.count
-    return _blocks() + WORK + 8 * (_COLUMNS * slots + 4 * groups + rows + 3 * kept)
+    blocks = _blocks(view.snapshot.layers.values(), view.snapshot)
+    return 2 * blocks + 8 * (_COLUMNS * slots + 4 * groups + rows + 3 * kept)
 
 
 def of_weights(view: View, layer: Layer | None = None) -> int:
@@ -138,7 +151,7 @@ def of_weights(view: View, layer: Layer | None = None) -> int:
     # The model's own files are read whole, whichever layer is asked for, and one of them is in hand twice meanwhile.
     files = [mark.bytes for name, mark in memory.manifest.files.items() if name.startswith(WEIGHTS)]
     read = sum(files) + max(files, default=0)
-    return _blocks() + read + 8 * (_COLUMNS * entries + _STATES * max(shapes, default=0) + 3 * sum(shapes))
+    return _blocks(asked, memory) + read + 8 * (_COLUMNS * entries + _STATES * max(shapes, default=0) + 3 * sum(shapes))
 
 
 def _tied(layers: Iterable[Layer], layer: Layer) -> list[Layer]:
@@ -158,5 +171,24 @@ def of_sql(sql: Sql) -> int:
     return sql.memory + 4 * sql.most_bytes
 
 
-def _blocks() -> int:
-    return WORK + HELD_BYTES
+def _of_layer(resolved: Resolved[Any]) -> int:
+    return _work(resolved) + min(HELD_BYTES, _row_bytes([resolved.layer], resolved.view.snapshot))
+
+
+def _work(resolved: Resolved[Any]) -> int:
+    """Blocks of a layer's rows, and of their scores."""
+    memory, layer = resolved.view.snapshot, resolved.layer.stored
+    scores = 8 * len(resolved.queries) * memory.entries(layer.name).count
+    return min(WORK, BASE + _row_bytes([layer], memory) + scores)
+
+
+def _blocks(layers: Iterable[Layer], memory: Snapshot) -> int:
+    """Blocks of rows that pass by, and rows that are held: no more than the largest of some layers has."""
+    most = _row_bytes(layers, memory)
+    return min(WORK, BASE + 2 * most) + min(HELD_BYTES, most)
+
+
+def _row_bytes(layers: Iterable[Layer], memory: Snapshot) -> int:
+    """Of all keys and values of the largest of some layers."""
+    sizes = [memory.entries(own.stored.name).count * 4 * (own.stored.d_in + own.stored.d_out) for own in layers]
+    return max(sizes, default=0)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from dualform import kernels
 from dualform.errors import MissingPackage, NotFound
-from dualform.query.score.backends.faiss import check_faiss
 
 if TYPE_CHECKING:
     from dualform.query.search.screen import Screen
@@ -83,7 +82,6 @@ def choose(name: str | None = None) -> Backend:
 
     Raises NotFound for a name that there is not, MissingPackage where its package or its GPU is missing.
     """
-    check_faiss()
     if name is None:
         return _automatic()
     if name not in NAMES:
