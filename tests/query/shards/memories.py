@@ -14,7 +14,7 @@ from dualform.store.writer import Writer
 LAYERS = (
     Layer("plain", "sample", 5, 3, affine(5, "plain.weight", "plain.bias")),
     Layer("repeated", "sample", 6, 4, affine(6, "repeated.weight", None), repeats=True),
-    Layer("grouped", "sample", 4, 4, affine(4, "grouped.weight", None), groups=2),
+    Layer("grouped", "sample", 4, 4, affine(2, "grouped.weight", None), groups=2),
     Layer("late", "sample", 3, 2, affine(3, "late.weight", None)),
 )
 """`late` has no slots at even steps, and none in the last shard."""
