@@ -11,7 +11,6 @@ from torch import nn
 
 from dualform.errors import BadInput
 from dualform.record.recorder import Recorder
-from dualform.record.sharded_parameters import held
 
 
 class Probes:
@@ -57,8 +56,9 @@ class LastWeights:
 
 
 def _byte_sums(model: nn.Module) -> dict[str, int]:
-    """By parameter, a sum that is the same wherever the tensor is."""
+    """By parameter, a sum that is the same wherever the tensor is; of a sharded one, of this rank's part."""
+    parts = {name: own.detach() for name, own in model.named_parameters()}
+    parts = {name: own.to_local() if hasattr(own, "to_local") else own for name, own in parts.items()}
     return {
-        name: int(held(own.detach()).contiguous().reshape(-1).view(torch.uint8).sum(dtype=torch.int64))
-        for name, own in model.named_parameters()
+        name: int(own.contiguous().reshape(-1).view(torch.uint8).sum(dtype=torch.int64)) for name, own in parts.items()
     }
