@@ -16,6 +16,7 @@ from dualform.store.check import check_memory
 from dualform.store.products import Products
 from dualform.store.runs import Runs
 from dualform.store.snapshot import Snapshot
+from tests.coverage.rows import convolutions_are_one_product
 from tests.record.rank_threads import COUNT, Fleet
 
 STEPS, ROWS, LENGTH, TOKENS = 20, 8, 5, 11
@@ -146,6 +147,8 @@ def without_rounding(path, monkeypatch):
     ids=["mlp", "conv", "encoder", "siamese", "checkpointed", "reentrant"],
 )
 def test_adamw_under_autocast_is_rebuilt_as_it_rounded(tmp_path, monkeypatch, network):
+    if network is conv and not convolutions_are_one_product():
+        pytest.skip("torch rounds the gradient of a bfloat16 convolution sample by sample here (docs/exactness.md)")
     train(network, tmp_path / "m")
     found = assert_near(tmp_path / "m")
     assert all(error > 20 * found[layer] for layer, error in without_rounding(tmp_path / "m", monkeypatch).items())

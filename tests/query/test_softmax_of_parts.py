@@ -9,6 +9,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import Inexact
+from tests.record.test_lstm_values import skip_without_bfloat16
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer, path, inputs, steps: int = 3):
@@ -57,6 +58,7 @@ def assert_mean_of_values(memory, coefficient, where=None, rtol=1e-4):
 
 
 def test_parts_whose_factors_bfloat16_rounds_have_one_value(tmp_path):
+    skip_without_bfloat16()
     with lstm_memory(tmp_path / "run", autocast=True) as memory:
         assert str(memory.info().layers[0].grade) == "exact to bfloat16"
         assert_mean_of_values(memory, -0.05, rtol=2.0**-7)

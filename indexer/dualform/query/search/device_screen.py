@@ -158,12 +158,17 @@ class _Search:
         scale, low, residual, length = codes.numbers[:, None, :]
         own, _, total, norm, left, slack = self.queries.numbers[:, :, None]
         shift = _MIDDLE * self.queries.codes.sum(dim=1, dtype=self.torch.int32)
-        sums = (self.torch._int_mm(self.queries.codes, codes.codes.T) + shift[:, None])[: len(own)]
+        products = self._products(self.queries.codes, codes.codes.T)
+        sums = (products + shift[:, None])[: len(own)]
         score = sums.float() * (scale * own) + low * total
         error = residual * norm + length * left + low.abs() * slack
         if self.request.absolute:
             score = score.abs()
         return score - error, score + error
+
+    def _products(self, one: Any, other: Any) -> Any:
+        """int32[n, m] of int8 codes. On a processor without VNNI `_int_mm` adds pairs up in 16 bits, which overflow."""
+        return self.torch._int_mm(one, other) if one.is_cuda else one.int() @ other.int()
 
     def pass_over(self, codes: _DeviceCodes, group: Any, first: int, best: list[Any]) -> tuple[Any, ...]:
         """Raise the floors by some rows, from `first` on. Returns query, row, group, upper bound of what reaches them.
