@@ -201,11 +201,12 @@ class Other(nn.Module):
             "sorted by column": lambda: x.sort(0).values,
             "unique": lambda: x.unique(dim=0),
             "other rows added": lambda: x[x[:, 0].argsort()] + x.flip(0),
+            "either of two": lambda: torch.where(x.sum(1, keepdim=True) > 0, x[x[:, 0].argsort()], x),
         }[self.kind]()
         return self.first(x).sum() + self.second(rows).square().sum()
 
 
-KINDS = ["buffer", "attribute", "parameter, changed", "sorted by column", "unique", "other rows added"]
+KINDS = ["buffer", "attribute", "parameter, changed", "sorted by column", "unique", "other rows added", "either of two"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

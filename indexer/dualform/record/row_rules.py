@@ -432,6 +432,17 @@ def _turned(
     followed.moved(tensor, output, change, (name, *axes, *shifts))
 
 
+@_for("where")
+def _chosen(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Entries of two tensors: if only one of them was moved, a row may be of either."""
+    full = [own for own in tensors_in(args[1:3]) if output.dim() and own.shape[:1] == output.shape[:1]]
+    found = [followed.of(own) for own in full]
+    if None in found and any(isinstance(own, Lineage) for own in found):
+        followed.put(output, Mark.MIXED)
+    else:
+        keep(followed, args, kwargs, output)
+
+
 @_for("index_select")
 def _selected(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     given = dict(zip(("tensor", "dim", "index"), args, strict=False)) | kwargs
