@@ -1,5 +1,7 @@
 """Trainings of networks with blocks of parameters, and what is asked of their memories."""
 
+from types import FunctionType
+
 import numpy as np
 import torch
 from torch import nn
@@ -76,6 +78,10 @@ class Conv1D(nn.Module):
 
     def forward(self, x):
         return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
+
+
+# Its forward is that of the module that the class is of.
+Conv1D.forward = FunctionType(Conv1D.forward.__code__, {**globals(), "__name__": Conv1D.__module__})
 
 
 class Transposed(nn.Module):

@@ -74,6 +74,8 @@ class FollowedRows(KnownRows):
         self, module: nn.Module, to: list[RemovableHandle], before: Callable[..., None], after: Callable[..., None]
     ) -> None:
         assert self._listener is not None
+        if isinstance(module, torch.jit.ScriptModule):  # which takes no such hooks
+            return
         to.append(module.register_forward_pre_hook(_Hook(self._listener, before), prepend=True))
         to.append(module.register_forward_hook(_Hook(self._listener, after), with_kwargs=True, always_call=True))
 

@@ -50,7 +50,7 @@ def unexplained_gradients(
 
 def _largest(tensor: Tensor) -> tuple[float, int]:
     """The largest magnitude in a gradient, and how many of its entries have it; zeros where there is none."""
-    if tensor.grad is None or not (sizes := held(tensor.grad).abs()).numel():
+    if tensor.grad is None or not (sizes := held(tensor.grad.detach()).abs()).numel():
         return 0.0, 0
     most = sizes.max()
     return float(most), int((sizes == most).sum())
