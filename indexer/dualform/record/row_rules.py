@@ -624,13 +624,13 @@ def _summed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[
 def _multiplied(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     if not isinstance(args[0], Tensor) or followed.plainly(args[0]):
         return
-    left, right = args[0], args[1] if len(args) > 1 else None
-    across = followed.of(left) is Mark.MODEL and isinstance(right, Tensor) and left.dim() == right.dim() == 2
-    if across and isinstance(followed.of(right), Lineage):
-        # A matrix of the model times rows that lie along the second axis, as in (W @ x.T).T.
+    left, right = args[0], args[-1]
+    two = isinstance(right, Tensor) and left.dim() == right.dim() == 2
+    if two and followed.of(left) is Mark.MODEL and isinstance(followed.of(right), Lineage):
+        # Rows that lie along the second axis, as in (W @ x.T).T.
         followed.moved(right, output, after.labelled("jk", "ik"), "product")
-        return
-    keep(followed, args[:1], {}, output)
+    else:
+        keep(followed, args[:1], {}, output)
 
 
 @_for("_pack_padded_sequence")
