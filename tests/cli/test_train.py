@@ -26,7 +26,7 @@ def test_demo(dualform, monkeypatch, tmp_path, capfd):
     calls = []
     monkeypatch.setattr(dualform_studies.demo, "run_demo", lambda *given: calls.append(given) or REPORT)
     told = dualform("demo", "--out", tmp_path, "--json")
-    assert told.json == {**REPORT, "missing": None}
+    assert told.json == {**REPORT, "missing": "nan"}
     ((out, progress),) = calls
     assert out == tmp_path
     assert told.err == "loading PyTorch and the studies\n"

@@ -150,7 +150,7 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
     assert dualform("verify", tmp_path / "run", "--json").json["0"]["exact"]
     assert told.json["unmoved"] == []
     nothing = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force", "--json").json
-    assert (nothing["concentration"], nothing["unmoved"]) == ({"0": {"share": None, "greatest": 0.0}}, ["0"])
+    assert (nothing["concentration"], nothing["unmoved"]) == ({"0": {"share": "nan", "greatest": 0.0}}, ["0"])
     told = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force")
     assert told.err.rstrip().endswith("distance that the layer's weights moved): 0 moves nothing.")
 

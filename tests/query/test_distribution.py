@@ -172,7 +172,7 @@ def test_scores_of_one_batch_are_held_and_less_than_is_claimed(rng):
         tracemalloc.stop()
     batch = 8 * distribution.BATCH * entries
     assert peak < 1.8 * batch
-    assert peak < needs.of_distribution(resolved) - needs._blocks() < 2 * batch + 8 * needs._COLUMNS * entries
+    assert peak < needs.of_distribution(resolved) - needs._of_layer(resolved) < 2 * batch + 8 * needs._COLUMNS * entries
 
 
 def test_every_slot_of_every_step_is_one_of_the_answer():

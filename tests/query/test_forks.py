@@ -187,13 +187,13 @@ def test_forks_wait_while_a_file_of_duckdb_is_open(folder):
 
 
 def test_forks_wait_while_a_probe_is_parsed(folder, monkeypatch):
-    inside, load = [], np.load
+    inside, parse = [], np.lib.format.read_array_header_1_0
 
-    def loaded(*args: Any, **named: Any) -> Any:
+    def parsed(*args: Any, **named: Any) -> Any:
         inside.append(forks._inside)
-        return load(*args, **named)
+        return parse(*args, **named)
 
-    monkeypatch.setattr(probes.np, "load", loaded)
+    monkeypatch.setattr(probes.np.lib.format, "read_array_header_1_0", parsed)
     with dualform.open(folder) as engine:
         engine.probe("test", "layer-0")
     assert inside

@@ -102,7 +102,7 @@ class RecordedTraining:
         self.collector.probe = taker = ProbeTaker(self.ongoing.axis_of)
         try:
             taker.run(self.plan.model, inputs, batch_size, batch_dim)
-            if labels is not None:
+            if labels is not None and traced is None:  # a loss asks for one of each example, and says so
                 taker.check_labels(labels)
             # Taps of their own: those of the training go on taking what they see for a probe's, which is done.
             gradients = None if traced is None else self._gradients(traced, batch_size)

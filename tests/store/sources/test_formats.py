@@ -20,6 +20,7 @@ from dualform.store.sources import FORMATS
 from dualform.store.sources.bfloat16 import Bfloat16
 from dualform.store.sources.float16 import Float16
 from dualform.store.sources.held_rows import HeldRows
+from tests.store.small_memory import log
 from tests.store.sources.twins import GEOMETRY, LAYERS, PAIRS, batch, layer, writer
 
 PLAIN = settings(deadline=None)
@@ -128,7 +129,8 @@ def of_layer(name: str, step: int) -> Batch:
     """A batch of one layer, whose slots are samples."""
     given = batch(step)
     extents = [extent for extent in given.extents if extent.space == "sample"]
-    return replace(given, extents=extents, layers={name: given.layers[name]})
+    updated = [f"{name}.weight", f"{name}.bias"]
+    return replace(given, extents=extents, layers={name: given.layers[name]}, logs=[log(step, *updated)])
 
 
 @pytest.mark.parametrize("name", ["mixed", "mixed16"])

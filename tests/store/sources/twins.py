@@ -129,7 +129,9 @@ def batch(step: int, seed: int = 0) -> Batch:
         Extent("token", 0, ROWS, LENGTH),
     ]
     watch = [WatchLog(step, name, 1e-9, 2e-9, 0.5, 1e-8, 3e-9) for name in WEIGHTS]
-    return Batch(step, samples(rng, rng.integers(0, 30, ROWS)), extents, layers, logs=[log(step)], watch=watch)
+    return Batch(
+        step, samples(rng, rng.integers(0, 30, ROWS)), extents, layers, logs=[log(step, *WEIGHTS)], watch=watch
+    )
 
 
 def writer(path: Path, layers: Sequence[Layer] = LAYERS, **options: Any) -> Writer:
