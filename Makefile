@@ -50,7 +50,7 @@ avx512 := ATEN_CPU_CAPABILITY=avx512 MKL_CBWR=AVX512 OPENBLAS_CORETYPE=SkylakeX
 processors: $(addprefix processor-,plain avx2 zen $(if $(shell grep -sm1 avx512vl /proc/cpuinfo),avx512)) seeds
 
 processor-%: setup
-	env $($*) OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(NUMBERS)
+	env $($*) TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/inductor/$* OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(NUMBERS)
 
 seeds: setup
 	for seed in 1 2 3 4 5 6 7 8 9 10; do OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \

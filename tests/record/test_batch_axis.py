@@ -166,7 +166,7 @@ class Two(nn.Module):
 
 
 def test_layers_that_disagree_are_refused_and_agree_in_spaces_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(FollowedRows, "taken", lambda *_: None)  # as in compiled code
+    monkeypatch.setattr(FollowedRows, "of", lambda *_: None)  # as in compiled code
     model, x = Two(), torch.randn(5, 2, 3)
     refused = opened_on(model, tmp_path / "refused")
     with refused.recorder, pytest.raises(RecordingError) as caught:

@@ -174,7 +174,7 @@ def _check_queries(path, model, form):
 
 
 def test_where_nothing_is_followed_what_is_said_of_a_list_of_tokens_holds_of_its_queries_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(FollowedRows, "taken", lambda *_: None)  # as in compiled code
+    monkeypatch.setattr(FollowedRows, "of", lambda *_: None)  # as in compiled code
     said = {"second": 1, "third": 1}
     model, _ = recorded(tmp_path / "m", FORMS["time first"], "time first", batch_dim=said)
     _check_queries(tmp_path / "m", model, FORMS["time first"])
@@ -365,3 +365,60 @@ def test_ordinary_networks_have_the_batchs_rows_in_their_order(tmp_path, kind, m
                 out = model(torch.randn(B, L, D, generator=torch.Generator().manual_seed(step)))
                 out.square().mean().backward()
     assert not strayed
+
+
+class Rarely(nn.Module):
+    """Moves rows in one late step alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(D, D), nn.Linear(D, 1)
+        self.step = 0
+
+    def forward(self, x):
+        self.step += 1
+        return self.second(torch.tanh(self.first(x.flip(0) if self.step == 22 else x)))
+
+
+class Alone(nn.Module):
+    """A single layer, which takes tokens as one list."""
+
+    def __init__(self, time_first):
+        super().__init__()
+        self.first, self.time_first = nn.Linear(D, D), time_first
+
+    def forward(self, x):
+        return self.first((x.transpose(0, 1) if self.time_first else x).reshape(-1, D))
+
+
+def test_rows_that_move_in_one_step_of_many_are_followed(tmp_path):
+    numbered(tmp_path / "m", Rarely(), lambda step: torch.arange(B)[:, None] + 100.0 * step, steps=30)
+
+
+@pytest.mark.parametrize("spaces", [None, {"first": "token"}], ids=["", "token"])
+@pytest.mark.parametrize("time_first", [False, True])
+def test_a_list_of_tokens_in_the_only_layer(tmp_path, time_first, spaces):
+    def made(step):
+        return torch.arange(B)[:, None, None] + 100.0 * step + torch.arange(L)[:, None] / 64
+
+    table = numbered(tmp_path / "m", Alone(time_first), made, steps=3, spaces=spaces)
+    np.testing.assert_array_equal(table["position"], table["key"] % 1 * 64)
+
+
+def numbered(path, model, made, steps, **options):
+    """Records batches whose entries are 100 * step + row, and compares the columns of the first layer with its keys."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with dualform.Recorder(model, optimizer, path, quiet=True, **options) as recorder:
+        for step in range(steps):
+            x = made(step)
+            with recorder.step(sample=100 * step + torch.arange(B)):
+                model(x.expand(*x.shape[:-1], D)).square().mean().backward()
+                optimizer.step()
+    with dualform.open(path) as memory:
+        space = next(layer.space for layer in memory.info().layers if layer.name == "first")
+        key = memory.keys("first")[:, 0]
+        table = {name: np.ma.filled(own, -1) for name, own in memory.slots(range(len(key)), space).items()}
+        table["key"] = key
+    np.testing.assert_array_equal(table["sample"], np.floor(table["key"]))
+    np.testing.assert_array_equal(table["row"], np.floor(table["key"]) % 100)
+    return table

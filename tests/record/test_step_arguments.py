@@ -186,7 +186,7 @@ class Uneven(nn.Module):
 
 
 def test_layers_that_see_different_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(FollowedRows, "taken", lambda *_: None)  # as in compiled code
+    monkeypatch.setattr(FollowedRows, "of", lambda *_: None)  # as in compiled code
     model = Uneven()
     for x, space in ((torch.randn(8, 5), "sample"), (torch.randn(8, 2, 5), "token")):
         opened = opened_on(model, tmp_path)
@@ -203,7 +203,7 @@ def test_layers_that_see_different_batches(tmp_path, monkeypatch):
 
 
 def test_a_layer_that_parts_later_has_no_rows_at_that_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(FollowedRows, "taken", lambda *_: None)  # as in compiled code
+    monkeypatch.setattr(FollowedRows, "of", lambda *_: None)  # as in compiled code
     model = Uneven()
     model.rows = 8
     opened = opened_on(model, tmp_path)

@@ -116,8 +116,6 @@ class Aligner:
         shapes = {}
         for call, signal in list(self._calls[tap.name].items()):
             place = self._place(tap, signal)
-            if place is not None and space.routed:
-                self._note(tap)
             if space.routed:
                 shapes[call] = Shape(space, call, (prod(signal.leading),), 0, place=place)
             elif place is not None and (own := self._placed(tap, call, signal, place)) is not None:
@@ -139,21 +137,6 @@ class Aligner:
                     hint="Give it another space, with spaces=.",
                 )
         return shapes
-
-    def _note(self, tap: Tap) -> None:
-        """A layer took other rows than the batch's in their order."""
-        followed = self._record.followed
-        if followed is None:
-            return
-        if followed.unseen:
-            step = self._record.step
-            self._spaces.warn_once(
-                "unseen rows",
-                f"layer {tap.name!r} took rows in another order at step {step}, for the first time that this was seen. "
-                f"The {followed.unseen} steps before it were not looked at, and their rows are taken for the batch's "
-                "in its order.",
-            )
-        followed.notable = True
 
     def _place(self, tap: Tap, signal: Signal) -> Place | None:
         """Where the slots of a call stood in the batch, by what was seen of its input. None if nothing was: they are
@@ -215,17 +198,15 @@ class Aligner:
                 return None
         order = place.order(rows, prod(whole[1:]))
         if order is None:
-            every = place.order(rows, place.length) is not None
-            return None if every and known.steady and not space.tokens else self._stray(tap, signal, place)
+            # A list that holds each place once may be a batch of its own, if the columns say nothing else.
+            own = self._metadata.rows in (None, leading[0]) and place.order(rows, place.length) is not None
+            return None if own and known.steady and not space.tokens else self._stray(tap, signal, place)
         slots = torch.from_numpy(order)
         moved = next((m for m in (0, 1) if m < len(whole) and slots.equal(_lying(Shape(space, call, whole, m)))), None)
         if moved is not None:
-            if moved != self._axis.of_layer(tap, space, len(leading) == 1) and space.tokens:
-                self._note(tap)
             return Shape(space, call, whole, moved)
         if signal.form.batch_axis is not None:
             return self._stray(tap, signal, place)
-        self._note(tap)
         return Shape(space, call, whole, 0, order=slots)
 
     def _tokens_of(self, tap: Tap, call: int, rows: int, count: int) -> tuple[int, ...]:
@@ -240,7 +221,6 @@ class Aligner:
 
     def _stray(self, tap: Tap, signal: Signal, place: Place) -> Shape:
         """Slots of their own, of a call that no other layer shares but by the same rows."""
-        self._note(tap)
         space, n = self._space_of(tap), prod(signal.leading)
         about: Any = signal.rows if isinstance(signal.rows, Lineage) else tap.name
         numbers = self._numbers.setdefault((space.name, about, n), [])

@@ -13,9 +13,6 @@ later operations hand on:
 Tensors that come of parameters, buffers and attributes of the model alone are no rows of the batch (Mark.MODEL). Where
 a tensor meets one whose rows are the batch's in their order, as in mixup, the result counts as the latter.
 
-Looking takes time: a network whose layers took the batch's rows in their order in eight steps is looked at in every
-eighth one from then on, until one of them shows something else.
-
 What is not seen: code between calls of the model's modules, NumPy, TorchScript, compiled code, a reentrant checkpoint's
 second run.
 """
@@ -38,9 +35,6 @@ from dualform.record.row_rules import RULES, keep, tensors_in
 from dualform.record.taps.hook import ModelHook, hand_over
 from dualform.record.taps.tap import Listener
 
-_FIRST, _EVERY = 8, 8
-"""Where so many steps showed rows in the batch's order alone, only each such step is followed."""
-
 
 class FollowedRows(KnownRows):
     """Of the tensors of the step, or the probe, that runs. Attached to a model, it follows what its modules do."""
@@ -54,10 +48,6 @@ class FollowedRows(KnownRows):
         """Of modules in the model, until a step has shown that the training calls the model itself."""
         self._whole = self._alone = False
         """Whether the model was called itself, and whether one of its modules was outside of such a call."""
-        self.follows = True
-        """Whether the step that runs is followed."""
-        self._steps = self._ordinary = 0
-        """Steps so far, and those that were followed since the last notable one."""
         self.around = threading.local()
 
     def attach(self, listener: Listener) -> None:
@@ -93,10 +83,6 @@ class FollowedRows(KnownRows):
     def begin(self) -> None:
         """Another step begins: nothing is known of its tensors."""
         self.clear()
-        self._ordinary = 0 if self.notable else self._ordinary + self.follows
-        self._steps, self.unseen = self._steps + 1, 0 if self.follows else self.unseen + 1
-        self.notable = False
-        self.follows = self._ordinary < _FIRST or self._steps % _EVERY == 0
         if self._parts and self._whole and not self._alone:
             for handle in self._parts:
                 handle.remove()
@@ -115,8 +101,7 @@ class FollowedRows(KnownRows):
 
     def _runs(self) -> bool:
         """Whether what is called now is to be followed."""
-        mode = None if self._listener is None else self._listener.forward_mode()
-        asked = mode == "probe" or (mode == "step" and self.follows)
+        asked = self._listener is not None and self._listener.forward_mode() in ("probe", "step")
         return asked and not torch._C._are_functorch_transforms_active()
 
     def leave(self, *_: Any) -> None:

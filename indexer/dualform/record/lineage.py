@@ -431,10 +431,6 @@ class KnownRows:
         self._sources: dict[Sizes, Lineage] = {}
         self.live = False
         """Whether any tensor has a lineage."""
-        self.notable = False
-        """Whether a layer took other rows in it than the batch's in their order, or rows that were chosen in it."""
-        self.unseen = 0
-        """How many steps before it were not followed."""
 
     def begin(self) -> None:
         """Another step begins: nothing is known any more but what every step repeats."""
@@ -458,13 +454,6 @@ class KnownRows:
     def here(self) -> bool:
         """Whether what runs in this thread now is followed."""
         return False
-
-    def taken(self, tensor: Tensor) -> Known | None:
-        """What is known of a tensor that a layer takes."""
-        known = self.of(tensor)
-        if known is Mark.MIXED or (isinstance(known, Lineage) and not known.steady):
-            self.notable = True
-        return known
 
     def plainly(self, tensor: Tensor) -> bool:
         """Whether nothing is known of it, told fast."""

@@ -169,7 +169,7 @@ class Tap(ABC):
     def _passed(self, listener: Listener, call: Call, followed: KnownRows | None) -> tuple[Tensor, ...]:
         rows = None
         try:
-            rows = None if followed is None or call.argument is None else followed.taken(call.argument)
+            rows = None if followed is None or call.argument is None else followed.of(call.argument)
             kept = self._kept(listener, call, rows)
         except Exception as error:
             hand_over(listener, error, self.name)
