@@ -82,3 +82,29 @@ def test_what_is_none_is_refused_by_name(memory, ask, message):
     with pytest.raises(BadInput) as refused:
         ask(memory)
     assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda memory, given: memory.topk("0", "test/1", score=given),
+        lambda memory, given: memory.topk("0", "test/1", k=given),
+        lambda memory, given: memory.topk("0", f"test/{given}"),
+        lambda memory, given: memory.topk(given, "test/1"),
+        lambda memory, given: memory.topk("0", "test/1", where=given),
+        lambda memory, given: memory.output("0", "test/1", kernel=given),
+        lambda memory, given: memory.output("0", "test/1", at_step=given),
+        lambda memory, given: memory.group_sum("0", "test/1", by=given),
+        lambda memory, given: memory.probe(given),
+        lambda memory, given: dualform.ProbeRows("test", given),
+        lambda memory, given: dualform.ExampleGradients(given, 1),
+    ],
+    ids=["score", "k", "row", "layer", "where", "kernel", "step", "by", "probe", "rows", "examples"],
+)
+def test_a_message_shows_no_more_than_the_beginning_of_what_was_given(memory, ask):
+    for given in ({"a": list(range(5000))}, {"a": "x" * 100_000}):
+        with pytest.raises(BadInput) as refused:
+            ask(memory, given)
+        assert len(refused.value.message) < 300
+    with pytest.raises(BadInput, match="thousands of digits"):
+        memory.output("0", "test/1", at_step=10**5000)

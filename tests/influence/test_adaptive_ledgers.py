@@ -174,6 +174,7 @@ def test_groups_that_cancel_each_other_out_are_warned_of(tmp_path):
     with pytest.warns(RuntimeWarning, match="The groups cancel each other out: do not rank them") as warned:
         found = dualform.ledger(tmp_path / "m", training.make(), training.influence(), allow_inexact=True)
     assert found.remark in str(warned[0].message)
+    assert warned[0].filename == __file__
     assert found.largest.shape == (EXAMPLES,)
     assert found.largest.max() > 50 * np.abs(found.final - found.initial).max()
     assert f"the largest group moved a loss by {found.largest.max():.3g}" in found.title()

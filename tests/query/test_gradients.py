@@ -245,6 +245,12 @@ def test_what_does_not_fit_is_refused(mlp):
         ask("2", ExampleGradients(1, {"0": one}), by="sample", score="gradient")
     with pytest.raises(BadInput, match="none of the 1"):
         ExampleGradients(1, {"0": LayerGradients(np.ones((1, 5)), np.ones((1, 5)), np.ones(1, dtype=int))})
+    with pytest.raises(BadInput, match=r"there are \{'0': LayerGradients.* Give their number") as swapped:
+        ExampleGradients({"0": one}, 1)
+    assert len(str(swapped.value)) < 200
+    for layers in ([one], {"0": np.ones((1, 5))}):
+        with pytest.raises(BadInput, match="Give LayerGradients by layer name"):
+            ExampleGradients(1, layers)
     with pytest.raises(BadInput, match="there are 2 errors of 1 keys"):
         LayerGradients(np.ones((1, 5)), np.ones((2, 5)), np.zeros(1, dtype=int))
     with pytest.raises(BadInput, match="holds NaN"):

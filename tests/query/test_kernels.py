@@ -16,7 +16,7 @@ from tests.query.test_output import BATCH, STEPS, Case
 def test_temperatures_are_finite_and_above_zero(temperature):
     with pytest.raises(BadInput) as refused:
         Output("fc", np.ones(3), kernel="softmax", temperature=temperature)
-    assert refused.value.message == f"temperature is {temperature!r}."
+    assert refused.value.message == f"temperature is {arguments.shown(temperature)}."
     assert (refused.value.hint, refused.value.field) == ("It is finite and above 0.", "temperature")
 
 

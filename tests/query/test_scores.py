@@ -135,7 +135,8 @@ def test_a_score_that_is_not_in_the_table_is_refused_by_name():
         with pytest.raises(BadInput) as refused:
             ask()
         assert (refused.value.message, refused.value.field) == ("score is 'nix'.", "score")
-        assert refused.value.hint == 'It is "signed", "abs", "cosine" or, with toward, "contribution".'
+        others = 'with toward, "contribution", and of examples with a loss, "gradient"'
+        assert refused.value.hint == f'It is "signed", "abs", "cosine"; {others}.'
 
 
 def test_a_score_that_is_no_text_is_refused():

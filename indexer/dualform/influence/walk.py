@@ -171,7 +171,7 @@ class Walk:
             grades=self._grades,
         )
         if found.remark:
-            warnings.warn(f"{found.remark}.", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{found.remark}.", RuntimeWarning, stacklevel=4)  # of `ledger`, which torch wraps
         return found
 
     def _update(

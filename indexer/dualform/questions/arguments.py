@@ -21,12 +21,15 @@ LEAST_POINTS = 11
 KERNELS = ("linear", "softmax")
 """What weighs a layer's slots: their inner products with a query, or the softmax of those."""
 
+_SHOWN = 80
+"""Characters of a value that does not fit, in a message."""
+
 
 def as_by(by: str | Sequence[str] | None) -> tuple[str, ...]:
     """Column names of a grouping: "label", ("dataset", "label"), or None for none."""
     names = (by,) if isinstance(by, str) else by or ()
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise BadInput(f"by is {by!r}.", hint='Name columns, for example by="label".', field="by")
+        raise BadInput(f"by is {shown(by)}.", hint='Name columns, for example by="label".', field="by")
     names = tuple(names)
     if len(names) > MOST_COLUMNS:
         raise BadInput(
@@ -42,7 +45,7 @@ def as_by(by: str | Sequence[str] | None) -> tuple[str, ...]:
 def as_flag(value: bool, name: str) -> bool:
     """Raises BadInput where it is neither True nor False, for a text such as "no" would count as True."""
     if not isinstance(value, bool | np.bool_):
-        raise BadInput(f"{name} is {value!r}.", hint="It is True or False.", field=name)
+        raise BadInput(f"{name} is {shown(value)}.", hint="It is True or False.", field=name)
     return bool(value)
 
 
@@ -75,7 +78,7 @@ def check_no_nulls(numbers: Any, name: str) -> None:
 def as_k(k: int, noun: str) -> int:
     """How many are asked for, or as many as an int64 holds. Raises BadInput where it is no whole number above 0."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise BadInput(f"k is {k!r}.", hint=f"Ask for at least 1 {noun}.", field="k")
+        raise BadInput(f"k is {shown(k)}.", hint=f"Ask for at least 1 {noun}.", field="k")
     return min(int(k), np.iinfo(np.int64).max)
 
 
@@ -83,7 +86,7 @@ def as_points(points: int) -> int:
     """At how many ranks scores are asked for. Raises BadInput where there is no room for the first ten and the last."""
     if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < LEAST_POINTS:
         raise BadInput(
-            f"points is {points!r}.",
+            f"points is {shown(points)}.",
             hint=f"Ask for at least {LEAST_POINTS}: the first {LEAST_POINTS - 1} ranks, and the last.",
             field="points",
         )
@@ -93,13 +96,13 @@ def as_points(points: int) -> int:
 def check_layer(layer: str) -> None:
     """Raises BadInput where it is no text."""
     if not isinstance(layer, str):
-        raise BadInput(f"layer is {layer!r}.", hint="Give a layer's name.", field="layer")
+        raise BadInput(f"layer is {shown(layer)}.", hint="Give a layer's name.", field="layer")
 
 
 def check_score(score: str) -> None:
     """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/kinds/)."""
     if not isinstance(score, str):
-        raise BadInput(f"score is {score!r}.", hint='Name a score, for example "abs".', field="score")
+        raise BadInput(f"score is {shown(score)}.", hint='Name a score, for example "abs".', field="score")
 
 
 def check_step(at_step: int | None, recorded: int | None = None) -> None:
@@ -107,10 +110,10 @@ def check_step(at_step: int | None, recorded: int | None = None) -> None:
     if at_step is None:
         return
     if isinstance(at_step, bool) or not isinstance(at_step, int | np.integer) or at_step < 0:
-        raise BadInput(f"at_step is {at_step!r}.", hint="Steps count from 0.", field="at_step")
+        raise BadInput(f"at_step is {shown(at_step)}.", hint="Steps count from 0.", field="at_step")
     if recorded is not None and at_step > recorded:
         raise BadInput(
-            f"at_step is {at_step}, and {recorded} steps were recorded.",
+            f"at_step is {shown(at_step)}, and {recorded} steps were recorded.",
             hint=f"Ask for 0 (the initial network) to {recorded} (the end).",
             field="at_step",
         )
@@ -122,19 +125,21 @@ def as_temperature(kernel: str, temperature: float | None) -> float | None:
     Raises BadInput for another kernel, and for a temperature that it cannot have.
     """
     if not isinstance(kernel, str) or kernel not in KERNELS:
-        raise BadInput(f"kernel is {kernel!r}.", hint=f"It is {' or '.join(map(_quoted, KERNELS))}.", field="kernel")
+        raise BadInput(
+            f"kernel is {shown(kernel)}.", hint=f"It is {' or '.join(map(_quoted, KERNELS))}.", field="kernel"
+        )
     if temperature is None:
         return 1.0 if kernel == "softmax" else None
     if kernel != "softmax":
         raise BadInput(
-            f"the kernel {kernel!r} has no temperature.", hint='Ask with kernel="softmax".', field="temperature"
+            f"the kernel {shown(kernel)} has no temperature.", hint='Ask with kernel="softmax".', field="temperature"
         )
     number = 0.0
     if isinstance(temperature, Real) and not isinstance(temperature, bool):
         with suppress(OverflowError):
             number = float(temperature)
     if not (isfinite(number) and number > 0):
-        raise BadInput(f"temperature is {_said(temperature)}.", hint="It is finite and above 0.", field="temperature")
+        raise BadInput(f"temperature is {shown(temperature)}.", hint="It is finite and above 0.", field="temperature")
     return number
 
 
@@ -142,11 +147,13 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-def _said(number: object) -> str:
+def shown(value: object) -> str:
+    """A value that was given where another kind belongs, for a message: large ones are cut."""
     try:
-        return repr(number)
+        found = " ".join(repr(value).split())
     except ValueError:  # Python writes out no integer of thousands of digits
         return "a number of thousands of digits"
+    return found if len(found) <= _SHOWN else f"{found[:_SHOWN]}…"
 
 
 def as_masks(where: str | Mapping[str, str] | None) -> str | Mapping[str, str] | None:
@@ -156,7 +163,7 @@ def as_masks(where: str | Mapping[str, str] | None) -> str | Mapping[str, str] |
     texts = isinstance(where, Mapping) and all(isinstance(text, str) for pair in where.items() for text in pair)
     if not texts:
         raise BadInput(
-            f"where is {where!r}.",
+            f"where is {shown(where)}.",
             hint='Give one mask, or masks by slot space, for example {"token": "label <> 3"}.',
             field="where",
         )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, as_k
+from dualform.questions.arguments import as_by, as_k, shown
 from dualform.questions.queries import ProbeRows, finite_rows
 from dualform.questions.question import Question
 
@@ -76,7 +76,15 @@ class ExampleGradients:
 
     def __post_init__(self) -> None:
         if isinstance(self.count, bool) or not isinstance(self.count, int | np.integer) or self.count < 1:
-            raise BadInput(f"there are {self.count!r} examples.", hint="Give at least one.", field="queries")
+            raise BadInput(
+                f"there are {shown(self.count)} examples.", hint="Give their number, 1 or more.", field="queries"
+            )
+        if not (
+            isinstance(self.layers, Mapping) and all(isinstance(own, LayerGradients) for own in self.layers.values())
+        ):
+            raise BadInput(
+                f"the layers are {shown(self.layers)}.", hint="Give LayerGradients by layer name.", field="queries"
+            )
         for name, layer in self.layers.items():
             if ((layer.examples < 0) | (layer.examples >= self.count)).any():
                 raise BadInput(
@@ -151,7 +159,7 @@ def as_layer_names(layer: str | Sequence[str]) -> tuple[str, ...]:
 def _as_layers(layers: Any) -> tuple[str, ...]:
     names = tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else None
     if names is None or not all(isinstance(name, str) for name in names):
-        raise BadInput(f"layers are {layers!r}.", hint='Name layers, or give "*" for all.', field="layer")
+        raise BadInput(f"layers are {shown(layers)}.", hint='Name layers, or give "*" for all.', field="layer")
     if len(set(names)) < len(names):
         raise BadInput(f"a layer is named twice: {', '.join(names)}.", field="layer")
     return names

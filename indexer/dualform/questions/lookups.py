@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import Appearances, Certificates, Columns, MemoryInfo, Probe
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_ids, check_layer
+from dualform.questions.arguments import as_ids, check_layer, shown
 from dualform.questions.question import Question
 
 
@@ -47,7 +47,7 @@ class ProbeLookup(Question[Probe]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise BadInput(f"the probe is {self.name!r}.", hint="Give a probe's name.", field="name")
+            raise BadInput(f"the probe is {shown(self.name)}.", hint="Give a probe's name.", field="name")
         if self.layer is not None:
             check_layer(self.layer)
 
@@ -79,7 +79,7 @@ class AppearanceLookup(Question[Appearances]):
             raise BadInput("a dataset and a probe are given.", hint="Give one of them.", field="probe")
         for name in ("dataset", "probe"):
             if not isinstance(given := getattr(self, name), str | None):
-                raise BadInput(f"{name} is {given!r}.", hint="Give its name.", field=name)
+                raise BadInput(f"{name} is {shown(given)}.", hint="Give its name.", field=name)
 
 
 @dataclass(frozen=True)

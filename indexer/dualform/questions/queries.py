@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dualform.errors import BadInput
+from dualform.questions.arguments import shown
 from dualform.questions.numbers_given import as_array
 
 MOST_ROWS = 1_000_000
@@ -164,14 +165,14 @@ def as_queries(queries: QueriesLike) -> Queries:
         ranges = [_range_of(part) for part in rows.split(",")]
     except ValueError:
         raise BadInput(
-            f"{queries!r} names no probe row: {rows!r} is no row number.",
+            f"{shown(queries)} names no probe row: {shown(rows)} is no row number.",
             hint="Write PROBE/ROW, for example test-mnist/17, PROBE/3,17 for several, or PROBE/10:20 for 10 to 19.",
             field="queries",
         ) from None
     if not all(ranges):
-        raise BadInput(f"{queries!r} has a range of no row.", hint="10:20 is rows 10 to 19.", field="queries")
+        raise BadInput(f"{shown(queries)} has a range of no row.", hint="10:20 is rows 10 to 19.", field="queries")
     if sum(part.stop - part.start for part in ranges) > MOST_ROWS:
-        raise BadInput(f"{queries!r} names more than {MOST_ROWS:,} rows.", hint="Ask in parts.", field="queries")
+        raise BadInput(f"{shown(queries)} names more than {MOST_ROWS:,} rows.", hint="Ask in parts.", field="queries")
     return ProbeRows(name, tuple(chain.from_iterable(ranges)))
 
 
@@ -180,10 +181,13 @@ def _row_numbers(given: Any, what: str) -> tuple[int, ...]:
     if isinstance(given, tuple) and all(type(number) is int for number in given):
         return given
     try:
-        return tuple(as_array(given).tolist())
+        numbers = as_array(given)
+        if numbers.ndim == 0:
+            raise ValueError("it is one value")
+        return tuple(numbers.tolist())
     except (TypeError, ValueError):
         raise BadInput(
-            f"{what} are {given!r}.", hint="Give whole numbers in a list, for example [17].", field="queries"
+            f"{what} are {shown(given)}.", hint="Give whole numbers in a list, for example [17].", field="queries"
         ) from None
 
 

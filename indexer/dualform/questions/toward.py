@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_flag, check_step
+from dualform.questions.arguments import as_flag, check_step, shown
 from dualform.questions.queries import Vectors, finite_rows
 
 CONTRIBUTION = "contribution"
@@ -50,7 +50,7 @@ class Toward:
             if number is None:
                 continue
             if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
-                raise BadInput(f"toward is {number!r}.", hint=_FORMS, field="toward")
+                raise BadInput(f"toward is {shown(number)}.", hint=_FORMS, field="toward")
             object.__setattr__(self, name, int(number))
         if self.output is not None and self.output == self.minus:
             raise BadInput(

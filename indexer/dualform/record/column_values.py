@@ -115,7 +115,7 @@ def column_of(name: str, value: Any) -> Array:
     if kind in "UO" and not _is_unicode("".join(text for text in entry.flat if text is not None)):
         raise BadInput(f"{name} holds text that is no Unicode: a lone surrogate.", hint="Replace it.", field=name)
     own = entry.astype(KINDS[stored].numpy, copy=False)
-    if entry.dtype.itemsize > own.dtype.itemsize and not np.array_equal(own, entry, equal_nan=True):
+    if kind == "f" and entry.dtype.itemsize > own.dtype.itemsize and not np.array_equal(own, entry, equal_nan=True):
         raise BadInput(f"{name} holds {_said(entry)}, which no column holds exactly.", hint="Round it.", field=name)
     return own if missing is None or own.dtype == np.object_ else _masked(name, own, missing)
 

@@ -35,7 +35,6 @@ ANSWER = 256 << 20
 _HIDDEN = {"key_rows"}
 """Large, and of no use without the files."""
 _START_SECONDS = 50.0
-"""Less than a client waits by default, so that it is told what to do about its statement."""
 """In which the child must have begun, and read its tables."""
 _POLL_SECONDS = 0.1
 _WORD = re.compile(r"\w+")

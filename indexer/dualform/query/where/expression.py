@@ -19,6 +19,7 @@ from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.where.connection import connect
 from dualform.query.where.expression_writer import DEEPEST, ExpressionWriter
 from dualform.query.where.size import LONGEST, Pattern, require_short, require_simple
+from dualform.questions.arguments import shown
 from dualform.store.user_columns import alike_but_for_case
 
 
@@ -54,7 +55,7 @@ def parse(text: str, columns: Collection[str], bounds: QuestionBounds = UNBOUNDE
     a column that does not exist.
     """
     if not isinstance(text, str):
-        raise BadMask(f"where is {text!r}.", hint="It is an SQL expression as text.", field="where")
+        raise BadMask(f"where is {shown(text)}.", hint="It is an SQL expression as text.", field="where")
     if not text.strip():
         raise BadMask("where is blank.", hint="Leave it out to keep every slot.", field="where")
     if len(text) > LONGEST:
