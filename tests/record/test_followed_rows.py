@@ -43,6 +43,29 @@ def written(x):
     return flat
 
 
+def into(target, place, value):
+    target[place] = value
+    return target
+
+
+def experts(x):
+    """Tokens of two experts that come back to their places; some of them go to both."""
+    flat = x.reshape(-1, x.shape[-1])
+    total, count = torch.zeros_like(flat), flat.new_zeros(len(flat))
+    for chosen in (flat[:, 0] > -0.2, flat[:, 0] < 0.2):
+        total.index_add_(0, chosen.nonzero()[:, 0], flat[chosen])
+        count.index_add_(0, chosen.nonzero()[:, 0], flat.new_ones(len(flat))[chosen])
+    return total / count[:, None]
+
+
+def experts_by_index(x):
+    flat = x.reshape(-1, x.shape[-1])
+    total = torch.zeros_like(flat)
+    for chosen in (flat[:, 0] > 0, flat[:, 0] <= 0):
+        total[chosen] += flat[chosen]
+    return total
+
+
 SELECTED = {
     "masked": lambda x: x[mask(x)],
     "masked_select": lambda x: x.masked_select(mask(x).unsqueeze(-1)).view(-1, x.shape[-1]),
@@ -68,6 +91,8 @@ TOKENS = {
     "chosen": lambda x: x.flatten(0, 1)[torch.randperm(B * L, generator=torch.Generator().manual_seed(1))],
     "written": written,
     "flat as it lies": lambda x: x.reshape(-1, x.shape[-1]),
+    "experts": experts,
+    "experts, by index": experts_by_index,
     "sorted, time first": lambda x: x[order(x)].transpose(0, 1).reshape(-1, x.shape[-1]),
 }
 ROWS = {
@@ -83,6 +108,20 @@ ROWS = {
     "padded again": lambda x: pad_packed_sequence(packed(x), batch_first=True, padding_value=-1.0, total_length=L)[0],
     "twice": lambda x: x[order(x)] * 2 - x[order(x)],
     "by a list": lambda x: x[[3, 1, 0, 5, 4, 2]],
+    "cat, from the end": lambda x: torch.cat([x[3:], x[:3]], -3),
+    "vstack": lambda x: torch.vstack([x[3:], x[:3]]),
+    "einsum without ->": lambda x: torch.einsum("abc,cd", x[order(x)], torch.eye(x.shape[-1], dtype=x.dtype)),
+    "where, a method": lambda x: x[order(x)].where(torch.ones(1, dtype=torch.bool), torch.zeros(())),
+    "into empty": lambda x: into(torch.empty_like(x), order(x), x),
+    "into a copy": lambda x: into(x.clone(), order(x), x),
+    "half into a copy": lambda x: into(x.clone(), slice(0, 3), x[3:]),
+    "copied": lambda x: torch.empty_like(x).copy_(x[order(x)]),
+    "index_copy": lambda x: torch.zeros_like(x).index_copy(0, order(x), x),
+    "index_add_": lambda x: torch.zeros_like(x).index_add_(0, order(x), x),
+    "scatter": lambda x: torch.zeros_like(x).scatter(0, order(x).view(-1, 1, 1).expand_as(x), x),
+    "scatter_add_": lambda x: torch.zeros_like(x).scatter_add_(0, order(x).view(-1, 1, 1).expand_as(x), x),
+    "added to zeros": lambda x: torch.zeros_like(x).add_(x[order(x)]),
+    "subset written back": lambda x: into(x.clone(), order(x)[:2], x[order(x)[:2]]),
 }
 FORMS = SELECTED | TOKENS | ROWS | {f"{name}, of rows": (lambda x, f=f: f(x)[:, 0]) for name, f in ROWS.items()}
 
@@ -155,7 +194,9 @@ def _slots_of(memory, layer, space):
     return keys, values, {name: np.ma.filled(table[name], -1) for name in ("row", "sample", "label", "position")}
 
 
-@pytest.mark.parametrize("name", [*(name for name in TOKENS if name not in ("chosen", "written")), *ROWS])
+@pytest.mark.parametrize(
+    "name", [name for name in (*TOKENS, *ROWS) if name not in ("chosen", "written", "half into a copy")]
+)
 def test_queries_are_an_examples_tokens_after_one_another(tmp_path, name):
     model, _ = recorded(tmp_path / "m", FORMS[name], name)
     _check_queries(tmp_path / "m", model, FORMS[name])
@@ -182,6 +223,24 @@ def test_where_nothing_is_followed_what_is_said_of_a_list_of_tokens_holds_of_its
         assert memory.info().probes[0].examples == B
 
 
+def through_a_view(x):
+    made = torch.zeros_like(x)
+    made.view(B, D)[x[:, 0].argsort()] = x
+    return made
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        halved = torch.empty_like(x)
+        halved.numpy()[:] = x.numpy() / 2
+        return halved
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
 class Other(nn.Module):
     """A layer that sees as many rows as the batch, of which nothing tells which row of the batch each is."""
 
@@ -193,6 +252,10 @@ class Other(nn.Module):
         self.held = torch.randn(B, D)
         self.own = nn.Parameter(torch.randn(B, D))
 
+    def next(self, x):
+        before, self.held = self.held, x.detach()
+        return before
+
     def forward(self, x):
         rows = {
             "buffer": lambda: self.classes,
@@ -200,13 +263,24 @@ class Other(nn.Module):
             "parameter, changed": lambda: nn.functional.normalize(self.own, dim=-1) * 2,
             "sorted by column": lambda: x.sort(0).values,
             "unique": lambda: x.unique(dim=0),
+            "upside down": lambda: torch.flipud(x),
+            "as strides": lambda: x.as_strided((B, D), (1, B)),
+            "written through a view": lambda: through_a_view(x),
+            "several to one": lambda: torch.zeros_like(x).index_add_(0, torch.tensor([0, 0, 1, 2, 3, 3]), x),
+            "an attribute of the last step": lambda: self.next(x),
+            "a kernel": lambda: Halved.apply(x[x[:, 0].argsort()].requires_grad_()),
+            "by a list": lambda: torch.tensor(x.tolist()[::-1]),
             "other rows added": lambda: x[x[:, 0].argsort()] + x.flip(0),
             "either of two": lambda: torch.where(x.sum(1, keepdim=True) > 0, x[x[:, 0].argsort()], x),
         }[self.kind]()
         return self.first(x).sum() + self.second(rows).square().sum()
 
 
-KINDS = ["buffer", "attribute", "parameter, changed", "sorted by column", "unique", "other rows added", "either of two"]
+KINDS = [
+    *("buffer", "attribute", "parameter, changed", "sorted by column", "unique", "other rows added", "either of two"),
+    *("upside down", "as strides", "written through a view", "several to one", "an attribute of the last step"),
+    *("a kernel", "by a list"),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)

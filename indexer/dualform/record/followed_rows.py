@@ -13,8 +13,8 @@ later operations hand on:
 Tensors that come of parameters, buffers and attributes of the model alone are no rows of the batch (Mark.MODEL). Where
 a tensor meets one whose rows are the batch's in their order, as in mixup, the result counts as the latter.
 
-What is not seen: code between calls of the model's modules, NumPy, TorchScript, compiled code, a reentrant checkpoint's
-second run.
+What is not seen: code between calls of the model's modules, torch.from_numpy, TorchScript, torch.func.vmap, compiled
+code, a reentrant checkpoint's second run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from dualform.record.lineage import KnownRows, Mark
-from dualform.record.row_rules import RULES, keep, tensors_in
+from dualform.record.row_rules import KEPT, RULES, keep, mix, tensors_in
 from dualform.record.taps.hook import ModelHook, hand_over
 from dualform.record.taps.tap import Listener
 
@@ -53,7 +53,6 @@ class FollowedRows(KnownRows):
     def attach(self, listener: Listener) -> None:
         """Follow what runs in its steps and probes."""
         self._listener = listener
-        self._held = {id(own): weakref.ref(own) for own in _held_by(self._model)}
         for module in self._model.modules():
             if isinstance(module, _FUSED):
                 self._hook(module, self._handles, self.pause, self.resume)
@@ -83,6 +82,7 @@ class FollowedRows(KnownRows):
     def begin(self) -> None:
         """Another step begins: nothing is known of its tensors."""
         self.clear()
+        self._held = {id(own): weakref.ref(own) for own in _held_by(self._model)}
         if self._parts and self._whole and not self._alone:
             for handle in self._parts:
                 handle.remove()
@@ -202,6 +202,9 @@ class _Mode(TorchFunctionMode):
                 return
             name = getattr(getattr(func, "__self__", None), "__name__", "")
         rule, followed = RULES.get(name), self._followed
+        if rule is None and name not in KEPT:
+            mix(followed, args, kwargs, output)
+            return
         if rule is None:
             if followed.live or (args and isinstance(args[0], Tensor) and not followed.plainly(args[0])):
                 keep(followed, args, kwargs, output)

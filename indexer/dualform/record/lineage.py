@@ -36,8 +36,10 @@ Change: TypeAlias = Callable[[Coordinates, Sizes], Coordinates]
 
 _STEADY = 4096
 """Lineages that are kept from step to step, before they are made again."""
-LOST, COLUMN = -1, -2
-"""For entries that are of no single place along an axis; COLUMN where that is one along which keys are computed."""
+LOST, COLUMN, EMPTY = -1, -2, -3
+"""For entries that are of no single place along an axis; COLUMN where that is one along which keys are computed, EMPTY
+where no rows of the batch were written yet.
+"""
 
 
 class Mark(Enum):
@@ -107,11 +109,18 @@ class Lineage:
         def change(coordinates: Coordinates, shape: Sizes) -> Coordinates:
             if other.source == self.source:
                 return [_shared(one, two) for one, two in zip(coordinates, other.coordinates, strict=True)]
-            # Of two sources: an axis of the one is one of the other, as that of the batch is, or all is lost.
-            found = [own if any(np.array_equal(own, its) for its in other.coordinates) else None for own in coordinates]
-            known = any(own is not None and own.size > 1 for own in found)
-            lost = [np.full((1,) * len(shape), COLUMN if _is_column(own) else LOST) for own in coordinates]
-            return [own if known and own is not None else none for own, none in zip(found, lost, strict=True)]
+            # Of two sources: an axis of the one is one of the other, as that of the batch is, or it is lost.
+            theirs = list(zip(other.source, other.coordinates, strict=True))
+            found = [
+                own
+                if any(
+                    np.array_equal(own, its) and (own.size > 1 or (a, n) == (b, m)) for b, (m, its) in enumerate(theirs)
+                )
+                else None
+                for a, (n, own) in enumerate(zip(self.source, coordinates, strict=True))
+            ]
+            lost = [nowhere(len(shape), COLUMN if _is_column(own) else LOST) for own in coordinates]
+            return [none if own is None else own for own, none in zip(found, lost, strict=True)]
 
         both = tuple(max(a, b) for a, b in zip(self.shape, other.shape, strict=True))
         return self.then(both, change, ("beside", other))
@@ -212,13 +221,19 @@ def place_of(
 
 
 def _shared(one: Numbers, two: Numbers) -> Numbers:
-    """Places that are the same in two tensors, whatever columns they are."""
-    if one.shape == two.shape and (one == two).all():
-        return one
+    """Places that are the same in two tensors, whatever columns they are; of entries that one of them has not, the
+    other's.
+    """
     if _is_column(one) or _is_column(two):
-        return np.full((1,) * one.ndim, COLUMN)
-    same = one.shape[:-1] == two.shape[:-1] and (one[..., :1] == two[..., :1]).all()
-    return one[..., :1] if same and 1 in (one.shape[-1], two.shape[-1]) else np.full((1,) * one.ndim, LOST)
+        same = one.shape == two.shape and (one == two).all()
+        return one if same else np.full((1,) * one.ndim, COLUMN)
+    if one.shape[:-1] != two.shape[:-1] or (one.shape != two.shape and 1 not in (one.shape[-1], two.shape[-1])):
+        return nowhere(one.ndim)
+    if one.shape != two.shape:
+        one, two = one[..., :1], two[..., :1]
+    if (one == two).all():
+        return one
+    return np.where(one == EMPTY, two, np.where((two == EMPTY) | (one == two), one, LOST))
 
 
 def _is_column(own: Numbers) -> bool:
@@ -400,8 +415,34 @@ def joined(parts: Sequence[Lineage], main: Lineage, axis: int) -> Change:
     return change
 
 
+def put_into(own: Numbers, shape: Sizes, index: Sequence[Any], new: Numbers, adds: bool) -> Numbers:
+    """Coordinates of a tensor in which others were written at an index, or added to it. An entry that different ones
+    came to has none.
+    """
+    if own.size == new.size == 1 and own.reshape(-1)[0] == new.reshape(-1)[0]:
+        return own
+    if _is_column(new):
+        return np.full((1,) * own.ndim, COLUMN)
+    free = [isinstance(part, slice) and part == slice(None) for part in index]
+    lengths = [1] * (own.ndim - new.ndim) + list(new.shape[-own.ndim :])
+    sizes = zip(shape, free, own.shape, lengths, strict=True)
+    whole = np.broadcast_to(own, [n if not whole or m > 1 or k > 1 else 1 for n, whole, m, k in sizes]).copy()
+    place, clash = tuple(index), np.zeros(whole.shape, bool)
+    if adds:
+        np.logical_or.at(clash, place, (whole[place] != new) & (whole[place] != EMPTY))
+    whole[place] = new
+    np.logical_or.at(clash, place, whole[place] != new)
+    whole[clash] = LOST
+    return collapsed(whole)
+
+
+def nowhere(dims: int, of: int = LOST) -> Numbers:
+    """The coordinate of entries that are of no place along an axis."""
+    return np.full((1,) * dims, of)
+
+
 def unknown(coordinates: Coordinates) -> Coordinates:
-    return [np.full((1,) * own.ndim, LOST) for own in coordinates]
+    return [nowhere(own.ndim) for own in coordinates]
 
 
 def numbers_of(index: Tensor) -> Callable[[], NDArray[Any] | None]:
@@ -427,7 +468,7 @@ class KnownRows:
     def __init__(self) -> None:
         self._tensors: dict[int, tuple[weakref.ref[Tensor], Known]] = {}
         self._held: dict[int, weakref.ref[Tensor]] = {}
-        """What the model holds, by id."""
+        """What the model held as the step began, by id."""
         self._sources: dict[Sizes, Lineage] = {}
         self.live = False
         """Whether any tensor has a lineage."""
@@ -445,10 +486,20 @@ class KnownRows:
     def of(self, tensor: Tensor) -> Known | None:
         """What is known of a tensor; None for the batch's rows in their order, as far as was seen."""
         found = self._tensors.get(id(tensor))
-        if found is not None and found[0]() is tensor:
-            return found[1]
-        held = self._held.get(id(tensor))
-        return Mark.MODEL if held is not None and held() is tensor else None
+        known = found[1] if found is not None and found[0]() is tensor else None
+        if known is None and (held := self._held.get(id(tensor))) is not None and held() is tensor:
+            return Mark.MODEL
+        if known in (None, Mark.MADE) and self.live and self._from_elsewhere(tensor):
+            return Mark.MIXED
+        return known
+
+    def _from_elsewhere(self, tensor: Tensor) -> bool:
+        """Whether a kernel of an autograd.Function made it, and rows of a batch as long were moved before."""
+        made_by = getattr(tensor.grad_fn, "_forward_cls", None)
+        if made_by is None or made_by.__module__.startswith(("torch.", "dualform.")):
+            return False
+        moved = (known for _, known in self._tensors.values() if known is not Mark.MODEL and known is not Mark.MADE)
+        return any(isinstance(known, Mark) or known.shape[:1] == tensor.shape[:1] for known in moved)
 
     @property
     def here(self) -> bool:
@@ -473,6 +524,12 @@ class KnownRows:
         elif known is Mark.MIXED:
             self.live = True
         self._tensors[id(tensor)] = weakref.ref(tensor), known
+
+    def write(self, tensor: Any, known: Known | None) -> None:
+        """The same of a tensor that may have been written to in place: what it is a view of may hold such rows, too."""
+        if isinstance(tensor, Tensor) and known is not None and known is not self.of(tensor) and tensor._is_view():
+            self.put(tensor._base, Mark.MIXED)
+        self.put(tensor, known)
 
     def same(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
         """Tensors stand in others' places."""

@@ -1,7 +1,8 @@
 """What functions of torch make of the rows of the tensors that they are given (followed_rows.py).
 
 A rule is called with what follows the rows, the function's name, its arguments and what it answered, and puts what it
-knows of the answer. A function without a rule keeps its axes.
+knows of the answer. A function of KEPT leaves the first axis as it is. The rows of what any other returns are not
+known.
 """
 
 from __future__ import annotations
@@ -14,11 +15,61 @@ import torch
 from torch import Tensor
 
 from dualform.record import lineage as after
-from dualform.record.lineage import Change, Known, KnownRows, Lineage, Mark, Sizes, numbers_of
+from dualform.record.lineage import Known, KnownRows, Lineage, Mark, Sizes, numbers_of
 
 Rule: TypeAlias = Callable[[KnownRows, str, tuple[Any, ...], dict[str, Any], Any], None]
 """Of a function of torch: what it says of its output. It is called with the function's name, arguments and output."""
 RULES: dict[str, Rule] = {}
+
+_KEPT = " ".join(
+    (
+        "add sub mul div true_divide divide multiply subtract floor_divide remainder fmod pow float_power rsub",
+        "addcmul addcdiv lerp maximum minimum fmax fmin atan2 arctan2 hypot copysign nextafter ldexp logaddexp",
+        "logaddexp2 heaviside gcd lcm xlogy xlog1py zeta igamma igammac polar complex bitwise_and bitwise_or",
+        "bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift logical_and logical_or logical_xor",
+        "logical_not eq ne lt le gt ge less less_equal greater greater_equal not_equal isclose isin abs absolute acos",
+        "acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh ceil conj conj_physical cos",
+        "cosh deg2rad digamma entr erf erfc erfcx erfinv exp exp2 expit expm1 fix floor frac frexp gammaln i0 i0e i1",
+        "i1e isfinite isinf isnan isneginf isposinf isreal lgamma log log10 log1p log2 log_ndtr logit mvlgamma",
+        "nan_to_num ndtr ndtri neg negative polygamma positive psi rad2deg real imag reciprocal round rsqrt sgn sign",
+        "signbit sin sinc sinh sqrt square tan tanh trunc celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh",
+        "leaky_relu log_sigmoid logsigmoid mish prelu relu relu6 rrelu selu sigmoid silu softplus softshrink softsign",
+        "tanhshrink threshold _threshold clamp clamp_max clamp_min clip softmax softmin log_softmax gumbel_softmax",
+        "normalize renorm layer_norm group_norm instance_norm batch_norm rms_norm local_response_norm",
+        "native_layer_norm native_group_norm native_batch_norm _fused_rms_norm dropout dropout1d dropout2d dropout3d",
+        "alpha_dropout feature_dropout feature_alpha_dropout native_dropout linear bilinear addmm addmv mv conv1d",
+        "conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d embedding_bag avg_pool1d",
+        "avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices",
+        "max_pool3d_with_indices adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d",
+        "adaptive_max_pool2d adaptive_max_pool3d adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices",
+        "adaptive_max_pool3d_with_indices fractional_max_pool2d fractional_max_pool3d",
+        "fractional_max_pool2d_with_indices fractional_max_pool3d_with_indices lp_pool1d lp_pool2d lp_pool3d",
+        "max_unpool1d max_unpool2d max_unpool3d interpolate grid_sample grid_sampler grid_sampler_2d grid_sampler_3d",
+        "affine_grid affine_grid_generator pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle",
+        "scaled_dot_product_attention multi_head_attention_forward lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
+        "cosine_similarity pairwise_distance cdist cross binary_cross_entropy binary_cross_entropy_with_logits",
+        "cross_entropy huber_loss kl_div l1_loss mse_loss nll_loss smooth_l1_loss soft_margin_loss gaussian_nll_loss",
+        "poisson_nll_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss multilabel_margin_loss",
+        "multilabel_soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss cosine_embedding_loss",
+        "bfloat16 bool byte cdouble cfloat chalf char clone contiguous cpu cuda data dequantize detach double float",
+        "half int long mtia pin_memory requires_grad resolve_conj resolve_neg short to type type_as xpu view_as_real",
+        "view_as_complex fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn stft istft",
+        "flex_attention _grouped_mm _scaled_mm _embedding_bag _convolution cummax cummin cumprod cumsum logcumsumexp",
+        "searchsorted bucketize multinomial masked_fill index_fill tril triu fliplr fill zero normal uniform",
+        "exponential log_normal cauchy geometric random fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft",
+        "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine fused_moving_avg_obs_fake_quant",
+        "quantize_per_tensor quantize_per_channel",
+    )
+).split()
+_SIGNS = ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_DUNDERS = ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "rmatmul", "deepcopy")
+KEPT = frozenset(
+    [name + end for name in _KEPT for end in ("", "_")]
+    + [f"special_{name}" for name in _KEPT]
+    + [f"__{start}{name}__" for name in _SIGNS for start in ("", "r", "i")]
+    + [f"__{name}__" for name in _DUNDERS]
+)
+"""Functions that leave the first axis as it is, and their forms in place."""
 
 
 def _for(*names: str) -> Callable[[Rule], Rule]:
@@ -40,19 +91,24 @@ def tensors_in(parts: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def keep(followed: KnownRows, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """An operation that is none of those below: its axes are those of what goes in."""
-    first = output[0] if isinstance(output, tuple | list) and output else output
-    if not isinstance(first, Tensor) or not first.dim():
-        return
-    shape, marks = tuple(first.shape), set[Mark]()
+    """The axes of what comes out are those of what goes in."""
+    given = list(tensors_in((*args, *kwargs.values())))
+    for own in tensors_in((output,)):
+        if own.dim():
+            _keep_in(followed, given, own)
+
+
+def _keep_in(followed: KnownRows, given: list[Tensor], output: Tensor) -> None:
+    shape, marks = tuple(output.shape), set[Mark]()
     own: Lineage | None = None
-    for tensor in tensors_in((*args, *kwargs.values())):
-        if tensor is first:  # it was written to in place
-            return
+    for tensor in given:
         known = followed.of(tensor)
+        if tensor is output and known is None:  # it was written to in place
+            return
         if known is None:
             # A batch of as many rows in their order goes before one that was moved; what is smaller is spread over it.
             if (tensor.dim() and tuple(tensor.shape[:-1]) == shape[:-1]) or not followed.live:
+                followed.put(output, None)
                 return
             marks.add(Mark.MADE)
         elif isinstance(known, Mark):
@@ -61,22 +117,42 @@ def keep(followed: KnownRows, args: tuple[Any, ...], kwargs: dict[str, Any], out
             own = known if own is None or own is known else own.beside(known)
         else:
             marks.add(Mark.MIXED)
+    put = followed.write if any(tensor is output for tensor in given) else followed.put
     if isinstance(own, Lineage):
-        followed.put(first, own if own.shape == shape else own.then(shape, after.sized(shape), "sized"))
+        put(output, own if own.shape == shape else own.then(shape, after.sized(shape), "sized"))
     elif Mark.MIXED in marks:
-        followed.put(first, Mark.MIXED)
+        put(output, Mark.MIXED)
     elif marks:
-        followed.put(first, Mark.MADE if Mark.MADE in marks else Mark.MODEL)
+        followed.put(output, Mark.MADE if Mark.MADE in marks else Mark.MODEL)
+
+
+def mix(followed: KnownRows, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Of what comes out nothing is known, if rows of a batch go in."""
+    if all(followed.of(own) in (Mark.MODEL, Mark.MADE) for own in tensors_in((*args, *kwargs.values())) if own.dim()):
+        keep(followed, args, kwargs, output)
+        return
+    for own in tensors_in((output,)):
+        if own.dim():
+            (followed.write if any(own is given for given in args) else followed.put)(own, Mark.MIXED)
 
 
 @_for(
     *("zeros", "ones", "full", "empty", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "normal"),
     *("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "bernoulli"),
-    *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "tensor", "as_tensor", "from_numpy"),
+    *("new_zeros", "new_ones", "new_full", "new_empty"),
 )
 def _fresh(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     if all(output is not own for own in args):
         followed.put(output, Mark.MADE)
+
+
+@_for("tensor", "as_tensor", "new_tensor")
+def _from_outside(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """Of Python, which may have moved rows."""
+    if isinstance(args[0], Tensor) and name != "new_tensor":
+        keep(followed, args[:1], {}, output)
+    elif output.dim():
+        followed.put(output, Mark.MIXED)
 
 
 @_for("transpose", "swapaxes", "swapdims", "permute", "movedim", "moveaxis", "t", "adjoint", "T", "H", "mT", "mH")
@@ -319,52 +395,122 @@ def _embedded(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dic
         _looked_up(followed, [number], output)
 
 
-@_for("__setitem__", "index_put_", "index_copy_")
+@_for(
+    *(
+        "__setitem__",
+        "index_put",
+        "index_copy",
+        "index_add",
+        "index_reduce",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+    ),
+    *("index_put_", "index_copy_", "index_add_", "index_reduce_", "scatter_", "scatter_add_", "scatter_reduce_"),
+    *("masked_scatter", "masked_scatter_"),
+)
 def _written(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """Rows that are written over."""
-    value = args[-1]
-    if not followed.live or not isinstance(args[0], Tensor) or not isinstance(value, Tensor):
+    """Rows of one tensor go to places of another."""
+    by_axis = name.startswith(("index_copy", "index_add", "index_reduce", "scatter"))
+    names = ("tensor", "dim", "index", "value") if by_axis else ("tensor", "index", "value", "accumulate")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    to, index = given["tensor"], given.get("index", given.get("mask", given.get("indices")))
+    value: Any = next((given[key] for key in ("value", "values", "src", "source") if key in given), None)
+    made = to if name == "__setitem__" or name.endswith("_") else output
+    own, known = followed.of(to), followed.of(value) if isinstance(value, Tensor) else Mark.MADE
+    if isinstance(known, Mark) or not value.dim():
+        followed.write(made, known if known is Mark.MIXED else own)
         return
-    own, other = followed.of(args[0]), followed.of(value)
-    if not isinstance(other, Lineage) or value.dim() < 1 or isinstance(own, Mark):
+    adds = "add" in name or "reduce" in name or bool(given.get("accumulate"))
+    if adds and own is None:  # rows in their order go before those that were moved
+        followed.write(made, own)
         return
-    place = args[2] if name == "index_copy_" else args[1]
-    parts = list(place) if isinstance(place, tuple | list) else [place]
-    lineage = own or followed.source(tuple(args[0].shape))
-    if name == "index_copy_" and args[1] != 0:
+    parts: list[Any] = list(index) if isinstance(index, tuple | list) else [index]
+    axis = given["dim"] % to.dim() if by_axis else 0
+    if by_axis and axis and name.startswith("scatter"):
+        keep(followed, (value,) if isinstance(own, Mark) else (to, value), {}, made)
         return
-    if other.source != lineage.source or not isinstance(parts[0], Tensor):
+    parts = [slice(None)] * axis + parts
+    if known is None and own in (None, Mark.MADE) and _leaves_first(parts, to.dim()):
+        followed.write(made, None)
         return
-    spread, _ = _spread(parts, args[0].dim())
+    if name.startswith(("scatter", "masked_scatter")):
+        parts = _whole_rows(parts[0], value, to, mask=name.startswith("masked"))
+    followed.write(made, _overwritten(followed, to, value, parts, adds))
+
+
+def _whole_rows(index: Tensor, value: Tensor, to: Tensor, mask: bool) -> list[Any]:
+    """As an index of rows what torch takes as one of entries; nothing where it names no whole rows."""
+    rows = index.shape[:1] if not mask else index.shape[:-1]
+    wide = index.expand(to.shape) if mask else index
+    ends = range(len(rows), wide.dim())
+    if (not mask and value.shape != index.shape) or any(wide.stride(n) and wide.shape[n] > 1 for n in ends):
+        return []
+    if value.shape[-1:] != to.shape[-1:] or (mask and value.dim() != 2):
+        return []
+    for _ in ends:
+        wide = wide[..., 0]
+    return [wide]
+
+
+def _overwritten(followed: KnownRows, to: Tensor, value: Tensor, parts: list[Any], adds: bool) -> Known:
+    """What is known of a tensor once `value` stands at an index of it."""
+    own, new = followed.lineage(to), followed.lineage(value)
+    spread = _spread(parts, to.dim())[0] if parts else None
+    if not isinstance(new, Lineage) or spread is None or None in spread:
+        return Mark.MIXED
+    nothing = Lineage(
+        new.source, tuple(to.shape), False, lambda: [after.nowhere(to.dim(), after.EMPTY)] * len(new.source)
+    )
+    base = own if isinstance(own, Lineage) else nothing
 
     def change(coordinates: after.Coordinates, shape: Sizes) -> after.Coordinates:
-        made = None if spread is None else _read(spread, shape)
-        if made is None:
+        index = _read(spread, shape)
+        if index is None:
             return after.unknown(coordinates)
-        arrays = [axis for axis, part in enumerate(made) if isinstance(part, np.ndarray)]
-        found = []
-        for each, new in zip(coordinates, other.coordinates, strict=True):
-            if all(each.shape[a] == 1 for a in arrays) and new.size == 1 and (new == each.reshape(-1)[0]).all():
-                found.append(each)
-                continue
-            wide = [n if a in arrays or m > 1 else 1 for a, (n, m) in enumerate(zip(shape, each.shape, strict=True))]
-            if new.ndim == each.ndim:
-                wide = [max(n, m) if a else n for a, (n, m) in enumerate(zip(wide, (1, *new.shape[1:]), strict=True))]
-            whole = np.broadcast_to(each, wide).copy()
-            whole[tuple(p if isinstance(p, np.ndarray) or wide[a] > 1 else slice(None) for a, p in enumerate(made))] = (
-                new
-            )
-            found.append(after.collapsed(whole))
-        return found
+        if base.source == new.source:
+            both = zip(coordinates, new.coordinates, strict=True)
+            return [after.put_into(old, shape, index, its, adds) for old, its in both]
+        # Of another source: rows that stand where they did.
+        rows = after.put_into(coordinates[0], shape, index, new.coordinates[0], adds)
+        same = base.source[:1] == new.source[:1] and (rows == coordinates[0]).all()
+        return coordinates if same else after.unknown(coordinates)
 
-    followed.put(args[0], lineage.then(tuple(args[0].shape), change))
+    return base.then(tuple(to.shape), change)
 
 
-@_for("index_copy", "index_add", "index_put", "scatter", "scatter_add", "scatter_reduce", "masked_scatter")
-def _scattered(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """The rows are those of what is written to."""
-    if isinstance(args[0], Tensor):
-        followed.put(output, followed.of(args[0]))
+@_for("copy_")
+def _copied(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    to, value = args[0], args[1]
+    if isinstance(value, Tensor) and value.dim():
+        known = followed.of(value)
+        followed.write(to, known if value.shape == to.shape or not isinstance(known, Lineage) else Mark.MIXED)
+
+
+@_for("broadcast_tensors")
+def _broadcast(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    for tensor, own in zip(tensors_in(args), output, strict=True):
+        _expanded(followed, name, (tensor,), {}, own)
+
+
+_ALONG_ONE = {"diff": 2, "unfold": 1, "kthvalue": 2, "quantile": 2, "nanquantile": 2}
+"""Functions that change one axis, and where in their arguments it stands."""
+
+
+@_for(*_ALONG_ONE)
+def _along(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    place, tensor = _ALONG_ONE[name], args[0]
+    dim = kwargs.get("dim", kwargs.get("dimension", args[place] if len(args) > place else -1))
+    images = name == "unfold" and output.dim() < tensor.dim()  # torch.nn.functional.unfold
+    first = not images and (not isinstance(dim, int) or dim % max(tensor.dim(), 1) == 0)
+    (mix if first else keep)(followed, (tensor,), {}, output)
+
+
+@_for("pad", "constant_pad_nd")
+def _widened(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor, sizes = args[0], args[1] if len(args) > 1 else kwargs["pad"]
+    first = sizes[2 * tensor.dim() - 2 :] if len(sizes) == 2 * tensor.dim() else ()
+    (mix if any(first) else keep)(followed, (tensor,), {}, output)
 
 
 @_for("select", "narrow", "split", "chunk", "unbind", "tensor_split", "split_with_sizes", "__iter__", "flip", "roll")
@@ -435,7 +581,13 @@ def _turned(
 @_for("where")
 def _chosen(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """Entries of two tensors: if only one of them was moved, a row may be of either."""
-    full = [own for own in tensors_in(args[1:3]) if output.dim() and own.shape[:1] == output.shape[:1]]
+    if not isinstance(output, Tensor):  # the numbers of what holds
+        mix(followed, args, kwargs, output)
+        return
+    given = list(tensors_in((*args, *kwargs.values())))
+    conditions = [own for own in given if own.dtype == torch.bool]
+    given = given if len(conditions) != 1 else [own for own in given if own is not conditions[0]]
+    full = [own for own in given if output.dim() and own.shape[:1] == output.shape[:1]]
     found = [followed.of(own) for own in full]
     if None in found and any(isinstance(own, Lineage) for own in found):
         followed.put(output, Mark.MIXED)
@@ -454,17 +606,16 @@ def _selected(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dic
         _index(followed, tensor, output, axis, lambda: None if (n := read()) is None else n.reshape(-1))
 
 
-@_for("gather", "take_along_dim", "sort", "msort", "topk")
+@_for("gather", "take_along_dim", "sort", "topk")
 def _gathered(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     tensor = args[0]
     if not isinstance(tensor, Tensor) or not tensor.dim():
         return
     names: dict[str, tuple[str, ...]] = {
         "gather": ("dim", "index"), "take_along_dim": ("indices", "dim"), "topk": ("k", "dim"), "sort": ("dim",),
-        "msort": (),
     }  # fmt: skip
     given = dict(zip(names[name], args[1:], strict=False)) | kwargs
-    dim = given.get("dim", {"sort": -1, "topk": -1, "msort": 0}.get(name))
+    dim = given.get("dim", {"sort": -1, "topk": -1}.get(name))
     values, index = output, given.get("index", given.get("indices"))
     if name in ("sort", "topk"):
         values, index = output
@@ -483,59 +634,55 @@ def _gathered(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dic
     followed.moved(tensor, values, change)
 
 
-@_for("unique", "unique_consecutive", "take", "masked_select", "_unique2", "unique_dim")
-def _mixed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    values = output[0] if isinstance(output, tuple) else output
-    if name == "masked_select" and len(args) == 2 and args[1].shape[:-1] == args[0].shape[: args[1].dim() - 1]:
-        read, tensor = numbers_of(args[1]), args[0]
-
-        def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
-            numbers = read()
-            if numbers is None or len(numbers.shape) != len(shape):
-                return after.unknown([np.zeros(1, np.int64)] * len(own))
-            return after.indexed([e.astype(np.int64) for e in np.broadcast_to(numbers, shape).nonzero()])(own, shape)
-
-        followed.moved(tensor, values, change)
+@_for("masked_select")
+def _masked(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    tensor, mask = args[0], args[1] if len(args) > 1 else kwargs["mask"]
+    if mask.shape[:-1] != tensor.shape[: mask.dim() - 1]:
+        followed.put(output, Mark.MIXED)
         return
-    followed.put(values, Mark.MIXED)
+    read = numbers_of(mask)
+
+    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        numbers = read()
+        if numbers is None or len(numbers.shape) != len(shape):
+            return after.unknown([np.zeros(1, np.int64)] * len(own))
+        return after.indexed([e.astype(np.int64) for e in np.broadcast_to(numbers, shape).nonzero()])(own, shape)
+
+    followed.moved(tensor, output, change)
 
 
-@_for("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+_ALONG = {"vstack": (2, 0), "row_stack": (2, 0), "hstack": (2, 1), "column_stack": (2, 1), "dstack": (3, 2)}
+"""What torch joins along an axis of its own, from how many axes on."""
+
+
+@_for("cat", "concat", "concatenate", "stack", *_ALONG)
 def _joined(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     parts = list(args[0]) if isinstance(args[0], list | tuple) else [args[0]]
     if not parts or not isinstance(output, Tensor) or not all(isinstance(part, Tensor) for part in parts):
         return
+    least, axis = _ALONG.get(name, (0, args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))))
+    if min(part.dim() for part in parts) < least:
+        mix(followed, args, kwargs, output)
+        return
+    axis %= output.dim()
     every = [followed.of(part) for part in parts]
-    given = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
-    if all(known is None for known in every) and (given or name in ("hstack", "vstack") or len(parts) < 2):
+    if all(known is None for known in every) and (axis or len(parts) < 2):
         return
     if all(isinstance(known, Mark) for known in every):
         lone = every[0] if len({*every}) == 1 and every[0] is not Mark.MODEL else Mark.MADE
         followed.put(output, Mark.MIXED if Mark.MIXED in every else lone)
-        return
-    moved = [(part, known) for part, known in zip(parts, every, strict=True) if isinstance(known, Lineage)]
-    if name not in ("cat", "concat", "concatenate"):
-        if moved and name == "stack" and given % output.dim() and all(known is moved[0][1] for known in every):
-            axis = given % output.dim()
-            change: Change = lambda own, _: [np.expand_dims(each, axis) for each in own]  # noqa: E731
-            followed.put(output, moved[0][1].then(tuple(output.shape), change, ("stack", axis)))
-        elif moved or name == "stack":
-            _stacked(followed, name, parts, every, given, output)
-        elif Mark.MIXED in every:
-            followed.put(output, Mark.MIXED)
-        return
-    _catenated(followed, parts, every, given % output.dim(), output)
+    elif name == "stack":
+        _stacked(followed, parts, every, axis, output)
+    else:
+        _catenated(followed, parts, every, axis, output)
 
 
-def _stacked(
-    followed: KnownRows, name: str, parts: list[Tensor], every: list[Known | None], dim: int, output: Tensor
-) -> None:
+def _stacked(followed: KnownRows, parts: list[Tensor], every: list[Known | None], axis: int, output: Tensor) -> None:
     """As of parts with a new axis each, that are joined along it."""
-    if name != "stack":
-        followed.put(output, Mark.MIXED)
-        return
-    axis = dim % output.dim()
-    change: Change = lambda own, _: [np.expand_dims(each, axis) for each in own]  # noqa: E731
+
+    def change(own: after.Coordinates, shape: Sizes) -> after.Coordinates:
+        return [np.expand_dims(each, axis) for each in own]
+
     shape = (*output.shape[:axis], 1, *output.shape[axis + 1 :])
     deep = [
         (known if isinstance(known, Lineage) else followed.source(tuple(part.shape))).then(shape, change, ("new", axis))
@@ -576,7 +723,20 @@ def _put_joined(followed: KnownRows, shapes: list[Sizes], every: Sequence[Known]
 
 @_for(
     *("mean", "sum", "max", "min", "amax", "amin", "logsumexp", "norm", "prod", "std", "var", "median", "nanmean"),
-    *("argmax", "argmin", "any", "all", "nansum"),
+    *(
+        "argmax",
+        "argmin",
+        "any",
+        "all",
+        "nansum",
+        "std_mean",
+        "var_mean",
+        "nanmedian",
+        "mode",
+        "count_nonzero",
+        "aminmax",
+    ),
+    *("linalg_norm", "linalg_vector_norm", "frobenius_norm", "nuclear_norm", "special_logsumexp"),
 )
 def _reduced(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     tensor = args[0]
@@ -597,9 +757,12 @@ def _reduced(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict
 
 @_for("einsum")
 def _summed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    if not isinstance(args[0], str) or "->" not in args[0] or not isinstance(output, Tensor) or not output.dim():
+    if not isinstance(args[0], str) or not isinstance(output, Tensor) or not output.dim():
+        mix(followed, args, kwargs, output)
         return
-    given, made = args[0].replace(" ", "").split("->")
+    given, arrow, made = args[0].replace(" ", "").partition("->")
+    if not arrow:
+        made = "".join(sorted(letter for letter in set(given) - {","} if given.count(letter) == 1))
     operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
     parts = list(zip(given.split(","), operands, strict=True))
     if "." in given or any(len(set(letters)) != len(letters) for letters, _ in parts):
@@ -622,15 +785,16 @@ def _summed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[
 
 @_for("matmul", "bmm", "baddbmm", "__matmul__", "mm")
 def _multiplied(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    if not isinstance(args[0], Tensor) or followed.plainly(args[0]):
-        return
     left, right = args[0], args[-1]
-    two = isinstance(right, Tensor) and left.dim() == right.dim() == 2
-    if two and followed.of(left) is Mark.MODEL and isinstance(followed.of(right), Lineage):
+    if not isinstance(left, Tensor) or not isinstance(right, Tensor):
+        return
+    if right.dim() > max(left.dim(), 2):
+        keep(followed, (right,), {}, output)
+    elif left.dim() == right.dim() == 2 and followed.of(left) is Mark.MODEL and isinstance(followed.of(right), Lineage):
         # Rows that lie along the second axis, as in (W @ x.T).T.
         followed.moved(right, output, after.labelled("jk", "ik"), "product")
-    else:
-        keep(followed, args[:1], {}, output)
+    elif not followed.plainly(left):
+        keep(followed, (left,), {}, output)
 
 
 @_for("_pack_padded_sequence")
