@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import contextmanager, nullcontext
 from importlib import metadata
 
@@ -14,6 +16,7 @@ from dualform.query.engine import Engine
 from dualform.query.score import backends
 from dualform.query.score.backends.torch import TorchDeviceBackend
 from dualform.query.score.bound import bound, norms
+from tests.contract.recorded import record
 
 from . import arrays
 
@@ -161,3 +164,33 @@ def test_faiss_is_installed_once(monkeypatch, installed, message):
         backends.choose("faiss")
     assert str(caught.value).startswith(message)
     assert backends.choose().name != "faiss"  # which no other backend asks for
+
+
+ASKED = """
+import sys
+if sys.argv[2] == "without":
+    sys.modules["faiss"] = None
+import dualform
+with dualform.open(sys.argv[1]) as memory:
+    for score in ("signed", "abs", "cosine"):
+        hits = memory.topk("0", "test/0:3", k=5, score=score)
+        print(hits.ids.tolist(), hits.flat_scores.tolist())
+        print(memory.group_sum("0", "test/0:3", by="label", score=score).sums.tolist())
+        print(memory.distribution("0", "test/0:3", score=score).scores.tolist())
+    print(memory.topk("2", "test/1", k=3, score="contribution", toward=1).flat_scores.tolist())
+    print(memory.output("2", "test/1", where="label < 3").values.tolist())
+    print(memory.contributions("2", "test/1", by="label").sums.tolist())
+    print({name: own.tolist() for name, own in memory.weights().items()})
+    print(memory.keys("0").sum(), memory.verify().certificates.keys(), memory.sql("SELECT count(*) n FROM slots")["n"])
+"""
+
+
+def test_every_question_is_answered_where_faiss_is_not_installed(tmp_path):
+    path = record(tmp_path / "run")
+    given = [sys.executable, "-c", ASKED, str(path)]
+    found = [
+        subprocess.run([*given, way], capture_output=True, text=True, check=True, timeout=120).stdout
+        for way in ("with", "without")
+    ]
+    assert found[0] == found[1]
+    assert len(found[0].splitlines()) == 14
