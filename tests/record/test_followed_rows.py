@@ -5,6 +5,7 @@ A column of numbers goes with the tokens through every form, so that each slot's
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import numpy as np
@@ -313,6 +314,152 @@ def test_rows_that_are_said_to_be_the_batchs_are_so(tmp_path, kind):
         model(torch.randn(B, D)).backward()
     with dualform.open(tmp_path / "m") as memory:
         assert _slots_of(memory, "second", "sample")[2]["label"].tolist() == [*range(B)]
+
+
+ORDER = torch.tensor([3, 1, 0, 5, 4, 2])
+
+
+def filled(write):
+    """A buffer of the batch's shape after rows were written to it."""
+
+    def form(x):
+        rows = torch.zeros_like(x)
+        write(rows, x)
+        return rows
+
+    return form
+
+
+def halves(rows, x):
+    rows[:3], rows[3:] = x[3:], x[:3]
+
+
+def each_row(rows, x):
+    for row in range(B):
+        rows[row] = x[B - 1 - row]
+
+
+def parts(rows, x):
+    for part, new in zip(rows.chunk(2), (x[3:], x[:3]), strict=True):
+        part.copy_(new)
+
+
+def swapped(x):
+    rows = x.clone()
+    rows[[0, 1]] = x[[1, 0]]
+    return rows
+
+
+def data(rows, x):
+    rows.data = x.flip(0)
+
+
+def wide(x):
+    return ORDER.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+
+
+def experts(x):
+    found, chosen = torch.zeros_like(x), x[:, 0, 2] > 0
+    for rows in (chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0]):
+        found.index_add_(0, rows, x[rows])
+    return found.flip(0)
+
+
+KNOWN = {
+    "copied": filled(lambda rows, x: rows.copy_(x[ORDER])),
+    "written at a slice": filled(lambda rows, x: rows.__setitem__(slice(None), x[ORDER])),
+    "written at numbers": filled(lambda rows, x: rows.__setitem__(ORDER, x)),
+    "written at a mask": filled(
+        lambda rows, x: (rows.__setitem__(ORDER > 2, x[:3]), rows.__setitem__(ORDER < 3, x[3:]))
+    ),
+    "written in halves": filled(halves),
+    "written one by one": filled(each_row),
+    "two swapped": swapped,
+    "added in place": filled(lambda rows, x: rows.add_(x[ORDER])),
+    "index_copy_": filled(lambda rows, x: rows.index_copy_(0, ORDER, x)),
+    "index_add": lambda x: torch.zeros_like(x).index_add(0, ORDER, x),
+    "index_put": lambda x: torch.zeros_like(x).index_put((ORDER,), x),
+    "scatter_": filled(lambda rows, x: rows.scatter_(0, wide(x), x)),
+    "scatter_add": lambda x: torch.zeros_like(x).scatter_add(0, wide(x), x),
+    "experts add": experts,
+    "data": filled(data),
+    "out": filled(lambda rows, x: torch.mul(x[ORDER], 1, out=rows)),
+    "deepcopy": lambda x: copy.deepcopy(x.flip(0)),
+    "looked up in the batch": lambda x: nn.functional.embedding(ORDER, x.flatten(1)).view_as(x),
+    "one row for all": lambda x: x[0].expand(B, -1, -1),
+}
+UNKNOWN = {
+    "slice_scatter": lambda x: torch.zeros_like(x).slice_scatter(x[3:], 0, 0, 3).slice_scatter(x[:3], 0, 3, 6),
+    "select_scatter": lambda x: x.select_scatter(x[1], 0, 0).select_scatter(x[0], 0, 1),
+    "in lists of tensors": filled(lambda rows, x: torch._foreach_copy_([rows], [x.flip(0)])),
+    "flipud": torch.flipud,
+    "reversed": lambda x: reversed(x),
+    "vsplit": lambda x: torch.cat(torch.vsplit(x, 2)[::-1]),
+    "parts of a buffer": filled(parts),
+    "masked_scatter": lambda x: x.clone().masked_scatter_(torch.ones_like(x, dtype=torch.bool), x.flip(0)),
+    "rot90": lambda x: x.rot90(2, (0, 1)).flip(1),
+    "padded": lambda x: nn.functional.pad(x, (0, 0, 0, 0, 2, 0))[:B],
+    "windows": lambda x: nn.functional.pad(x, (0, 0, 0, 0, 1, 0)).unfold(0, 1, 1)[:B].squeeze(-1),
+    "matrix of the step": lambda x: (torch.eye(B)[ORDER] @ x.flatten(1)).view_as(x),
+    "einsum": lambda x: torch.einsum("ij,j...->i...", torch.eye(B)[ORDER], x),
+    "tensordot": lambda x: torch.tensordot(torch.eye(B)[ORDER], x, 1),
+    "addmm": lambda x: torch.addmm(torch.zeros(1), torch.eye(B)[ORDER], x.flatten(1)).view_as(x),
+    "sparse": lambda x: torch.sparse.mm(torch.eye(B)[ORDER].to_sparse(), x.flatten(1)).view_as(x),
+    "nested": lambda x: torch.nested.nested_tensor(list(x.flip(0))).to_padded_tensor(0.0),
+    "pairs": lambda x: (x[:, :1] * torch.ones(1, B, 1)).flatten(0, 1)[:B].unsqueeze(1).expand(-1, L, -1),
+}
+
+
+class Numbered(nn.Module):
+    """The first column of a key is the number of the row that it was."""
+
+    def __init__(self, form):
+        super().__init__()
+        torch.manual_seed(0)
+        self.form, self.first, self.second = form, nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.first(x).sum() + self.second(self.form(x)).square().sum()
+
+
+@pytest.mark.filterwarnings("ignore:the rows of layer:RuntimeWarning", "ignore:The PyTorch API of nested:UserWarning")
+@pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
+def test_rows_written_over_or_mixed_by_a_matrix_are_those_of_their_keys_or_null(tmp_path, name):
+    found = columns_of_numbered(tmp_path / "m", (KNOWN | UNKNOWN)[name], L)
+    if name in KNOWN:
+        assert found["row"].tolist() == found["label"].tolist() == found["key"].tolist()
+        assert found["sample"].tolist() == (found["key"] + 10).tolist()
+    else:
+        assert (found["row"] == -1).all()
+        assert (found["sample"] == -1).all()
+
+
+@pytest.mark.filterwarnings("ignore:the rows of layer:RuntimeWarning")
+@pytest.mark.parametrize("name", ["first row", "mean", "largest", "einsum", "time first, mean", "first tokens"])
+def test_as_many_tokens_as_rows_are_not_taken_for_the_batch(tmp_path, name):
+    form = {
+        "first row": lambda x: x[0],
+        "mean": lambda x: x.mean(0),
+        "largest": lambda x: x.max(0).values,
+        "einsum": lambda x: torch.einsum("bld->ld", x),
+        "time first, mean": lambda x: x.transpose(0, 1).mean(1),
+        "first tokens": lambda x: x.flatten(0, 1)[:B],
+    }[name]
+    rows = columns_of_numbered(tmp_path / "m", form, B, batch_dim=0)["row"]
+    assert (rows == (0 if name.startswith("first") else -1)).all()
+
+
+def columns_of_numbered(path, form, length, **said):
+    model, x = Numbered(form), torch.randn(B, length, D, generator=torch.Generator().manual_seed(1))
+    x[..., 0] = torch.arange(B)[:, None]
+    recorder = dualform.Recorder(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), path, quiet=True, spaces={"second": "own"}
+    )
+    with recorder, recorder.step(label=torch.arange(B), sample=torch.arange(B) + 10, **said):
+        model(x).backward()
+    with dualform.open(path) as memory:
+        keys, _, columns = _slots_of(memory, "second", "own")
+    return columns | {"key": keys[:, 0].astype(int)}
 
 
 class Ordinary(nn.Module):

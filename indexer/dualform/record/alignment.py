@@ -167,16 +167,18 @@ class Aligner:
         tokens = any(own[0] == rows and len(own) > 1 and prod(own) == flat for own in ordered)
         return rows, flat // rows if tokens and flat > rows else 1
 
-    def _second(self, source: tuple[int, ...]) -> bool:
-        """Whether a source whose first two axes are equally long has the batch in the second one."""
-        return any(
-            signal.rows is None
-            and signal.leading[:2] == source[:2]
-            and self._axis.of_layer(t, self._space_of(t), False)
+    def _second(self, source: tuple[int, ...]) -> bool | None:
+        """Whether a source whose first two axes are equally long has the batch in the second one; None if no layer
+        tells.
+        """
+        told = [
+            self._axis.of_layer(t, self._space_of(t), False)
             for t in self._taps
             for signal in self._calls[t.name].values()
-            if self._space_of(t).tokens
-        )
+            if self._space_of(t).tokens and signal.rows is None and signal.leading[:2] == source[:2]
+        ]
+        known = [axis for axis in told if axis is not None]
+        return any(known) if known else None
 
     def _placed(self, tap: Tap, call: int, signal: Signal, place: Place) -> Shape | None:
         """The shape of a call whose rows were followed; None if they are the batch's as they lie, or if the call is to

@@ -131,7 +131,7 @@ class Lineage:
         if not self.steady or not self.source or not self.shape or self.source[0] != self.shape[0]:
             return False
         first, *rest = self.coordinates
-        return _runs_along(first, 0) and all(own.shape[0] == 1 for own in rest)
+        return first.size == self.shape[0] and _runs_along(first, 0) and all(own.shape[0] == 1 for own in rest)
 
     def per_slot(self, leading: Sizes, first_axis: bool) -> list[Numbers | None]:
         """By axis of the source, int64[n]: where each slot of a key with these leading dimensions stood; None for an
@@ -182,12 +182,13 @@ class Place:
 
 
 def place_of(
-    lineage: Lineage, leading: Sizes, first_axis: bool, rows: int, length: int, second: Callable[[Sizes], bool]
+    lineage: Lineage, leading: Sizes, first_axis: bool, rows: int, length: int, second: Callable[[Sizes], bool | None]
 ) -> Place | None:
     """Of a call's slots. None where no axis of the source is as long as the batch: its rows are none of the batch's.
 
     `rows`: B; `length`: tokens of a row, if those of all rows lie after one another along the source's first axis, else
-    1; `second`: of the shape of a source whose first two axes are equally long, whether the second is the batch.
+    1; `second`: of the shape of a source whose first two axes are equally long, whether the second is the batch; None
+    if no layer tells.
     """
     found = lineage.per_slot(leading, first_axis)
     if length > 1 and found and (own := found[0]) is not None:
@@ -199,8 +200,11 @@ def place_of(
     told = [axis for axis in axes if found[axis] is not None]
     if not told:
         return Place(None)
-    if len(told) == 2 and (chosen := 1 if second(lineage.source) else _once(found, rows)) is not None:
-        told = [chosen]
+    if len(told) == 2:
+        chosen = second(lineage.source)
+        if chosen is None and not np.array_equal(found[0], found[1]):  # type: ignore[arg-type]
+            return Place(None)
+        told = [1 if chosen else 0]
     row = found[told[0]]
     assert row is not None
     if row.min(initial=0) < 0:
@@ -238,12 +242,6 @@ def _shared(one: Numbers, two: Numbers) -> Numbers:
 
 def _is_column(own: Numbers) -> bool:
     return own.size == own.shape[-1] and (own.size > 1 or own.reshape(-1)[0] == COLUMN)
-
-
-def _once(found: Sequence[Numbers | None], rows: int) -> int | None:
-    """Of a square source the axis along which a row of a batch stands once, where only one is so."""
-    once = [a for a in (0, 1) if (own := found[a]) is not None and len(own) == rows and len(np.unique(own)) == rows]
-    return once[0] if len(once) == 1 else None
 
 
 def _runs_along(own: Numbers, axis: int) -> bool:

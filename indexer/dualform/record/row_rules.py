@@ -389,9 +389,12 @@ def _other(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 @_for("embedding", "one_hot")
 def _embedded(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    tensors = [own for own in args[:2] if isinstance(own, Tensor)]
+    tensors = [own for own in (*args[:2], kwargs.get("weight")) if isinstance(own, Tensor)]
     number = next((own for own in tensors if not own.is_floating_point()), None)
-    if number is not None and not followed.plainly(number):
+    table = next((own for own in tensors if own.is_floating_point()), None)
+    if number is not None and table is not None and followed.of(table) not in (Mark.MODEL, Mark.MADE):
+        _index(followed, table, output, 0, numbers_of(number))  # rows of a batch
+    elif number is not None and not followed.plainly(number):
         _looked_up(followed, [number], output)
 
 
@@ -418,14 +421,15 @@ def _written(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict
     value: Any = next((given[key] for key in ("value", "values", "src", "source") if key in given), None)
     made = to if name == "__setitem__" or name.endswith("_") else output
     own, known = followed.of(to), followed.of(value) if isinstance(value, Tensor) else Mark.MADE
-    if isinstance(known, Mark) or not value.dim():
+    if isinstance(known, Mark) or not value.dim() or not value.numel():
         followed.write(made, known if known is Mark.MIXED else own)
         return
     adds = "add" in name or "reduce" in name or bool(given.get("accumulate"))
     if adds and own is None:  # rows in their order go before those that were moved
         followed.write(made, own)
         return
-    parts: list[Any] = list(index) if isinstance(index, tuple | list) else [index]
+    several = isinstance(index, tuple) or (isinstance(index, list) and name != "__setitem__")
+    parts: list[Any] = list(index or ()) if several else [index]
     axis = given["dim"] % to.dim() if by_axis else 0
     if by_axis and axis and name.startswith("scatter"):
         keep(followed, (value,) if isinstance(own, Mark) else (to, value), {}, made)
@@ -479,12 +483,17 @@ def _overwritten(followed: KnownRows, to: Tensor, value: Tensor, parts: list[Any
     return base.then(tuple(to.shape), change)
 
 
-@_for("copy_")
+@_for("copy_", "__set__")
 def _copied(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     to, value = args[0], args[1]
     if isinstance(value, Tensor) and value.dim():
         known = followed.of(value)
         followed.write(to, known if value.shape == to.shape or not isinstance(known, Lineage) else Mark.MIXED)
+
+
+@_for("__deepcopy__")
+def _again(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    keep(followed, args[:1], {}, output)
 
 
 @_for("broadcast_tensors")
@@ -740,7 +749,7 @@ def _put_joined(followed: KnownRows, shapes: list[Sizes], every: Sequence[Known]
 )
 def _reduced(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     tensor = args[0]
-    if not isinstance(tensor, Tensor) or followed.plainly(tensor):
+    if not isinstance(tensor, Tensor):
         return
     first = output[0] if isinstance(output, tuple) else output
     place = 2 if name == "norm" else 1
@@ -750,7 +759,11 @@ def _reduced(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict
         return
     if dims is None or not isinstance(first, Tensor) or not first.dim():
         return
+    if tensor.dim() < 3 and followed.plainly(tensor):  # what is left of the first axis is no row of a batch
+        return
     axes = sorted({own % tensor.dim() for own in ([dims] if isinstance(dims, int) else dims)})
+    if 0 not in axes and followed.plainly(tensor):
+        return
     kept = first.dim() == tensor.dim()
     followed.moved(tensor, first, after.reduced(axes, kept), ("reduce", kept, *axes))
 
@@ -766,7 +779,10 @@ def _summed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[
     operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
     parts = list(zip(given.split(","), operands, strict=True))
     if "." in given or any(len(set(letters)) != len(letters) for letters, _ in parts):
-        if any(isinstance(followed.of(own), Lineage) for _, own in parts):
+        rows = [letters for letters, own in parts if followed.of(own) is None]
+        if any(isinstance(followed.of(own), Lineage) for _, own in parts) or (
+            rows and all(e[:1] != made[:1] for e in rows)
+        ):
             followed.put(output, Mark.MIXED)
         return
     # The rows are those of the first operand that has the first axis and is none of the model's.
@@ -783,12 +799,15 @@ def _summed(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[
         followed.put(output, Mark.MODEL)
 
 
-@_for("matmul", "bmm", "baddbmm", "__matmul__", "mm")
+@_for("matmul", "bmm", "baddbmm", "__matmul__", "mm", "addmm")
 def _multiplied(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    left, right = args[0], args[-1]
+    left, right = args[1 if name == "addmm" else 0], args[-1]
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return
-    if right.dim() > max(left.dim(), 2):
+    made = followed.of(left) is Mark.MADE
+    if made and left.dim() == right.dim() == 2 and followed.of(right) not in (Mark.MADE, Mark.MODEL):
+        followed.put(output, Mark.MIXED)  # as of a permutation
+    elif right.dim() > max(left.dim(), 2):
         keep(followed, (right,), {}, output)
     elif left.dim() == right.dim() == 2 and followed.of(left) is Mark.MODEL and isinstance(followed.of(right), Lineage):
         # Rows that lie along the second axis, as in (W @ x.T).T.
