@@ -50,11 +50,12 @@ avx512 := ATEN_CPU_CAPABILITY=avx512 MKL_CBWR=AVX512 OPENBLAS_CORETYPE=SkylakeX
 processors: $(addprefix processor-,plain avx2 zen $(if $(shell grep -sm1 avx512vl /proc/cpuinfo),avx512)) seeds
 
 processor-%: setup
+	@test -n "$($*)" || { echo "no processor is called $*: plain, avx2, zen or avx512"; exit 1; }
 	env $($*) TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/inductor/$* OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(NUMBERS)
 
 seeds: setup
 	for seed in 1 2 3 4 5 6 7 8 9 10; do OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
-		--hypothesis-seed=$$seed $$(grep -lr --include='test_*.py' '^@given' tests) || exit 1; done
+		--hypothesis-seed=$$seed $$(grep -lrE --include='test_*.py' '^ *@given|StateMachine' tests) || exit 1; done
 
 # The compiled loops with gcc's address and undefined-behaviour sanitizers, under their own tests and those of what they
 # answer; then the same tests with Python's checks of its own memory. Tests that start processes or compile are left out.

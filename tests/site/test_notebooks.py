@@ -20,10 +20,12 @@ def printed(cell) -> str:
 
 
 def may_differ(number: str) -> float:
-    """By how much another run's may be off: the last digit of what is rounded, nothing of a whole number."""
+    """By how much another run's may be off: the last digit of what is rounded, nothing of a whole number. Sums, which are
+    printed with thousands apart, are of float32 scores.
+    """
     digits = number.partition("e")[0]
     if "." not in digits:
-        return 1.0 if "," in digits else 0.0  # of thousands, as sums are printed
+        return max(1.0, 1e-6 * float(digits.replace(",", ""))) if "," in digits else 0.0
     return max(10.0 ** -len(digits.partition(".")[2]), ROUNDING) * 1.001 if "e" not in number else ROUNDING
 
 
