@@ -21,6 +21,7 @@ _ROWS = "rows that an expert takes by `tokens[rows]` are followed: they have row
 CHANGED: dict[str, str] = {
     **{f"experts/stored/columns of experts_{expert}": _ROWS for expert in range(2)},
     **{f"experts/experts.0/{question}": _ROWS for question in ("contributions", "sum", "topk")},
+    "resumed/": "asked for gradients, too",
 }
 """Question, or the start of several -> why its answer differs from the reference's."""
 
