@@ -588,6 +588,60 @@ def test_ordinary_networks_have_the_batchs_rows_in_their_order(tmp_path, kind, m
     assert not strayed
 
 
+TURNED = {
+    "flip": lambda x: x.flip(1),
+    "roll": lambda x: x.roll(1, 1),
+    "index": lambda x: x[:, [2, 0, 3, 1]],
+    "index_select": lambda x: x.index_select(1, torch.tensor([2, 0, 3, 1])),
+}
+
+
+class Turned(nn.Module):
+    def __init__(self, turn):
+        super().__init__()
+        self.first, self.second, self.turn = nn.Linear(D, D), nn.Linear(D, D), turn
+
+    def forward(self, x):
+        return self.first(self.turn(x)) + self.second(x)
+
+
+@pytest.mark.parametrize("turn", TURNED.values(), ids=TURNED)
+def test_tokens_that_change_places_keep_their_position_and_columns(tmp_path, turn):
+    def made(step):
+        return torch.arange(B)[:, None, None] + 100.0 * step + torch.arange(L)[:, None] / 64
+
+    table = numbered(tmp_path / "m", Turned(turn), made, steps=3)
+    np.testing.assert_array_equal(table["position"], table["key"] % 1 * 64)
+    np.testing.assert_array_equal(table["word"], table["key"])
+
+
+def test_a_tensor_that_is_written_token_by_token(tmp_path):
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(D, D)
+
+        def forward(self, x):
+            out, order = torch.zeros_like(x), x[:, 0, 0].argsort(descending=True)
+            for token in range(x.shape[1]):
+                out[:, token] = x[order, token]
+            return self.first(out)
+
+    def made(step):
+        return torch.arange(B)[:, None, None] + 100.0 * step + torch.arange(600)[:, None] / 1024
+
+    table = numbered(tmp_path / "m", Written(), made, steps=2)
+    np.testing.assert_array_equal(table["word"], table["key"])
+
+
+def test_parameters_may_be_swapped(tmp_path):
+    model = Rarely()
+    recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.01), tmp_path / "m", quiet=True)
+    with recorder, recorder.step():
+        model(torch.randn(B, D)).square().mean().backward()
+        torch.utils.swap_tensors(model.first.weight, nn.Parameter(model.first.weight.detach().clone()))
+
+
 class Rarely(nn.Module):
     """Moves rows in one late step alone."""
 
@@ -622,17 +676,18 @@ def test_a_list_of_tokens_in_the_only_layer(tmp_path, time_first, spaces):
     def made(step):
         return torch.arange(B)[:, None, None] + 100.0 * step + torch.arange(L)[:, None] / 64
 
-    table = numbered(tmp_path / "m", Alone(time_first), made, steps=3, spaces=spaces)
+    table = numbered(tmp_path / "m", Alone(time_first), made, steps=3, words=False, spaces=spaces)
     np.testing.assert_array_equal(table["position"], table["key"] % 1 * 64)
 
 
-def numbered(path, model, made, steps, **options):
+def numbered(path, model, made, steps, words=True, **options):
     """Records batches whose entries are 100 * step + row, and compares the columns of the first layer with its keys."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with dualform.Recorder(model, optimizer, path, quiet=True, **options) as recorder:
         for step in range(steps):
             x = made(step)
-            with recorder.step(sample=100 * step + torch.arange(B)):
+            columns = {"word": x[..., 0]} if words else {}
+            with recorder.step(sample=100 * step + torch.arange(B), **columns):
                 model(x.expand(*x.shape[:-1], D)).square().mean().backward()
                 optimizer.step()
     with dualform.open(path) as memory:

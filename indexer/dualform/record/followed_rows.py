@@ -20,7 +20,6 @@ code, a reentrant checkpoint's second run.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,6 +52,7 @@ class FollowedRows(KnownRows):
     def attach(self, listener: Listener) -> None:
         """Follow what runs in its steps and probes."""
         self._listener = listener
+        self._hold()
         for module in self._model.modules():
             if isinstance(module, _FUSED):
                 self._hook(module, self._handles, self.pause, self.resume)
@@ -68,6 +68,9 @@ class FollowedRows(KnownRows):
         to.append(module.register_forward_pre_hook(_Hook(self._listener, before), prepend=True))
         to.append(module.register_forward_hook(_Hook(self._listener, after), with_kwargs=True, always_call=True))
 
+    def _hold(self) -> None:
+        self._held = {id(own): own for own in _held_by(self._model)}
+
     def detach(self) -> None:
         for handle in (*self._handles, *self._parts):
             handle.remove()
@@ -76,13 +79,13 @@ class FollowedRows(KnownRows):
             self.around.__dict__.clear()
         while self.around.__dict__.get("modes"):
             self.leave()
-        self._handles, self._parts = [], []
+        self._handles, self._parts, self._held = [], [], {}
         self.clear()
 
     def begin(self) -> None:
         """Another step begins: nothing is known of its tensors."""
         self.clear()
-        self._held = {id(own): weakref.ref(own) for own in _held_by(self._model)}
+        self._hold()
         if self._parts and self._whole and not self._alone:
             for handle in self._parts:
                 handle.remove()

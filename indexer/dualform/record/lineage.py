@@ -64,6 +64,8 @@ class Lineage:
         """Of a source: how many lineages were made of it that are kept."""
         self.source, self.shape, self.steady = source, shape, steady
         self._make: Callable[[], Coordinates] | None = make
+        self._before: Lineage | None = None
+        """What it was made of, whose coordinates are made first."""
         self._coordinates: Coordinates | None = None
         self._next: dict[Any, Lineage] = {}
 
@@ -77,16 +79,24 @@ class Lineage:
 
     @property
     def coordinates(self) -> Coordinates:
+        chain = [self]
+        while chain[-1]._coordinates is None and chain[-1]._before is not None:
+            chain.append(chain[-1]._before)
+        for own in reversed(chain):  # one after another, as a loop over tokens makes thousands
+            own._made()
+        assert self._coordinates is not None
+        return self._coordinates
+
+    def _made(self) -> None:
         if self._coordinates is None:
             assert self._make is not None
-            made, self._make = self._make(), None
+            made, self._make, self._before = self._make(), None, None
             # Indices that torch reads otherwise than NumPy: nothing is known of the rows.
             fits = all(
                 own.ndim == len(self.shape) and all(n in (1, m) for n, m in zip(own.shape, self.shape, strict=True))
                 for own in made
             )
-            self._coordinates = made if fits else [np.full((1,) * len(self.shape), LOST) for _ in made]
-        return self._coordinates
+            self._coordinates = made if fits else [nowhere(len(self.shape)) for _ in made]
 
     def then(self, shape: Sizes, change: Change, what: Any = None) -> Lineage:
         """Of what an operation makes of it. `what` names the operation with all of its numbers; None if numbers of
@@ -98,6 +108,7 @@ class Lineage:
             steady = self.steady and what is not None
             steady = steady and all(part.steady for part in parts if isinstance(part, Lineage))
             found = Lineage(self.source, shape, steady, lambda: change(self.coordinates, self.shape), self._root)
+            found._before = self
             self._root.grown += steady
             if what is not None:
                 self._next[what, shape] = found
@@ -196,7 +207,7 @@ def place_of(
         return Place(None) if lost else Place(own // length, own % length, length)
     axes = [axis for axis in (0, 1) if axis < len(lineage.source) and lineage.source[axis] == rows]
     if not axes or not found:
-        return None
+        return None if lineage.steady else Place(None)
     told = [axis for axis in axes if found[axis] is not None]
     if not told:
         return Place(None)
@@ -421,8 +432,10 @@ def put_into(own: Numbers, shape: Sizes, index: Sequence[Any], new: Numbers, add
         return own
     if _is_column(new):
         return np.full((1,) * own.ndim, COLUMN)
+    lengths = _lengths(index, new)
+    if lengths is None:
+        return nowhere(own.ndim)
     free = [isinstance(part, slice) and part == slice(None) for part in index]
-    lengths = [1] * (own.ndim - new.ndim) + list(new.shape[-own.ndim :])
     sizes = zip(shape, free, own.shape, lengths, strict=True)
     whole = np.broadcast_to(own, [n if not whole or m > 1 or k > 1 else 1 for n, whole, m, k in sizes]).copy()
     place, clash = tuple(index), np.zeros(whole.shape, bool)
@@ -432,6 +445,20 @@ def put_into(own: Numbers, shape: Sizes, index: Sequence[Any], new: Numbers, add
     np.logical_or.at(clash, place, whole[place] != new)
     whole[clash] = LOST
     return collapsed(whole)
+
+
+def _lengths(index: Sequence[Any], new: Numbers) -> list[int] | None:
+    """By axis of what is written to, along how many of its places `new` changes; None where NumPy would turn axes."""
+    dims = max((part.ndim for part in index if isinstance(part, np.ndarray)), default=0)
+    chosen = [axis for axis, part in enumerate(index) if not isinstance(part, slice)]
+    total = len(index) - len(chosen) + dims
+    if new.ndim > total or (dims and chosen[-1] - chosen[0] >= len(chosen)):
+        return None
+    its, lengths = [1] * (total - new.ndim) + list(new.shape), [1] * len(index)
+    slices = [axis for axis, part in enumerate(index) if isinstance(part, slice)]
+    for number, axis in enumerate(slices):
+        lengths[axis] = its[number + (dims if dims and axis > chosen[0] else 0)]
+    return lengths
 
 
 def nowhere(dims: int, of: int = LOST) -> Numbers:
@@ -465,7 +492,7 @@ class KnownRows:
 
     def __init__(self) -> None:
         self._tensors: dict[int, tuple[weakref.ref[Tensor], Known]] = {}
-        self._held: dict[int, weakref.ref[Tensor]] = {}
+        self._held: dict[int, Tensor] = {}
         """What the model held as the step began, by id."""
         self._sources: dict[Sizes, Lineage] = {}
         self.live = False
@@ -485,7 +512,7 @@ class KnownRows:
         """What is known of a tensor; None for the batch's rows in their order, as far as was seen."""
         found = self._tensors.get(id(tensor))
         known = found[1] if found is not None and found[0]() is tensor else None
-        if known is None and (held := self._held.get(id(tensor))) is not None and held() is tensor:
+        if known is None and self._held.get(id(tensor)) is tensor:
             return Mark.MODEL
         if known in (None, Mark.MADE) and self.live and self._from_elsewhere(tensor):
             return Mark.MIXED

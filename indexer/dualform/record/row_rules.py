@@ -263,6 +263,11 @@ def _whole(index: list[Any], dims: int) -> list[Any]:
     return index + [slice(None)] * (dims - sum(part is not None for part in index))
 
 
+def _moves_tokens(tensor: Tensor, output: Any, axis: int) -> bool:
+    """Whether what is done along an axis may give the tokens of a row another order."""
+    return axis == 1 and tensor.dim() > 2 and isinstance(output, Tensor) and output.shape == tensor.shape
+
+
 def _index(followed: KnownRows, tensor: Tensor, output: Any, axis: int, read: Callable[[], Any]) -> None:
     """`output` holds entries of one axis by numbers that are read later."""
     dims, count = tensor.dim(), tensor.shape[axis]
@@ -281,7 +286,10 @@ def _index(followed: KnownRows, tensor: Tensor, output: Any, axis: int, read: Ca
 def _item(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     tensor, index = args[0], args[1]
     parts = list(index) if isinstance(index, tuple) else [index]
-    if not isinstance(output, Tensor) or (followed.plainly(tensor) and _leaves_first(parts, tensor.dim())):
+    if not isinstance(output, Tensor):
+        return
+    moves = len(parts) > 1 and isinstance(parts[1], Tensor | list | np.ndarray) and _moves_tokens(tensor, output, 1)
+    if not moves and followed.plainly(tensor) and _leaves_first(parts, tensor.dim()):
         return
     known = followed.of(tensor)
     if known is Mark.MODEL:
@@ -573,7 +581,8 @@ def _turned(
         dims = [dims] if isinstance(dims, int) else list(dims)
         shifts = [given["shifts"]] if isinstance(given["shifts"], int) else list(given["shifts"])
     axes = [own % tensor.dim() for own in dims]
-    if 0 not in axes and followed.plainly(tensor):
+    moves = any(_moves_tokens(tensor, output, axis) for axis in axes)
+    if not moves and 0 not in axes and followed.plainly(tensor):
         return
     index: list[Any] = [slice(None)] * tensor.dim()
 
@@ -584,7 +593,7 @@ def _turned(
             own = after.indexed([*index[:axis], numbers, *index[axis + 1 :]])(own, shape)
         return own
 
-    followed.moved(tensor, output, change, (name, *axes, *shifts))
+    followed.moved(tensor, output, change, None if moves else (name, *axes, *shifts))
 
 
 @_for("where")
@@ -610,7 +619,7 @@ def _selected(followed: KnownRows, name: str, args: tuple[Any, ...], kwargs: dic
     tensor, axis, index = given["tensor"], given["dim"] % max(args[0].dim(), 1), given["index"]
     if followed.of(tensor) is Mark.MODEL:
         _looked_up(followed, [index] if axis == 0 else [slice(None), index], output)
-    elif axis == 0 or not followed.plainly(tensor):
+    elif axis == 0 or not followed.plainly(tensor) or _moves_tokens(tensor, output, axis):
         read = numbers_of(index)
         _index(followed, tensor, output, axis, lambda: None if (n := read()) is None else n.reshape(-1))
 
