@@ -16,8 +16,8 @@ CERTIFICATES = {
 }  # fmt: skip
 """By precision, what the rebuilt weights may miss, of the distance that the weights moved."""
 DIVIDED = 1e-4
-"""The same in float32, where a gradient is divided by its size: how it is rounded, which processors do differently, then
-counts for more (docs/exactness.md).
+"""The same in float32, where a gradient is divided by its size: rounding, which processors do differently, then counts
+for more (docs/exactness.md).
 """
 
 

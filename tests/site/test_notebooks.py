@@ -20,8 +20,9 @@ def printed(cell) -> str:
 
 
 def may_differ(number: str) -> float:
-    """By how much another run's may be off: the last digit of what is rounded, nothing of a whole number. Sums, which are
-    printed with thousands apart, are of float32 scores.
+    """By how much another run's may be off: the last digit of what is rounded, nothing of a whole number.
+
+    Sums of float32 scores are printed with thousands apart.
     """
     digits = number.partition("e")[0]
     if "." not in digits:
