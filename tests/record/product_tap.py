@@ -29,4 +29,4 @@ class Product(Tap):
         if self.listener is None:
             return output
         self.seen.append(x.detach().clone().reshape(-1, x.shape[-1]))
-        return self.passed(self.listener, Call(x.detach(), (output,), raw=not x.requires_grad))[0]
+        return self.passed(self.listener, Call(x.detach(), (output,), raw=not x.requires_grad, argument=x))[0]

@@ -50,7 +50,7 @@ class TappedTransposed(ModuleTap):
         self.parameters = {Parameter(f"{name}.weight", 0, self.d_in, transposed=True): module.weight}
 
     def call_of(self, args, kwargs, output):
-        return Call(args[0].detach().flatten(2).transpose(1, 2), (output,), raw=False)
+        return Call(args[0].detach().flatten(2).transpose(1, 2), (output,), raw=False, argument=args[0])
 
     def error_of(self, key, kept, gradients):
         patches = nn.functional.unfold(gradients[0], self.module.kernel_size, stride=self.module.stride)

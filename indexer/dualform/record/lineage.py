@@ -90,13 +90,14 @@ class Lineage:
     def _made(self) -> None:
         if self._coordinates is None:
             assert self._make is not None
-            made, self._make, self._before = self._make(), None, None
+            made = self._make()
             # Indices that torch reads otherwise than NumPy: nothing is known of the rows.
             fits = all(
                 own.ndim == len(self.shape) and all(n in (1, m) for n, m in zip(own.shape, self.shape, strict=True))
                 for own in made
             )
             self._coordinates = made if fits else [nowhere(len(self.shape)) for _ in made]
+            self._make = self._before = None
 
     def then(self, shape: Sizes, change: Change, what: Any = None) -> Lineage:
         """Of what an operation makes of it. `what` names the operation with all of its numbers; None if numbers of

@@ -282,7 +282,8 @@ class RecordedTraining:
         except Exception as failure:
             error.add_note(f"Closing the memory failed, too: {failure}")
         leave(self.plan.ranks)
-        warnings.warn(f"recording stopped after {recording.steps} steps: {error}", RuntimeWarning, stacklevel=3)
+        whole = " ".join([str(error), *getattr(error, "__notes__", ())])
+        warnings.warn(f"recording stopped after {recording.steps} steps: {whole}", RuntimeWarning, stacklevel=3)
 
     def _hook_failed(self, error: Exception, layer: str = "") -> None:
         if not self.stopped:

@@ -12,6 +12,7 @@ would be the last one, and the last product would be made again for nothing: in 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -73,7 +74,13 @@ def part_that_runs() -> Part | None:
             return Part(found["frame"], False, len(found["frame"].weak_holders))
         frame = found["target_frame_ref"]()
         return Part(frame, True, frame.recomp_counter[found["gid"]])
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        warnings.warn(
+            f"this torch's torch.utils.checkpoint is not known here ({error!r}): layers in a checkpointed part may end "
+            "its backward pass. Leave them out with layers=.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
 
 

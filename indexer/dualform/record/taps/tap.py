@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -106,10 +106,12 @@ class Call:
     outputs: tuple[Tensor, ...]
     """Every tensor through which gradients come back."""
     raw: bool
+    argument: Tensor | None = field(kw_only=True)
+    """What the layer was given, whose rows are followed. None if its leading axes are not the key's: the rows are then
+    the batch's in its order.
+    """
     kept: tuple[Tensor, ...] = ()
     """What the error signal is computed from, beside the key and the outputs' gradients."""
-    argument: Tensor | None = None
-    """What the layer was given, if its leading axes are the key's."""
     early: Any = None
     """The node of the graph that saved the key already (checkpoints.py); None where none did."""
 
@@ -189,8 +191,11 @@ class Tap(ABC):
         if part is not None:
             part.note(self, kept)
         outputs = watched(report, kept, call.outputs)
-        if followed is not None:
-            followed.same(call.outputs, outputs)
+        try:
+            if followed is not None:
+                followed.same(call.outputs, outputs)
+        except Exception as error:
+            hand_over(listener, error, self.name)
         return outputs
 
     def passes_by(self) -> None:
