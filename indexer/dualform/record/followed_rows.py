@@ -205,11 +205,10 @@ class _Mode(TorchFunctionMode):
                 return
             name = getattr(getattr(func, "__self__", None), "__name__", "")
         rule, followed = RULES.get(name), self._followed
-        if rule is None and name not in KEPT:
-            mix(followed, args, kwargs, output)
-            return
         if rule is None:
-            if followed.live or (args and isinstance(args[0], Tensor) and not followed.plainly(args[0])):
+            if name not in KEPT:
+                mix(followed, args, kwargs, output)
+            elif followed.live or (args and isinstance(args[0], Tensor) and not followed.plainly(args[0])):
                 keep(followed, args, kwargs, output)
             return
         if not args:

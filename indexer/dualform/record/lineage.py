@@ -242,7 +242,7 @@ def _shared(one: Numbers, two: Numbers) -> Numbers:
     """
     if _is_column(one) or _is_column(two):
         same = one.shape == two.shape and (one == two).all()
-        return one if same else np.full((1,) * one.ndim, COLUMN)
+        return one if same else nowhere(one.ndim, COLUMN)
     if one.shape[:-1] != two.shape[:-1] or (one.shape != two.shape and 1 not in (one.shape[-1], two.shape[-1])):
         return nowhere(one.ndim)
     if one.shape != two.shape:
@@ -387,7 +387,7 @@ def lost(own: Numbers, axes: Sequence[int]) -> Numbers:
     if all(own.shape[axis] == 1 for axis in axes):
         return own
     last = own.ndim - 1
-    return np.full((1,) * own.ndim, COLUMN if last in axes and own.shape[last] > 1 else LOST)
+    return nowhere(own.ndim, COLUMN if last in axes and own.shape[last] > 1 else LOST)
 
 
 def labelled(given: str, made: str) -> Change:
@@ -432,7 +432,7 @@ def put_into(own: Numbers, shape: Sizes, index: Sequence[Any], new: Numbers, add
     if own.size == new.size == 1 and own.reshape(-1)[0] == new.reshape(-1)[0]:
         return own
     if _is_column(new):
-        return np.full((1,) * own.ndim, COLUMN)
+        return nowhere(own.ndim, COLUMN)
     lengths = _lengths(index, new)
     if lengths is None:
         return nowhere(own.ndim)

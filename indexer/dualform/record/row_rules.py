@@ -37,7 +37,7 @@ _KEPT = " ".join(
         "tanhshrink threshold _threshold clamp clamp_max clamp_min clip softmax softmin log_softmax gumbel_softmax",
         "normalize renorm layer_norm group_norm instance_norm batch_norm rms_norm local_response_norm",
         "native_layer_norm native_group_norm native_batch_norm _fused_rms_norm dropout dropout1d dropout2d dropout3d",
-        "alpha_dropout feature_dropout feature_alpha_dropout native_dropout linear bilinear addmm addmv mv conv1d",
+        "alpha_dropout feature_dropout feature_alpha_dropout native_dropout linear bilinear addmv mv conv1d",
         "conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d embedding_bag avg_pool1d",
         "avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices",
         "max_pool3d_with_indices adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d",
@@ -62,7 +62,7 @@ _KEPT = " ".join(
     )
 ).split()
 _SIGNS = ("add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
-_DUNDERS = ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "rmatmul", "deepcopy")
+_DUNDERS = ("neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "rmatmul")
 KEPT = frozenset(
     [name + end for name in _KEPT for end in ("", "_")]
     + [f"special_{name}" for name in _KEPT]
