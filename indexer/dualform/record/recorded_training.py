@@ -280,7 +280,8 @@ class RecordedTraining:
         try:
             recording.close(finished=False)
         except Exception as failure:
-            error.add_note(f"Closing the memory failed, too: {failure}")
+            if failure is not error:
+                error.add_note(f"Closing the memory failed, too: {failure}")
         leave(self.plan.ranks)
         whole = " ".join([str(error), *getattr(error, "__notes__", ())])
         warnings.warn(f"recording stopped after {recording.steps} steps: {whole}", RuntimeWarning, stacklevel=3)
