@@ -123,7 +123,7 @@ def test_a_refusal_says_what_would_need_less(run, small, monkeypatch, ask, inste
     with dualform.open(run, memory="16 MB") as memory:
         ask(memory)
         monkeypatch.setattr(needs, "_of_layer", lambda resolved: 1 << 30)
-        monkeypatch.setattr(needs, "_CELL", 1 << 30)
+        monkeypatch.setattr(needs, "_NUMBER", 1 << 30)
         with pytest.raises(BadInput, match="needs about") as caught:
             ask(memory)
         assert caught.value.hint.startswith(instead)

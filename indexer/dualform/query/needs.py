@@ -48,8 +48,9 @@ _COLUMNS = 12
 _STATES = 12
 """Matrices of a layer's shape in float64, of weights that are run again: weights, averages, squares and gradients, of
 all slots and of those that stay."""
-_CELL = 400
-"""Bytes of one column of one slot that is looked up, as an object of Python."""
+_TEXT, _NUMBER = 400, 64
+"""Bytes of one column of one slot that is looked up: a text as an object of Python, or a number with its neighbours in
+Arrow's form and NumPy's."""
 
 
 def least(memory: Snapshot) -> int:
@@ -65,9 +66,11 @@ def of_resolving(view: View, layer: str) -> int:
 
 def of_slots(view: View, count: int) -> int:
     """Of the columns of so many slots."""
-    spaces = view.snapshot.spaces
-    numbers = 8 * _COLUMNS * max(view.snapshot.count(space) for space in spaces)
-    return min(WORK, BASE + numbers) + _CELL * count * max(len(view.snapshot.columns(space)) for space in spaces)
+    memory = view.snapshot
+    numbers = 8 * _COLUMNS * max(memory.count(space) for space in memory.spaces)
+    columns = [memory.columns(space).values() for space in memory.spaces]
+    widths = [sum(_TEXT if kind == "VARCHAR" else _NUMBER for kind in kinds) for kinds in columns]
+    return min(WORK, BASE + numbers) + count * max(widths)
 
 
 def of_appearances() -> int:
@@ -172,14 +175,20 @@ def of_sql(sql: Sql) -> int:
 
 
 def _of_layer(resolved: Resolved[Any]) -> int:
-    return _work(resolved) + min(HELD_BYTES, _row_bytes([resolved.layer], resolved.view.snapshot))
+    return _work(resolved) + min(HELD_BYTES, _rows_read(resolved))
 
 
 def _work(resolved: Resolved[Any]) -> int:
     """Blocks of a layer's rows, and of their scores."""
-    memory, layer = resolved.view.snapshot, resolved.layer.stored
-    scores = 8 * len(resolved.queries) * memory.entries(layer.name).count
-    return min(WORK, BASE + _row_bytes([layer], memory) + scores)
+    entries = resolved.view.snapshot.entries(resolved.layer.name).count
+    return min(WORK, BASE + _rows_read(resolved) + 8 * len(resolved.queries) * entries)
+
+
+def _rows_read(resolved: Resolved[Any]) -> int:
+    """Bytes of all keys of the layer; of its values, too, where the question is about an output."""
+    layer, keys_only = resolved.layer, resolved.directed is None and not isinstance(resolved.question, Output)
+    width = layer.d_in if keys_only else layer.d_in + layer.d_out
+    return 4 * width * resolved.view.snapshot.entries(layer.name).count
 
 
 def _blocks(layers: Iterable[Layer], memory: Snapshot) -> int:
