@@ -16,6 +16,7 @@ from dualform.record.owners import Owners
 from dualform.record.probes import ProbeTaker
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
+from dualform.record.taps.watcher import step_begins
 
 _ARRIVALS = 1 << 32
 """Numbers that calls of one backward pass of compiled code are counted down from: more than there are."""
@@ -55,6 +56,7 @@ class Collector:
         before = None if self._before is None else self._before()
         self.step = StepRecord(step, metadata, self._calls, self._owners, before)
         self._before = weakref.ref(self.step)
+        step_begins(self)
         if self.followed is not None:
             self.followed.begin()
             self.step.followed = self.followed

@@ -74,16 +74,20 @@ class FollowedRows(KnownRows):
     def detach(self) -> None:
         for handle in (*self._handles, *self._parts):
             handle.remove()
+        self._leave_all()
+        self._handles, self._parts, self._held = [], [], {}
+        self.clear()
+
+    def _leave_all(self) -> None:
         # An interrupt from the keyboard passes even hooks that always run; a mode that is paused is not there.
         if any(self.around.__dict__.pop("paused", ())):
             self.around.__dict__.clear()
         while self.around.__dict__.get("modes"):
             self.leave()
-        self._handles, self._parts, self._held = [], [], {}
-        self.clear()
 
     def begin(self) -> None:
-        """Another step begins: nothing is known of its tensors."""
+        """Another step begins: nothing is known of its tensors, and no module runs."""
+        self._leave_all()
         self.clear()
         self._hold()
         if self._parts and self._whole and not self._alone:

@@ -20,9 +20,10 @@ from torch.nn.utils import parametrize
 
 from dualform.errors import RecordingError
 from dualform.record.key_form import KeyForm
+from dualform.record.taps.checkpoints import own_operators
 from dualform.record.taps.matrix_block import block_of
 from dualform.record.taps.module_tap import ModuleTap
-from dualform.record.taps.product import MatrixProduct
+from dualform.record.taps.product import MatrixProduct, saved_key
 from dualform.record.taps.tap import Call, Listener, Tap
 from dualform.record.taps.watcher import SEES_ATTENTION, Watcher
 from dualform.store.parameter import Parameter
@@ -179,14 +180,15 @@ class _AttentionWatcher(Watcher):
         return whole.transpose(0, 1) if self.module.batch_first else whole
 
     def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor | None:
-        found = False
-        for tap in self._taps_of(product.weight):
-            found = True
+        taps = self._taps_of(product.weight)
+        with own_operators():
+            saved = saved_key(product.key) if taps else product.key
+        for tap in taps:
             if tap.told(listener, self._crossed):
-                key = self.laid(product.key.detach(), self._batch).to(output.dtype)
+                key = self.laid(saved, self._batch).to(output.dtype)
                 call = Call(key, (output,), raw=not product.key.requires_grad, argument=self.given(tap.part))
                 (output,) = tap.passed(listener, call)
-        return output if found else None
+        return output if taps else None
 
     def _taps_of(self, weight: Tensor) -> list[_Part]:
         """Those whose weights a product was made with, or may have been."""

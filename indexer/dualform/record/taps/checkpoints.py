@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
+from torch.utils._python_dispatch import _disable_current_modes
 
 from dualform.record.taps.hook import saving
 
@@ -57,7 +59,8 @@ class Part:
         """Nothing is recorded here; but if the first run saved tensors here, this one does."""
         like = _SAVED.get(self.frame, {}).get((self.number, who), ()) if self.again else ()
         if like:
-            own = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in like]
+            with own_operators():
+                own = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in like]
             saving(_Saved.apply, _ASKS, *own)
 
 
@@ -82,6 +85,15 @@ def part_that_runs() -> Part | None:
             stacklevel=2,
         )
         return None
+
+
+def own_operators() -> AbstractContextManager[None]:
+    """Around operators of a tap's own. A selective checkpoint counts those of both runs, by a mode that sees them all,
+    and keeps what they return: it must see none of these.
+    """
+    if is_compiling() or not torch._C._len_torch_dispatch_stack() or part_that_runs() is None:
+        return nullcontext()
+    return _disable_current_modes()
 
 
 def runs_again() -> bool:
@@ -127,7 +139,8 @@ def early_key(
     if argument.is_inference() or torch.is_autocast_enabled(argument.device.type):
         return None
     key = argument.detach()
-    return argument, key.clone() if tap.may_be_written else key
+    with own_operators():
+        return argument, key.clone() if tap.may_be_written else key
 
 
 class _Saved(torch.autograd.Function):

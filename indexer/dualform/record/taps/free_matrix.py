@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dualform.record.taps.embedding import RowNumberForm
 from dualform.record.taps.matrix_block import MatrixBlock, block_of, is_of
-from dualform.record.taps.product import MatrixProduct
+from dualform.record.taps.product import MatrixProduct, saved_key
 from dualform.record.taps.tap import Call, Listener, Tap
 from dualform.record.taps.watcher import Watcher
 from dualform.store.parameter import Parameter
@@ -52,11 +52,10 @@ class FreeTap(Tap):
 
     def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor:
         """Report a product. Returns what the network goes on with."""
-        key = product.key.detach()
         if product.looks_up:
-            self._padding = product.padding
+            key, self._padding = product.key.detach(), product.padding
         else:
-            key = key.to(output.dtype)
+            key = saved_key(product.key).to(output.dtype)
         raw = not product.looks_up and not product.key.requires_grad
         (output,) = self.passed(listener, Call(key, (output,), raw=raw, argument=product.key))
         return output

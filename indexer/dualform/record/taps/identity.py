@@ -76,9 +76,11 @@ class Report:
             hand_over(self.listener, error, self.tap.name)
 
     def _hand_on(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        came = [gradient.detach() for gradient in gradients if gradient is not None]
-        if not came:
+        came = [gradient for gradient in gradients if gradient is not None]
+        # Gradients of several directions at once (is_grads_batched, vectorize) are returned: no weight gets them.
+        if not came or any(map(torch._C._functorch.is_legacy_batchedtensor, came)):
             return
+        came = [gradient.detach() for gradient in came]
         if self.tap.values:
             error = self.tap.error_of(key, kept, [None if g is None else g.detach() for g in gradients])
         else:  # NaN or infinity in any of several is to be noticed; whoever is told looks at the one

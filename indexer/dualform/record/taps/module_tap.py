@@ -17,7 +17,7 @@ from torch.nn.modules import module as all_modules
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
-from dualform.record.taps.checkpoints import EarlyKey, early_key, part_that_runs, save
+from dualform.record.taps.checkpoints import EarlyKey, early_key, own_operators, part_that_runs, save
 from dualform.record.taps.hook import ModelHook, hand_over
 from dualform.record.taps.parametrizations import originals_of, shape_of
 from dualform.record.taps.tap import Call, Listener, Tap
@@ -100,8 +100,12 @@ class ModuleTap(Tap):
         """What a forward call was, from its arguments and its output. Raises RecordingError for one without keys."""
         argument: Tensor = args[0] if args else next(iter(kwargs.values()))
         # Under autocast the product used the cast, and the key's own type says what it was computed in.
-        key = argument.detach().to(output.dtype)
+        key = self.key_of(argument).to(output.dtype)
         return Call(key, (output,), raw=not argument.requires_grad, argument=argument)
+
+    def key_of(self, argument: Tensor) -> Tensor:
+        """The argument, detached: what the product saves itself, so that nobody may write to it."""
+        return argument.detach()
 
     def output_of(self, outputs: tuple[Tensor, ...]) -> Any:
         """`Call.outputs` put together as the module returns them."""
@@ -251,7 +255,8 @@ class _Hook(ModelHook):
         try:
             if why := self._altered(module) or (bare is not None and bare.altered(given[-1])):
                 raise RecordingError(f"layer {self.layer!r}: {why}.", hint="Leave it out with layers=.")
-            call = self._tap.call_of(*given)
+            with own_operators():
+                call = self._tap.call_of(*given)
         except RecordingError as error:
             self._tap.refuse(self.listener, error)
             return None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -30,6 +31,14 @@ class MatrixProduct:
     def laid(self, output: Tensor) -> Tensor:
         """What torch answered, as [..., d_out], or such an answer as torch gives it."""
         return output.mT if self.turned else output
+
+
+def saved_key(argument: Tensor) -> Tensor:
+    """The argument of a product, detached, to be saved for the backward pass. An argument of several batch axes that is
+    not contiguous is copied: torch multiplies with a copy of it, and the network may write to the argument.
+    """
+    key = argument.detach()
+    return key if key.dim() < 3 or key.layout != torch.strided or key.is_contiguous() else key.clone()
 
 
 def products_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MatrixProduct]:

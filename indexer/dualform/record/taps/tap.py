@@ -25,7 +25,7 @@ from torch.compiler import is_compiling
 from dualform.errors import RecordingError
 from dualform.record.key_form import KeyForm
 from dualform.record.lineage import Known, KnownRows
-from dualform.record.taps.checkpoints import part_that_runs
+from dualform.record.taps.checkpoints import own_operators, part_that_runs
 from dualform.record.taps.hook import hand_over
 from dualform.record.taps.identity import Report, compiled, watched
 from dualform.record.weight_casts import cast_of
@@ -165,6 +165,8 @@ class Tap(ABC):
         followed = None if is_compiling() else listener.followed
         if followed is None or not followed.here:
             return self._passed(listener, call, None)
+        if any(type(output) is not Tensor for output in call.outputs):  # a subclass would lose its type
+            return self._passed(listener, call, followed)
         with torch._C.DisableTorchFunction():  # what follows rows need not see what a tap does
             return self._passed(listener, call, followed)
 
@@ -172,7 +174,8 @@ class Tap(ABC):
         rows = None
         try:
             rows = None if followed is None or call.argument is None else followed.of(call.argument)
-            kept = self._kept(listener, call, rows)
+            with own_operators():
+                kept = self._kept(listener, call, rows)
         except Exception as error:
             hand_over(listener, error, self.name)
             kept = None

@@ -135,8 +135,23 @@ class _Around(threading.local):
                 break
         return there
 
+    def leave_stale(self, whose: object) -> None:
+        """No module of this recorder runs: leave what is still entered. An interrupt from the keyboard passes even
+        hooks that always run.
+        """
+        for place, (own, _) in enumerate(self.entered):
+            if own is whose:
+                while len(self.entered) > place:
+                    self.leave(self._modes[-1][0])
+                return
+
 
 _AROUND = _Around()
+
+
+def step_begins(listener: Listener) -> None:
+    """No module that is watched for this listener runs now."""
+    _AROUND.leave_stale(listener)
 
 
 class _Enter(ModelHook):
