@@ -14,6 +14,12 @@ from dualform.store import memory_budget
 from dualform.store.memory_budget import MemoryBudget
 
 
+@pytest.fixture(autouse=True)
+def counted(monkeypatch):
+    """Numbers here are of budgets that leave 15 in 100 to the allocator."""
+    monkeypatch.setattr(memory_budget, "_ACCOUNTED", 0.85)
+
+
 def test_what_was_used_longest_ago_goes_first_whosever_it_is():
     budget, one, two = MemoryBudget(100, 40), object(), object()
     budget.keep(one, "a", "A", 40)

@@ -13,7 +13,7 @@ from typing import Any
 from dualform.errors import BadInput, Overloaded
 from dualform.store.byte_counts import readable
 
-_ACCOUNTED = 0.85
+_ACCOUNTED = 0.8
 """Of a bound, what is counted: the rest is the allocator's, which returns pages late."""
 _LOOK = 0.05
 """Seconds between looks whether whoever waits for room still has to."""
