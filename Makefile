@@ -41,7 +41,7 @@ soak: setup
 
 # The folders that test numbers, with torch, oneDNN, MKL and OpenBLAS held to the instructions and kernels of four other x86
 # processors; and the property tests with ten seeds. One of them alone: make processor-avx2, make seeds.
-NUMBERS := $(addprefix tests/,record rules influence live query kernels replay contract costs networks coverage site/test_notebooks.py)
+NUMBERS := $(addprefix tests/,record rules influence live query kernels rerun contract costs networks coverage site/test_notebooks.py)
 plain := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott
 avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
 zen := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Zen
@@ -124,7 +124,7 @@ $(VENV)/peers: $(VENV)/ready
 # Every study, each into runs/NAME, and docs/reproduction.md from their reports; a study whose report is there is not run
 # again. Two run at a time, each on one thread, so that a seed gives the same bits on any number of cores: less than two
 # hours on two of them. Where one fails the others still run; then the command fails, and names it.
-RUNS := $(STUDIES) aesop-replay
+RUNS := $(STUDIES) aesop-rerun
 REPORT = runs/$(1)/report/report.json
 JOBS ?= 2
 
@@ -163,9 +163,9 @@ $(VENV)/attribution-peers: $(VENV)/ready
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[dev,peers]'
 	@touch $@
 
-OPTIONS.aesop-paper := aesop --preset paper --replay --steps $(UPDATES)
+OPTIONS.aesop-paper := aesop --preset paper --rerun --steps $(UPDATES)
 THREADS.aesop-paper := 2
-OPTIONS.aesop-replay := aesop --replay
+OPTIONS.aesop-rerun := aesop --rerun
 OPTIONS.single-variants := single-variants --runs 1
 
 $(call REPORT,%): | $(VENV)/ready

@@ -66,7 +66,7 @@ class StudyKeys:
         self._switch = int(changes[0])
         self.datasets = (str(self._dataset[0]), str(self._dataset[-1]))
         self.origin = f"keys of {LAYER} of a recorded continual study, around the switch from {self.datasets[0]} to "
-        self.origin += f"{self.datasets[1]}; queries are rows of its probes"
+        self.origin += f"{self.datasets[1]}; queries are rows of its query sets"
 
     def blocks(self, slots: int) -> Iterator[SlotBlock]:
         first, last = self._switch - slots // 2, self._switch + slots // 2
@@ -83,9 +83,11 @@ class StudyKeys:
             yield SlotBlock(block, {name: column[start:stop] for name, column in columns.items()})
 
     def queries(self, count: int) -> NDArray[np.float32]:
-        probes = [self._memory.probe(f"test-{dataset}").queries(LAYER) for dataset in self.datasets]
+        query_sets = [self._memory.query_set(f"test-{dataset}").queries(LAYER) for dataset in self.datasets]
         half = -(-count // 2)
-        turns: NDArray[np.float32] = np.stack([probe[:half] for probe in probes], axis=1).reshape(2 * half, -1)[:count]
+        turns: NDArray[np.float32] = np.stack([query_set[:half] for query_set in query_sets], axis=1).reshape(
+            2 * half, -1
+        )[:count]
         return turns
 
 

@@ -14,7 +14,7 @@ from benchmarks.keys import BLOCK, LAYER, Source
 from dualform.store.batch import Batch, Extent, Factor, LayerRows, ParameterGroup, StepLog
 from dualform.store.header import Header
 from dualform.store.layer import Layer, affine
-from dualform.store.probes import ProbeArrays
+from dualform.store.query_sets import QuerySetArrays
 from dualform.store.writer import Writer
 
 LR = 0.1
@@ -22,9 +22,9 @@ _WEIGHT = f"{LAYER}.weight"
 _SETTINGS = {"lr": LR, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
 
 
-def write_memory(path: Path, source: Source, slots: int, outputs: int = 0, probe: int = 0) -> None:
-    """A memory of one layer. Two slots in a row share a `position`; `coin` is a fair one. With `probe`, so many queries
-    of the source are its probe `test`.
+def write_memory(path: Path, source: Source, slots: int, outputs: int = 0, query_set: int = 0) -> None:
+    """A memory of one layer. Two slots in a row share a `position`; `coin` is a fair one. With `query_set`, so many
+    queries of the source are its query set `test`.
 
     With `outputs`, d_out, it has generated values, as of plain SGD: normal numbers, whose size differs from slot to
     slot by a factor of about ten, as those of a network do that has learned most of its samples.
@@ -43,9 +43,9 @@ def write_memory(path: Path, source: Source, slots: int, outputs: int = 0, probe
         writer.append(Batch(step, samples, [extent], {LAYER: [LayerRows(0, block.keys, values)]}, logs=logs))
         start += count
     if writer is not None:
-        if probe:
-            queries = source.queries(probe)
-            writer.add_probe(ProbeArrays("test", {LAYER: queries}, np.arange(probe) % 10, None))
+        if query_set:
+            queries = source.queries(query_set)
+            writer.add_query_set(QuerySetArrays("test", {LAYER: queries}, np.arange(query_set) % 10, None))
         writer.close()
 
 

@@ -87,7 +87,7 @@ def run(plan: Plan) -> Section:
             plan,
             "sums by dataset and label",
             {
-                OURS: lambda: _dualform("sums", memory.path, *memory.asked, "--by", "dataset,label"),
+                OURS: lambda: _dualform("group-sum", memory.path, *memory.asked, "--by", "dataset,label"),
                 PASS: lambda: _python("-c", READ, *memory.keys),
             },
             lambda name, answer: ("", ""),

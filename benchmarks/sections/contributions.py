@@ -72,15 +72,15 @@ def _top(
     data: Data,
     values: NDArray[np.float32],
     queries: NDArray[np.float32],
-    toward: Any,
+    target: Any,
     directions: NDArray[np.float32],
     question: str,
 ) -> Row:
-    """`directions`: float32[n, d_out], what `toward` says."""
+    """`directions`: float32[n, d_out], what `target` says."""
     right = best(data.keys, values, queries, directions)
-    scores = _Peers(data.keys, values, queries, directions, OUTPUT if isinstance(toward, int) else None)
+    scores = _Peers(data.keys, values, queries, directions, OUTPUT if isinstance(target, int) else None)
     contestants: dict[str, Callable[[], Any]] = {
-        OURS: partial(engine.topk, LAYER, queries, K, score="contribution", toward=toward, allow_inexact=True),
+        OURS: partial(engine.topk, LAYER, queries, K, score="contribution", target=target, allow_inexact=True),
         "torch": lambda: scores.torch().topk(K, dim=1).indices,
         "NumPy": lambda: np.argpartition(scores.numpy(), -K, axis=1)[:, -K:],
     }
@@ -149,7 +149,7 @@ def _by_label(plan: Plan, engine: Engine, data: Data, values: NDArray[np.float32
     scores, groups = _Peers(data.keys, values, query, one_hot, None), data.groups("label")
     numbers = torch.from_numpy(groups.numbers)
     contestants: Mapping[str, Callable[[], Any]] = {
-        OURS: partial(engine.group_sum, LAYER, query, "label", score="contribution", toward=OUTPUT, allow_inexact=True),
+        OURS: partial(engine.group_sum, LAYER, query, "label", score="contribution", target=OUTPUT, allow_inexact=True),
         SCAN: lambda: torch.zeros(1, groups.count).index_add_(1, numbers, scores.torch()),
     }
     ran = race(contestants, plan.repeats, plan.patience)
@@ -165,7 +165,7 @@ def _by_sample(plan: Plan, engine: Engine, data: Data, values: NDArray[np.float3
     keys, own = torch.from_numpy(data.keys), torch.from_numpy(query[0])
     contestants: Mapping[str, Callable[[], Any]] = {
         OURS: partial(
-            engine.group_sum, LAYER, query, "sample", score="contribution", toward=OUTPUT, allow_inexact=True, k=K
+            engine.group_sum, LAYER, query, "sample", score="contribution", target=OUTPUT, allow_inexact=True, k=K
         ),
         PASS: lambda: keys @ own,
     }

@@ -28,9 +28,9 @@ from benchmarks.written import write_memory
 from dualform import Engine
 from dualform_explorer.panels import PANELS
 
-SLOTS, OUTPUTS, PROBE = 1_000_000, 10, 200
+SLOTS, OUTPUTS, QUERY_SET = 1_000_000, 10, 200
 BY = ("dataset", "label")
-API = f"{OURS}, probe, output and group_sum"
+API = f"{OURS}, query set, output and group_sum"
 FIRST_PARTS = frozenset({"query", "output", "sums"})
 WARM = Target("at most", 1.0, "s")
 _SUM = re.compile(r'class="right sum"><data [^>]*data-value="([^"]+)"')
@@ -39,7 +39,7 @@ _SUM = re.compile(r'class="right sum"><data [^>]*data-value="([^"]+)"')
 def run(plan: Plan) -> Section:
     section = Section("explorer", "Pages for a browser")
     folder, slots = plan.folder / "explored", SLOTS // 8 if plan.quick else SLOTS
-    write_memory(folder, GeneratedKeys(plan.width), slots, OUTPUTS, PROBE)
+    write_memory(folder, GeneratedKeys(plan.width), slots, OUTPUTS, QUERY_SET)
     rows, said = count(), f"{slots:,} slots"
     with dualform.open(folder, backend=plan.backend) as engine:
         _ask(engine, next(rows))
@@ -65,10 +65,11 @@ def run(plan: Plan) -> Section:
         Row(f"all parts of a page, {said}, warm", {OURS: _cell(whole, "")}, short="all parts"),
     ]
     section.notes.append(
-        f"One layer of {plan.width} + {OUTPUTS} numbers a slot, which are generated, and a probe of {PROBE} queries. "
-        "Beside stand the three answers alone, asked of an engine in process, and for the first page the opening and "
-        "the first answers of an engine; files are in the page cache, and what is derived from keys lies beside them. "
-        f"A page asks for {len(PANELS)} parts at once, on the same cores; what a browser draws is not in it."
+        f"One layer of {plan.width} + {OUTPUTS} numbers a slot, which are generated, and a query set of {QUERY_SET} "
+        f"queries. Beside stand the three answers alone, asked of an engine in process, and for the first page the "
+        f"opening and the first answers of an engine; files are in the page cache, and what is derived from keys lies "
+        f"beside them. A page asks for {len(PANELS)} parts at once, on the same cores; what a browser draws is not in "
+        f"it."
     )
     return section
 
@@ -116,7 +117,7 @@ def explored(memory: Path) -> Iterator[Page]:
 
 def _ask(engine: Engine, row: int) -> None:
     query = f"test/{row}"
-    engine.probe("test")
+    engine.query_set("test")
     engine.output(LAYER, query, allow_inexact=True)
     engine.group_sum(LAYER, query, by=BY)
 

@@ -50,7 +50,7 @@ def run(plan: Plan) -> Section:
         section.rows += [_whole_run(plan.study.parent / name) for name in ("continual", "single")]
     section.notes.append(
         "Bytes that are resident, files that the system keeps for the process included; a server that is idle has "
-        "opened, warmed and answered nothing. --memory of a server bounds all of it. "
+        "opened, warmed and answered nothing. --ram of a server bounds all of it. "
         f"{CLIENTS} clients ask for {_seconds(plan):.0f} seconds, each in an order of its own: "
         "the best slots, alone, under masks, of groups and by three scores, sums by few and by many groups, signed and "
         "absolute; of the whole study also outputs and weights under masks. A whole run's memory is what its report "
@@ -69,11 +69,11 @@ def _server(section: Section, plan: Plan, path: Path, bound: str, questions: Map
     section.rows.append(_row(f"dualform serve, {name}, idle: resident memory", held.resident, IDLE))
     section.facts[f"dualform serve, {name}, idle: of which no file backs"] = readable(held.anonymous)
     with (
-        server_memory.served(path, "--memory", bound) as (address, process),
+        server_memory.served(path, "--ram", bound) as (address, process),
         server_memory.watched(process) as held,
     ):
         answered, refused, wrong = _mix(address, questions, right, _seconds(plan))
-    mixed = f'dualform serve --memory "{bound}", {name}, {CLIENTS} clients'
+    mixed = f'dualform serve --ram "{bound}", {name}, {CLIENTS} clients'
     most = Target("at most", bytes_of(bound), "bytes")
     section.rows.append(_row(f"{mixed}: most resident memory", held.resident, most, wrong))
     section.facts[f"{mixed}: of which no file backs"] = readable(held.anonymous)
@@ -149,7 +149,7 @@ def _mix(
                     time.sleep(AGAIN)
                     continue
                 except BadInput as error:
-                    if "of memory, and" not in str(error):
+                    if "of RAM, and" not in str(error):
                         raise
                     refused.add(name)
                     continue

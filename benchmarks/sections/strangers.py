@@ -17,7 +17,7 @@ from benchmarks import server_memory
 from benchmarks.keys import LAYER
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
-from dualform.questions import ProbeRows
+from dualform.questions import QuerySetRows
 from dualform.store.byte_counts import readable
 from dualform_client import Client
 
@@ -39,10 +39,10 @@ def run(plan: Plan) -> Section:
         section.rows.append(row)
         return section
     rounds, seconds = (1, 3.0) if plan.quick else (3, 10.0)
-    with server_memory.served(path, "--memory", MEMORY) as (address, process), Client(address, timeout=120) as client:
+    with server_memory.served(path, "--ram", MEMORY) as (address, process), Client(address, timeout=120) as client:
         info = client.info()
         width = next(layer.d_in for layer in info.layers if layer.name == LAYER)
-        query = ProbeRows(info.probes[0].name, (0,))
+        query = QuerySetRows(info.query_sets[0].name, (0,))
         asks: dict[str, Callable[[], object]] = {
             "ten best slots": lambda: client.topk(LAYER, query, 10),
             "sums by label": lambda: client.group_sum(LAYER, query, "label"),

@@ -1,4 +1,4 @@
-"""Signed and absolute sums of a probe's queries at every layer of the study, beside one matrix product.
+"""Signed and absolute sums of a query set's queries at every layer of the study, beside one matrix product.
 
 Shapes: n queries, R distinct keys of layer 0, d.
 """
@@ -19,7 +19,7 @@ from benchmarks.keys import read_study
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
 from benchmarks.timing import Timing, race
-from dualform import ProbeRows
+from dualform import QuerySetRows
 from dualform.query.engine import Engine
 from dualform.store.snapshot import Snapshot
 
@@ -27,8 +27,8 @@ BY = ("dataset", "label")
 CHECKED = 2
 """Queries whose sums are compared with the float64 oracle."""
 BLOCK = 8192
-SCORES: tuple[Literal["signed", "abs"], ...] = ("signed", "abs")
-TOLERANCE = {"signed": 1e-12, "abs": 1e-6}
+SCORES: tuple[Literal["dot", "abs"], ...] = ("dot", "abs")
+TOLERANCE = {"dot": 1e-12, "abs": 1e-6}
 TARGET = Target("at most", 2)
 FIRST_STEPS, FEWER = 300, 1000
 """Steps and queries of the sums that a program with all scores at hand would be asked for."""
@@ -43,16 +43,16 @@ def run(plan: Plan) -> Section:
         section.rows = [Row(question, {OURS: Cell(why_not=why)}, target=TARGET)]
         return section
     memory = read_study(plan.study)
-    probe = next(iter(memory.probes))
+    query_set = next(iter(memory.query_sets))
     fresh = Fresh(plan.study, plan.backend)
     fresh.read()
     with fresh.engine() as engine:
-        before = _product(engine, memory, probe, plan.study_queries)
-        seconds, answers = _ours(engine, probe, plan.study_queries, section)
-        after = _product(engine, memory, probe, plan.study_queries)
-        first_steps = _first_steps(engine, memory, probe, plan)
+        before = _product(engine, memory, query_set, plan.study_queries)
+        seconds, answers = _ours(engine, query_set, plan.study_queries, section)
+        after = _product(engine, memory, query_set, plan.study_queries)
+        first_steps = _first_steps(engine, memory, query_set, plan)
     product, whole = Timing.of([before, after]), sum(seconds.values())
-    wrong = _wrong(memory, probe, answers)
+    wrong = _wrong(memory, query_set, answers)
     section.rows.append(
         Row(
             question,
@@ -75,12 +75,12 @@ def run(plan: Plan) -> Section:
 
 
 def _ours(
-    engine: Engine, probe: str, count: int, section: Section
+    engine: Engine, query_set: str, count: int, section: Section
 ) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], NDArray[np.float64]]]:
     """Seconds of each layer and kind of sum, and the first queries' sums."""
     seconds: dict[tuple[str, str], float] = {}
     answers: dict[tuple[str, str], NDArray[np.float64]] = {}
-    queries = ProbeRows(probe, tuple(range(count)))
+    queries = QuerySetRows(query_set, tuple(range(count)))
     for layer in engine.info().layers:
         for score in SCORES:
             began = time.perf_counter()
@@ -92,10 +92,10 @@ def _ours(
     return seconds, answers
 
 
-def _first_steps(engine: Engine, memory: Snapshot, probe: str, plan: Plan) -> Row:
+def _first_steps(engine: Engine, memory: Snapshot, query_set: str, plan: Plan) -> Row:
     """Absolute sums of the first steps' slots at layer 0 by label, beside NumPy with their keys as one matrix."""
     layer = next(iter(memory.layers.values()))
-    queries = memory.probe(probe).queries(layer.name)[:FEWER]
+    queries = memory.query_set(query_set).queries(layer.name)[:FEWER]
     numbers = np.asarray(memory.column(layer.space, "label"))
     slots = np.flatnonzero(np.asarray(memory.column(layer.space, "step")) < FIRST_STEPS)
     keys, members = (
@@ -132,10 +132,10 @@ def _first_steps(engine: Engine, memory: Snapshot, probe: str, plan: Plan) -> Ro
     )
 
 
-def _product(engine: Engine, memory: Snapshot, probe: str, count: int) -> float:
+def _product(engine: Engine, memory: Snapshot, query_set: str, count: int) -> float:
     """Seconds of the queries times layer 0's distinct keys in float32, block by block, the scores dropped."""
     layer = next(iter(memory.layers))
-    asked = engine.probe(probe, layer).queries
+    asked = engine.query_set(query_set, layer).queries
     assert asked is not None
     queries = torch.from_numpy(np.array(asked[:count]))
     scores = torch.empty((len(queries), BLOCK))
@@ -157,9 +157,9 @@ def _all_products(section: Section, memory: Snapshot, count: int, product: float
     section.numbers["all products, seconds"] = share * product
 
 
-def _wrong(memory: Snapshot, probe: str, answers: dict[tuple[str, str], NDArray[np.float64]]) -> str:
+def _wrong(memory: Snapshot, query_set: str, answers: dict[tuple[str, str], NDArray[np.float64]]) -> str:
     for layer in memory.layers.values():
-        queries = memory.probe(probe).queries(layer.name)[:CHECKED]
+        queries = memory.query_set(query_set).queries(layer.name)[:CHECKED]
         groups = groups_of(memory, layer.space)
         right = _sums(memory, layer.name, queries, groups)
         for score in SCORES:

@@ -41,7 +41,7 @@ def run(plan: Plan) -> Section:
         )
         for count in (1, few):
             section.rows.append(_row(held, labels, by_label, count, "abs", "dataset and label"))
-        section.rows.append(_row(held, positions, by_position, 1, "signed", f"{positions.count:,} positions"))
+        section.rows.append(_row(held, positions, by_position, 1, "dot", f"{positions.count:,} positions"))
         for count in (1, few):
             section.rows.append(_row(held, positions, by_position, count, "abs", f"{positions.count:,} positions"))
         section.rows.append(_many(held, positions, by_position, many))
@@ -52,7 +52,7 @@ def run(plan: Plan) -> Section:
     return section
 
 
-def _ask(held: Contest, groups: Groups, right: oracle.Sums, count: int, score: Literal["signed", "abs"]) -> Any:
+def _ask(held: Contest, groups: Groups, right: oracle.Sums, count: int, score: Literal["dot", "abs"]) -> Any:
     queries, absolute = held.data.queries[:count], score == "abs"
     expected = oracle.Sums(right.signed[:count], right.absolute[:count])
 
@@ -71,9 +71,7 @@ def _ask(held: Contest, groups: Groups, right: oracle.Sums, count: int, score: L
     )
 
 
-def _row(
-    held: Contest, groups: Groups, right: oracle.Sums, count: int, score: Literal["signed", "abs"], by: str
-) -> Row:
+def _row(held: Contest, groups: Groups, right: oracle.Sums, count: int, score: Literal["dot", "abs"], by: str) -> Row:
     word = "absolute" if score == "abs" else score
     cells = _ask(held, groups, right, count, score)
     return against_peers(f"{word} sums by {by}, {asked(count)}", f"{word}, {by}, {count}", cells, None)
@@ -89,7 +87,7 @@ def _many(held: Contest, positions: Groups, right: oracle.Sums, count: int) -> R
 
 def _signed(held: Contest, groups: Groups, right: oracle.Sums) -> Row:
     """After the first question: how many times faster than the fastest peer."""
-    cells: Mapping[str, Cell] = _ask(held, groups, right, 1, "signed")
+    cells: Mapping[str, Cell] = _ask(held, groups, right, 1, "dot")
     question = "signed sums by dataset and label, 1 query, after the first"
     target = Target("at least", 1000)
     fastest, seconds = fastest_peer(cells), cells[OURS].seconds

@@ -14,7 +14,7 @@ import numpy as np
 from dualform.answers import Hits, Scan
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform.questions import ProbeRows, Queries
+from dualform.questions import Queries, QuerySetRows
 
 Key: TypeAlias = tuple[str | None, int]
 """Dataset and sample."""
@@ -59,12 +59,12 @@ def compare(
 ) -> Comparison:
     """The samples of the k best slots of either memory.
 
-    Raises BadInput where a hit has no sample, where the memories have no dataset in common, or where a probe does not
-    hold the same examples in both; otherwise as `Answers.topk`.
+    Raises BadInput where a hit has no sample, where the memories have no dataset in common, or where a query set does
+    not hold the same examples in both; otherwise as `Answers.topk`.
     """
     _check_datasets(memories)
-    if isinstance(queries, ProbeRows):
-        _check_probe(memories, queries.probe)
+    if isinstance(queries, QuerySetRows):
+        _check_query_set(memories, queries.query_set)
     hits = [memory.topk(layer, queries, k, where, score=score) for memory in memories]
     first, second = (_best(memory, own, n) for n, (memory, own) in enumerate(zip(memories, hits, strict=True), 1))
     found = [_joined(one, other) for one, other in zip(first, second, strict=True)]
@@ -89,12 +89,12 @@ def _datasets(memory: Answers) -> set[str | None]:
     return {*info.datasets, None} if unnamed else set(info.datasets)
 
 
-def _check_probe(memories: tuple[Answers, Answers], name: str) -> None:
-    first, second = (memory.probe(name).labels for memory in memories)
+def _check_query_set(memories: tuple[Answers, Answers], name: str) -> None:
+    first, second = (memory.query_set(name).labels for memory in memories)
     if first is not None and second is not None and not np.array_equal(first, second):
         raise BadInput(
-            f"the probe {name!r} has other labels in the second memory than in the first.",
-            hint="Compare by a probe of the same examples, in the same order.",
+            f"the query set {name!r} has other labels in the second memory than in the first.",
+            hint="Compare by a query set of the same examples, in the same order.",
             field="queries",
         )
 

@@ -25,24 +25,24 @@ def connect(
     certificate: str | Path | None = None,
     key: str | Path | None = None,
     tls_name: str | None = None,
-    memory: Bound | None = None,
+    ram: Bound | None = None,
 ) -> Answers:
     """Whoever answers for a memory's folder, or for the server at host:port: the same questions, the same answers.
 
-    A context manager. All arguments but the last are those of `Client`, and only a server heeds them; `memory` is that
+    A context manager. All arguments but the last are those of `Client`, and only a server heeds them; `ram` is that
     of `dualform.open`, and for a folder alone. A folder needs the engine's extra, [cpu] or [gpu]. Raises NotAMemory or
-    BadInput where the target is neither, and BadInput for the `memory` of a server.
+    BadInput where the target is neither, and BadInput for the `ram` of a server.
     """
     if not isinstance(target, str | PathLike):
         raise BadInput(f"the target is {target!r}.", hint="Name a memory's folder, or host:port.", field="target")
     place = Path(target)
     if not place.exists() and isinstance(target, str):
         if is_served(target):
-            if memory is not None:
+            if ram is not None:
                 raise BadInput(
-                    f"memory= (--memory) bounds what this process takes, and {target} answers in another.",
-                    hint="Bound that one where it is started: dualform serve RUN --memory BYTES.",
-                    field="memory",
+                    f"ram= (--ram) bounds what this process takes, and {target} answers in another.",
+                    hint="Bound that one where it is started: dualform serve RUN --ram BYTES.",
+                    field="ram",
                 )
             from dualform_client.client import Client
 
@@ -62,11 +62,11 @@ def connect(
                 hint="Name a memory's folder, for example runs/demo, or a server, for example 127.0.0.1:50051.",
                 field="target",
             )
-    return open_folder(place, memory)
+    return open_folder(place, ram)
 
 
-def open_folder(folder: Path, memory: Bound | None = None) -> Answers:
-    """The engine over a memory's folder, of bounded `memory` where it is given. Raises NotAMemory, and MissingPackage
+def open_folder(folder: Path, ram: Bound | None = None) -> Answers:
+    """The engine over a memory's folder, of bounded `ram` where it is given. Raises NotAMemory, and MissingPackage
     without the engine's extra.
     """
     check_folder(folder)
@@ -74,7 +74,7 @@ def open_folder(folder: Path, memory: Bound | None = None) -> Answers:
         from dualform.query.engine import open_memory
     except ImportError as error:
         raise missing_package(error) or error from None
-    return open_memory(folder, memory=memory)
+    return open_memory(folder, ram=ram)
 
 
 def check_folder(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The explorer: pages over a recorded training, for people who look. See `dualform explore`.
 
-    pages = dualform_explorer.explore("runs/mine", look=function)     # the same from Python
+    pages = dualform_explorer.explore("runs/mine", preview=function)     # the same from Python
 
 Importing this package loads no server; `explore` does when it is first used.
 """

@@ -1,6 +1,6 @@
 """The pages: what stands at which address. All are read with GET, and each address is the whole state of its page.
 
-    ./                  memories, probes, examples worth a look
+    ./                  memories, query sets, examples worth a look
     ./explore?item=…    one example: its output, and what in the training speaks for it
     ./paper?item=…      all of its layers, as the paper shows them
     ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
@@ -39,10 +39,10 @@ from dualform_explorer.panels import PANELS, panels_in
 from dualform_explorer.panels.paper import paper_panel
 from dualform_explorer.panels.query import query_panel
 from dualform_explorer.questions import where_before
-from dualform_explorer.reading import Params, Reading, layers_of, probe_of, read_state
+from dualform_explorer.reading import Params, Reading, layers_of, query_set_of, read_state
 from dualform_explorer.remembered import OneSnapshot
 from dualform_explorer.rendering import layer_in_words, layer_name, templates
-from dualform_explorer.start import probe_panel
+from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import KS, SCORES, State, query_string
 
 STATIC = Path(__file__).parent / "static"
@@ -79,7 +79,7 @@ class Pages:
         self._memories.close()
 
     async def start(self, request: Request) -> Response:
-        """Memories, and of each its probes."""
+        """Memories, and of each its query sets."""
         opened = [(name, await self._opened(name, newest=True)) for name in self._memories.names]
         several = len(opened) > 1
         jobs: dict[tuple[str, str], asyncio.Task[Markup]] = {}
@@ -87,13 +87,13 @@ class Pages:
             if isinstance(found, Failure):
                 continue
             memory, info = found
-            for probe in info.probes:
+            for query_set in info.query_sets:
                 context = {"memory": name if several else "", "link": partial(item_link, name if several else "")}
-                make = partial(probe_panel, memory, info, probe.name)
-                jobs[name, probe.name] = self._begin("probe", probe.name, make, context)
+                make = partial(query_set_panel, memory, info, query_set.name)
+                jobs[name, query_set.name] = self._begin("query_set", query_set.name, make, context)
 
-        async def panel(name: str, probe: str) -> Markup:
-            return await jobs[name, probe]
+        async def panel(name: str, query_set: str) -> Markup:
+            return await jobs[name, query_set]
 
         return self._stream("start.html", {"memories": [(n, f) for n, f in opened], "panel": panel}, jobs.values())
 
@@ -114,8 +114,10 @@ class Pages:
         if isinstance(found, Response):
             return found
         memory, info, name, _, state = found
-        probe = probe_of(info, state.probe)
-        layers = {} if probe is None else {f"layer-{n}": own.name for n, own in enumerate(layers_of(info, probe))}
+        query_set = query_set_of(info, state.query_set)
+        layers = (
+            {} if query_set is None else {f"layer-{n}": own.name for n, own in enumerate(layers_of(info, query_set))}
+        )
         context = self._context(info, name, state)
         try:
             sql = where_before(info, state)
@@ -287,5 +289,5 @@ class Pages:
 
 
 async def _nowhere(request: Request, _error: Exception) -> Response:
-    there = "Pages are the start page (/), /explore?item=PROBE/EXAMPLE and /paper?item=PROBE/EXAMPLE."
+    there = "Pages are the start page (/), /explore?item=QUERY_SET/EXAMPLE and /paper?item=QUERY_SET/EXAMPLE."
     return PlainTextResponse(f"There is nothing at {request.url.path!r}. {there}\n", _NOT_FOUND)

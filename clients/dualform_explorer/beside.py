@@ -23,7 +23,7 @@ class BesideConfig:
     tokens: bool
     """Whether the server asks for tokens; then visitors must bring theirs."""
     pair: tuple[Path, Path] | None = None
-    """Certificate and key of the TLS that is spoken."""
+    """Reconstruction error and key of the TLS that is spoken."""
 
 
 def serve_beside(

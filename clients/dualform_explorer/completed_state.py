@@ -15,16 +15,16 @@ from dualform_explorer.state import State
 def completed(memory: Answers, info: MemoryInfo, state: State, move: int) -> State:
     """So many examples further on, and of contributions where they go to."""
     there = moved(memory, info, state, move)
-    if there.score != "contribution" or there.toward:
+    if there.score != "contribution" or there.target:
         return there
-    return replace(there, toward=_toward(memory, info, there))
+    return replace(there, target=_target(memory, info, there))
 
 
-def _toward(memory: Answers, info: MemoryInfo, state: State) -> str:
+def _target(memory: Answers, info: MemoryInfo, state: State) -> str:
     """What tells most of an example: the output that the network read, less the one that it should have read, where it
     misread it. The layer's first output where its outputs are not the network's.
     """
-    examples = examples_of(memory, info, state.probe)
+    examples = examples_of(memory, info, state.query_set)
     found, layer = output_layer(memory, info, examples), layer_of(info, state.layer)
     if found is None or layer is None or found.name != layer.name:
         return "0"

@@ -1,4 +1,4 @@
-"""The examples of a probe: how many there are, what the network made of them, and which one follows which."""
+"""The examples of a query set: how many there are, what the network made of them, and which one follows which."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import MemoryInfo, ProbeInfo
+from dualform.answers import MemoryInfo, QuerySetInfo
 from dualform.errors import NotFound
 from dualform.methods import Answers
-from dualform_explorer.reading import layer_of, layers_of, probe_of
+from dualform_explorer.reading import layer_of, layers_of, query_set_of
 from dualform_explorer.state import MISREAD, State
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """n examples of a probe."""
+    """n examples of a query set."""
 
-    probe: str
+    query_set: str
     count: int
     labels: NDArray[np.int64] | None
     """int64[n], -1 where unknown."""
     outputs: NDArray[np.float32] | None
-    """float32[n, outputs] of the network when the probe was taken."""
+    """float32[n, outputs] of the network when the query set was taken."""
     token_labels: NDArray[np.int64] | None
     """int64[n * tokens], in place of `labels` where each token has its own."""
 
@@ -61,8 +61,8 @@ def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
     """Where the record does not say how many there are, each of the network's outputs is one; where it gave none, each
     query of a layer that sees examples whole, or each label, and without those each stored row.
     """
-    probe, stored = memory.probe(name), probe_of(info, name)
-    labels, outputs = probe.labels, probe.outputs
+    query_set, stored = memory.query_set(name), query_set_of(info, name)
+    labels, outputs = query_set.labels, query_set.outputs
     if stored is not None and stored.examples is not None:
         count = stored.examples
     elif outputs is not None:
@@ -80,13 +80,13 @@ def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
     )
 
 
-def _seen_whole(memory: Answers, info: MemoryInfo, probe: ProbeInfo) -> int | None:
+def _seen_whole(memory: Answers, info: MemoryInfo, query_set: QuerySetInfo) -> int | None:
     """How many queries a layer has that sees examples whole; None where there is none beside layers that see tokens."""
-    own = layers_of(info, probe)
+    own = layers_of(info, query_set)
     whole = [layer for layer in own if layer.space == "sample"]
     if not whole or len(whole) == len(own):
         return None
-    queries = memory.probe(probe.name, min(whole, key=lambda layer: layer.d_in).name).queries
+    queries = memory.query_set(query_set.name, min(whole, key=lambda layer: layer.d_in).name).queries
     return None if queries is None else len(queries)
 
 
@@ -94,7 +94,7 @@ def moved(memory: Answers, info: MemoryInfo, state: State, by: int) -> State:
     """The page of the example so many further on among those that are gone through, or back; the last one, or the
     first, where there are not so many.
     """
-    rows = examples_of(memory, info, state.probe).among(state.among)
+    rows = examples_of(memory, info, state.query_set).among(state.among)
     if not by or not len(rows):
         return state
     at = int(np.searchsorted(rows, state.row))
@@ -106,16 +106,16 @@ def moved(memory: Answers, info: MemoryInfo, state: State, by: int) -> State:
 
 def tokens_of(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> int:
     """How many queries of a layer an example has: one, or one for each token or place."""
-    found, probe = layer_of(info, layer), probe_of(info, examples.probe)
-    if found is None or probe is None or not examples.count:
+    found, query_set = layer_of(info, layer), query_set_of(info, examples.query_set)
+    if found is None or query_set is None or not examples.count:
         return 1
-    first = layer_of(info, probe.layers[0])  # whose rows the probe counts: the one that ran first
+    first = layer_of(info, query_set.layers[0])  # whose rows the query set counts: the one that ran first
     if first is not None and found.space == first.space:
-        rows = probe.rows
+        rows = query_set.rows
     elif found.space == "sample":
         rows = examples.count
     else:
-        queries = memory.probe(examples.probe, found.name).queries
+        queries = memory.query_set(examples.query_set, found.name).queries
         rows = examples.count if queries is None else len(queries)
     return rows // examples.count if rows % examples.count == 0 else 1
 
@@ -126,7 +126,8 @@ def token_of(examples: Examples, tokens: int, state: State) -> int | None:
     """
     if state.row >= examples.count:
         raise NotFound(
-            f"The probe {state.probe} has no example {state.row}: it has 0 to {examples.count - 1}.", field="item"
+            f"The query set {state.query_set} has no example {state.row}: it has 0 to {examples.count - 1}.",
+            field="item",
         )
     if tokens == 1:
         return None
@@ -140,7 +141,7 @@ def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None 
     """The stored query of the page's example in a layer, as questions name it. Raises NotFound for a token or an
     example that there is not.
     """
-    examples = examples_of(memory, info, state.probe)
+    examples = examples_of(memory, info, state.query_set)
     tokens = tokens_of(memory, info, examples, state.layer if layer is None else layer)
     token = token_of(examples, tokens, state)
-    return state.item if token is None else f"{state.probe}/{state.row * tokens + token}"
+    return state.item if token is None else f"{state.query_set}/{state.row * tokens + token}"

@@ -12,5 +12,5 @@ def link(state: State, **changes: Any) -> str:
     return f"explore?{state.query(**changes)}"
 
 
-def item_link(memory: str, probe: str, row: int, layer: str, by: tuple[str, ...], among: str = "all") -> str:
-    return f"explore?{State(memory, probe, row, layer, by, among=among).query()}"
+def item_link(memory: str, query_set: str, row: int, layer: str, by: tuple[str, ...], among: str = "all") -> str:
+    return f"explore?{State(memory, query_set, row, layer, by, among=among).query()}"

@@ -10,18 +10,18 @@ from typing import Any
 from dualform.answers import MemoryInfo
 from dualform.errors import NotFound
 from dualform.methods import Answers
-from dualform_explorer.look_function import LookFunction, looked_at
+from dualform_explorer.preview_function import PreviewFunction, with_previews
 from dualform_explorer.remembered import RememberedAnswers
 
 
 class Memories:
     """Safe to use from several threads."""
 
-    def __init__(self, opened: Mapping[str, Callable[[], Answers]], look: LookFunction | None = None) -> None:
-        """`opened`: by name, what opens or connects to one. `look`: what training samples look like, in place of the
-        galleries of datasets.
+    def __init__(self, opened: Mapping[str, Callable[[], Answers]], preview: PreviewFunction | None = None) -> None:
+        """`opened`: by name, what opens or connects to one. `preview`: what training samples look like, in place of the
+        preview sets of datasets.
         """
-        self._opened, self._look = dict(opened), look
+        self._opened, self._preview = dict(opened), preview
         self._answers: dict[str, tuple[Answers, RememberedAnswers]] = {}
         self._scouts: dict[str, Answers] = {}
         """Opened beside those that answer, to look ahead."""
@@ -62,7 +62,7 @@ class Memories:
         with self._locks[name]:
             if name not in self._answers:
                 answers = self._opened[name]()
-                self._answers[name] = answers, RememberedAnswers(looked_at(answers, self._look))
+                self._answers[name] = answers, RememberedAnswers(with_previews(answers, self._preview))
             return self._answers[name]
 
     def close(self) -> None:

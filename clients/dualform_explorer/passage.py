@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dualform.answers import Appearance
+from dualform.answers import Preview
 
 _MORE = "\N{HORIZONTAL ELLIPSIS}"
 _AROUND = 150
@@ -21,17 +21,17 @@ class Token:
     marked: bool = False
 
 
-def tokens_of_passage(appearance: Appearance, position: int) -> tuple[Token, ...]:
+def tokens_of_passage(preview: Preview, position: int) -> tuple[Token, ...]:
     """The tokens around a position, with all text between them; none where their places are not known, or the token
     has none, as padding has.
     """
-    text, offsets = appearance.text, appearance.offsets
-    if text is None or offsets is None or appearance.marked(position) is None:
+    text, offsets = preview.text, preview.offsets
+    if text is None or offsets is None or preview.marked(position) is None:
         return ()
-    row = position - appearance.first
+    row = position - preview.first
     begins, ends = offsets[row].tolist()
     around = slice(max(0, row - _AROUND), row + _AROUND + 1)
-    positions = range(appearance.first, appearance.first + len(offsets))[around]
+    positions = range(preview.first, preview.first + len(offsets))[around]
     places = sorted((*own, place) for place, own in zip(positions, offsets[around].tolist(), strict=True))
     # Those without letters are left out, and those that share some with the marked one or with the one before.
     places = [(a, b, at) for a, b, at in places if a < b and (at == position or b <= begins or a >= ends)]

@@ -20,7 +20,7 @@ def scored(memory: Answers, info: MemoryInfo, state: State, masked: bool = True)
         "score": state.score,
     }
     if state.score == "contribution":
-        asked |= {"toward": state.toward, "at_step": state.at, "allow_inexact": state.inexact}
+        asked |= {"target": state.target, "at_step": state.at, "allow_inexact": state.inexact}
     return asked
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import unquote
 
-from dualform.answers import LayerInfo, MemoryInfo, ProbeInfo
+from dualform.answers import LayerInfo, MemoryInfo, QuerySetInfo
 from dualform.errors import BadInput
 from dualform_explorer.chip import Chip, read_chip
 from dualform_explorer.state import ALL, KS, MISREAD, SCORES, State, query_string, written_by
@@ -22,7 +22,7 @@ _MOST_CHIPS = 100
 _LONGEST = 4000
 """Letters of a parameter."""
 _SINGLE = (
-    *("memory", "item", "token", "layer", "score", "toward", "by", "where", "w0", "at", "k", "as", "among"),
+    *("memory", "item", "token", "layer", "score", "target", "by", "where", "w0", "at", "k", "as", "among"),
     *("inexact", "verify"),
 )
 _REPEATED = ("without", "only")
@@ -30,7 +30,7 @@ _FORM = ("keep", "column", "value", "first", "last", "move")
 """What forms and keys of the page send: a chip that is added, or by how many examples the reader moves on. A state has
 no such parameters, so that its own address is another one."""
 _MOVE = re.compile(r"-?[0-9]{1,6}")
-_TOWARD = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
+_TARGET = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Reading:
     @property
     def complete(self) -> bool:
         """Whether the state is that of a page: not after a move, and with an output that contributions go to."""
-        return not self.move and (self.state is None or self.state.score != "contribution" or bool(self.state.toward))
+        return not self.move and (self.state is None or self.state.score != "contribution" or bool(self.state.target))
 
 
 def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
@@ -64,13 +64,13 @@ def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
     return next((layer for layer in info.layers if layer.name == name or name in layer.views), None)
 
 
-def probe_of(info: MemoryInfo, name: str) -> ProbeInfo | None:
-    return next((probe for probe in info.probes if probe.name == name), None)
+def query_set_of(info: MemoryInfo, name: str) -> QuerySetInfo | None:
+    return next((query_set for query_set in info.query_sets if query_set.name == name), None)
 
 
-def layers_of(info: MemoryInfo, probe: ProbeInfo) -> list[LayerInfo]:
-    """Those that a probe has queries of."""
-    return [layer for layer in info.layers if layer.name in probe.layers]
+def layers_of(info: MemoryInfo, query_set: QuerySetInfo) -> list[LayerInfo]:
+    """Those that a query set has queries of."""
+    return [layer for layer in info.layers if layer.name in query_set.layers]
 
 
 def default_by(info: MemoryInfo) -> tuple[str, ...]:
@@ -96,22 +96,22 @@ class _Reader:
         self._names()
         if any(len(value) > _LONGEST for _, value in self.params):
             return None
-        probe, row = self._item()
-        if probe is None:
+        query_set, row = self._item()
+        if query_set is None:
             return None
-        layer = self._layer(probe)
+        layer = self._layer(query_set)
         if layer is None:
             return None
         columns = dict(self.info.columns.get(layer.space, {}))
         state = State(
             memory=memory,
-            probe=probe.name,
+            query_set=query_set.name,
             row=row,
             layer=self.one("layer") or layer.name,  # which may be that of a part
             by=self._by(columns),
             token=self._number("token", None, 0, None),
-            score=self._choice("score", "signed", SCORES),
-            toward=self._toward(layer),
+            score=self._choice("score", "dot", SCORES),
+            target=self._target(layer),
             chips=self._chips(columns),
             where=self.one("where").strip(),
             initial=self._choice("w0", "on", ("on", "off")) == "on",
@@ -150,38 +150,41 @@ class _Reader:
             if any(len(value) > _LONGEST for value in values):
                 self._fault(name, f"The parameter {name} is longer than {_LONGEST} letters.")
 
-    def _item(self) -> tuple[ProbeInfo | None, int]:
+    def _item(self) -> tuple[QuerySetInfo | None, int]:
         said = self.one("item")
-        if not self.info.probes:
+        if not self.info.query_sets:
             self._fault(
-                "item", "This memory has no probe: recorder.probe(NAME, inputs, label) stores examples to ask by."
+                "item",
+                "This memory has no query set: recorder.query_set(NAME, inputs, label) stores examples to ask by.",
             )
             return None, 0
-        name, _, row = said.rpartition("/") if said else (self.info.probes[0].name, "", "0")
-        probe = probe_of(self.info, name)
-        if probe is None:
-            names = [f"{probe.name}/0" for probe in self.info.probes]
-            self._fault("item", f"There is no probe {name or said!r}; an item is PROBE/EXAMPLE.", names, f"{name}/0")
+        name, _, row = said.rpartition("/") if said else (self.info.query_sets[0].name, "", "0")
+        query_set = query_set_of(self.info, name)
+        if query_set is None:
+            names = [f"{query_set.name}/0" for query_set in self.info.query_sets]
+            self._fault(
+                "item", f"There is no query set {name or said!r}; an item is QUERY_SET/EXAMPLE.", names, f"{name}/0"
+            )
             return None, 0
-        most = probe.rows if probe.examples is None else probe.examples
+        most = query_set.rows if query_set.examples is None else query_set.examples
         if not (row.isascii() and row.isdecimal() and len(row) < 10 and int(row) < most):
-            last = [] if probe.examples is None else [f"{name}/{most - 1}"]
+            last = [] if query_set.examples is None else [f"{name}/{most - 1}"]
             there = f"0 to {most - 1}" if last else f"no more than {most}"
-            self._fault("item", f"The probe {name} has no example {row!r}: it has {there}.", [f"{name}/0", *last])
-            return probe, 0
-        return probe, int(row)
+            self._fault("item", f"The query set {name} has no example {row!r}: it has {there}.", [f"{name}/0", *last])
+            return query_set, 0
+        return query_set, int(row)
 
-    def _layer(self, probe: ProbeInfo) -> LayerInfo | None:
-        own = layers_of(self.info, probe)
+    def _layer(self, query_set: QuerySetInfo) -> LayerInfo | None:
+        own = layers_of(self.info, query_set)
         if not own:
-            self._fault("item", f"The probe {probe.name} has queries of no recorded layer.")
+            self._fault("item", f"The query set {query_set.name} has queries of no recorded layer.")
             return None
         named = any(name == "layer" for name, _ in self.params)  # a model that is a layer itself has no name for it
         said = self.one("layer") if named else own[-1].name
         found = layer_of(self.info, said)
         if found is None or found not in own:
             names = [name for layer in own for name in (layer.name, *layer.views)]
-            there = f"The probe {probe.name} has no queries of" if found else "There is no"
+            there = f"The query set {query_set.name} has no queries of" if found else "There is no"
             self._fault("layer", f"{there} layer {said!r}.", names, said)
             return None
         return found
@@ -228,15 +231,15 @@ class _Reader:
         at = self._number("at", None, 0, self.info.steps)
         return None if at == self.info.steps else at
 
-    def _toward(self, layer: LayerInfo) -> str:
-        said = self.one("toward").replace(" ", "")
+    def _target(self, layer: LayerInfo) -> str:
+        said = self.one("target").replace(" ", "")
         if not said:
             return ""
-        outputs = [int(part) for part in said.split("-")] if _TOWARD.fullmatch(said) else []
+        outputs = [int(part) for part in said.split("-")] if _TARGET.fullmatch(said) else []
         if not outputs or max(outputs) >= layer.d_out or len(set(outputs)) < len(outputs):
             self._fault(
-                "toward",
-                f"toward is {said!r}; it is an output of layer {layer.name}, 0 to {layer.d_out - 1}, or a margin of "
+                "target",
+                f"target is {said!r}; it is an output of layer {layer.name}, 0 to {layer.d_out - 1}, or a margin of "
                 "two, as 0-1.",
             )
             return ""

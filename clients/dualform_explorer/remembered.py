@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from dualform.answers import MemoryInfo
 from dualform.errors import Unavailable
 from dualform.methods import Answers
-from dualform.questions import AppearanceLookup, Inventory, Question, SlotLookup
+from dualform.questions import Inventory, PreviewLookup, Question, SlotLookup
 
 A = TypeVar("A")
 _MOST = 400
@@ -32,7 +32,7 @@ class RememberedAnswers(Answers):
     def ask(self, question: Question[A]) -> A:
         if isinstance(question, Inventory):
             return cast("A", self._info(question))
-        if isinstance(question, SlotLookup | AppearanceLookup):  # each is its own
+        if isinstance(question, SlotLookup | PreviewLookup):  # each is its own
             return cast("A", self._answers.ask(question))
         with self._lock:
             found = self._found.get(question)

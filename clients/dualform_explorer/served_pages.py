@@ -13,8 +13,8 @@ from typing import Any, Self, TypeAlias
 import dualform
 from dualform.errors import BadInput
 from dualform_explorer.application import DEADLINE
-from dualform_explorer.look_function import LookFunction, check_look
 from dualform_explorer.memories import Memories, names_of
+from dualform_explorer.preview_function import PreviewFunction, check_preview_function
 from dualform_explorer.server import ExplorerConfig, application, listening_at, run, url_of
 
 Target: TypeAlias = str | PathLike[str]
@@ -61,7 +61,7 @@ class ServedPages:
 
 def explore(
     targets: Target | Sequence[Target],
-    look: LookFunction | None = None,
+    preview: PreviewFunction | None = None,
     *,
     address: str = "127.0.0.1:0",
     token: str | None = None,
@@ -72,28 +72,29 @@ def explore(
     """Pages over memories, for a browser: `explore("runs/mine").url` is their address. They are served by a thread of
     this process until `close()`; a script ends with `.wait()`.
 
-    `targets`: a memory's folder, a server's host:port, or several of them. `look(dataset, sample)` says what a training
-    sample looks like, in place of the galleries of datasets: it returns an image (an array, a tensor or one of
-    Pillow's, alone or with its label), a text, alone or with the offsets of its tokens, a mapping of columns, or None.
-    It is called in this process alone. Numbers of 8 bits are shown as they are, floats from 0 to 1 as shares of full
-    brightness, and others are scaled from the least to the greatest of the image. `address`: where the pages are; port
-    0 is a free one. `token`: that visitors must have. `deadline`: seconds that a part of a page may take. `browse`:
-    open the start page in a browser. `connecting`: how servers are reached, as `dualform.connect` has it.
+    `targets`: a memory's folder, a server's host:port, or several of them. `preview(dataset, sample)` says what a
+    training sample looks like, in place of the preview sets of datasets: it returns an image (an array, a tensor or one
+    of Pillow's, alone or with its label), a text, alone or with the offsets of its tokens, a mapping of columns, or
+    None. It is called in this process alone. Numbers of 8 bits are shown as they are, floats from 0 to 1 as shares of
+    full brightness, and others are scaled from the least to the greatest of the image. `address`: where the pages are;
+    port 0 is a free one. `token`: that visitors must have. `deadline`: seconds that a part of a page may take.
+    `browse`: open the start page in a browser. `connecting`: how servers are reached, as `dualform.connect` has it.
 
-    Raises what opening the memories does, and BadInput where the address cannot be had or `look` cannot be called so.
+    Raises what opening the memories does, and BadInput where the address cannot be had or `preview` cannot be called
+    so.
     """
     several = [targets] if isinstance(targets, str | PathLike) else list(targets)
     places = [fspath(target) for target in several]
     if not places or len(set(places)) < len(places):
         raise BadInput("No target is given, or one twice.", hint="Name each memory once.", field="targets")
-    if look is not None:
-        check_look(look)
+    if preview is not None:
+        check_preview_function(preview)
     config = ExplorerConfig(address, token=token, deadline=deadline)
     opened = {
         name: partial(dualform.connect, place, **connecting)
         for name, place in zip(names_of(places), places, strict=True)
     }
-    memories = Memories(opened, look)
+    memories = Memories(opened, preview)
     try:
         for name in memories.names:
             memories.one(name).info()

@@ -22,8 +22,8 @@ from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform_explorer.application import DEADLINE, Pages
 from dualform_explorer.guard import Guard
-from dualform_explorer.look_function import LookFunction
 from dualform_explorer.memories import Memories
+from dualform_explorer.preview_function import PreviewFunction
 from dualform_explorer.rendering import templates
 from dualform_proto.address import LOOPBACK, parse_address
 
@@ -76,16 +76,16 @@ def serve(
     config: ExplorerConfig,
     ready: Callable[[str], None],
     browse: bool = False,
-    look: LookFunction | None = None,
+    preview: PreviewFunction | None = None,
 ) -> None:
-    """Until the process is interrupted. `ready` is told the address of the start page. `look`: what training samples
-    look like, in place of the galleries of datasets.
+    """Until the process is interrupted. `ready` is told the address of the start page. `preview`: what training samples
+    look like, in place of the preview sets of datasets.
 
     Raises BadInput where the address cannot be had.
     """
     listening = listening_at(config.address)
     url = url_of(config, listening)
-    guarded = application(Memories(opened, look), config)
+    guarded = application(Memories(opened, preview), config)
     ready(url)
     if browse:
         webbrowser.open(url)

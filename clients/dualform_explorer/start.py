@@ -1,4 +1,4 @@
-"""Where people begin: what a memory holds, and the examples of its probes that are worth a look."""
+"""Where people begin: what a memory holds, and the examples of its query sets that are worth a look."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dualform_explorer.complete_columns import complete_columns
 from dualform_explorer.examples import Examples, examples_of
 from dualform_explorer.groups import hue_of
 from dualform_explorer.labels import label_names
-from dualform_explorer.looks import Look, looks_of_examples
 from dualform_explorer.mask import where_of
 from dualform_explorer.output_layer import OutputLayer, output_layer
-from dualform_explorer.reading import default_by, layers_of, probe_of
+from dualform_explorer.previews import ShownPreview, shown_of_examples
+from dualform_explorer.reading import default_by, layers_of, query_set_of
 
 _SHOWN = 12
 _TRIED = 1000
@@ -35,7 +35,7 @@ class ExampleCard:
     label_name: str
     read: int | None
     read_name: str
-    look: Look
+    preview: ShownPreview
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Correction:
 
 
 @dataclass(frozen=True)
-class ProbePanel:
-    probe: str
+class QuerySetPanel:
+    query_set: str
     count: int
     misread: int | None
     """None where labels or outputs are not known."""
@@ -69,11 +69,11 @@ class ProbePanel:
     """Why examples are not shown as they looked; empty where there is nothing to say."""
 
 
-def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
-    probe = probe_of(info, name)
-    own = [] if probe is None else layers_of(info, probe)
+def query_set_panel(memory: Answers, info: MemoryInfo, name: str) -> QuerySetPanel:
+    query_set = query_set_of(info, name)
+    own = [] if query_set is None else layers_of(info, query_set)
     if not own:
-        raise NotFound(f"The probe {name} has queries of no recorded layer.")
+        raise NotFound(f"The query set {name} has queries of no recorded layer.")
     examples = examples_of(memory, info, name)
     known = examples.labels is not None and examples.read is not None
     misread = examples.misread
@@ -87,8 +87,8 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
         trouble = str(error)
     rows = misread[:_SHOWN] if len(misread) else np.arange(min(examples.count, _SHOWN))
     cards, missing = example_cards(memory, info, examples, rows)
-    return ProbePanel(
-        probe=name,
+    return QuerySetPanel(
+        query_set=name,
         count=examples.count,
         misread=len(misread) if known else None,
         tried=min(len(misread), _TRIED),
@@ -105,7 +105,7 @@ def probe_panel(memory: Answers, info: MemoryInfo, name: str) -> ProbePanel:
 def _corrections(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> tuple[Correction, ...]:
     tried = examples.misread[:_TRIED]
     assert examples.labels is not None
-    query = f"{examples.probe}/{','.join(map(str, tried.tolist()))}"
+    query = f"{examples.query_set}/{','.join(map(str, tried.tolist()))}"
     whole = np.asarray(memory.output(layer, query)).argmax(axis=1)
     found: dict[str, np.ndarray] = {}
     for dataset in info.datasets:
@@ -134,7 +134,7 @@ def example_cards(
 ) -> tuple[tuple[ExampleCard, ...], str]:
     """What is to be seen of some examples, `rows` int64[n] of them, and why they are not shown as they looked."""
     names, read = label_names(memory, info), examples.read
-    looks = looks_of_examples(memory, info, examples.probe, rows.tolist())
+    previews = shown_of_examples(memory, info, examples.query_set, rows.tolist())
     cards = tuple(
         ExampleCard(
             row,
@@ -142,8 +142,8 @@ def example_cards(
             names.of(examples.label(row)),
             None if read is None else int(read[row]),
             names.of(None if read is None else int(read[row])),
-            look,
+            preview,
         )
-        for row, look in zip(rows.tolist(), looks, strict=True)
+        for row, preview in zip(rows.tolist(), previews, strict=True)
     )
-    return cards, looks.missing
+    return cards, previews.missing

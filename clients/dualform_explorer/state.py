@@ -10,28 +10,28 @@ from urllib.parse import quote, urlencode
 from dualform_explorer.chip import Chip
 from dualform_explorer.mask import where_of
 
-SCORES = {"signed": "attention", "abs": "absolute", "contribution": "contribution"}
+SCORES = {"dot": "attention", "abs": "absolute", "contribution": "contribution"}
 """By name in the URL and of the question: what the page calls it."""
 KS = (12, 24, 60, 120, 500)
 """How many of the best slots may be shown."""
 ALL, MISREAD = "all", "misread"
-"""Which of a probe's examples the reader goes through."""
+"""Which of a query set's examples the reader goes through."""
 
 
 @dataclass(frozen=True)
 class State:
     memory: str
     """By the name under which it is shown."""
-    probe: str
+    query_set: str
     row: int
-    """Of the probe's examples."""
+    """Of the query set's examples."""
     layer: str
     by: tuple[str, ...]
     """The columns that group slots."""
     token: int | None = None
     """The place in the example, for layers that see tokens; None for its last."""
-    score: str = "signed"
-    toward: str = ""
+    score: str = "dot"
+    target: str = ""
     """Of contributions: an output, or a margin as 3-8."""
     chips: tuple[Chip, ...] = ()
     where: str = ""
@@ -47,14 +47,14 @@ class State:
     inexact: bool = False
     """Whether an answer is wanted of a record that is not exact."""
     verify: bool = False
-    """Whether certificates are asked for, which takes a pass over all keys and values."""
+    """Whether reconstruction errors are asked for, which takes a pass over all keys and values."""
 
     @property
     def item(self) -> str:
-        """As the page names it: PROBE/EXAMPLE. Questions name a stored row, which of a layer with tokens is one of them
-        (`examples.query_of`).
+        """As the page names it: QUERY_SET/EXAMPLE. Questions name a stored row, which of a layer with tokens is one of
+        them (`examples.query_of`).
         """
-        return f"{self.probe}/{self.row}"
+        return f"{self.query_set}/{self.row}"
 
     @property
     def masked(self) -> bool:
@@ -78,8 +78,8 @@ class State:
             ("item", state.item),
             ("token", None if state.token is None else str(state.token)),
             ("layer", state.layer),
-            ("score", None if state.score == "signed" else state.score),
-            ("toward", state.toward or None),
+            ("score", None if state.score == "dot" else state.score),
+            ("target", state.target or None),
             ("by", written_by(state.by)),
             *chips,
             ("where", state.where or None),

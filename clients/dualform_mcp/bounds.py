@@ -18,7 +18,7 @@ MOST_TEXT = 300
 MOST_MESSAGE = 1000
 """Letters of an error's message, and of its hint: it stands twice in an answer, and a letter may take six bytes."""
 MOST_NAMES = 30
-"""Of datasets, columns, probes and the like."""
+"""Of datasets, columns, query sets and the like."""
 MOST_QUERIES = 8
 """Stored examples that a question may be asked with."""
 

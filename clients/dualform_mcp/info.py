@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import Field
 
-from dualform.answers import LayerInfo, ProbeInfo
+from dualform.answers import LayerInfo, QuerySetInfo
 from dualform.methods import Answers
 from dualform.patterns import matches
 from dualform_mcp.bounds import MOST_NAMES, first
-from dualform_mcp.grade import told
+from dualform_mcp.status import told
 from dualform_mcp.tool import Arguments, Tool
 
 
@@ -31,7 +31,7 @@ def answer(memory: Answers, asked: InfoArguments) -> Mapping[str, Any]:
         "cut_off": found.cut_off,
         "sampling": found.sampling,
         "snapshot": found.snapshot,
-        "probes": [_probe(probe) for probe in found.probes[:MOST_NAMES]],
+        "query_sets": [_query_set(query_set) for query_set in found.query_sets[:MOST_NAMES]],
         "datasets": first(found.datasets),
         "columns": {space: first(columns) for space, columns in first(found.columns).items()},
         "skipped": first(found.skipped),
@@ -40,7 +40,7 @@ def answer(memory: Answers, asked: InfoArguments) -> Mapping[str, Any]:
         ],
         "in_all": {
             "layers": len(found.layers),
-            "probes": len(found.probes),
+            "query_sets": len(found.query_sets),
             "datasets": len(found.datasets),
             "skipped": len(found.skipped),
         },
@@ -55,20 +55,25 @@ def _layer(layer: LayerInfo) -> dict[str, Any]:
         "d_out": layer.d_out,
         "slots": layer.slots,
         "values": layer.values,
-        "grade": told(layer.grade),
+        "status": told(layer.status),
         **({"views": layer.views[:MOST_NAMES]} if layer.views else {}),
     }
 
 
-def _probe(probe: ProbeInfo) -> dict[str, Any]:
-    return {"probe": probe.name, "rows": probe.rows, "examples": probe.examples, "layers": len(probe.layers)}
+def _query_set(query_set: QuerySetInfo) -> dict[str, Any]:
+    return {
+        "query_set": query_set.name,
+        "rows": query_set.rows,
+        "examples": query_set.examples,
+        "layers": len(query_set.layers),
+    }
 
 
 INFO = Tool(
     "info",
-    "What this record of a network's training holds; ask it first. Layers with their width and their grade (how exact "
-    "the record was measured to be), probes (stored examples to ask with), datasets, the slots' columns by slot space, "
-    "and layers that were skipped, with the reason.",
+    "What this record of a network's training holds; ask it first. Layers with their width and their status (how exact "
+    "the record was measured to be), query sets (stored examples to ask with), datasets, the slots' columns by slot "
+    "space, and layers that were skipped, with the reason.",
     InfoArguments,
     answer,
     "layers",

@@ -38,8 +38,8 @@ def answer(memory: Answers, asked: OutputArguments) -> Mapping[str, Any]:
         "layer": asked.layer,
         "outputs": rows,
         "d_out": found.shape[1],
-        **beside(found.scan, found.space, found.grade),
-        "standing": found.standing,
+        **beside(found.scan, found.space, found.status),
+        "unrecorded_change": found.unrecorded_change,
     }
     if asked.where is None:
         return record
@@ -73,7 +73,7 @@ OUTPUT = Tool(
     "What one layer answers to a stored example, its largest outputs first: with all of its training, with only the "
     "slots that a mask leaves (where), or as of an earlier step. Compare an answer with and without a mask to see what "
     "part of the training made it. With a mask it says how much the removed terms cancel one another: where they do by "
-    "tens or hundreds, the difference is a small one of large numbers. The grade says how exact the record was "
+    "tens or hundreds, the difference is a small one of large numbers. The status says how exact the record was "
     "measured to be. Under Adam and its kin, updates are run again for a mask, which takes seconds to minutes.",
     OutputArguments,
     answer,

@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
-from dualform.answers import Grade, Scan
+from dualform.answers import Scan, Status
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform.questions import ProbeRows, as_queries
-from dualform.questions.toward import CONTRIBUTION
+from dualform.questions import QuerySetRows, as_queries
+from dualform.questions.target import CONTRIBUTION
 from dualform_mcp.bounds import MOST_QUERIES
-from dualform_mcp.grade import reason_of, told
+from dualform_mcp.status import reason_of, told
 from dualform_mcp.tool import Arguments
 
 WHERE = (
@@ -25,8 +25,8 @@ WHERE = (
 class LayerArguments(Arguments):
     layer: str = Field(description="A layer's name, as info lists it.")
     query: str = Field(
-        description="Stored examples to ask with, as PROBE/ROW: test/17, test/3,17 for two, test/10:14 for rows 10 to "
-        f"13. At most {MOST_QUERIES}. info lists the probes and how many rows each has."
+        description="Stored examples to ask with, as QUERY_SET/ROW: test/17, test/3,17 for two, test/10:14 for rows "
+        f"10 to 13. At most {MOST_QUERIES}. info lists the query sets and how many rows each has."
     )
     where: str | None = Field(None, description=WHERE)
     at_step: int | None = Field(None, ge=0, description="As of so many recorded steps; the end where it is left out.")
@@ -38,11 +38,12 @@ class LayerArguments(Arguments):
 class ScoreArguments(LayerArguments):
     score: str | None = Field(
         None,
-        description="signed (the inner product of key and query; the default), abs, cosine, contribution (what a slot "
-        "brought to an output; needs toward), or gradient (dot products of gradients, of a probe that was taken with a "
+        description="dot (the inner product of key and query; the default), abs, cosine, contribution (what a slot "
+        "brought to an output; needs target), or gradient (dot products of gradients, of a query set that was taken "
+        "with a "
         'loss; layer "*" sums them over all layers).',
     )
-    toward: str | None = Field(
+    target: str | None = Field(
         None,
         description='Of score contribution: an output of the layer by its number, "3", or one less another, "3-8". '
         "at_step and allow_inexact go with it alone.",
@@ -51,41 +52,41 @@ class ScoreArguments(LayerArguments):
     @property
     def asked(self) -> dict[str, Any]:
         """Arguments of the methods that ask."""
-        score = self.score or ("signed" if self.toward is None else CONTRIBUTION)
+        score = self.score or ("dot" if self.target is None else CONTRIBUTION)
         return {
             "score": score,
-            "toward": self.toward,
+            "target": self.target,
             "at_step": self.at_step,
             "allow_inexact": self.allow_inexact,
         }
 
 
-def few_queries(memory: Answers, said: str) -> ProbeRows:
+def few_queries(memory: Answers, said: str) -> QuerySetRows:
     """The stored examples that a text names. Raises BadInput for more than an answer has room for."""
     asked = as_queries(said)
-    assert isinstance(asked, ProbeRows), "a text names rows of a probe"
+    assert isinstance(asked, QuerySetRows), "a text names rows of a query set"
     count = asked.count
     if count is None:
-        count = next((probe.rows for probe in memory.info().probes if probe.name == asked.probe), 0)
+        count = next((query_set.rows for query_set in memory.info().query_sets if query_set.name == asked.query_set), 0)
     if count > MOST_QUERIES:
         raise BadInput(
             f"{said!r} names {count} rows; a question takes at most {MOST_QUERIES}.",
-            hint=f"Name rows, for example {asked.probe}/0:{MOST_QUERIES}.",
+            hint=f"Name rows, for example {asked.query_set}/0:{MOST_QUERIES}.",
             field="query",
         )
     return asked
 
 
-def name_of(asked: ProbeRows, query: int) -> str:
+def name_of(asked: QuerySetRows, query: int) -> str:
     """Of one query of an answer, as it can be asked with again."""
-    return f"{asked.probe}/{query if asked.rows is None else asked.rows[query]}"
+    return f"{asked.query_set}/{query if asked.rows is None else asked.rows[query]}"
 
 
-def beside(scan: Scan, space: str, grade: Grade | None, score: str = CONTRIBUTION) -> dict[str, Any]:
-    """What an answer stands on. `grade`: None of scores that stand on no rebuilt weights."""
+def beside(scan: Scan, space: str, status: Status | None, score: str = CONTRIBUTION) -> dict[str, Any]:
+    """What an answer stands on. `status`: None of scores that stand on no rebuilt weights."""
     return {
         "space": space,
-        "grade": told(grade, reason_of(score)),
+        "status": told(status, reason_of(score)),
         "slots_scanned": scan.slots_scanned,
         "slots_matching": scan.slots_matching,
         "snapshot": scan.snapshot,

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from dualform.methods import Answers
-from dualform_mcp.grade import told
+from dualform_mcp.status import told
 from dualform_mcp.tool import Arguments, Tool
 
 
@@ -21,7 +21,7 @@ class SlotsArguments(Arguments):
 
 def answer(memory: Answers, asked: SlotsArguments) -> Mapping[str, Any]:
     found = memory.slots(asked.ids, asked.space)
-    return {"space": found.space, "slots": found.records(), "grade": told(None), "snapshot": found.scan.snapshot}
+    return {"space": found.space, "slots": found.records(), "status": told(None), "snapshot": found.scan.snapshot}
 
 
 SLOTS = Tool(

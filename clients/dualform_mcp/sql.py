@@ -10,7 +10,7 @@ from pydantic import Field
 from dualform.errors import BadInput, Forbidden
 from dualform.methods import Answers
 from dualform_mcp.bounds import MOST_ROWS, cut_apart
-from dualform_mcp.grade import told
+from dualform_mcp.status import told
 from dualform_mcp.tool import Arguments, Tool
 
 MOST_COLUMNS = 60
@@ -34,7 +34,7 @@ def answer(memory: Answers, asked: SqlArguments) -> Mapping[str, Any]:
     return {
         "columns": cut_apart(found.keys()),
         "rows": found.records(),
-        "grade": told(None),
+        "status": told(None),
         "snapshot": found.scan.snapshot,
     }
 

@@ -27,7 +27,7 @@ def answer(memory: Answers, asked: TopKArguments) -> Mapping[str, Any]:
         "layer": asked.layer,
         "score": asked.asked["score"],
         "hits": rows,
-        **beside(hits.scan, hits.space, hits.grade, asked.asked["score"]),
+        **beside(hits.scan, hits.space, hits.status, asked.asked["score"]),
     }
 
 
@@ -35,7 +35,7 @@ TOPK = Tool(
     "topk",
     "The training datapoints (slots) that a prediction attends to most in one layer, best first: for each its slot id, "
     "score and columns (step, dataset, label, sample and what else was recorded). Exact: no slot that the mask leaves "
-    "is left out of the search. With toward, those that brought most to an output of the layer. The grade says how "
+    "is left out of the search. With target, those that brought most to an output of the layer. The status says how "
     "exact the answer is: scores are exact, and contributions as exact as the layer's record was measured to be. Use "
     "sums for how much attention goes to whole groups.",
     TopKArguments,

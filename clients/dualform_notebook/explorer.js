@@ -19,7 +19,7 @@ const heading = (name) =>
 // A measure as the page calls it, and where contributions go to.
 function measure(view) {
   const name = view.scores.find((own) => own.name === view.score).shown;
-  const [output, other] = view.toward.split("-");
+  const [output, other] = view.target.split("-");
   if (view.score !== "contribution") return name;
   return `${name} to output ${output}${other === undefined ? "" : ` less ${other}`}`;
 }
@@ -33,7 +33,7 @@ function choice(label, options, chosen, change) {
   return make("label", {}, label, select);
 }
 
-function look(shown) {
+function preview(shown) {
   if (!shown) return null;
   if (shown.image) return make("img", { src: shown.image, alt: "" });
   if (shown.row) return make("span", { className: "text", textContent: named(shown.row) });
@@ -58,18 +58,18 @@ function render({ model, el }) {
   };
 
   function controls(view) {
-    const { probe, row, count, token, tokens } = view.query;
-    const go = (number) => ask({ query: `${probe}/${number}`, token: null });
+    const { query_set, row, count, token, tokens } = view.query;
+    const go = (number) => ask({ query: `${query_set}/${number}`, token: null });
     const layers = view.layers.map((name) => ({ name, shown: name || "the model" })); // which may be a layer itself
     const groupings = view.groupings.map((name) => ({ name, shown: name.replaceAll(",", " and ") }));
     return make("div", { className: "controls" },
-      choice("query", view.probes, probe, (name) => ask({ query: `${name}/0`, token: null })),
+      choice("query", view.query_sets, query_set, (name) => ask({ query: `${name}/0`, token: null })),
       steps("example", row, count, go),
       token === null ? null : make("span", {}, "token ", steps("token", token, tokens, (number) => ask({ token: number }))),
       choice("layer", layers, view.layer, (layer) => ask({ layer })),
       choice("groups by", groupings, view.by, (by) => ask({ by })),
       choice("measure", view.scores, view.score, (score) => ask({ score })),
-      view.score === "contribution" ? toward(view) : null);
+      view.score === "contribution" ? target(view) : null);
   }
 
   // A number of so many, and those beside it.
@@ -85,20 +85,20 @@ function render({ model, el }) {
     return make("span", { className: "row" }, step(-1, "‹", "previous"), number, step(1, "›", "next"));
   }
 
-  function toward(view) {
+  function target(view) {
     const title = "An output's number, or 3-8 for output 3 less output 8";
-    const own = make("input", { type: "text", size: 5, value: view.toward, title, onchange: () => ask({ toward: own.value }) });
-    return make("label", {}, "toward", own);
+    const own = make("input", { type: "text", size: 5, value: view.target, title, onchange: () => ask({ target: own.value }) });
+    return make("label", {}, "target", own);
   }
 
   function example({ query }) {
     const called = (number, name) => (name ? `${number} ${name}` : number);
-    const parts = [`${query.probe}/${query.row}`];
+    const parts = [`${query.query_set}/${query.row}`];
     if (query.token !== null) parts.push(`token ${query.token} of ${query.tokens}`);
     if (query.label !== null) parts.push(`is ${called(query.label, query.label_name)}`);
     if (query.read !== null) parts.push(`was read as ${called(query.read, query.read_name)}`);
     const verdict = make("strong", { textContent: parts.join(", "), className: query.wrong ? "wrong" : "" });
-    return make("div", { className: "example" }, look(query.look), verdict);
+    return make("div", { className: "example" }, preview(query.preview), verdict);
   }
 
   function chips(view) {
@@ -151,14 +151,14 @@ function render({ model, el }) {
 
   function slots(view) {
     const columns = view.slots.length ? Object.keys(view.slots[0].columns) : [];
-    const looks = view.slots.some((own) => own.look);
-    const head = ["rank", "slot", "score", ...(looks ? ["looks like"] : []), ...columns];
+    const previews = view.slots.some((own) => own.preview);
+    const head = ["rank", "slot", "score", ...(previews ? ["looks like"] : []), ...columns];
     const rows = view.slots.map((own) => {
       const score = make("td", { className: "number", textContent: short(own.score), title: String(own.score) });
       score.dataset.value = String(own.score);
       return make("tr", {},
         make("td", { className: "number", textContent: own.rank }), make("td", { className: "number", textContent: own.slot }), score,
-        looks ? make("td", {}, look(own.look)) : null,
+        previews ? make("td", {}, preview(own.preview)) : null,
         ...columns.map((name) => {
           const value = own.columns[name];
           const called = name === "label" ? own.label_name : "";
@@ -176,7 +176,7 @@ function render({ model, el }) {
 
   function footer(view) {
     const all = `${view.matching.toLocaleString("en")} of ${view.scanned.toLocaleString("en")} ${view.space} slots`;
-    const lines = [`${all}; ${view.grade}.`];
+    const lines = [`${all}; ${view.status}.`];
     if (view.sampling) lines.push(view.sampling);
     if (view.missing) lines.push(view.missing);
     if (view.where) lines.push("A mask takes slots out of these sums, by arithmetic; it is not retraining without them.");
@@ -192,7 +192,7 @@ function render({ model, el }) {
     if (view.error) {
       const hint = view.error.hint ? make("p", { textContent: view.error.hint }) : null;
       const back = make("button", { type: "button", textContent: "back to the start", onclick: () =>
-        ask({ query: "", token: null, layer: "", by: "", score: "signed", toward: "", masks: [], where: "" }) });
+        ask({ query: "", token: null, layer: "", by: "", score: "dot", target: "", masks: [], where: "" }) });
       const anyway = view.error.code === "inexact" ? make("button", {
         type: "button", textContent: "answer from this record all the same", onclick: () => ask({ allow_inexact: true }) }) : null;
       root.replaceChildren(make("div", { className: "error", role: "alert" }, make("strong", { textContent: view.error.message }), hint),

@@ -17,7 +17,7 @@ from dualform_notebook.state import WidgetState
 from dualform_notebook.view import view_of
 
 _HERE = Path(__file__).parent
-_ASKED = ("query", "token", "layer", "by", "score", "toward", "masks", "where", "k", "allow_inexact")
+_ASKED = ("query", "token", "layer", "by", "score", "target", "masks", "where", "k", "allow_inexact")
 
 
 class Explorer(anywidget.AnyWidget):
@@ -34,15 +34,15 @@ class Explorer(anywidget.AnyWidget):
     _css = _HERE / "explorer.css"
 
     query = traitlets.Unicode("").tag(sync=True)
-    """PROBE/EXAMPLE, as the page names it."""
+    """QUERY_SET/EXAMPLE, as the page names it."""
     token = traitlets.Int(None, allow_none=True).tag(sync=True)
     """The place in the example, of layers that see tokens; its last where it is None."""
     layer = traitlets.Unicode("").tag(sync=True)
     by = traitlets.Unicode("").tag(sync=True)
     """Columns to group by, with commas between."""
-    score = traitlets.Unicode("signed").tag(sync=True)
-    """signed, abs or contribution, which the page calls attention, absolute and contribution."""
-    toward = traitlets.Unicode("").tag(sync=True)
+    score = traitlets.Unicode("dot").tag(sync=True)
+    """dot, abs or contribution, which the page calls attention, absolute and contribution."""
+    target = traitlets.Unicode("").tag(sync=True)
     """Where contributions go to: an output by its number, or a margin as 3-8. What tells most where it is empty."""
     masks: traitlets.List[Any] = traitlets.List().tag(sync=True)
     """Groups that are left out, or kept: {"values": {column: value}, "keep": bool} each."""
@@ -76,7 +76,7 @@ class Explorer(anywidget.AnyWidget):
                 layer=self.layer,
                 by=self.by,
                 score=self.score,
-                toward=self.toward,
+                target=self.target,
                 chips=tuple(map(chip_of, self.masks)),
                 where=self.where,
                 k=self.k,

@@ -18,14 +18,14 @@ class WidgetState:
     """What is empty is chosen as the page chooses it."""
 
     query: str = ""
-    """PROBE/EXAMPLE."""
+    """QUERY_SET/EXAMPLE."""
     token: int | None = None
     """The place in the example, for layers that see tokens; None for its last."""
     layer: str = ""
     by: str = ""
     """Column, or several with commas between."""
-    score: str = "signed"
-    toward: str = ""
+    score: str = "dot"
+    target: str = ""
     """Of contributions: an output, or a margin as 3-8."""
     chips: tuple[Chip, ...] = ()
     where: str = ""
@@ -53,7 +53,7 @@ class WidgetState:
             "layer": self.layer,
             "by": ",".join(name.strip() for name in self.by.split(",")),
             "score": self.score,
-            "toward": self.toward,
+            "target": self.target,
             "where": self.where,
             "inexact": "yes" if self.allow_inexact else "",
         }

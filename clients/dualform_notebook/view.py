@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualform.answers import Grade
+from dualform.answers import Status
 from dualform.answers.columns import WIDEST, json_value
 from dualform.methods import Answers
 from dualform_explorer.groups import GroupRow, groupings_of
-from dualform_explorer.looks import Look
 from dualform_explorer.panels.query import QueryPanel, query_panel
 from dualform_explorer.panels.slots import Slot, SlotsPanel, slots_panel
 from dualform_explorer.panels.sums import sums_panel
+from dualform_explorer.previews import ShownPreview
 from dualform_explorer.questions import where_before
-from dualform_explorer.reading import layer_of, layers_of, probe_of
+from dualform_explorer.reading import layer_of, layers_of, query_set_of
 from dualform_explorer.remembered import OneSnapshot
 from dualform_explorer.state import SCORES
 from dualform_notebook.masks import words_of
@@ -27,25 +27,25 @@ def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     state = asked.page(memory, info)
     query = query_panel(memory, info, state)
     sums, slots = sums_panel(memory, info, state), slots_panel(memory, info, state)
-    probe, layer = probe_of(info, state.probe), layer_of(info, state.layer)
-    assert probe is not None, "a state names a probe that there is"
+    query_set, layer = query_set_of(info, state.query_set), layer_of(info, state.layer)
+    assert query_set is not None, "a state names a query set that there is"
     assert layer is not None, "and a layer"
     return {
         "query": _query(query),
         "layer": state.layer,
         "by": ",".join(state.by),
         "score": state.score,
-        "toward": state.toward,
+        "target": state.target,
         "where": where_before(info, state) or "",
         "chips": list(map(words_of, state.chips)),
-        "layers": [own.name for own in layers_of(info, probe)],
-        "probes": [own.name for own in info.probes],
+        "layers": [own.name for own in layers_of(info, query_set)],
+        "query_sets": [own.name for own in info.query_sets],
         "groupings": [",".join(own) for own in groupings_of(info, state)],
         "scores": [{"name": name, "shown": shown} for name, shown in SCORES.items()],
-        "grade": _grade(layer.grade if slots.grade is None else slots.grade, state.score),
+        "status": _status(layer.status if slots.status is None else slots.status, state.score),
         "groups": list(map(_group, sums.rows)),
         "largest": sums.largest,
-        "signed": sums.signed,
+        "dot": sums.signed,
         "total": sums.total,
         "slots": _slots(slots),
         "missing": query.missing or slots.missing,
@@ -58,7 +58,7 @@ def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
 
 def _query(query: QueryPanel) -> dict[str, Any]:
     return {
-        "probe": query.probe,
+        "query_set": query.query_set,
         "row": query.row,
         "count": query.count,
         "token": query.token,
@@ -68,13 +68,13 @@ def _query(query: QueryPanel) -> dict[str, Any]:
         "read": query.read,
         "read_name": query.read_name,
         "wrong": query.wrong,
-        "look": _look(query.look),
+        "preview": _preview(query.preview),
     }
 
 
-def _grade(grade: Grade, score: str) -> str:
+def _status(status: Status, score: str) -> str:
     """How exact the numbers are: contributions as exact as the layer's record, scores as the keys that are stored."""
-    said = f"the layer's record: {grade}"
+    said = f"the layer's record: {status}"
     return said if score == "contribution" else f"scores are of stored keys alone, and exact; {said}"
 
 
@@ -101,7 +101,7 @@ def _slots(panel: SlotsPanel) -> list[dict[str, Any]]:
             "score": own.score,
             "label_name": own.label_name,
             "columns": {name: value for name, value in columns.items() if name in said},
-            "look": _look(own.look),
+            "preview": _preview(own.preview),
         }
         for own, columns in zip(panel.slots, every, strict=True)
     ]
@@ -118,17 +118,17 @@ def _columns(slot: Slot) -> dict[str, Any]:
     return {name: _plain(value) for name, value in {**common, **slot.others}.items()}
 
 
-def _look(look: Look) -> dict[str, Any] | None:
+def _preview(preview: ShownPreview) -> dict[str, Any] | None:
     """None where nothing is known."""
-    match look.kind:
+    match preview.kind:
         case "image":
-            return {"image": look.image}
+            return {"image": preview.image}
         case "text":
-            assert look.passage is not None
-            return dict(zip(("before", "token", "behind"), look.passage, strict=True))
+            assert preview.passage is not None
+            return dict(zip(("before", "token", "behind"), preview.passage, strict=True))
         case "table":
-            assert look.row is not None
-            return {"row": {name: _plain(value) for name, value in look.row.items()}}
+            assert preview.row is not None
+            return {"row": {name: _plain(value) for name, value in preview.row.items()}}
     return None
 
 

@@ -28,7 +28,7 @@ class Assignment:
     """Name of a set of sizes."""
     prompts: tuple[str, ...] = ()
     """Texts to ask a language model's memory about."""
-    replay: bool = False
+    rerun: bool = False
     """Train twice and store no keys."""
     dry_run: bool = False
     """Say slots, bytes and time, and train nothing."""

@@ -19,7 +19,6 @@ from dualform.methods import Answers
 from dualform.query.engine import Engine, open_memory
 from dualform_client import Client
 from dualform_service.server import Server
-from dualform_studies.certificates import certificate_report, certificate_table
 from dualform_studies.images.data.datasets import digits, permuted
 from dualform_studies.images.prediction.example import (
     PaperFigures,
@@ -51,6 +50,7 @@ from dualform_studies.pages.folder import (
 )
 from dualform_studies.pages.page import Page
 from dualform_studies.progress import Progress, or_silent
+from dualform_studies.reconstructions import reconstruction_report, reconstruction_table
 
 DEMO_RECIPE = Recipe(hidden=(64, 64), lr=2e-2, batch=64, steps=300)
 """About fourteen epochs on each dataset: enough to learn each, and to forget the first while learning the second."""
@@ -92,7 +92,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset.")
     page.show(accuracy_table(report["accuracy"], moments(pair)))
     page.show(
-        certificate_table(
+        reconstruction_table(
             report["verify"], report["cancellation"], f"the terms that the mask `{report['mask']}` leaves out"
         )
     )
@@ -149,7 +149,7 @@ def _ask(client: Answers, judged: Verdict, layers: tuple[str, ...], folder: Path
     assert query is not None, "a network of ten classes recognises some digit"
     return {
         "slots": sum(client.info().slots.values()),
-        "verify": {name: certificate_report(certificate) for name, certificate in client.verify().items()},
+        "verify": {name: reconstruction_report(reconstruction) for name, reconstruction in client.verify().items()},
         "prediction": draw_example(
             client, query, layers, judged.pair, folder, "prediction", PaperFigures(), masked=judged.masked(query)
         ),

@@ -8,15 +8,15 @@ from dualform.answers import LayerInfo
 from dualform.methods import Answers
 from dualform.query.engine import Engine, open_memory
 
-MEMORY = "4 GB"
+RAM = "4 GB"
 """That answering may take: with it stay the keys of any one layer that the studies of images record, and its codes."""
 HELD_BYTES = 3 << 30
 """Of keys and values held between questions, where answers by token position are as large as what is kept."""
 
 
-def open_recorded(path: Path, backend: str | None = None, memory: str | None = MEMORY) -> Engine:
-    """As `open_memory`, with so much memory for all it does; None bounds the keys and values that are held alone."""
-    return open_memory(path, backend, memory=memory, held_bytes=HELD_BYTES)
+def open_recorded(path: Path, backend: str | None = None, ram: str | None = RAM) -> Engine:
+    """As `open_memory`, with so much RAM for all it does; None bounds the keys and values that are held alone."""
+    return open_memory(path, backend, ram=ram, held_bytes=HELD_BYTES)
 
 
 def layer_info(memory: Answers, layer: str) -> LayerInfo:

@@ -23,8 +23,8 @@ from dualform_studies.studies import STUDIES
 
 PAPER_SIZE = {"aesop": "aesop-paper"}
 """Folders of studies that were run at the paper's size, too, by `make reproduction-aesop`; each follows the other."""
-REPLAYED = "aesop-replay"
-"""The folder of the study aesop with --replay, to stand beside the one that stored its keys."""
+RERAN = "aesop-rerun"
+"""The folder of the study aesop with --rerun, to stand beside the one that stored its keys."""
 
 _HEAD = """\
 # The paper, reproduced
@@ -47,9 +47,9 @@ def write_reproduction(runs: Path, docs: Path) -> Path:
     with TemporaryDirectory() as scratch:
         parts = [_HEAD, _dual_form(figures, Path(scratch)), _claims(reports), _figures_beside(reports)]
         parts += [commands_part(asked), contents_part(reports), *page_parts(figures, runs, reports)]
-        replayed = read_study(runs / REPLAYED)
-        if "aesop" in reports and replayed:
-            parts.append(_replay(reports["aesop"], replayed))
+        reran = read_study(runs / RERAN)
+        if "aesop" in reports and reran:
+            parts.append(_rerun(reports["aesop"], reran))
         figures.copy(docs)
     return write_document(docs, "reproduction", parts)
 
@@ -106,30 +106,30 @@ def _figures_beside(reports: Mapping[str, StudyReport]) -> str:
     return f"## Figures beside the paper's\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
 
 
-def _replay(stored: StudyReport, replayed: StudyReport) -> str:
+def _rerun(stored: StudyReport, reran: StudyReport) -> str:
     """Whether a training run again answers as a memory with keys does, and what either way stores."""
     rows = [
-        [prompt, *(_sameness(*pair) for pair in zip(digests, replayed.digests[prompt], strict=True))]
+        [prompt, *(_sameness(*pair) for pair in zip(digests, reran.digests[prompt], strict=True))]
         for prompt, digests in stored.digests.items()
-        if prompt in replayed.digests
+        if prompt in reran.digests
     ]
     answers = Table(
-        "replay",
-        f"`{replayed.command}` beside `{stored.command}`: the ids and scores of the best datapoints, and the "
+        "rerun",
+        f"`{reran.command}` beside `{stored.command}`: the ids and scores of the best datapoints, and the "
         "signed sums of each prompt's last token by training position, of the prompts that both were asked.",
         ("prompt", "best datapoints", "sums"),
         rows,
     )
     cost = Table(
-        "replay-cost",
+        "rerun-cost",
         "What either way stores.",
         ("way", "disk (GB)"),
         [
             [way, None if report.disk_bytes is None else f"{report.disk_bytes / 1e9:.3f}"]
-            for way, report in (("keys stored", stored), ("trained again", replayed))
+            for way, report in (("keys stored", stored), ("trained again", reran))
         ],
     )
-    return "\n\n".join(["## Replay (appendix D)", table_markdown(answers), table_markdown(cost)])
+    return "\n\n".join(["## Rerun (appendix D)", table_markdown(answers), table_markdown(cost)])
 
 
 def _sameness(one: str, other: str) -> str:

@@ -31,7 +31,7 @@ class Study:
     """Fields of an assignment that it heeds beside those that all studies do."""
 
 
-_OF_TEXT = frozenset({"preset", "prompts", "replay", "dry_run"})
+_OF_TEXT = frozenset({"preset", "prompts", "rerun", "dry_run"})
 
 STUDIES = {
     "single": Study(run_single, frozenset({"runs"})),

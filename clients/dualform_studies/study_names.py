@@ -11,7 +11,7 @@ STUDY_NAMES = {
     "cifar10": "footnote 6: the paper's network on CIFAR-10",
     "aesop": "section 5.5: a character-level language model of Aesop's Fables",
     "wikitext2": "section 5.5: a word-level language model of WikiText-2",
-    "limits": "section 6 and appendix D: what storing and asking cost, and a replay in place of keys",
+    "limits": "section 6 and appendix D: what storing and asking cost, and a rerun in place of keys",
     "memorisation": "a small attention-only Transformer learns 25 pairs by heart",
     "gpt2": "not of the paper: a GPT-2 by the Hugging Face Trainer",
     "resnet18": "not of the paper: a ResNet-18 by Lightning",

@@ -16,33 +16,32 @@ from dualform.extras import missing_package
 
 if TYPE_CHECKING:
     from dualform.answers import (
-        Appearances as Appearances,
         Cancellation as Cancellation,
-        Certificate as Certificate,
-        Certificates as Certificates,
         Columns as Columns,
         Contributions as Contributions,
         Distributions as Distributions,
-        Grade as Grade,
         GroupSums as GroupSums,
         Hits as Hits,
         Ledger as Ledger,
         MemoryInfo as MemoryInfo,
         Outputs as Outputs,
-        Probe as Probe,
+        Previews as Previews,
+        QuerySet as QuerySet,
+        Reconstruction as Reconstruction,
+        Reconstructions as Reconstructions,
         Scan as Scan,
+        Status as Status,
         Weights as Weights,
     )
     from dualform.costs.estimate import Estimate as Estimate, estimate as estimate
+    from dualform.deletion.delete import delete as delete
     from dualform.errors import DualformError as DualformError
-    from dualform.forgetting.forget import forget as forget
     from dualform.influence.cost import estimate_ledger as estimate_ledger
     from dualform.influence.influence import Influence as Influence
     from dualform.influence.walk import ledger as ledger
     from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
     from dualform.query.engine import Engine as Engine, open_memory as open
     from dualform.questions import (
-        AppearanceLookup as AppearanceLookup,
         Contribution as Contribution,
         Distribution as Distribution,
         ExampleGradients as ExampleGradients,
@@ -53,31 +52,32 @@ if TYPE_CHECKING:
         MaskCancellation as MaskCancellation,
         NetworkWeights as NetworkWeights,
         Output as Output,
-        ProbeRows as ProbeRows,
+        PreviewLookup as PreviewLookup,
+        QuerySetRows as QuerySetRows,
         SlotKeys as SlotKeys,
+        Target as Target,
         TopK as TopK,
-        Toward as Toward,
         Vectors as Vectors,
     )
     from dualform.record.recorder import Recorder as Recorder
     from dualform.record.taps.named import tap as tap
-    from dualform.replay.replay import Replay as Replay
-    from dualform.store.galleries.gallery import Gallery as Gallery
+    from dualform.rerun.rerun import Rerun as Rerun
+    from dualform.store.previews.preview_set import PreviewSet as PreviewSet
     from dualform_client.target import connect as connect
 
     __version__: str
 
 _HOME = {
     "Recorder": ("dualform.record.recorder", "Recorder"),
-    "Replay": ("dualform.replay.replay", "Replay"),
+    "Rerun": ("dualform.rerun.rerun", "Rerun"),
     "Estimate": ("dualform.costs.estimate", "Estimate"),
     "estimate": ("dualform.costs.estimate", "estimate"),
     "tap": ("dualform.record.taps.named", "tap"),
     "Influence": ("dualform.influence.influence", "Influence"),
     "ledger": ("dualform.influence.walk", "ledger"),
     "estimate_ledger": ("dualform.influence.cost", "estimate_ledger"),
-    "Gallery": ("dualform.store.galleries.gallery", "Gallery"),
-    "forget": ("dualform.forgetting.forget", "forget"),
+    "PreviewSet": ("dualform.store.previews.preview_set", "PreviewSet"),
+    "delete": ("dualform.deletion.delete", "delete"),
     "open": ("dualform.query.engine", "open_memory"),
     "connect": ("dualform_client.target", "connect"),
     "Engine": ("dualform.query.engine", "Engine"),
@@ -86,7 +86,7 @@ _HOME = {
     **{
         name: ("dualform.questions", name)
         for name in (
-            "AppearanceLookup",
+            "PreviewLookup",
             "Contribution",
             "Distribution",
             "ExampleGradients",
@@ -97,30 +97,30 @@ _HOME = {
             "MaskCancellation",
             "NetworkWeights",
             "Output",
-            "ProbeRows",
+            "QuerySetRows",
             "SlotKeys",
             "TopK",
-            "Toward",
+            "Target",
             "Vectors",
         )
     },
     **{
         name: ("dualform.answers", name)
         for name in (
-            "Appearances",
+            "Previews",
             "Cancellation",
-            "Certificate",
-            "Certificates",
+            "Reconstruction",
+            "Reconstructions",
             "Columns",
             "Contributions",
             "Distributions",
-            "Grade",
+            "Status",
             "GroupSums",
             "Hits",
             "Ledger",
             "MemoryInfo",
             "Outputs",
-            "Probe",
+            "QuerySet",
             "Scan",
             "Weights",
         )
@@ -129,12 +129,8 @@ _HOME = {
 
 __all__ = [
     "Answers",
-    "AppearanceLookup",
-    "Appearances",
     "AsyncAnswers",
     "Cancellation",
-    "Certificate",
-    "Certificates",
     "Columns",
     "Contribution",
     "Contributions",
@@ -144,8 +140,6 @@ __all__ = [
     "Engine",
     "Estimate",
     "ExampleGradients",
-    "Gallery",
-    "Grade",
     "GradientSum",
     "GradientTopK",
     "GroupSum",
@@ -159,21 +153,27 @@ __all__ = [
     "NetworkWeights",
     "Output",
     "Outputs",
-    "Probe",
-    "ProbeRows",
+    "PreviewLookup",
+    "PreviewSet",
+    "Previews",
+    "QuerySet",
+    "QuerySetRows",
+    "Reconstruction",
+    "Reconstructions",
     "Recorder",
-    "Replay",
+    "Rerun",
     "Scan",
     "SlotKeys",
+    "Status",
+    "Target",
     "TopK",
-    "Toward",
     "Vectors",
     "Weights",
     "__version__",
     "connect",
+    "delete",
     "estimate",
     "estimate_ledger",
-    "forget",
     "ledger",
     "open",
     "tap",

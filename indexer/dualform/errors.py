@@ -4,7 +4,7 @@
     ├── BadInput          (ValueError)         a question or argument that cannot be answered as put
     │   ├── BadMask                            a `where` that is no boolean expression over slot columns
     │   └── EmptyMask                          a `where` that leaves no slot
-    ├── NotFound          (LookupError)        a layer, column, probe, dataset, slot or row that does not exist
+    ├── NotFound          (LookupError)        a layer, column, query set, dataset, slot or row that does not exist
     ├── Inexact           (RuntimeError)       an output or weight that the record cannot reproduce
     ├── RecordingError    (RuntimeError)       the training cannot be recorded as it runs
     ├── Forked            (RuntimeError)       what another process opened, of which this one is a fork

@@ -21,7 +21,6 @@ from dualform.answers import GroupSums, Hits, Weights
 from dualform.errors import BadInput
 from dualform.extras import optional
 from dualform.questions import (
-    AppearanceLookup,
     Contribution,
     Distribution,
     ExampleGradients,
@@ -32,22 +31,23 @@ from dualform.questions import (
     MaskCancellation,
     NetworkWeights,
     Output,
-    ProbeLookup,
-    ProbeRows,
+    PreviewLookup,
     Queries,
     QueriesLike,
+    QuerySetLookup,
+    QuerySetRows,
     Question,
     SlotLookup,
     SqlStatement,
+    TargetLike,
     TopK,
-    TowardLike,
     Vectors,
     Verification,
     as_by,
     as_ids,
     as_layer_names,
     as_queries,
-    as_toward,
+    as_target,
 )
 from dualform.questions.gradients import GRADIENT
 from dualform.questions.scores import POINTS
@@ -104,9 +104,9 @@ class _Methods:
         k: int = 10,
         where: str | None = None,
         by: str | Sequence[str] | None = None,
-        score: str = "signed",
+        score: str = "dot",
         *,
-        toward: TowardLike | None = None,
+        target: TargetLike | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
         inputs: Any = None,
@@ -117,10 +117,10 @@ class _Methods:
 
         Scores are summed in float64 in a fixed order; with score="abs" they are absolute values, and rank as such; with
         "cosine" they are divided by the lengths of key and query. With score="contribution" they are what a slot
-        brought to the layer's output along a direction u, (x_t . q) a_t (delta_t . u): `toward` is an output's number,
+        brought to the layer's output along a direction u, (x_t . q) a_t (delta_t . u): `target` is an output's number,
         "3-8" for output 3 less output 8, or float32[d_out] or [n, d_out]; `at_step` and `allow_inexact` are as in
         `output`. With score="gradient" they are dot products of gradients, of a slot and of an example's own loss,
-        whose gradients are the queries (`gradients`), or those of a probe that was taken with a loss: in one layer,
+        whose gradients are the queries (`gradients`), or those of a query set that was taken with a loss: in one layer,
         several in a list, or "*", all of them together; no `by` then. Where `inputs` of a `model` are given in place of
         queries, those are what the layer takes when the model runs on them (`queries`). With `allow_partial`, a memory
         on several machines is answered without the shards that do not answer: `scan.missing` names them.
@@ -128,7 +128,7 @@ class _Methods:
         where the record is too far from the weights or slots have no values of their own; Unavailable where a shard
         does not answer.
         """
-        own = as_toward(score, toward, at_step, allow_inexact)
+        own = as_target(score, target, at_step, allow_inexact)
         if score == GRADIENT:
             _refuse_beside_gradients(by=by, allow_partial=allow_partial)
             return GradientTopK(as_layer_names(layer), _gradients(queries), k, where)
@@ -141,9 +141,9 @@ class _Methods:
         queries: QueriesLike | ExampleGradients | None = None,
         by: str | Sequence[str] = (),
         where: str | None = None,
-        score: str = "signed",
+        score: str = "dot",
         *,
-        toward: TowardLike | None = None,
+        target: TargetLike | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
         k: int | None = None,
@@ -152,12 +152,12 @@ class _Methods:
         allow_partial: bool = False,
     ) -> Question[GroupSums]:
         """GroupSums: the sum of the scores that each query gives to each group, or, with `k`, to the k groups of the
-        largest sums alone, whatever their sign. `score`, `toward`, `at_step`, `allow_inexact`, `inputs`, `model` and
+        largest sums alone, whatever their sign. `score`, `target`, `at_step`, `allow_inexact`, `inputs`, `model` and
         `allow_partial` are as in `topk`.
 
         Raises as `topk`.
         """
-        own = as_toward(score, toward, at_step, allow_inexact)
+        own = as_target(score, target, at_step, allow_inexact)
         if score == GRADIENT:
             _refuse_beside_gradients(allow_partial=allow_partial)
             return GradientSum(as_layer_names(layer), _gradients(queries), as_by(by), where, k)
@@ -169,9 +169,9 @@ class _Methods:
         layer: str,
         queries: QueriesLike | None = None,
         where: str | None = None,
-        score: str = "signed",
+        score: str = "dot",
         *,
-        toward: TowardLike | None = None,
+        target: TargetLike | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
         points: int = POINTS,
@@ -181,11 +181,11 @@ class _Methods:
         """Distributions: the scores of all slots by rank, at no more than `points` ranks (at least 11) that lie evenly
         on a logarithmic axis; and how many slots share them, in effect.
 
-        Scores are those of `topk`, bit for bit, with `score`, `toward`, `at_step`, `allow_inexact`, `inputs` and
+        Scores are those of `topk`, bit for bit, with `score`, `target`, `at_step`, `allow_inexact`, `inputs` and
         `model` as there; score="gradient" has none. Every slot that the mask leaves is scored canonically, so that a
         query takes as long as reading all keys once. Raises as `topk`.
         """
-        own = as_toward(score, toward, at_step, allow_inexact)
+        own = as_target(score, target, at_step, allow_inexact)
         if score == GRADIENT:
             raise BadInput(
                 f'score="{GRADIENT}" has no distribution.', hint="Ask topk, or group_sum by step.", field="score"
@@ -285,24 +285,25 @@ class _Methods:
         return SqlStatement(statement)
 
     @_asks
-    def probe(self, name: str, layer: str | None = None) -> ProbeLookup:
-        """A stored probe, with the queries of a layer where one is named. Raises NotFound."""
-        return ProbeLookup(name, layer)
+    def query_set(self, name: str, layer: str | None = None) -> QuerySetLookup:
+        """A stored query set, with the queries of a layer where one is named. Raises NotFound."""
+        return QuerySetLookup(name, layer)
 
     @_asks
-    def appearances(
-        self, samples: Sequence[int] | NDArray[np.int64], dataset: str | None = None, *, probe: str | None = None
-    ) -> AppearanceLookup:
-        """Appearances: what some samples of a dataset looked like, or some examples of a probe, from its gallery.
+    def previews(
+        self, samples: Sequence[int] | NDArray[np.int64], dataset: str | None = None, *, query_set: str | None = None
+    ) -> PreviewLookup:
+        """Previews: what some samples of a dataset looked like, or some examples of a query set, from its preview set.
 
-        `dataset` is None for samples that were recorded without one. Samples that the gallery does not have are said.
-        Raises NotFound where there is no such gallery, BadInput for more than 1,024 samples, and for more than 8 MiB.
+        `dataset` is None for samples that were recorded without one. Samples that the preview set does not have are
+        said. Raises NotFound where there is no such preview set, BadInput for more than 1,024 samples, and for more
+        than 8 MiB.
         """
-        return AppearanceLookup(as_ids(samples, "samples"), dataset, probe)
+        return PreviewLookup(as_ids(samples, "samples"), dataset, query_set)
 
     @_asks
     def verify(self) -> Verification:
-        """Certificates by layer: how well the record rebuilds the final weights, and the grade measured."""
+        """Reconstruction errors by layer: how well the record rebuilds the final weights, and the status measured."""
         return Verification()
 
 
@@ -314,9 +315,9 @@ def _given(queries: QueriesLike | ExampleGradients | None) -> Queries:
     return as_queries(cast("QueriesLike", queries))  # which refuses whatever else is given
 
 
-def _gradients(queries: Any) -> ExampleGradients | ProbeRows:
-    """A probe's examples may be named by a text; the questions refuse whatever else is given."""
-    return cast("ExampleGradients | ProbeRows", as_queries(queries) if isinstance(queries, str) else queries)
+def _gradients(queries: Any) -> ExampleGradients | QuerySetRows:
+    """A query set's examples may be named by a text; the questions refuse whatever else is given."""
+    return cast("ExampleGradients | QuerySetRows", as_queries(queries) if isinstance(queries, str) else queries)
 
 
 def _refuse_beside_gradients(**given: object) -> None:
@@ -394,18 +395,18 @@ class Answers(_Methods, ABC):
         layer: str = "",
         by: str = "",
         where: str = "",
-        score: str = "signed",
-        toward: str = "",
+        score: str = "dot",
+        target: str = "",
         k: int = 12,
         allow_inexact: bool = False,
     ) -> Explorer:
-        """A widget for notebooks: what one example of a probe, "test/17", attends to in a layer, by groups and by
+        """A widget for notebooks: what one example of a query set, "test/17", attends to in a layer, by groups and by
         slots, under masks that are set by mouse.
 
         It asks as the page of `dualform explore` does. `token`: the place in the example, of layers that see tokens,
-        whose queries are an example's tokens one after another; its last where it is left out. `score`: signed, abs,
-        or contribution, `toward` an output "3" or a margin "3-8". What is empty is chosen: the first example, the last
-        layer that its probe has, labels as groups, with their datasets where there are several. A question that is
+        whose queries are an example's tokens one after another; its last where it is left out. `score`: dot, abs,
+        or contribution, `target` an output "3" or a margin "3-8". What is empty is chosen: the first example, the last
+        layer that its query set has, labels as groups, with their datasets where there are several. A question that is
         refused is told in the widget. Raises MissingPackage without the extra [notebook].
         """
         optional("anywidget")
@@ -419,7 +420,7 @@ class Answers(_Methods, ABC):
             by=by,
             where=where,
             score=score,
-            toward=toward,
+            target=target,
             k=k,
             allow_inexact=allow_inexact,
         )

@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 
 from dualform.errors import BadInput
 from dualform.questions import (
-    AppearanceLookup,
     Contribution,
     Distribution,
     GradientSum,
@@ -20,14 +19,15 @@ from dualform.questions import (
     MaskCancellation,
     NetworkWeights,
     Output,
-    ProbeLookup,
+    PreviewLookup,
+    QuerySetLookup,
     Question,
     SlotLookup,
     SqlStatement,
     TopK,
     Verification,
 )
-from dualform_proto import contributions, distributions, galleries, gradients, info, lookups, rebuilt, scores
+from dualform_proto import contributions, distributions, gradients, info, lookups, previews, rebuilt, scores
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -116,19 +116,19 @@ CALLS: dict[type[Question[Any]], Call] = {
     SqlStatement: Call(
         "Sql", lookups.encode_sql, lookups.decode_sql, lookups.encode_sql_answer, lookups.decode_sql_answer
     ),
-    ProbeLookup: Call(
-        "Probe",
-        lookups.encode_probe,
-        lookups.decode_probe,
-        lookups.encode_probe_answer,
-        lookups.decode_probe_answer,
+    QuerySetLookup: Call(
+        "QuerySet",
+        lookups.encode_query_set,
+        lookups.decode_query_set,
+        lookups.encode_query_set_answer,
+        lookups.decode_query_set_answer,
     ),
     Verification: Call(
         "Verify",
         lambda _: pb.VerifyRequest(),
         lambda _: Verification(),
-        lookups.encode_certificates,
-        lookups.decode_certificates,
+        lookups.encode_reconstructions,
+        lookups.decode_reconstructions,
     ),
     Distribution: Call(
         "Distribution",
@@ -137,13 +137,13 @@ CALLS: dict[type[Question[Any]], Call] = {
         distributions.encode_distributions,
         distributions.decode_distributions,
     ),
-    AppearanceLookup: Call(
-        "Look",
-        galleries.encode_appearance_lookup,
-        galleries.decode_appearance_lookup,
-        galleries.encode_appearances,
-        galleries.decode_appearances,
-        galleries.check_appearances,
+    PreviewLookup: Call(
+        "Previews",
+        previews.encode_preview_lookup,
+        previews.decode_preview_lookup,
+        previews.encode_previews,
+        previews.decode_previews,
+        previews.check_previews,
     ),
 }
 

@@ -13,10 +13,10 @@ from dualform.errors import BadInput
 from dualform.questions import Contribution
 from dualform_proto.arguments import encode_optional_int64, encode_optional_text, encode_text
 from dualform_proto.columns import decode_groups, encode_groups
-from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.queries import decode_queries, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
+from dualform_proto.status import decode_status, encode_status
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -50,10 +50,10 @@ def encode_contributions(answer: Contributions) -> pb.ContributionsResponse:
         sums=encode_matrix(answer.sums.reshape(queries * groups, width)),
         initial=encode_matrix(answer.initial),
         bias=encode_numbers(answer.bias),
-        standing=encode_matrix(answer.standing),
+        unrecorded_change=encode_matrix(answer.unrecorded_change),
         residual=encode_matrix(answer.residual),
         unexplained=None if answer.unexplained is None else encode_matrix(answer.unexplained),
-        grade=encode_grade(answer.grade),
+        status=encode_status(answer.status),
         scan=encode_scan(answer.scan),
         space=answer.space,
     )
@@ -76,11 +76,11 @@ def decode_contributions(message: pb.ContributionsResponse) -> Contributions:
         counts=decode_numbers(message.counts, np.int64, "counts", len(groups)),
         initial=initial,
         bias=decode_numbers(message.bias, np.float64, "bias", width),
-        standing=matrix(message.standing, "standing", queries),
+        unrecorded_change=matrix(message.unrecorded_change, "unrecorded_change", queries),
         residual=matrix(message.residual, "residual", queries),
         unexplained=matrix(message.unexplained, "unexplained", queries) if message.HasField("unexplained") else None,
         by=by,
         space=message.space,
-        grade=decode_grade(message.grade),
+        status=decode_status(message.status),
         scan=decode_scan(message.scan),
     )

@@ -12,11 +12,11 @@ from dualform.errors import BadInput
 from dualform.questions import Distribution
 from dualform.questions.scores import POINTS
 from dualform_proto.arguments import encode_int64, encode_optional_text, encode_text
-from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.queries import decode_queries, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
-from dualform_proto.scores import SCORES, decode_score, decode_toward, encode_toward
+from dualform_proto.scores import SCORES, decode_score, decode_target, encode_target
+from dualform_proto.status import decode_status, encode_status
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -27,7 +27,7 @@ def encode_distribution(question: Distribution) -> pb.DistributionRequest:
         where=encode_optional_text(question.where, "where"),
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
-        toward=encode_toward(question.toward),
+        target=encode_target(question.target),
         points=encode_int64(question.points, "points"),
     )
 
@@ -38,7 +38,7 @@ def decode_distribution(message: pb.DistributionRequest) -> Distribution:
         queries=decode_queries(message.queries),
         where=message.where if message.HasField("where") else None,
         score=decode_score(message),
-        toward=decode_toward(message),
+        target=decode_target(message),
         points=message.points if message.HasField("points") else POINTS,
     )
 
@@ -53,7 +53,7 @@ def encode_distributions(answer: Distributions) -> pb.DistributionResponse:
         count=answer.count,
         scan=encode_scan(answer.scan),
         space=answer.space,
-        grade=None if answer.grade is None else encode_grade(answer.grade),
+        status=None if answer.status is None else encode_status(answer.status),
     )
 
 
@@ -75,5 +75,5 @@ def decode_distributions(message: pb.DistributionResponse) -> Distributions:
         count=message.count,
         scan=decode_scan(message.scan),
         space=message.space,
-        grade=decode_grade(message.grade) if message.HasField("grade") else None,
+        status=decode_status(message.status) if message.HasField("status") else None,
     )

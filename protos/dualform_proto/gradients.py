@@ -9,10 +9,10 @@ import numpy as np
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions import ExampleGradients, GradientSum, GradientTopK, LayerGradients, ProbeRows
+from dualform.questions import ExampleGradients, GradientSum, GradientTopK, LayerGradients, QuerySetRows
 from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_text, encode_text
 from dualform_proto.matrix import decode_numbers, encode_matrix, encode_numbers
-from dualform_proto.queries import decode_probe_rows, decode_rows, encode_probe_rows
+from dualform_proto.queries import decode_query_set_rows, decode_rows, encode_query_set_rows
 from dualform_proto.scores import decode_group_sums, decode_hits, encode_group_sums, encode_hits
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -67,9 +67,9 @@ def decode_gradient_sums(message: pb.GradientSumResponse) -> GroupSums:
     return decode_group_sums(message.sums)
 
 
-def _encode_examples(examples: ExampleGradients | ProbeRows) -> pb.Examples:
-    if isinstance(examples, ProbeRows):
-        return pb.Examples(probe=encode_probe_rows(examples))
+def _encode_examples(examples: ExampleGradients | QuerySetRows) -> pb.Examples:
+    if isinstance(examples, QuerySetRows):
+        return pb.Examples(query_set=encode_query_set_rows(examples))
     layers = [
         pb.LayerGradients(
             layer=encode_text(name, "layer"),
@@ -82,12 +82,14 @@ def _encode_examples(examples: ExampleGradients | ProbeRows) -> pb.Examples:
     return pb.Examples(gradients=pb.ExampleGradients(count=encode_int64(examples.count, "queries"), layers=layers))
 
 
-def _decode_examples(message: pb.Examples) -> ExampleGradients | ProbeRows:
+def _decode_examples(message: pb.Examples) -> ExampleGradients | QuerySetRows:
     kind = message.WhichOneof("examples")
-    if kind == "probe":
-        return decode_probe_rows(message.probe)
+    if kind == "query_set":
+        return decode_query_set_rows(message.query_set)
     if kind != "gradients":
-        raise BadInput("the question holds no examples.", hint="Give gradients, or a probe's rows.", field="queries")
+        raise BadInput(
+            "the question holds no examples.", hint="Give gradients, or a query set's rows.", field="queries"
+        )
     found = {}
     for said in message.gradients.layers:
         if said.layer in found:

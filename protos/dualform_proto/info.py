@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dualform.answers import LayerInfo, MemoryInfo, ProbeInfo
-from dualform_proto.grade import decode_grade, encode_grade
+from dualform.answers import LayerInfo, MemoryInfo, QuerySetInfo
+from dualform_proto.status import decode_status, encode_status
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -21,12 +21,12 @@ def encode_info(info: MemoryInfo) -> pb.InfoResponse:
         skipped=_remarks(info.skipped),
         datasets=_counts(info.datasets),
         columns=[pb.SpaceColumns(space=space, columns=_remarks(own)) for space, own in info.columns.items()],
-        probes=[_probe(probe) for probe in info.probes],
+        query_sets=[_query_set(query_set) for query_set in info.query_sets],
         cut_off=info.cut_off,
         final=_remarks(info.final),
         sampling=info.sampling,
         answered_by=info.answered_by,
-        galleries=_remarks(info.galleries),
+        previews=_remarks(info.previews),
     )
 
 
@@ -42,12 +42,12 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
         skipped=_decode_remarks(message.skipped),
         datasets=_decode_counts(message.datasets),
         columns={own.space: _decode_remarks(own.columns) for own in message.columns},
-        probes=tuple(_decode_probe(probe) for probe in message.probes),
+        query_sets=tuple(_decode_query_set(query_set) for query_set in message.query_sets),
         cut_off=message.cut_off,
         final=_decode_remarks(message.final),
         sampling=message.sampling,
         answered_by=message.answered_by,
-        galleries=_decode_remarks(message.galleries),
+        previews=_decode_remarks(message.previews),
     )
 
 
@@ -63,7 +63,7 @@ def _layer(layer: LayerInfo) -> pb.LayerInfo:
         values=layer.values,
         exact=layer.exact,
         reason=layer.reason,
-        grade=encode_grade(layer.grade),
+        status=encode_status(layer.status),
         views=layer.views,
         batch_dim=layer.batch_dim,
     )
@@ -79,21 +79,25 @@ def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
         slots=message.slots,
         distinct_keys=message.distinct_keys,
         values=message.values,
-        grade=decode_grade(message.grade),
+        status=decode_status(message.status),
         views=tuple(message.views),
         batch_dim=message.batch_dim,
     )
 
 
-def _probe(probe: ProbeInfo) -> pb.ProbeInfo:
-    return pb.ProbeInfo(
-        name=probe.name, rows=probe.rows, layers=probe.layers, gallery=probe.gallery, examples=probe.examples
+def _query_set(query_set: QuerySetInfo) -> pb.QuerySetInfo:
+    return pb.QuerySetInfo(
+        name=query_set.name,
+        rows=query_set.rows,
+        layers=query_set.layers,
+        previews=query_set.previews,
+        examples=query_set.examples,
     )
 
 
-def _decode_probe(message: pb.ProbeInfo) -> ProbeInfo:
+def _decode_query_set(message: pb.QuerySetInfo) -> QuerySetInfo:
     examples = message.examples if message.HasField("examples") else None
-    return ProbeInfo(message.name, message.rows, tuple(message.layers), message.gallery, examples)
+    return QuerySetInfo(message.name, message.rows, tuple(message.layers), message.previews, examples)
 
 
 def _counts(counts: Mapping[str, int]) -> list[pb.Count]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from dualform.answers import Certificate, Certificates, Columns, Probe
+from dualform.answers import Columns, QuerySet, Reconstruction, Reconstructions
 from dualform.errors import BadInput
-from dualform.questions import ProbeLookup, SlotLookup, SqlStatement
+from dualform.questions import QuerySetLookup, SlotLookup, SqlStatement
 from dualform_proto.arguments import encode_optional_text, encode_text
 from dualform_proto.columns import decode_columns, encode_columns
-from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.scan import decode_scan, encode_scan
+from dualform_proto.status import decode_status, encode_status
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -51,38 +51,40 @@ def decode_sql_answer(message: pb.SqlResponse) -> Columns:
     return Columns(decode_columns(message.rows), decode_scan(message.scan))
 
 
-def encode_probe(question: ProbeLookup) -> pb.ProbeRequest:
-    return pb.ProbeRequest(name=encode_text(question.name, "name"), layer=encode_optional_text(question.layer, "layer"))
-
-
-def decode_probe(message: pb.ProbeRequest) -> ProbeLookup:
-    return ProbeLookup(message.name, message.layer if message.HasField("layer") else None)
-
-
-def encode_probe_answer(probe: Probe) -> pb.ProbeResponse:
-    return pb.ProbeResponse(
-        name=probe.name,
-        labels=None if probe.labels is None else encode_numbers(probe.labels.astype(np.int64, copy=False)),
-        outputs=None if probe.outputs is None else encode_matrix(probe.outputs.astype(np.float32, copy=False)),
-        queries=None if probe.queries is None else encode_matrix(probe.queries.astype(np.float32, copy=False)),
-        scan=encode_scan(probe.scan),
+def encode_query_set(question: QuerySetLookup) -> pb.QuerySetRequest:
+    return pb.QuerySetRequest(
+        name=encode_text(question.name, "name"), layer=encode_optional_text(question.layer, "layer")
     )
 
 
-def decode_probe_answer(message: pb.ProbeResponse) -> Probe:
-    probe = Probe(
+def decode_query_set(message: pb.QuerySetRequest) -> QuerySetLookup:
+    return QuerySetLookup(message.name, message.layer if message.HasField("layer") else None)
+
+
+def encode_query_set_answer(query_set: QuerySet) -> pb.QuerySetResponse:
+    return pb.QuerySetResponse(
+        name=query_set.name,
+        labels=None if query_set.labels is None else encode_numbers(query_set.labels.astype(np.int64, copy=False)),
+        outputs=None if query_set.outputs is None else encode_matrix(query_set.outputs.astype(np.float32, copy=False)),
+        queries=None if query_set.queries is None else encode_matrix(query_set.queries.astype(np.float32, copy=False)),
+        scan=encode_scan(query_set.scan),
+    )
+
+
+def decode_query_set_answer(message: pb.QuerySetResponse) -> QuerySet:
+    query_set = QuerySet(
         name=message.name,
         labels=decode_numbers(message.labels, np.int64, "labels") if message.HasField("labels") else None,
         outputs=decode_matrix(message.outputs, np.float32, "outputs") if message.HasField("outputs") else None,
         queries=decode_matrix(message.queries, np.float32, "queries") if message.HasField("queries") else None,
         scan=decode_scan(message.scan),
     )
-    lengths = {len(part) for part in (probe.labels, probe.outputs) if part is not None}
-    queries = set() if probe.queries is None else {len(probe.queries)}
+    lengths = {len(part) for part in (query_set.labels, query_set.outputs) if part is not None}
+    queries = set() if query_set.queries is None else {len(query_set.queries)}
     if len(lengths) > 1 or not all(_is_multiple(of_layer, own) for of_layer in queries for own in lengths):
         parts = " and ".join(map(str, sorted(lengths | queries)))
-        raise BadInput(f"probe {probe.name!r} has parts of {parts} rows.")
-    return probe
+        raise BadInput(f"query set {query_set.name!r} has parts of {parts} rows.")
+    return query_set
 
 
 def _is_multiple(queries: int, examples: int) -> bool:
@@ -90,30 +92,32 @@ def _is_multiple(queries: int, examples: int) -> bool:
     return queries == 0 if examples == 0 else queries > 0 and queries % examples == 0
 
 
-def encode_certificates(certificates: Certificates) -> pb.VerifyResponse:
+def encode_reconstructions(reconstructions: Reconstructions) -> pb.VerifyResponse:
     return pb.VerifyResponse(
-        certificates=[
-            pb.Certificate(
+        reconstructions=[
+            pb.Reconstruction(
                 layer=layer,
-                relative_error=certificate.relative_error,
-                exact=certificate.exact,
-                reason=certificate.reason,
-                grade=encode_grade(certificate.grade),
-                rounding_share=certificate.rounding_share,
+                reconstruction_error=reconstruction.reconstruction_error,
+                exact=reconstruction.exact,
+                reason=reconstruction.reason,
+                status=encode_status(reconstruction.status),
+                rounding_share=reconstruction.rounding_share,
             )
-            for layer, certificate in certificates.items()
+            for layer, reconstruction in reconstructions.items()
         ],
-        scan=encode_scan(certificates.scan),
+        scan=encode_scan(reconstructions.scan),
     )
 
 
-def decode_certificates(message: pb.VerifyResponse) -> Certificates:
+def decode_reconstructions(message: pb.VerifyResponse) -> Reconstructions:
     found = {
-        certificate.layer: Certificate(
-            relative_error=certificate.relative_error if certificate.HasField("relative_error") else None,
-            grade=decode_grade(certificate.grade),
-            rounding_share=certificate.rounding_share,
+        reconstruction.layer: Reconstruction(
+            reconstruction_error=reconstruction.reconstruction_error
+            if reconstruction.HasField("reconstruction_error")
+            else None,
+            status=decode_status(reconstruction.status),
+            rounding_share=reconstruction.rounding_share,
         )
-        for certificate in message.certificates
+        for reconstruction in message.reconstructions
     }
-    return Certificates(found, decode_scan(message.scan))
+    return Reconstructions(found, decode_scan(message.scan))

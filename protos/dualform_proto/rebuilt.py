@@ -16,7 +16,6 @@ from dualform.answers import Cancellation, Concentration, Outputs, Weights
 from dualform.errors import BadInput, ServiceError
 from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform_proto.arguments import encode_optional_int64, encode_optional_text, encode_text
-from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import (
     WIRE_TYPES,
     decode_matrix,
@@ -27,6 +26,7 @@ from dualform_proto.matrix import (
 )
 from dualform_proto.queries import decode_queries, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
+from dualform_proto.status import decode_status, encode_status
 from dualform_proto.v1 import dualform_pb2 as pb
 
 KERNELS: dict[str, pb.Kernel.ValueType] = {"linear": pb.KERNEL_LINEAR, "softmax": pb.KERNEL_SOFTMAX}
@@ -64,8 +64,8 @@ def encode_outputs(outputs: Outputs) -> pb.OutputResponse:
         outputs=encode_matrix(outputs.values.astype(np.float32, copy=False)),
         scan=encode_scan(outputs.scan),
         space=outputs.space,
-        grade=encode_grade(outputs.grade),
-        standing=outputs.standing,
+        status=encode_status(outputs.status),
+        unrecorded_change=outputs.unrecorded_change,
         kernel=KERNELS[outputs.kernel],
         temperature=outputs.temperature,
         without_initial=not outputs.initial,
@@ -80,8 +80,8 @@ def decode_outputs(message: pb.OutputResponse) -> Outputs:
     return Outputs(
         values=values,
         space=message.space,
-        grade=decode_grade(message.grade),
-        standing=message.standing,
+        status=decode_status(message.status),
+        unrecorded_change=message.unrecorded_change,
         scan=decode_scan(message.scan),
         kernel=_decode_kernel(message),
         temperature=message.temperature if message.HasField("temperature") else None,
@@ -134,8 +134,10 @@ def encode_weights_answer(weights: Weights) -> pb.WeightsResponse:
     return pb.WeightsResponse(
         parameters=[_encode_parameter(name, array) for name, array in weights.arrays.items()],
         layers=[
-            pb.LayerRecord(layer=layer, grade=encode_grade(grade), standing=weights.standing[layer])
-            for layer, grade in weights.grades.items()
+            pb.LayerRecord(
+                layer=layer, status=encode_status(status), unrecorded_change=weights.unrecorded_change[layer]
+            )
+            for layer, status in weights.statuses.items()
         ],
         not_recorded=weights.not_recorded,
         kept=[pb.Count(name=space, count=count) for space, count in weights.kept.items()],
@@ -148,8 +150,8 @@ def encode_weights_answer(weights: Weights) -> pb.WeightsResponse:
 def decode_weights_answer(message: pb.WeightsResponse) -> Weights:
     return Weights(
         arrays={parameter.name: _decode_parameter(parameter) for parameter in message.parameters},
-        grades={record.layer: decode_grade(record.grade) for record in message.layers},
-        standing={record.layer: record.standing for record in message.layers},
+        statuses={record.layer: decode_status(record.status) for record in message.layers},
+        unrecorded_change={record.layer: record.unrecorded_change for record in message.layers},
         not_recorded=tuple(message.not_recorded),
         kept={count.name: count.count for count in message.kept},
         scan=decode_scan(message.scan),

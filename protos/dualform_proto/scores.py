@@ -9,18 +9,18 @@ import numpy as np
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput, ServiceError
-from dualform.questions import GradientSum, GroupSum, TopK, Toward, Vectors
+from dualform.questions import GradientSum, GroupSum, Target, TopK, Vectors
 from dualform.questions.queries import finite_rows
 from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_text, encode_text
 from dualform_proto.columns import decode_groups, encode_groups
-from dualform_proto.grade import decode_grade, encode_grade
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.queries import decode_queries, decode_rows, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
+from dualform_proto.status import decode_status, encode_status
 from dualform_proto.v1 import dualform_pb2 as pb
 
-SCORES: dict[str, pb.Score.ValueType] = {"signed": pb.SCORE_SIGNED, "abs": pb.SCORE_ABS}
-_SCORE_NAMES: dict[int, str] = {pb.SCORE_UNSPECIFIED: "signed", **{value: name for name, value in SCORES.items()}}
+SCORES: dict[str, pb.Score.ValueType] = {"dot": pb.SCORE_DOT, "abs": pb.SCORE_ABS}
+_SCORE_NAMES: dict[int, str] = {pb.SCORE_UNSPECIFIED: "dot", **{value: name for name, value in SCORES.items()}}
 
 
 def encode_topk(question: TopK) -> pb.TopKRequest:
@@ -33,7 +33,7 @@ def encode_topk(question: TopK) -> pb.TopKRequest:
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
         allow_partial=question.allow_partial,
-        toward=encode_toward(question.toward),
+        target=encode_target(question.target),
     )
 
 
@@ -46,7 +46,7 @@ def decode_topk(message: pb.TopKRequest) -> TopK:
         by=tuple(message.by),
         score=decode_score(message),
         allow_partial=message.allow_partial,
-        toward=decode_toward(message),
+        target=decode_target(message),
     )
 
 
@@ -58,7 +58,7 @@ def encode_hits(hits: Hits) -> pb.TopKResponse:
         groups=None if hits.groups is None else encode_groups(hits.by, hits.groups),
         scan=encode_scan(hits.scan),
         space=hits.space,
-        grade=None if hits.grade is None else encode_grade(hits.grade),
+        status=None if hits.status is None else encode_status(hits.status),
     )
 
 
@@ -77,7 +77,7 @@ def decode_hits(message: pb.TopKResponse) -> Hits:
         groups=groups,
         by=by,
         scan=decode_scan(message.scan),
-        grade=decode_grade(message.grade) if message.HasField("grade") else None,
+        status=decode_status(message.status) if message.HasField("status") else None,
     )
 
 
@@ -90,7 +90,7 @@ def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
         allow_partial=question.allow_partial,
-        toward=encode_toward(question.toward),
+        target=encode_target(question.target),
         k=None if question.k is None else encode_int64(question.k, "k"),
     )
 
@@ -103,7 +103,7 @@ def decode_group_sum(message: pb.GroupSumRequest) -> GroupSum:
         where=message.where if message.HasField("where") else None,
         score=decode_score(message),
         allow_partial=message.allow_partial,
-        toward=decode_toward(message),
+        target=decode_target(message),
         k=message.k if message.HasField("k") else None,
     )
 
@@ -115,7 +115,7 @@ def encode_group_sums(sums: GroupSums) -> pb.GroupSumResponse:
         counts=encode_numbers(sums.counts.astype(np.int64, copy=False)),
         scan=encode_scan(sums.scan),
         space=sums.space,
-        grade=None if sums.grade is None else encode_grade(sums.grade),
+        status=None if sums.status is None else encode_status(sums.status),
         numbers=None if sums.numbers is None else encode_matrix(sums.numbers),
         total=sums.total,
     )
@@ -140,7 +140,7 @@ def decode_group_sums(message: pb.GroupSumResponse) -> GroupSums:
         by=by,
         scan=decode_scan(message.scan),
         space=message.space,
-        grade=decode_grade(message.grade) if message.HasField("grade") else None,
+        status=decode_status(message.status) if message.HasField("status") else None,
         numbers=numbers,
         total=message.total if message.HasField("total") else None,
     )
@@ -156,27 +156,27 @@ def check_group_sums(question: GroupSum | GradientSum, answer: GroupSums) -> Non
         )
 
 
-def encode_toward(toward: Toward | None) -> pb.Toward | None:
-    if toward is None:
+def encode_target(target: Target | None) -> pb.Target | None:
+    if target is None:
         return None
-    return pb.Toward(
-        output=encode_optional_int64(toward.output, "toward"),
-        minus=encode_optional_int64(toward.minus, "toward"),
-        vectors=None if toward.vectors is None else encode_matrix(toward.vectors.rows),
-        at_step=encode_optional_int64(toward.at_step, "at_step"),
-        allow_inexact=toward.allow_inexact,
+    return pb.Target(
+        output=encode_optional_int64(target.output, "target"),
+        minus=encode_optional_int64(target.minus, "target"),
+        vectors=None if target.vectors is None else encode_matrix(target.vectors.rows),
+        at_step=encode_optional_int64(target.at_step, "at_step"),
+        allow_inexact=target.allow_inexact,
     )
 
 
-def decode_toward(message: pb.TopKRequest | pb.GroupSumRequest | pb.DistributionRequest) -> Toward | None:
-    if not message.HasField("toward"):
+def decode_target(message: pb.TopKRequest | pb.GroupSumRequest | pb.DistributionRequest) -> Target | None:
+    if not message.HasField("target"):
         return None
-    said = message.toward
-    vectors = decode_rows(said.vectors, "toward") if said.HasField("vectors") else None
-    return Toward(
+    said = message.target
+    vectors = decode_rows(said.vectors, "target") if said.HasField("vectors") else None
+    return Target(
         output=said.output if said.HasField("output") else None,
         minus=said.minus if said.HasField("minus") else None,
-        vectors=None if vectors is None else Vectors(finite_rows(vectors, "toward", "direction", "d_out")),
+        vectors=None if vectors is None else Vectors(finite_rows(vectors, "target", "direction", "d_out")),
         at_step=said.at_step if said.HasField("at_step") else None,
         allow_inexact=said.allow_inexact,
     )

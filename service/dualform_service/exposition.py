@@ -172,10 +172,10 @@ FAMILIES = (
     ),
     Family("dualform_kept_bytes", "gauge", (), "Kept in memory between questions.", Sources.kept),
     Family(
-        "dualform_memory_limit_bytes",
+        "dualform_ram_limit_bytes",
         "gauge",
         (),
-        "What the process may take; no series for one memory without --memory.",
+        "What the process may take; no series for one memory without --ram.",
         Sources.limit,
     ),
     Family(

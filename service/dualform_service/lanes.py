@@ -1,6 +1,6 @@
 """Threads for the kinds of work there are: what takes long has few of its own, so that it never holds up what does not.
 
-lookups    descriptions, rows of slots, probes
+lookups    descriptions, rows of slots, query sets
 light      scans that are known to take little
 untried    the first scan of a kind, of which nobody knows yet what it takes: one at a time of one who asks
 heavy      everything else: it runs when the processor has nothing better to do

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from dualform.errors import BadInput
-from dualform.questions import AppearanceLookup, Inventory, LayerQuestion, ProbeLookup, SlotLookup
+from dualform.questions import Inventory, LayerQuestion, PreviewLookup, QuerySetLookup, SlotLookup
 from dualform_proto.calls import CALLS, Call
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.batching import Batches, can_share
@@ -33,7 +33,7 @@ FREE_BYTES = 64 * 2**10
 few beside those that do."""
 BESIDE_BYTES = 1024
 """What the message of a large answer mostly takes beside its numbers."""
-LOOKUPS = (AppearanceLookup, Inventory, ProbeLookup, SlotLookup)
+LOOKUPS = (PreviewLookup, Inventory, QuerySetLookup, SlotLookup)
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Memory"]
 

@@ -112,7 +112,7 @@ SETTINGS = (
     Setting("request_bytes", "bytes", "Largest question that is taken, as it is sent."),
     Setting("answer_bytes", "bytes", "Largest answer that is given, as it is sent."),
     Setting(
-        "memory",
+        "ram",
         "bytes",
         'What the process may take, as "2 GB".',
         otherwise="up to half of the machine for keys and values, and an eighth for their codes",

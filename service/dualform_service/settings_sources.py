@@ -39,12 +39,12 @@ class Settings:
                 read_tokens(file)
             except BadInput as error:
                 faults.append(error)
-        if self.values["ray"] is not None and self.values["memory"] is not None:
+        if self.values["ray"] is not None and self.values["ram"] is not None:
             faults.append(
                 BadInput(
-                    "--memory bounds one process, and --ray begins several.",
+                    "--ram bounds one process, and --ray begins several.",
                     hint="Bound those by Ray, or leave --ray away.",
-                    field="memory",
+                    field="ram",
                 )
             )
         if self.values["ray"] is not None and memories > 1:

@@ -27,14 +27,14 @@ class Asked:
 
 def hits(memory, layer, query, **asked):
     """The rows of topk, by the methods of a memory: which slots, their scores, and their columns."""
-    probe, _, row = query.partition("/")
+    query_set, _, row = query.partition("/")
     found = memory.topk(layer, query, **asked)
     rows = []
     for number, own in enumerate(found):
         for hit in own:
             said = memory.slots([hit.slot], found.space).records()[0]
             group = {} if hit.group is None else dict(zip(found.by, hit.group, strict=True))
-            name = f"{probe}/{int(row.split(',')[number]) if row else number}"
+            name = f"{query_set}/{int(row.split(',')[number]) if row else number}"
             rows.append({"query": name, "rank": hit.rank, "slot": hit.slot, "score": hit.score, **said, **group})
     return {"hits": rows, "hits_left_out": 0, **scanned(found)}
 
@@ -63,7 +63,12 @@ def output(memory, layer, query, most=10, outputs=None, **asked):
     for own in np.asarray(found):
         chosen = outputs or sorted(range(len(own)), key=lambda number: (-own[number], number))[:most]
         rows += [{"query": query, "output": number, "value": float(own[number])} for number in chosen]
-    told = {"outputs": rows, "outputs_left_out": 0, "d_out": found.shape[1], "standing": found.standing}
+    told = {
+        "outputs": rows,
+        "outputs_left_out": 0,
+        "d_out": found.shape[1],
+        "unrecorded_change": found.unrecorded_change,
+    }
     if "where" in asked:
         told["cancellation"] = {layer: memory.cancellation(asked["where"], asked.get("at_step"), layer)[layer]}
     return told | scanned(found)
@@ -85,13 +90,13 @@ def layers(memory):
         "layers": [
             {
                 "layer": one.name, "space": one.space, "d_in": one.d_in, "d_out": one.d_out, "slots": one.slots,
-                "values": one.values, "grade": {**asdict(one.grade), "exact": one.exact},
+                "values": one.values, "status": {**asdict(one.status), "exact": one.exact},
             }
             for one in found.layers
         ],
-        "probes": [
-            {"probe": one.name, "rows": one.rows, "examples": one.examples, "layers": len(one.layers)}
-            for one in found.probes
+        "query_sets": [
+            {"query_set": one.name, "rows": one.rows, "examples": one.examples, "layers": len(one.layers)}
+            for one in found.query_sets
         ],
         "datasets": dict(found.datasets),
         "columns": {space: dict(columns) for space, columns in found.columns.items()},
@@ -118,7 +123,7 @@ QUESTIONS = {
     "And in the last layer, two predictions at once?": Asked(
         "topk", {"layer": "2", "query": "test/3,0", "k": 3}, lambda m: hits(m, "2", "test/3,0", k=3)
     ),
-    "All of a small probe?": Asked(
+    "All of a small query set?": Asked(
         "topk", {"layer": "0", "query": "traced", "k": 2}, lambda m: hits(m, "0", "traced", k=2)
     ),
     "Leaving out the second dataset?": Asked(
@@ -143,13 +148,13 @@ QUESTIONS = {
     ),
     "What pushed output 1 of this prediction most?": Asked(
         "topk",
-        {"layer": "2", "query": "test/4", "k": 5, "toward": "1"},
-        lambda m: hits(m, "2", "test/4", k=5, score="contribution", toward="1"),
+        {"layer": "2", "query": "test/4", "k": 5, "target": "1"},
+        lambda m: hits(m, "2", "test/4", k=5, score="contribution", target="1"),
     ),
     "What made it 1 and not 0, as of step 4?": Asked(
         "topk",
-        {"layer": "2", "query": "test/4", "k": 5, "score": "contribution", "toward": "1-0", "at_step": 4},
-        lambda m: hits(m, "2", "test/4", k=5, score="contribution", toward="1-0", at_step=4),
+        {"layer": "2", "query": "test/4", "k": 5, "score": "contribution", "target": "1-0", "at_step": 4},
+        lambda m: hits(m, "2", "test/4", k=5, score="contribution", target="1-0", at_step=4),
     ),
     "Whose gradients agree most with its own, over all layers?": Asked(
         "topk",
@@ -157,17 +162,17 @@ QUESTIONS = {
         lambda m: hits(m, "*", "traced/3", k=4, score="gradient"),
     ),
     "How much attention goes to each label?": Asked(
-        "sums", {"layer": "0", "query": "test/6", "by": "label"}, lambda m: sums(m, "0", "test/6", "label")
+        "group_sum", {"layer": "0", "query": "test/6", "by": "label"}, lambda m: sums(m, "0", "test/6", "label")
     ),
     "To each label of each dataset, after step 1?": Asked(
-        "sums",
+        "group_sum",
         {"layer": "2", "query": "test/6", "by": "dataset, label", "where": "step > 1", "k": 5},
         lambda m: sums(m, "2", "test/6", ("dataset", "label"), 5, where="step > 1"),
     ),
     "Which steps brought most to output 2?": Asked(
-        "sums",
-        {"layer": "2", "query": "test/5", "by": "step", "toward": "2", "k": 3},
-        lambda m: sums(m, "2", "test/5", "step", 3, score="contribution", toward="2"),
+        "group_sum",
+        {"layer": "2", "query": "test/5", "by": "step", "target": "2", "k": 3},
+        lambda m: sums(m, "2", "test/5", "step", 3, score="contribution", target="2"),
     ),
     "What does the last layer answer?": Asked(
         "output", {"layer": "2", "query": "test/6"}, lambda m: output(m, "2", "test/6")
@@ -198,7 +203,7 @@ SLOTS = {"topk": "hits", "slots": "slots"}
 
 def stands_on_weights(asked):
     """Whether the answer is as exact as weights that are rebuilt from the record, which was measured."""
-    return asked.tool in ("info", "output") or "toward" in asked.arguments
+    return asked.tool in ("info", "output") or "target" in asked.arguments
 
 
 def test_there_are_twenty():
@@ -228,8 +233,8 @@ async def test_an_agents_questions_get_the_answers_of_the_api(kind, run, served,
                 slots = [row["slot"] for row in found[SLOTS[asked.tool]]]
                 assert slots == [row["slot"] for row in expected[SLOTS[asked.tool]]] != [], question
                 assert all(isinstance(slot, int) for slot in slots), question
-            for grade in (own["grade"] for own in found["layers"]) if asked.tool == "info" else (found["grade"],):
-                assert (grade["name"], grade["exact"]) == ("exact", True), question
-                assert (grade["error"] is not None) == stands_on_weights(asked), question
-                of_scores = asked.tool in ("topk", "sums") and not stands_on_weights(asked)
-                assert ("stored keys" in grade["reason"]) == of_scores, question
+            for status in (own["status"] for own in found["layers"]) if asked.tool == "info" else (found["status"],):
+                assert (status["name"], status["exact"]) == ("exact", True), question
+                assert (status["error"] is not None) == stands_on_weights(asked), question
+                of_scores = asked.tool in ("topk", "group_sum") and not stands_on_weights(asked)
+                assert ("stored keys" in status["reason"]) == of_scores, question

@@ -21,7 +21,7 @@ from dualform_service.server import Server
 from tests.service import canned
 from tests.service.canned import Canned
 
-TOOLS = ["info", "topk", "sums", "output", "slots", "sql"]
+TOOLS = ["info", "topk", "group_sum", "output", "slots", "sql"]
 
 
 async def asked(memory, tool, **arguments):
@@ -41,7 +41,7 @@ async def test_each_says_what_it_answers_and_takes(memory):
         for name, said in tool.input_schema["properties"].items():
             assert said["description"], (tool.name, name)
     limits = {name: tools[name].input_schema["properties"] for name in TOOLS}
-    assert limits["topk"]["k"]["maximum"] == limits["sums"]["k"]["maximum"] == 100
+    assert limits["topk"]["k"]["maximum"] == limits["group_sum"]["k"]["maximum"] == 100
     assert limits["slots"]["ids"]["maxItems"] == 100
 
 
@@ -54,7 +54,7 @@ async def test_a_server_without_sql_has_no_tool_for_it():
     assert told.structured_content["error"] == {
         "code": "not_found",
         "message": "there is no tool 'sql'.",
-        "hint": "Tools: info, topk, sums, output, slots.",
+        "hint": "Tools: info, topk, group_sum, output, slots.",
     }
 
 
@@ -64,7 +64,7 @@ MISTAKES = {
         "topk", {"layer": "0", "query": "test/1", "where": "step > 99"}, "empty_mask", "leaves none of 48 slots",
     ),
     "a mask that is no expression": (
-        "sums", {"layer": "0", "query": "test/1", "by": "label", "where": "label ="}, "bad_mask", "where",
+        "group_sum", {"layer": "0", "query": "test/1", "by": "label", "where": "label ="}, "bad_mask", "where",
     ),
     "an argument that there is not": (
         "topk", {"layer": "0", "query": "test/1", "were": "label = 1"}, "bad_input", "were: Extra inputs",
@@ -158,7 +158,12 @@ async def test_a_network_of_many_layers_is_told_in_parts():
     assert len(told.content[0].text.encode()) <= MOST_BYTES
     assert [one["layer"] for one in found["layers"]] == [f"h.{number}.fc" for number in range(len(found["layers"]))]
     assert 0 < len(found["layers"]) == 500 - found["layers_left_out"]
-    assert found["in_all"] == {"layers": 500, "probes": len(canned.INFO.probes), "datasets": 100, "skipped": 100}
+    assert found["in_all"] == {
+        "layers": 500,
+        "query_sets": len(canned.INFO.query_sets),
+        "datasets": 100,
+        "skipped": 100,
+    }
     found = (await asked(memory, "info", layers="h.49?.fc")).structured_content
     assert [one["layer"] for one in found["layers"]] == [f"h.{number}.fc" for number in range(490, 500)]
 
@@ -170,24 +175,24 @@ def test_numbers_that_json_or_javascript_lacks_are_texts():
     assert [row["n"] for row in found] == ["9007199254740992", 2**53 - 1, None, True]
 
 
-GRADES = {
+STATUSES = {
     "keys alone": ("topk", {"layer": "0", "query": "test/1"}, "the layer's inputs bit for bit"),
-    "their sums": ("sums", {"layer": "0", "query": "test/1", "by": "label"}, "the layer's inputs bit for bit"),
-    "absolute sums": ("sums", {"layer": "0", "query": "test/1", "by": "label", "score": "abs"}, "right to 1e-6"),
+    "their sums": ("group_sum", {"layer": "0", "query": "test/1", "by": "label"}, "the layer's inputs bit for bit"),
+    "absolute sums": ("group_sum", {"layer": "0", "query": "test/1", "by": "label", "score": "abs"}, "right to 1e-6"),
     "gradients": ("topk", {"layer": "*", "query": "traced/1", "score": "gradient"}, "stored error signals"),
     "columns": ("slots", {"ids": [0]}, "as the training gave it"),
     "tables": ("sql", {"statement": "SELECT count(*) AS n FROM slots"}, "as the training gave it"),
 }
 
 
-@pytest.mark.parametrize(("tool", "arguments", "reason"), GRADES.values(), ids=GRADES)
+@pytest.mark.parametrize(("tool", "arguments", "reason"), STATUSES.values(), ids=STATUSES)
 async def test_an_answer_that_needs_no_weights_says_how_exact_it_is(memory, tool, arguments, reason):
-    grade = (await asked(memory, tool, **arguments)).structured_content["grade"]
-    assert (grade["name"], grade["exact"], grade["error"]) == ("exact", True, None)
-    assert reason in grade["reason"]
+    status = (await asked(memory, tool, **arguments)).structured_content["status"]
+    assert (status["name"], status["exact"], status["error"]) == ("exact", True, None)
+    assert reason in status["reason"]
 
 
-@pytest.mark.parametrize("score", ["signed", "abs", "cosine", "gradient"])
+@pytest.mark.parametrize("score", ["dot", "abs", "cosine", "gradient"])
 async def test_of_inputs_in_float64_no_score_says_that_keys_have_all_their_bits(tmp_path, score):
     model = nn.Linear(3, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -196,10 +201,10 @@ async def test_of_inputs_in_float64_no_score_says_that_keys_have_all_their_bits(
         with recorder.step(label=[0, 1]):
             model(inputs).sum().backward()
             optimizer.step()
-        recorder.probe("test", inputs, label=[0, 1], loss=lambda out, label: out.sum(1))
+        recorder.query_set("test", inputs, label=[0, 1], loss=lambda out, label: out.sum(1))
     with dualform.open(tmp_path / "run") as memory:
         told = (await asked(memory, "topk", layer="", query="test/0", score=score)).structured_content
-    assert "those of a model in float64 are rounded to float32" in told["grade"]["reason"]
+    assert "those of a model in float64 are rounded to float32" in told["status"]["reason"]
 
 
 async def test_scores_of_a_layer_that_cannot_be_rebuilt_are_exact_and_its_weights_are_not(tmp_path):
@@ -209,12 +214,12 @@ async def test_scores_of_a_layer_that_cannot_be_rebuilt_are_exact_and_its_weight
         with recorder.step(label=[0, 1]):
             model(torch.eye(3)[:2]).sum().backward()
             optimizer.step()
-        recorder.probe("test", torch.ones(1, 3))
+        recorder.query_set("test", torch.ones(1, 3))
     with dualform.open(tmp_path / "run") as memory:
         (layer,) = (await asked(memory, "info")).structured_content["layers"]
         told = (await asked(memory, "topk", layer="", query="test/0")).structured_content
-    assert layer["grade"]["name"] == "scores only"
-    assert told["grade"]["name"] == "exact"
+    assert layer["status"]["name"] == "scores only"
+    assert told["status"]["name"] == "exact"
     assert [row["slot"] for row in told["hits"]] == [0, 1]
 
 

@@ -44,7 +44,7 @@ def test_sums_as_bars_the_largest_on_top():
 def test_contributions_as_a_field():
     axes = TERMS.plot(1)
     names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names == ["1", "0", "initial", "bias", "standing"]
+    assert names == ["1", "0", "initial", "bias", "unrecorded_change"]
     drawn = axes.images[0].get_array()
     expected = [[9, 10, 11], [6, 7, 8], [20] * 3, [30, 31, 32], [40] * 3]
     np.testing.assert_array_equal(drawn, expected)

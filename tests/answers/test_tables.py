@@ -12,24 +12,24 @@ import pytest
 from numpy import ma
 
 from dualform.answers import (
-    Appearances,
     Cancellation,
-    Certificate,
-    Certificates,
     Columns,
     Concentration,
     Contributions,
     Distributions,
-    Grade,
     GroupSums,
     Hits,
     LayerInfo,
     Ledger,
     MemoryInfo,
     Outputs,
-    Probe,
-    ProbeInfo,
+    Previews,
+    QuerySet,
+    QuerySetInfo,
+    Reconstruction,
+    Reconstructions,
     Scan,
+    Status,
     Weights,
 )
 
@@ -49,7 +49,7 @@ TERMS = Contributions(
     counts=np.array([4, 5]),
     initial=np.full((2, 3), 20.0),
     bias=np.array([30.0, 31.0, 32.0]),
-    standing=np.full((2, 3), 40.0),
+    unrecorded_change=np.full((2, 3), 40.0),
     residual=np.full((2, 3), 50.0),
     by=("label",),
 )
@@ -73,9 +73,9 @@ LEDGER = Ledger(
     np.array([0.25]),
     ("sample",),
 )
-CERTIFICATES = Certificates({
-    "a": Certificate(1e-7, Grade("exact")),
-    "b": Certificate(None, Grade("scores only", reason="no values")),
+RECONSTRUCTIONS = Reconstructions({
+    "a": Reconstruction(1e-7, Status("exact")),
+    "b": Reconstruction(None, Status("scores only", reason="no values")),
 })  # fmt: skip
 INFO = MemoryInfo(
     format=1,
@@ -84,16 +84,16 @@ INFO = MemoryInfo(
     slots={"sample": 12},
     steps=3,
     optimizer="SGD",
-    layers=(LayerInfo("0", 4, 3, True, "sample", 12, 12, True, Grade("exact")),),
+    layers=(LayerInfo("0", 4, 3, True, "sample", 12, 12, True, Status("exact")),),
     skipped={},
     datasets={},
     columns={},
-    probes=(ProbeInfo("test", 1000, ("0",)),),
+    query_sets=(QuerySetInfo("test", 1000, ("0",)),),
 )
 TWO = np.array([5, 9]), np.array([True, False])
-PICTURES = Appearances(TWO[0], "images", TWO[1], images=(b"\x89PNG\r\n\x1a\n<script>", None))
-PASSAGES = Appearances(TWO[0], "texts", TWO[1], texts=("<script>alert(1)</script>", None))
-FEATURES = Appearances(
+PICTURES = Previews(TWO[0], "images", TWO[1], images=(b"\x89PNG\r\n\x1a\n<script>", None))
+PASSAGES = Previews(TWO[0], "texts", TWO[1], texts=("<script>alert(1)</script>", None))
+FEATURES = Previews(
     TWO[0], "table", TWO[1], columns={"age": ma.array([30, 0], mask=[False, True]), "sample": np.array([0.5, 1.5])}
 )
 COLUMNS = Columns({
@@ -130,7 +130,7 @@ ROWS = {
             ("group", 1, 5, [6.0 * query + 3, 6.0 * query + 4, 6.0 * query + 5]),
             ("initial", None, None, [20.0] * 3),
             ("bias", None, None, [30.0, 31.0, 32.0]),
-            ("standing", None, None, [40.0] * 3),
+            ("unrecorded_change", None, None, [40.0] * 3),
             ("residual", None, None, [50.0] * 3),
         )
         for output, value in enumerate(of_outputs)
@@ -147,11 +147,11 @@ ROWS = {
         {"example": 0, "term": "decay", "sample": None, "contribution": 0.25},
         {"example": 0, "term": "residual", "sample": None, "contribution": 0.25},
     ]),
-    "certificates": (CERTIFICATES, [
-        {"layer": "a", "grade": "exact", "relative_error": 1e-7, "reason": ""},
-        {"layer": "b", "grade": "scores only", "relative_error": None, "reason": "no values"},
+    "reconstructions": (RECONSTRUCTIONS, [
+        {"layer": "a", "status": "exact", "reconstruction_error": 1e-7, "reason": ""},
+        {"layer": "b", "status": "scores only", "reconstruction_error": None, "reason": "no values"},
     ]),
-    "certificate": (CERTIFICATES["a"], [{"grade": "exact", "relative_error": 1e-7, "reason": ""}]),
+    "reconstruction": (RECONSTRUCTIONS["a"], [{"status": "exact", "reconstruction_error": 1e-7, "reason": ""}]),
     "images": (PICTURES, [
         {"sample": 5, "image": b"\x89PNG\r\n\x1a\n<script>"}, {"sample": 9, "image": None},
     ]),
@@ -160,7 +160,7 @@ ROWS = {
         {"sample_": 5, "age": 30, "sample": 0.5}, {"sample_": 9, "age": None, "sample": 1.5},
     ]),
     "info": (INFO, [
-        {"layer": "0", "space": "sample", "d_in": 4, "d_out": 3, "slots": 12, "values": True, "grade": "exact"},
+        {"layer": "0", "space": "sample", "d_in": 4, "d_out": 3, "slots": 12, "values": True, "status": "exact"},
     ]),
 }  # fmt: skip
 
@@ -180,9 +180,9 @@ def test_an_answer_is_its_rows_wherever_it_goes(answer, expected):
     assert answer.table(0).rows == 0
     assert answer.to_arrow().to_pylist() == expected
     assert pa.table(answer).to_pylist() == expected
-    # Certificates are a mapping by layer, which polars looks for first.
+    # Reconstruction errors are a mapping by layer, which polars looks for first.
     assert pl.DataFrame(answer.to_arrow()).to_dicts() == expected
-    assert isinstance(answer, Certificates) or pl.DataFrame(answer).to_dicts() == expected
+    assert isinstance(answer, Reconstructions) or pl.DataFrame(answer).to_dicts() == expected
     assert records(answer.to_pandas()) == expected
 
 
@@ -294,12 +294,12 @@ def test_images_are_shown_as_images_and_texts_as_texts():
     assert "<tr><td>9</td><td>-</td></tr>" in shown
     assert "script>" not in shown + PASSAGES._repr_html_().replace("&lt;script&gt;", "").replace("&lt;/script&gt;", "")
     assert repr(PICTURES).splitlines()[1:] == ["sample  image", "     5  a PNG of 16 bytes", "     9  -"]
-    many = Appearances(np.arange(30), "images", np.zeros(30, dtype=bool), images=(None,) * 30)
+    many = Previews(np.arange(30), "images", np.zeros(30, dtype=bool), images=(None,) * 30)
     assert many._repr_html_().count("<td>-</td>") == 10
     assert "… 20 more rows" in many._repr_html_()
 
 
-def test_appearances_are_iterated_one_sample_at_a_time():
+def test_previews_are_iterated_one_sample_at_a_time():
     assert [(own.sample, own.known) for own in PASSAGES] == [(5, True), (9, False)]
     assert [own.row for own in FEATURES] == [{"age": 30, "sample": 0.5}, None]
     assert PICTURES[0].image == PICTURES.images[0]
@@ -313,10 +313,10 @@ def test_contributions_show_a_row_a_term_and_what_no_group_has_first():
     groups = [["0", "1", "2"], ["3", "4", "5"]]
     assert lines[1:5] == [
         ["0", term, "-", "-", *own]
-        for term, own in zip(("initial", "bias", "standing", "residual"), others, strict=True)
+        for term, own in zip(("initial", "bias", "unrecorded_change", "residual"), others, strict=True)
     ]
     assert lines[5:7] == [["0", "group", str(g), str(4 + g), *own] for g, own in enumerate(groups)]
-    parts = {name: np.zeros((2, 9)) for name in ("initial", "standing", "residual")}
+    parts = {name: np.zeros((2, 9)) for name in ("initial", "unrecorded_change", "residual")}
     wide = replace(TERMS, sums=np.zeros((2, 0, 9)), groups=(), counts=np.zeros(0, np.int64), bias=np.zeros(9), **parts)
     assert "9 outputs (the first 6 are shown)" in repr(wide)
     assert repr(wide).splitlines()[1].endswith("output 5")
@@ -329,12 +329,13 @@ SCAN = Scan(3, 1320, 20, "int8", 0.1)
     ("answer", "title"),
     [
         (replace(PLAIN, scan=SCAN), "Hits: 2 queries, 3 hits among 20 of 1,320 slots of space 'token'"),
-        (replace(PLAIN, grade=Grade("off", 0.5, since=3)), "; the layer's record is off by 5.0e-01 since step 3"),
+        (replace(PLAIN, status=Status("approximate", 0.5, since=3)), "; the layer's record is approximate since step "
+        "3, error 5.0e-01"),
         (replace(PLAIN, scan=replace(SCAN, share=0.5, missing=("shard-00001",))), "without those of shard-00001"),
         (replace(SUMS, scan=SCAN, space="sample"), "3 groups of 20 of 1,320 slots of space 'sample'"),
         (replace(SUMS.of_largest(1), scan=SCAN), "; the 1 largest of each query"),
-        (CERTIFICATES, "2 layers, 1 of them exact; relative_error is ||W_T - rebuilt|| / ||W_T - W_0||"),
-        (replace(INFO, datasets={"m": 12}), "12 sample slots; probes: test (1,000); datasets (slots): m (12)"),
+        (RECONSTRUCTIONS, "2 layers, 1 of them exact; reconstruction_error is ||W_T - rebuilt|| / ||W_T - W_0||"),
+        (replace(INFO, datasets={"m": 12}), "12 sample slots; query sets: test (1,000); datasets (slots): m (12)"),
         (replace(INFO, datasets=dict.fromkeys("abcdefg", 1)), "e (1), and 2 more"),
         (replace(INFO, skipped={"n": "no tap"}), "; 1 layer not recorded (.skipped)"),
     ],
@@ -344,8 +345,8 @@ def test_a_title_says_what_was_asked_of_how_much(answer, title):
     assert html.escape(title) in answer._repr_html_()
 
 
-def test_outputs_weights_probes_and_cancellation_show_themselves():
-    outputs = Outputs(np.array([[1, 5, 2], [7, 0, 0]], np.float32), "sample", Grade("exact"), scan=SCAN)
+def test_outputs_weights_query_sets_and_cancellation_show_themselves():
+    outputs = Outputs(np.array([[1, 5, 2], [7, 0, 0]], np.float32), "sample", Status("exact"), scan=SCAN)
     assert repr(outputs).splitlines() == [
         "Outputs: 2 queries, 3 outputs, of 20 of 1,320 slots of space 'sample'; the layer's record is exact",
         "query  largest  output 0  output 1  output 2",
@@ -356,22 +357,22 @@ def test_outputs_weights_probes_and_cancellation_show_themselves():
     assert "weighed by a softmax at temperature 0.5, without W_0 and bias" in repr(softmax)
     assert "effective slots" in softmax._repr_html_()
     weights = Weights(
-        {"a.<b>": np.zeros((2, 3), np.float32), "n": np.array(7)}, {"a": Grade("off")}, {"a": 0.0}, ("n",)
+        {"a.<b>": np.zeros((2, 3), np.float32), "n": np.array(7)}, {"a": Status("approximate")}, {"a": 0.0}, ("n",)
     )
     assert [line.split() for line in repr(weights).splitlines()[2:]] == [
         ["a.<b>", "2", "x", "3", "float32"], ["n", "scalar", "int64"],
     ]  # fmt: skip
-    assert "2 tensors; 1 layer not exact (.grades); 1 tensor not recorded (.remark)" in repr(weights)
+    assert "2 tensors; 1 layer not exact (.statuses); 1 tensor not recorded (.remark)" in repr(weights)
     assert "a.&lt;b&gt;" in weights._repr_html_()
-    probe = Probe("test", np.array([3, -1]), np.array([[0, 1], [1, 0]], np.float32))
-    assert [line.split() for line in repr(probe).splitlines()[2:]] == [["0", "3", "1"], ["1", "-", "0"]]
-    assert repr(Probe("bare", None, None)).splitlines() == ["Probe 'bare': no labels", "example", "(no rows)"]
+    query_set = QuerySet("test", np.array([3, -1]), np.array([[0, 1], [1, 0]], np.float32))
+    assert [line.split() for line in repr(query_set).splitlines()[2:]] == [["0", "3", "1"], ["1", "-", "0"]]
+    assert repr(QuerySet("bare", None, None)).splitlines() == ["Query set 'bare': no labels", "example", "(no rows)"]
     cancelled = Cancellation({"a": 12.5}, concentrations={"b": Concentration(0.75, 2.5)})
     assert [line.split() for line in repr(cancelled).splitlines()[2:]] == [
         ["a", "12.5", "-", "-"],
         ["b", "-", "0.75", "2.5"],
     ]
-    for shown in (outputs, weights, probe, cancelled):
+    for shown in (outputs, weights, query_set, cancelled):
         assert shown._repr_html_().startswith("<table>")
 
 

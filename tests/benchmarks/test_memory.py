@@ -48,12 +48,12 @@ def test_a_server_is_watched_and_its_answers_are_compared(tmp_path):
         return [asked.topk(layer.name, query, k=2).ids]
 
     def refused(asked):
-        raise BadInput("this question needs about 2 GB of memory, and 1 GB may be taken.")
+        raise BadInput("this question needs about 2 GB of RAM, and 1 GB may be taken.")
 
     with dualform.open(tmp_path / "run") as engine:
         right = {"best": ask(engine), "refused": []}
     with (
-        server_memory.served(tmp_path / "run", "--memory", "2 GB") as (address, process),
+        server_memory.served(tmp_path / "run", "--ram", "2 GB") as (address, process),
         server_memory.watched(process) as held,
     ):
         answered, never, wrong = memory._mix(address, {"best": ask, "refused": refused}, right, 0.5)

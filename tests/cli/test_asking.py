@@ -19,15 +19,15 @@ from dualform.questions import (
     GroupSum,
     MaskCancellation,
     Output,
-    ProbeLookup,
-    ProbeRows,
+    QuerySetLookup,
+    QuerySetRows,
+    Target,
     TopK,
-    Toward,
 )
 from tests.service import canned
 
 EXACT = {"name": "exact", "error": 1e-7, "rounding": 2e-8, "since": None, "reason": ""}
-OFF = {"name": "off", "error": 0.25, "rounding": 1e-6, "since": 3, "reason": "the weights were moved by hand."}
+OFF = {"name": "approximate", "error": 0.25, "rounding": 1e-6, "since": 3, "reason": "the weights were moved by hand."}
 TIED = {"name": "scores only", "error": None, "rounding": None, "since": None, "reason": "a weight used twice"}
 
 
@@ -40,50 +40,50 @@ def test_topk(dualform, address, engine):
             {"query": 0, "slot": 3, "score": -1.0, "step": 1, "dataset": "[bold]\x1b[31m", "label": 1},
         ],
         "asked": [{"query": 0, "name": "test/1", "label": None}],
-        "score": "signed",
+        "score": "dot",
         "space": "sample",
     }
     assert list(told.json["hits"][0])[:3] == ["query", "slot", "score"]
-    assert engine.asked[0] == TopK("fc", ProbeRows("test", (1,)), 2, "label <> 3")
+    assert engine.asked[0] == TopK("fc", QuerySetRows("test", (1,)), 2, "label <> 3")
 
 
 def test_topk_by_groups(dualform, address, engine):
     told = dualform("topk", address, "--layer", "fc", "--query", "test", "--by", "label", "--abs", "--json")
     assert [(hit["slot"], hit["group"]) for hit in told.json["hits"]] == [(1, {"label": 3}), (3, {"label": 8})]
-    assert engine.asked[0] == TopK("fc", ProbeRows("test"), 10, None, ("label",), "abs")
+    assert engine.asked[0] == TopK("fc", QuerySetRows("test"), 10, None, ("label",), "abs")
 
 
 def test_sums(dualform, address, engine):
-    told = dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "dataset, label", "--json")
+    told = dualform("group-sum", address, "--layer", "fc", "--query", "test", "--by", "dataset, label", "--json")
     assert told.json == {
         "groups": [{"dataset": 3, "label": 3, "count": 3}, {"dataset": None, "label": None, "count": 1}],
         "sums": [[1.5, 2.5]],
         "asked": [{"query": 0, "name": "test/0", "label": 3}],
-        "score": "signed",
+        "score": "dot",
         "space": "sample",
     }
-    assert engine.asked[0] == GroupSum("fc", ProbeRows("test"), ("dataset", "label"))
+    assert engine.asked[0] == GroupSum("fc", QuerySetRows("test"), ("dataset", "label"))
 
 
 def test_contributions_along_a_direction(dualform, address, engine):
     asked = [address, "--layer", "fc", "--query", "test", "--at-step", 3, "--json"]
-    told = dualform("topk", *asked, "--toward", "3-8").json
+    told = dualform("topk", *asked, "--target", "3-8").json
     assert told["score"] == "contribution"
-    assert (told["toward"], told["at_step"], told["grade"]) == ("3-8", 3, OFF)
-    summed = dualform("sums", *asked, "--by", "label", "--toward", "2", "--top", 1).json
+    assert (told["target"], told["at_step"], told["status"]) == ("3-8", 3, OFF)
+    summed = dualform("group-sum", *asked, "--by", "label", "--target", "2", "--top", 1).json
     assert summed["largest"] == [{"query": 0, "group": {"label": None}, "count": 1, "sum": 2.5}]
-    assert (summed["total"], summed["toward"], summed["grade"]) == (2, "2", OFF)
-    assert engine.asked[0] == TopK("fc", ProbeRows("test"), score="contribution", toward=Toward(3, 8, at_step=3))
+    assert (summed["total"], summed["target"], summed["status"]) == (2, "2", OFF)
+    assert engine.asked[0] == TopK("fc", QuerySetRows("test"), score="contribution", target=Target(3, 8, at_step=3))
     assert (
-        GroupSum("fc", ProbeRows("test"), ("label",), score="contribution", toward=Toward(2, at_step=3), k=1)
+        GroupSum("fc", QuerySetRows("test"), ("label",), score="contribution", target=Target(2, at_step=3), k=1)
         in engine.asked
     )
-    told = dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "label", "--toward", "3-8")
+    told = dualform("group-sum", address, "--layer", "fc", "--query", "test", "--by", "label", "--target", "3-8")
     assert "fc: contributions to output 3 less output 8 by label" in told.out
-    assert "fc: off by 2.5e-01 since step 3" in told.err
+    assert "fc: approximate since step 3, error 2.5e-01" in told.err
 
 
-@pytest.mark.parametrize("options", [["--toward", "x"], ["--toward", "3", "--abs"], ["--score", "contribution"]])
+@pytest.mark.parametrize("options", [["--target", "x"], ["--target", "3", "--abs"], ["--score", "contribution"]])
 def test_directions_that_are_none_are_refused(dualform, address, options):
     told = dualform("topk", address, "--layer", "fc", "--query", "test", *options, "--json")
     assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
@@ -91,7 +91,7 @@ def test_directions_that_are_none_are_refused(dualform, address, options):
 
 @pytest.mark.parametrize("options", [["--at-step", "3"], ["--allow-inexact"]])
 def test_what_belongs_to_a_direction_is_refused_without_one(dualform, address, options):
-    told = dualform("sums", address, "--layer", "fc", "--query", "test", "--by", "label", *options, "--json")
+    told = dualform("group-sum", address, "--layer", "fc", "--query", "test", "--by", "label", *options, "--json")
     assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
 
 
@@ -107,42 +107,42 @@ def test_distribution(dualform, address, engine):
         "score": "abs",
         "space": "sample",
     }
-    assert engine.asked[0] == Distribution("fc", ProbeRows("test", (0, 1)), "label <> 3", "abs", None, 11)
-    told = dualform(*asked, "--toward", "3-8")
+    assert engine.asked[0] == Distribution("fc", QuerySetRows("test", (0, 1)), "label <> 3", "abs", None, 11)
+    told = dualform(*asked, "--target", "3-8")
     assert "3 of 4 sample slots, 0.25 s; effective slots 2.13333, 2.13333" in told.out
-    assert "fc: off by 2.5e-01 since step 3" in told.err
+    assert "fc: approximate since step 3, error 2.5e-01" in told.err
     table = [line.split() for line in told.out.splitlines()]
     assert ["query", "rank", "score", "cumulative", "share"] in table
     assert table.count(["test/1", "2", "0.5", "3", "0.75"]) == 1
 
 
 def test_terms(dualform, address, engine):
-    asked = ["terms", address, "--layer", "fc", "--query", "test", "--by", "label"]
+    asked = ["contributions", address, "--layer", "fc", "--query", "test", "--by", "label"]
     told = dualform(*asked, "--at-step", 2, "--json")
     assert told.json == {
         "groups": [{"label": 3, "count": 3}, {"label": None, "count": 1}],
         "sums": [[[1.5, 2.5], [0, -1]]],
         "initial": [[0.5, "inf"]],
         "bias": [0.5, "inf"],
-        "standing": [[-0.5, "-inf"]],
+        "unrecorded_change": [[-0.5, "-inf"]],
         "residual": [["nan", 0]],
         "unexplained": None,
         "asked": [{"query": 0, "name": "test/0", "label": 3}],
         "space": "sample",
-        "grade": told.json["grade"],
+        "status": told.json["status"],
     }
-    assert engine.asked[0] == Contribution("fc", ProbeRows("test"), ("label",), None, 2)
+    assert engine.asked[0] == Contribution("fc", QuerySetRows("test"), ("label",), None, 2)
     table = [line.removeprefix("test/0 (label 3)").split() for line in dualform(*asked).out.splitlines()[3:]]
-    names = ["3", "NULL", "bias", "initial", "standing", "residual", "unexplained"]
+    names = ["3", "NULL", "bias", "initial", "unrecorded_change", "residual", "unexplained"]
     assert [row[0] for row in table if row] == names
 
 
 def test_a_score_is_named_and_abs_is_short_for_one(dualform, address, engine):
-    asked = ["sums", address, "--layer", "fc", "--query", "test", "--by", "label"]
+    asked = ["group-sum", address, "--layer", "fc", "--query", "test", "--by", "label"]
     for options in (["--score", "abs"], ["--abs"], []):
         dualform(*asked, *options, "--json")
     sums = [question for question in engine.asked if isinstance(question, GroupSum)]
-    assert [question.score for question in sums] == ["abs", "abs", "signed"]
+    assert [question.score for question in sums] == ["abs", "abs", "dot"]
     assert dualform(*asked, "--abs", "--json").json["score"] == "abs"
 
 
@@ -153,10 +153,10 @@ def test_gradients_are_summed_over_the_layers_named(dualform, address, engine, s
     asked = [address, "--layer", said, "--query", "test/1", "--score", "gradient"]
     found = dualform("topk", *asked, "-k", 2, "--json").json
     assert (found["score"], [hit["slot"] for hit in found["hits"]]) == ("gradient", [3, 1])
-    assert dualform("sums", *asked, "--by", "label", "--json").json["sums"] == [[1.5, -2.5]]
-    told = dualform("sums", *asked, "--by", "label")
+    assert dualform("group-sum", *asked, "--by", "label", "--json").json["sums"] == [[1.5, -2.5]]
+    told = dualform("group-sum", *asked, "--by", "label")
     assert f"{said.replace(',', ' + ')}: gradient scores by label" in told.out
-    test = ProbeRows("test", (1,))
+    test = QuerySetRows("test", (1,))
     assert [question for question in engine.asked if isinstance(question, GradientTopK)] == [
         GradientTopK(layers, test, 2)
     ]
@@ -165,7 +165,7 @@ def test_gradients_are_summed_over_the_layers_named(dualform, address, engine, s
     }
 
 
-@pytest.mark.parametrize("command", [["topk"], ["sums", "--by", "label"]], ids=["topk", "sums"])
+@pytest.mark.parametrize("command", [["topk"], ["group-sum", "--by", "label"]], ids=["topk", "sums"])
 def test_abs_and_a_score_together_are_refused(dualform, address, command):
     for options in (["--abs", "--score", "cosine"], ["--score", "cosine", "--abs"]):
         told = dualform(*command, address, "--layer", "fc", "--query", "test", *options, "--json")
@@ -183,26 +183,26 @@ def test_output(dualform, address, engine):
         "kernel": "linear",
         "initial": True,
         "asked": [{"query": 0, "name": "test/0", "label": 3}],
-        "grade": EXACT,
-        "standing": 0.0,
+        "status": EXACT,
+        "unrecorded_change": 0.0,
         "cancellation": {"fc": 12.5},
         "concentration": {"emb": {"share": 0.75, "greatest": 2.5}},
         "unmoved": [],
     }
     assert engine.asked == [
-        Output("fc", ProbeRows("test", (0, 1)), "step < 3", 2),
+        Output("fc", QuerySetRows("test", (0, 1)), "step < 3", 2),
         MaskCancellation("step < 3", 2, "fc"),
-        ProbeLookup("test"),
+        QuerySetLookup("test"),
     ]
 
 
 def test_output_of_a_record_that_is_not_exact(dualform, address, engine):
     asked = ["output", address, "--layer", "fc", "--query", "test/0", "--allow-inexact"]
     told = dualform(*asked, "--json").json
-    assert (told["grade"], told["standing"]) == (OFF, 0.5)
-    assert engine.asked == [Output("fc", ProbeRows("test", (0,)), allow_inexact=True), ProbeLookup("test")]
+    assert (told["status"], told["unrecorded_change"]) == (OFF, 0.5)
+    assert engine.asked == [Output("fc", QuerySetRows("test", (0,)), allow_inexact=True), QuerySetLookup("test")]
     assert dualform(*asked).err == (
-        "fc: off by 2.5e-01 since step 3: the weights were moved by hand. "
+        "fc: approximate since step 3, error 2.5e-01: the weights were moved by hand. "
         "What stands in it beside the slots is 0.5 of the distance that its weights moved.\n"
     )
 
@@ -213,39 +213,39 @@ def test_output_of_another_kernel(dualform, address, engine):
     assert dualform(*softmax, "--json").json == {
         "outputs": [[0.5, "inf"]],
         "space": "sample",
-        "grade": EXACT,
-        "standing": 0.0,
+        "status": EXACT,
+        "unrecorded_change": 0.0,
         "kernel": "softmax",
         "initial": True,
         "temperature": 0.5,
         "effective_slots": [2.5],
         "asked": [{"query": 0, "name": "test/0", "label": 3}],
     }
-    assert engine.asked[0] == Output("fc", ProbeRows("test", (0,)), "step < 3", None, False, "softmax", 0.5)
+    assert engine.asked[0] == Output("fc", QuerySetRows("test", (0,)), "step < 3", None, False, "softmax", 0.5)
     told = dualform(*softmax)
     assert "effective slots" in told.out
     assert told.out.startswith("fc: outputs of the softmax kernel at temperature 0.5")
     assert told.err == (
         "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to "
-        "the bias is taken out of it, by arithmetic. It is not retraining without them. The grade is that of the "
+        "the bias is taken out of it, by arithmetic. It is not retraining without them. The status is that of the "
         "whole sum, of which a mask leaves a part.\n"
     )
     alone = dualform(*asked, "--no-initial", "--json")
     assert (alone.json["initial"], alone.json["kernel"]) == (False, "linear")
-    assert Output("fc", ProbeRows("test", (0,)), "step < 3", initial=False) in engine.asked
+    assert Output("fc", QuerySetRows("test", (0,)), "step < 3", initial=False) in engine.asked
 
 
 def test_info(dualform, address):
     told = dualform("info", address, "--json").json
     (layer,) = told["layers"]
     assert (layer["name"], layer["space"], layer["exact"], layer["reason"]) == ("fc", "sample", True, "")
-    assert layer["grade"] == EXACT
+    assert layer["status"] == EXACT
     assert told["skipped"] == {"norm": "no tap for LayerNorm"}
-    assert told["probes"] == [
-        {"name": "test", "rows": 2, "layers": ["fc"], "gallery": "texts", "examples": 2},
-        {"name": "older", "rows": 6, "layers": ["fc"], "gallery": "", "examples": None},
+    assert told["query_sets"] == [
+        {"name": "test", "rows": 2, "layers": ["fc"], "previews": "texts", "examples": 2},
+        {"name": "older", "rows": 6, "layers": ["fc"], "previews": "", "examples": None},
     ]
-    assert told["galleries"] == {"mnist": "texts"}
+    assert told["previews"] == {"mnist": "texts"}
 
 
 def test_what_share_of_the_slots_an_answer_stands_on(dualform, address, engine, monkeypatch):
@@ -253,7 +253,7 @@ def test_what_share_of_the_slots_an_answer_stands_on(dualform, address, engine, 
     monkeypatch.setattr(canned, "SCAN", replace(canned.SCAN, share=0.125))
     engine.contents = replace(canned.INFO, sampling=said)
     asked = ["--layer", "fc", "--query", "test/1"]
-    for command in (["topk", address, *asked], ["sums", address, *asked, "--by", "label"]):
+    for command in (["topk", address, *asked], ["group-sum", address, *asked, "--by", "label"]):
         assert dualform(*command, "--json").json["share"] == 0.125
         assert dualform(*command).err == (
             "The answer stands on a sample of 12.5 % of the slots of all steps, kept within a budget.\n"
@@ -264,12 +264,12 @@ def test_what_share_of_the_slots_an_answer_stands_on(dualform, address, engine, 
 
 def test_verify(dualform, address):
     assert dualform("verify", address, "--json").json == {
-        "fc": {"relative_error": 1e-6, "exact": True, "reason": "", "grade": EXACT, "rounding_share": 0.25},
+        "fc": {"reconstruction_error": 1e-6, "exact": True, "reason": "", "status": EXACT, "rounding_share": 0.25},
         "tied": {
-            "relative_error": None,
+            "reconstruction_error": None,
             "exact": False,
             "reason": "a weight used twice",
-            "grade": TIED,
+            "status": TIED,
             "rounding_share": 0.0,
         },
     }
@@ -287,11 +287,11 @@ def test_sql(dualform, address):
         (["info", "T"], ["2 steps of SGD, 4 sample slots", "fc", "norm", "no tap for LayerNorm", "mnist"]),
         (
             ["topk", "T", "--layer", "fc", "--query", "test"],
-            ["signed scores, 3 of 4 sample slots", "slot", "score", "2.5", "mnist", "[bold]"],
+            ["dot scores, 3 of 4 sample slots", "slot", "score", "2.5", "mnist", "[bold]"],
         ),
         (["topk", "T", "--layer", "fc", "--query", "test", "--by", "label"], ["label", "2.5"]),
         (
-            ["sums", "T", "--layer", "fc", "--query", "test", "--by", "label", "--abs"],
+            ["group-sum", "T", "--layer", "fc", "--query", "test", "--by", "label", "--abs"],
             ["abs scores by label", "count", "sum", "1.5"],
         ),
         (["output", "T", "--layer", "fc", "--query", "test"], ["outputs of the linear kernel", "largest", "0.5"]),
@@ -299,7 +299,7 @@ def test_sql(dualform, address):
             ["output", "T", "--layer", "fc", "--query", "test", "--no-initial"],
             ["linear kernel, without W_0 and bias", "0.5"],
         ),
-        (["verify", "T"], ["relative error", "1e-06", "scores only", "a weight used twice"]),
+        (["verify", "T"], ["reconstruction error", "1e-06", "scores only", "a weight used twice"]),
         (["sql", "T", "SELECT 1"], ["4 rows", "dataset"]),
     ],
     ids=lambda value: value[0],
@@ -325,7 +325,7 @@ def test_folder_and_server_print_the_same(dualform, folder):
 
     questions = [
         ["topk", "T", "--layer", "0", "--query", "test/3,1", "-k", "4", "--by", "dataset,label", "--where", "step > 0"],
-        ["sums", "T", "--layer", "2", "--query", "test", "--by", "label", "--abs"],
+        ["group-sum", "T", "--layer", "2", "--query", "test", "--by", "label", "--abs"],
         ["output", "T", "--layer", "2", "--query", "test", "--at-step", "3"],
         ["info", "T"],
         ["verify", "T"],
@@ -360,7 +360,7 @@ def test_json_is_one_line_of_plain_ascii(dualform, folder):
     assert json.loads(told.out)["rows"] == [{"name": "zweites ü", "n": "nan"}]
 
 
-@pytest.mark.parametrize("command", ["sums", "terms", "topk"])
+@pytest.mark.parametrize("command", ["group-sum", "contributions", "topk"])
 def test_groups_that_json_has_no_number_for_are_texts(dualform, tmp_path, command):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -368,7 +368,7 @@ def test_groups_that_json_has_no_number_for_are_texts(dualform, tmp_path, comman
         with recorder.step(f=[math.nan, math.inf, -math.inf, 0.5, None]):
             model(torch.randn(5, 4)).sum().backward()
             optimizer.step()
-        recorder.probe("test", torch.randn(1, 4))
+        recorder.query_set("test", torch.randn(1, 4))
     arguments = (tmp_path / "m", "--layer", "", "--query", "test/0", "--by", "f", "--json")
     told = dualform(command, *arguments).json
     found = [hit["group"]["f"] for hit in told["hits"]] if command == "topk" else [own["f"] for own in told["groups"]]

@@ -24,7 +24,7 @@ print(spared & set(sys.modules), code, file=sys.stderr)
 """
 
 
-def test_asking_a_folder_for_scores_loads_no_grpc_no_pandas_and_no_grades(tmp_path):
+def test_asking_a_folder_for_scores_loads_no_grpc_no_pandas_and_no_statuses(tmp_path):
     command = ["topk", str(record(tmp_path / "run")), "--layer", "2", "--query", "test/1", "--where", "label <> 1"]
     asked = subprocess.run([sys.executable, "-c", ASK, *command, "--json"], capture_output=True, text=True)
     assert asked.stderr.splitlines()[-1:] == ["set() 0"]
@@ -37,15 +37,15 @@ def test_asking_a_folder_for_scores_loads_no_grpc_no_pandas_and_no_grades(tmp_pa
         (["topk", "RUN", "--layer", "2", "--query", "test/1"], (["2"], ["test"], True)),
         (["topk", "--layer=0,2", "-k", "3", "RUN", "--query=test"], (["0,2", "0", "2"], ["test"], True)),
         (["topk", "RUN", "--layer"], ([], [], True)),
-        (["sums", "RUN", "--layer", "2", "--query", "test/1:3"], (["2"], ["test"], False)),
+        (["group-sum", "RUN", "--layer", "2", "--query", "test/1:3"], (["2"], ["test"], False)),
         (["topk", "localhost:1", "--layer", "2"], None),
     ],
 )
 def test_files_of_the_question_are_read_ahead(tmp_path, monkeypatch, words, wanted):
     run, asked = record(tmp_path / "run"), []
 
-    def ahead(folder, layers, probes, *, codes):
-        asked.append((folder, layers, probes, codes))
+    def ahead(folder, layers, query_sets, *, codes):
+        asked.append((folder, layers, query_sets, codes))
 
     monkeypatch.setattr(read_ahead, "read_ahead", ahead)
     sys.modules["dualform_client.cli.main"]._read_ahead([str(run) if word == "RUN" else word for word in words])

@@ -26,7 +26,7 @@ def record(path, seed, sample=True, labels=(0, 1, 2), dataset="mine", **options)
                 optimizer.zero_grad()
                 model(images[index]).square().mean().backward()
                 optimizer.step()
-        recorder.probe("test", images[:3], label=torch.tensor(labels))
+        recorder.query_set("test", images[:3], label=torch.tensor(labels))
     return path
 
 
@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 
 def best_samples(memory, row, k):
     """From the recorded keys alone, in float64."""
-    queries = memory.probe("test", "0").queries.astype(np.float64)
+    queries = memory.query_set("test", "0").queries.astype(np.float64)
     scores = memory.keys("0").astype(np.float64) @ queries[row]
     order = np.lexsort((np.arange(len(scores)), -scores.astype(np.float32)))[:k]
     return list(dict.fromkeys(memory.slots(order, "sample")["sample"].tolist())), scores
@@ -57,7 +57,7 @@ def test_samples_are_matched_whatever_their_slots(dualform, runs):
                 assert ranked == {sample: rank for rank, sample in enumerate(samples, 1)}
             assert own["shared"] == len(set(expected[0]) & set(expected[1]))
             assert all(one["label"] == one["sample"] % 3 and one["dataset"] == "mine" for one in own["samples"])
-    assert told["score"] == "signed"
+    assert told["score"] == "dot"
 
 
 def test_two_folders_share_one_bound(dualform, runs, monkeypatch):
@@ -68,11 +68,11 @@ def test_two_folders_share_one_bound(dualform, runs, monkeypatch):
         return compared(memories, *arguments)
 
     monkeypatch.setattr(compare, "compared", watched)
-    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "-k", "3", "--memory", "1 GB")
+    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "-k", "3", "--ram", "1 GB")
     assert told.code == 0
     assert seen[0] is seen[1]
     assert 0 < seen[0].most_bytes <= 850_000_000
-    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "--memory", "50 MB", "--json")
+    told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "--ram", "50 MB", "--json")
     assert told.code == 2
     assert "50 MB are too few" in told.json["error"]["message"]
 
@@ -92,11 +92,11 @@ def test_without_samples_they_cannot_be_matched(dualform, runs, tmp_path):
     assert "of the second memory has no sample." in told.json["error"]["message"]
 
 
-def test_another_probe_of_the_same_name_is_refused(dualform, runs, tmp_path):
+def test_another_query_set_of_the_same_name_is_refused(dualform, runs, tmp_path):
     other = record(tmp_path / "d", 1, labels=(2, 1, 0))
     told = dualform("compare", runs[0], other, "--layer", "0", "--query", "test/1", "--json")
     assert told.code == 2
-    assert told.json["error"]["message"].startswith("the probe 'test' has other labels in the second memory")
+    assert told.json["error"]["message"].startswith("the query set 'test' has other labels in the second memory")
 
 
 @pytest.mark.parametrize(("dataset", "said"), [(None, "slots without one"), ("other", "other")])
@@ -136,9 +136,9 @@ def test_a_bound_on_memory_is_that_of_the_folder_among_the_two(dualform, runs):
     with dual.open(runs[1]) as memory, Server(memory) as server:
         expected = dualform("compare", *runs, *asked).json["queries"]
         for one, other in ((runs[0], server.address), (server.address, runs[0])):
-            assert dualform("compare", one, other, *asked, "--memory", "2 GB").code == 0
-            told = dualform("compare", one, other, *asked, "--memory", "much")
-            assert told.json["error"]["message"].startswith("memory is 'much'")
-        assert dualform("compare", runs[0], server.address, *asked, "--memory", "2 GB").json["queries"] == expected
-        told = dualform("compare", server.address, server.address, *asked, "--memory", "2 GB")
+            assert dualform("compare", one, other, *asked, "--ram", "2 GB").code == 0
+            told = dualform("compare", one, other, *asked, "--ram", "much")
+            assert told.json["error"]["message"].startswith("ram is 'much'")
+        assert dualform("compare", runs[0], server.address, *asked, "--ram", "2 GB").json["queries"] == expected
+        told = dualform("compare", server.address, server.address, *asked, "--ram", "2 GB")
         assert "bounds what this process takes" in told.json["error"]["message"]

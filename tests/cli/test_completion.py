@@ -1,4 +1,4 @@
-"""What a shell completes, asked as click asks it: layers, probes and their rows, columns, studies. It never fails."""
+"""What a shell completes, asked as click asks it: layers, query sets, their rows, columns, studies. It never fails."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def targets(folder):
         (["output", "T", "--layer", "2"], ["2"]),
         (["topk", "T", "--query", ""], ["test/", "traced/"]),
         (["topk", "T", "--query", "te"], [f"test/{row}" for row in range(7)]),
-        (["sums", "T", "--query", "test/"], [f"test/{row}" for row in range(7)]),
-        (["terms", "T", "--layer", "2", "--query", "traced/4"], ["traced/4"]),
+        (["group-sum", "T", "--query", "test/"], [f"test/{row}" for row in range(7)]),
+        (["contributions", "T", "--layer", "2", "--query", "traced/4"], ["traced/4"]),
         (["topk", "T", "--query", "test/9"], []),
         (["topk", "T", "--query", "./q"], ["<file>"]),
-        (["sums", "T", "--by", "da"], ["dataset"]),
-        (["sums", "T", "--layer", "2", "--by", "label,s"], ["label,slot", "label,step", "label,sample"]),
-        (["sums", "T", "--by", "label,label"], []),
+        (["group-sum", "T", "--by", "da"], ["dataset"]),
+        (["group-sum", "T", "--layer", "2", "--by", "label,s"], ["label,slot", "label,step", "label,sample"]),
+        (["group-sum", "T", "--by", "label,label"], []),
         (["compare", "T", "T", "--layer", ""], ["0", "2"]),
         (["topk", "T", "--sc"], ["--score"]),
     ],
@@ -62,9 +62,9 @@ def test_a_memory_completes_what_it_is_asked_by(targets, kind, words, expected):
 
 
 def test_folders_are_completed_by_the_shell(folder):
-    for command in ("topk", "info", "check", "copy", "forget", "serve", "compare", "sql"):
+    for command in ("topk", "info", "check", "copy", "delete", "serve", "compare", "sql"):
         assert completed(command, "runs/") == ["<dir>"], command
-    assert completed("forget", folder, "--probe", "te") == ["test"]
+    assert completed("delete", folder, "--query-set", "te") == ["test"]
 
 
 def test_studies_are_completed_and_each_has_its_line():
@@ -72,7 +72,9 @@ def test_studies_are_completed_and_each_has_its_line():
     assert completed("study", "single") == ["single", "single-variants"]
 
 
-@pytest.mark.parametrize("words", [["topk", "T", "--layer", ""], ["sums", "--by", ""], ["topk", "T", "--query", "x/"]])
+@pytest.mark.parametrize(
+    "words", [["topk", "T", "--layer", ""], ["group-sum", "--by", ""], ["topk", "T", "--query", "x/"]]
+)
 def test_where_there_is_no_memory_nothing_is_completed_and_nothing_raised(tmp_path, words, capfd):
     (tmp_path / "file").write_text("no memory")
     (tmp_path / "damaged").mkdir()
@@ -94,7 +96,7 @@ def test_a_server_that_does_not_answer_at_once_completes_nothing():
 def test_a_folder_is_opened_and_no_answer_computed(folder, monkeypatch):
     monkeypatch.setattr("dualform.query.engine.Engine.ask", lambda *asked: pytest.fail("a question was asked"))
     assert completed("topk", folder, "--layer", "") == ["0", "2"]
-    assert completed("sums", folder, "--by", "lab") == ["label"]
+    assert completed("group-sum", folder, "--by", "lab") == ["label"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -104,7 +104,7 @@ def test_wrong_usage(dualform, arguments):
 
 
 def test_an_empty_name_to_group_by(dualform):
-    told = dualform("sums", "127.0.0.1:1", "--layer", "l", "--query", "test", "--by", "label,", "--json")
+    told = dualform("group-sum", "127.0.0.1:1", "--layer", "l", "--query", "test", "--by", "label,", "--json")
     assert told.json["error"]["message"] == "--by 'label,' holds an empty name."
 
 
@@ -190,11 +190,11 @@ def test_a_token_file_without_a_token(dualform, tmp_path, content):
 
 def test_too_little_memory_for_a_folder_says_how_much_is_needed(dualform, tmp_path):
     write(tmp_path / "run", [5, 4])
-    told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--memory", "10 MB")
+    told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--ram", "10 MB")
     assert told.code == 2
     assert "10 MB are too few" in told.err
     assert "hint: Give at least " in told.err
-    told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--memory", "2 GB")
+    told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--ram", "2 GB")
     assert told.code == 0
 
 

@@ -121,7 +121,7 @@ def test_a_server_elsewhere_is_exported_alike(dualform, folder, tmp_path):
     ("arguments", "message"),
     [
         (["--item", "test/0"], "--item: only with --export FILE."),
-        (["--export", "{}/page.html", "--item", "test/999999"], "The probe test has no example '999999'"),
+        (["--export", "{}/page.html", "--item", "test/999999"], "The query set test has no example '999999'"),
         (["--export", "{}/page.html", "--without", "dataset:none"], "There is no dataset 'none'."),
     ],
 )
@@ -138,7 +138,7 @@ def test_one_memory_is_exported_at_a_time(dualform, folder, tmp_path):
     assert (told.code, "One memory is exported at a time." in told.err) == (2, True)
 
 
-LOOKS = """
+PICTURES = """
 import numpy as np
 
 def picture(dataset, sample):
@@ -152,15 +152,15 @@ number = 3
 
 
 @pytest.fixture
-def looks(tmp_path, monkeypatch):
+def pictures(tmp_path, monkeypatch):
     """A folder with the user's own code, from which the command is run."""
     for name, text in {
-        "own_looks.py": LOOKS,
+        "own_pictures.py": PICTURES,
         "own_fault.py": "def picture(dataset, sample):\n    return (\n",
         "own_raises.py": "raise KeyError('no data\\nhere')\n",
         "own_leaves.py": "raise SystemExit('bye')\n",
         "own_imports.py": "import own_absent\n",
-        "own_finds.py": "from own_looks import picture\n",
+        "own_finds.py": "from own_pictures import picture\n",
     }.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -172,11 +172,11 @@ def looks(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("named", ["own_looks:picture", "own_looks.py:picture", "own_finds.py:picture"])
-def test_pictures_of_an_exported_file_come_from_a_function_of_ones_own(dualform, folder, looks, named):
-    told = dualform("explore", folder, "--export", "page.html", "--item", "test/0", "--look", named)
+@pytest.mark.parametrize("named", ["own_pictures:picture", "own_pictures.py:picture", "own_finds.py:picture"])
+def test_pictures_of_an_exported_file_come_from_a_function_of_ones_own(dualform, folder, pictures, named):
+    told = dualform("explore", folder, "--export", "page.html", "--item", "test/0", "--preview", named)
     assert (told.code, told.err) == (0, "")
-    page = (looks / "page.html").read_text()
+    page = (pictures / "page.html").read_text()
     # Pillow is the oracle: a picture of one number all over, which is the sample's.
     shown = re.findall(r'data-sample="(\d+)".*?src="data:image/png;base64,([^"]+)"', page, re.DOTALL)
     assert shown
@@ -188,14 +188,14 @@ def test_pictures_of_an_exported_file_come_from_a_function_of_ones_own(dualform,
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ("own_looks", "'own_looks' names no function."),
+        ("own_pictures", "'own_pictures' names no function."),
         (":picture", "':picture' names no function."),
         ("own_nowhere:picture", "there is no module 'own_nowhere'."),
         ("own_nowhere.inner:picture", "there is no module 'own_nowhere'."),
         ("own_nowhere.py:picture", "there is no file own_nowhere.py."),
-        ("own_looks:portrait", "own_looks has no function 'portrait'."),
-        ("own_looks.py:number", "own_looks.py has no function 'number'."),
-        ("own_looks:alone", "alone cannot be called as look(dataset, sample): too many positional arguments."),
+        ("own_pictures:portrait", "own_pictures has no function 'portrait'."),
+        ("own_pictures.py:number", "own_pictures.py has no function 'number'."),
+        ("own_pictures:alone", "alone cannot be called as preview(dataset, sample): too many positional arguments."),
         ("own_fault:picture", "own_fault cannot be loaded: '(' was never closed, in line 2 of "),
         ("own_fault.py:picture", "own_fault.py cannot be loaded: '(' was never closed, in line 2 of "),
         ("own_raises.py:picture", "own_raises.py cannot be loaded: KeyError: 'no data\\nhere'"),
@@ -204,8 +204,8 @@ def test_pictures_of_an_exported_file_come_from_a_function_of_ones_own(dualform,
         ("own_imports.py:picture", "own_imports.py cannot be loaded: ModuleNotFoundError: No module named"),
     ],
 )
-def test_a_function_that_is_not_there_is_refused_in_one_line(dualform, folder, looks, named, message):
-    told = dualform("explore", folder, "--look", named)
+def test_a_function_that_is_not_there_is_refused_in_one_line(dualform, folder, pictures, named, message):
+    told = dualform("explore", folder, "--preview", named)
     assert told.code == 2
     first, *others = told.err.splitlines()
     assert first.startswith(f"error: {message}")

@@ -9,14 +9,14 @@ import pytest
 
 from dualform_client.cli.main import COMMANDS, dualform as group
 
-README = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
-REACHING = {"--token-file", "--tls", "--tls-ca", "--tls-cert", "--tls-key", "--timeout", "--memory"}
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+REACHING = {"--token-file", "--tls", "--tls-ca", "--tls-cert", "--tls-key", "--timeout", "--ram"}
 """Options of every command that asks a TARGET."""
-SCORE = {"--score", "--abs", "--toward", "--at-step", "--allow-inexact"}
+SCORE = {"--score", "--abs", "--target", "--at-step", "--allow-inexact"}
 """Of commands that take a score with all that belongs to it."""
 OPTIONS = {
     "demo": {"--out"},
-    "study": {"--data", "--out", "--steps", "--seed", "--runs", "--preset", "--prompt", "--replay", "--dry-run"}
+    "study": {"--data", "--out", "--steps", "--seed", "--runs", "--preset", "--prompt", "--rerun", "--dry-run"}
     | {"--quick"},
     "estimate": {"--steps", "--samples", "--layers", "--tried", "--folder", "--budget"},
     "serve": {
@@ -39,18 +39,18 @@ OPTIONS = {
             "--deadline",
         ),
         "--config",
-        *("--memory", "--ray", "--shard-deadline"),
+        *("--ram", "--ray", "--shard-deadline"),
     },
     "info": REACHING,
     "mcp": REACHING,
     "topk": {*REACHING, "--layer", "--query", "-k", "--where", "--by", *SCORE},
-    "sums": {*REACHING, "--layer", "--query", "--where", "--by", *SCORE, "--top"},
+    "group-sum": {*REACHING, "--layer", "--query", "--where", "--by", *SCORE, "--top"},
     "distribution": {*REACHING, "--layer", "--query", "--where", "--points", *SCORE},
     "output": {
         *(*REACHING, "--layer", "--query", "--where", "--at-step", "--allow-inexact"),
         *("--kernel", "--temperature", "--no-initial"),
     },
-    "terms": {*REACHING, "--layer", "--query", "--by", "--where", "--at-step", "--allow-inexact"},
+    "contributions": {*REACHING, "--layer", "--query", "--by", "--where", "--at-step", "--allow-inexact"},
     "compare": {*REACHING, "--layer", "--query", "-k", "--where", "--score", "--abs"},
     "weights": {*REACHING, "--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
     "verify": REACHING,
@@ -64,14 +64,14 @@ OPTIONS = {
         "--access",
         "--root-path",
         "--deadline",
-        "--look",
+        "--preview",
         "--export",
         "--item",
         "--without",
         "--force",
         "--open",
     },
-    "forget": {"--where", "--probe", "--cut-off", "--yes"},
+    "delete": {"--where", "--query-set", "--cut-off", "--yes"},
     "sql": REACHING,
     "health": {"--tls-ca", "--tls-cert", "--tls-key", "--timeout"},
     "token": {"--scopes", "--file"},
@@ -120,7 +120,7 @@ def test_every_command_takes_its_options_and_no_others(command):
 
 @pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
 def test_every_command_stands_in_the_readme(command):
-    assert re.search(rf"`dualform {command.name}\b", README)
+    assert re.search(rf"`dualform {command.name}\b", PAGE)
 
 
 def test_version(dualform):
@@ -135,12 +135,12 @@ def test_alone_it_says_what_there_is(dualform):
 
 @pytest.mark.parametrize("command", ["serve", "topk"])
 def test_the_share_of_memory_for_codes_is_said(command):
-    (option,) = [own for own in group.get_command(click.Context(group), command).params if own.name == "memory"]
+    (option,) = [own for own in group.get_command(click.Context(group), command).params if own.name == "ram"]
     said = option.help.lower()
     assert "half of the machine" in said
     assert "an eighth for their codes" in said
 
 
-@pytest.mark.parametrize("command", ["topk", "sums", "distribution", "compare"])
+@pytest.mark.parametrize("command", ["topk", "group-sum", "distribution", "compare"])
 def test_no_score_is_offered_that_the_command_line_cannot_name(dualform, command):
     assert "your own" not in " ".join(dualform(command, "--help").out.split()).partition("--score NAME")[2][:300]

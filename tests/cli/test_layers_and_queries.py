@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dualform.questions import ProbeRows
+from dualform.questions import QuerySetRows
 from dualform_client.cli.layers import named_layers
 from tests.wire.values import same
 
@@ -19,9 +19,9 @@ def test_several_layers_are_asked_one_after_the_other(dualform, folder):
 
     asked = {
         "topk": ["--query", "test/3:5", "-k", 2],
-        "sums": ["--query", "test", "--by", "label"],
+        "group-sum": ["--query", "test", "--by", "label"],
         "distribution": ["--query", "test/3:5", "--where", "label <> 1"],
-        "terms": ["--query", "test/2", "--by", "label"],
+        "contributions": ["--query", "test/2", "--by", "label"],
         "output": ["--query", "test/1", "--where", "step < 3"],
     }
     with open_memory(folder) as memory, Server(memory) as server:
@@ -66,7 +66,7 @@ def test_a_name_that_looks_like_a_pattern_or_a_list_is_a_name():
 def test_a_range_of_queries(dualform, address, engine):
     for rows, wanted in (("1:4", (1, 2, 3)), ("7,1:3,0", (7, 1, 2, 0))):
         dualform("topk", address, "--layer", "fc", "--query", f"test/{rows}", "--json")
-        assert engine.asked[-3].queries == ProbeRows("test", wanted)
+        assert engine.asked[-3].queries == QuerySetRows("test", wanted)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_a_range_of_queries(dualform, address, engine):
     [
         ("3:3", "'test/3:3' has a range of no row."),
         ("5:3", "'test/5:3' has a range of no row."),
-        ("5:", "'test/5:' names no probe row: '5:' is no row number."),
-        ("10-19", "'test/10-19' names no probe row: '10-19' is no row number."),
+        ("5:", "'test/5:' names no query set row: '5:' is no row number."),
+        ("10-19", "'test/10-19' names no query set row: '10-19' is no row number."),
         (f"0:{10**30}", f"'test/0:{10**30}' names more than 1,000,000 rows."),
     ],
 )

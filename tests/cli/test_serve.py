@@ -78,7 +78,7 @@ def test_metrics_are_scraped_where_it_says(folder):
     )
     assert float(lines["dualform_read_bytes_total"]) > 0
     assert float(lines[f'dualform_screened_queries_total{{memory="{folder.name}"}}']) == 1
-    assert "dualform_memory_limit_bytes" not in lines
+    assert "dualform_ram_limit_bytes" not in lines
 
 
 def test_says_where_it_listens(folder):

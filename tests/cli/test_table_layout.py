@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
-        recorder.probe("validation-of-the-second-round", images, label=labels)
+        recorder.query_set("validation-of-the-second-round", images, label=labels)
     return path
 
 
@@ -80,8 +80,8 @@ def letters(text: str) -> str:
         (("info",), (LAYER, "exact", "validation-of-the-second-round", "a-data-set-of-a-long-name")),
         (("verify",), (LAYER, "relativeerror", "exact")),
         (("topk", "-k", 1, "--by", WIDE_BY), (*WIDE_BY.split(","), "slot", "score", letters(ANNOTATOR), "/17(label1)")),
-        (("sums", "--by", WIDE_BY), (*WIDE_BY.split(","), "sum", letters(ANNOTATOR), "a-data-set-of-a-long-name")),
-        (("terms", "--by", "annotator"), ("what", letters(ANNOTATOR), "initial", "residual")),
+        (("group-sum", "--by", WIDE_BY), (*WIDE_BY.split(","), "sum", letters(ANNOTATOR), "a-data-set-of-a-long-name")),
+        (("contributions", "--by", "annotator"), ("what", letters(ANNOTATOR), "initial", "residual")),
         (("output",), ("query", "largest")),
         (("sql", "SELECT * FROM slots"), (*WIDE_BY.split(","), letters(ANNOTATOR), "a-data-set-of-a-long-name")),
     ],
@@ -183,7 +183,7 @@ def test_columns_go_by_importance_and_numbers_are_never_broken():
 
 def test_a_query_has_the_name_that_it_was_asked_by(dualform, folder, tmp_path):
     asked = ["--layer", LAYER, "--query", "validation-of-the-second-round/5,2"]
-    for command in (["topk", "-k", 1], ["sums", "--by", "label"], ["output"], ["terms", "--by", "label"]):
+    for command in (["topk", "-k", 1], ["group-sum", "--by", "label"], ["output"], ["contributions", "--by", "label"]):
         told = dualform(command[0], folder, *asked, *command[1:], "--json").json
         assert told["asked"] == [
             {"query": 0, "name": "validation-of-the-second-round/5", "label": 1},

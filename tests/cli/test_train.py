@@ -57,9 +57,9 @@ def test_long_tables_are_cut_where_they_are_printed_and_whole_in_json(dualform, 
 def test_what_only_some_studies_take(dualform, monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(dualform_studies.studies, "run_study", lambda *given: calls.append(given) or REPORT)
-    options = ("--preset", "paper", "--prompt", "a fox", "--prompt", "a crow", "--replay", "--dry-run", "--runs", 2)
+    options = ("--preset", "paper", "--prompt", "a fox", "--prompt", "a crow", "--rerun", "--dry-run", "--runs", 2)
     dualform("study", "aesop", "--out", tmp_path, *options)
-    expected = Assignment(tmp_path, runs=2, preset="paper", prompts=("a fox", "a crow"), replay=True, dry_run=True)
+    expected = Assignment(tmp_path, runs=2, preset="paper", prompts=("a fox", "a crow"), rerun=True, dry_run=True)
     assert without_progress(calls) == [("aesop", expected)]
 
 

@@ -25,8 +25,8 @@ def test_weights_are_those_of_the_engine(dualform, folder, tmp_path):
     assert told["cancellation"] == removed
     assert "not retraining" in told["note"]
     assert told["kept"] == {"sample": 24}
-    assert {layer: grade["name"] for layer, grade in told["grade"].items()} == {"0": "exact", "2": "exact"}
-    assert told["standing"] == {"0": 0.0, "2": 0.0}
+    assert {layer: status["name"] for layer, status in told["status"].items()} == {"0": "exact", "2": "exact"}
+    assert told["unrecorded_change"] == {"0": 0.0, "2": 0.0}
     assert told["not_recorded"] == []
     assert list(tmp_path.iterdir()) == [out], "nothing temporary is left"
 
@@ -103,9 +103,9 @@ def test_what_a_server_is_asked_and_says(dualform, address, engine, tmp_path):
         MaskCancellation({"sample": "step < 3"}, 2, allow_inexact=True),
     ]
     assert told["parameters"] == {"fc.weight": [2, 3], "steps": []}
-    assert (told["kept"], told["standing"], told["not_recorded"]) == ({"sample": 3}, {"fc": 0.5}, ["steps"])
+    assert (told["kept"], told["unrecorded_change"], told["not_recorded"]) == ({"sample": 3}, {"fc": 0.5}, ["steps"])
     err = dualform(*asked, "--out", tmp_path / "w.safetensors").err
-    assert "fc: off by 2.5e-01 since step 3: the weights were moved by hand." in err
+    assert "fc: approximate since step 3, error 2.5e-01: the weights were moved by hand." in err
     assert "Not recorded, so they stand as at the end of the training: steps." in err
     assert told["others"] == ["norm.weight"]
     assert "No mask moves what no slot explains: norm.weight." in err
@@ -126,11 +126,11 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(torch.randn(6, 4)), label).backward()
                 optimizer.step()
-        recorder.probe("test", torch.randn(2, 4))
+        recorder.query_set("test", torch.randn(2, 4))
     out = tmp_path / "w.safetensors"
     told = dualform("weights", tmp_path / "run", "--where", "label <> 1", "--out", out, "--json")
     assert told.code == 0
-    assert told.json["grade"]["0"]["name"] == "exact"
+    assert told.json["status"]["0"]["name"] == "exact"
     with dualform_package.open(tmp_path / "run") as memory:
         expected = memory.weights("label <> 1")
         moved = memory.cancellation("label <> 1").concentrations["0"]
@@ -146,7 +146,7 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
         f"multiples of the distance that the layer's weights moved): 0 {moved.share:.0%}, {moved.greatest:.2g}."
         in answer.err
     )
-    assert "The grade is that of the whole sum, of which a mask leaves a part." in answer.err
+    assert "The status is that of the whole sum, of which a mask leaves a part." in answer.err
     assert dualform("verify", tmp_path / "run", "--json").json["0"]["exact"]
     assert told.json["unmoved"] == []
     nothing = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force", "--json").json

@@ -53,10 +53,10 @@ def test_the_memory_of_a_server_is_not_bounded_from_here(run):
     with pytest.raises(
         BadInput, match=r"bounds what this process takes, and 127\.0\.0\.1:1 answers in another"
     ) as caught:
-        dualform.connect("127.0.0.1:1", memory="2 GB")
+        dualform.connect("127.0.0.1:1", ram="2 GB")
     assert (caught.value.field, caught.value.hint) == (
-        "memory",
-        "Bound that one where it is started: dualform serve RUN --memory BYTES.",
+        "ram",
+        "Bound that one where it is started: dualform serve RUN --ram BYTES.",
     )
 
 
@@ -103,7 +103,7 @@ def test_memories_in_a_data_set_are_opened_again_by_workers_that_are_spawned(run
         assert [*loader] == [there[0], there[1]]
 
 
-@pytest.mark.parametrize("options", [{"memory": "2 GB"}, {"backend": "numpy", "held_bytes": 1 << 20}])
+@pytest.mark.parametrize("options", [{"ram": "2 GB"}, {"backend": "numpy", "held_bytes": 1 << 20}])
 @pytest.mark.parametrize("several", [False, True])
 def test_a_pickled_engine_is_opened_as_it_was(run, options, several):
     with dualform.open([run] if several else run, **options) as engine, pickle.loads(pickle.dumps(engine)) as again:

@@ -1,4 +1,4 @@
-"""A small memory as a training leaves it behind: two datasets, two layers, steps with momentum, a probe."""
+"""A small memory as a training leaves it behind: two datasets, two layers, steps with momentum, a query set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record(path: Path, steps: int = 6) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     images, labels = torch.randn(40, WIDTH), torch.randint(0, CLASSES, (40,))
     with dualform.Recorder(model, optimizer, path) as recorder:
-        recorder.gallery("first", dualform.Gallery.images(images.reshape(40, 2, 3)))
+        recorder.previews("first", dualform.PreviewSet.images(images.reshape(40, 2, 3)))
         for step in range(steps):
             index = torch.randint(0, 40, (ROWS,))
             name = "first" if step < steps // 2 else "zweites ü"
@@ -27,8 +27,8 @@ def record(path: Path, steps: int = 6) -> Path:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(images[index]), labels[index]).backward()
                 optimizer.step()
-        recorder.gallery("zweites ü", dualform.Gallery.texts(["ein Wort", "é"], offsets=[[(0, 3), (4, 8)], []]))
+        recorder.previews("zweites ü", dualform.PreviewSet.texts(["ein Wort", "é"], offsets=[[(0, 3), (4, 8)], []]))
         frame = {"number": [1, None, 3, 4, 5, 6, 7], "word": list("abcdefg"), "half": [0.5] * 7, "yes": [True] * 7}
-        recorder.probe("test", images[:7], label=labels[:7], gallery=dualform.Gallery.table(frame))
-        recorder.probe("traced", images[:5], label=labels[:5], loss=nn.CrossEntropyLoss(reduction="none"))
+        recorder.query_set("test", images[:7], label=labels[:7], previews=dualform.PreviewSet.table(frame))
+        recorder.query_set("traced", images[:5], label=labels[:5], loss=nn.CrossEntropyLoss(reduction="none"))
     return path

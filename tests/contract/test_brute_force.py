@@ -46,7 +46,7 @@ def record(path: Path) -> None:
                 optimizer.step()
             if step in (1, 4):
                 recorder.flush()
-        recorder.probe("test", images, label=labels)
+        recorder.query_set("test", images, label=labels)
 
 
 class Folder:
@@ -163,7 +163,7 @@ MASKS = st.one_of(
         max_leaves=4,
     ),
 )
-SIGNS = st.sampled_from(["signed", "abs", "cosine"])
+SIGNS = st.sampled_from(["dot", "abs", "cosine"])
 BY = st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=3, unique=True).map(tuple)
 QUERIES = st.one_of(
     st.integers(0, 11).map(lambda row: f"test/{row}"),
@@ -178,7 +178,7 @@ def queried(folder: Folder, engine: dualform.Engine, layer: str, query: object) 
         vector = np.array(query[: folder.keys[layer].shape[1]], dtype=np.float32)
         return vector, vector
     if isinstance(query, str):
-        stored = engine.probe("test", layer).queries
+        stored = engine.query_set("test", layer).queries
         assert stored is not None
         return query, stored[int(query.removeprefix("test/"))]
     return query, folder.keys[layer][query.slots[0]]
@@ -282,7 +282,7 @@ class TestAgainstBruteForce:
             return
         stop = STEPS if at_step is None else at_step
         slots = [slot for slot in folder.slots(where or "true") if slot < stop * ROWS]
-        scores = folder.scores(layer, vector, "signed")
+        scores = folder.scores(layer, vector, "dot")
         weights = softmax([scores[slot] for slot in slots], temperature)
         # Each slot's value, from the network's own update with no other slot; the bias under the mask.
         before, whole = folder.weight(layer, "false", stop), folder.weight(layer, where or "true", stop)

@@ -54,11 +54,11 @@ def test_tensors_are_asked_with_as_arrays_are(memory, rows, ask, form):
 def test_directions_and_ids_may_be_tensors_too(memory):
     direction = torch.randn(4, requires_grad=True)
     asked = {"k": 2, "score": "contribution"}
-    wanted = memory.topk("2", "test/1", toward=direction.detach().numpy(), **asked)
-    assert same(memory.topk("2", "test/1", toward=direction, **asked).ids, wanted.ids)
+    wanted = memory.topk("2", "test/1", target=direction.detach().numpy(), **asked)
+    assert same(memory.topk("2", "test/1", target=direction, **asked).ids, wanted.ids)
     assert same(memory.slots(torch.tensor([3, 1]), "sample")["slot"], np.array([3, 1]))
     assert dualform.SlotKeys(torch.tensor([3, 1])) == dualform.SlotKeys((3, 1))
-    assert dualform.ProbeRows("test", np.array([2])) == dualform.ProbeRows("test", (2,))
+    assert dualform.QuerySetRows("test", np.array([2])) == dualform.QuerySetRows("test", (2,))
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_directions_and_ids_may_be_tensors_too(memory):
         (lambda memory: memory.slots(torch.ones(2, requires_grad=True), "sample"), "ids must be a list of whole"),
         (lambda memory: memory.keys("0", torch.ones(2, requires_grad=True)), "ids must be a list of whole"),
         (lambda memory: memory.topk("0", dualform.SlotKeys(5)), "slots are 5."),
-        (lambda memory: memory.topk("0", dualform.ProbeRows("test", 3)), "rows are 3."),
-        (lambda memory: memory.probe("test", 5), "layer is 5."),
-        (lambda memory: memory.probe(5), "the probe is 5."),
+        (lambda memory: memory.topk("0", dualform.QuerySetRows("test", 3)), "rows are 3."),
+        (lambda memory: memory.query_set("test", 5), "layer is 5."),
+        (lambda memory: memory.query_set(5), "the query set is 5."),
         (lambda memory: dualform.open(5), "the memory is 5."),
         (lambda memory: dualform.open(["runs/a", None]), "the memory is "),
         (lambda memory: dualform.connect(None), "the target is None."),
@@ -95,11 +95,11 @@ def test_what_is_none_is_refused_by_name(memory, ask, message):
         lambda memory, given: memory.output("0", "test/1", kernel=given),
         lambda memory, given: memory.output("0", "test/1", at_step=given),
         lambda memory, given: memory.group_sum("0", "test/1", by=given),
-        lambda memory, given: memory.probe(given),
-        lambda memory, given: dualform.ProbeRows("test", given),
+        lambda memory, given: memory.query_set(given),
+        lambda memory, given: dualform.QuerySetRows("test", given),
         lambda memory, given: dualform.ExampleGradients(given, 1),
     ],
-    ids=["score", "k", "row", "layer", "where", "kernel", "step", "by", "probe", "rows", "examples"],
+    ids=["score", "k", "row", "layer", "where", "kernel", "step", "by", "query_set", "rows", "examples"],
 )
 def test_a_message_shows_no_more_than_the_beginning_of_what_was_given(memory, ask):
     for given in ({"a": list(range(5000))}, {"a": "x" * 100_000}):

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualform import ProbeRows, SlotKeys, Toward, Vectors, errors
+from dualform import QuerySetRows, SlotKeys, Target, Vectors, errors
 from dualform.answers import Scan
 from dualform.questions import (
-    AppearanceLookup,
     Contribution,
     Distribution,
     ExampleGradients,
@@ -22,6 +21,7 @@ from dualform.questions import (
     MaskCancellation,
     NetworkWeights,
     Output,
+    PreviewLookup,
     TopK,
 )
 from tests.wire.values import same
@@ -44,8 +44,8 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "info": ("info",),
     "topk of vectors": ("topk", "0", WIDE),
     "topk of one vector": ("topk", "0", WIDE[0].tolist(), 3),
-    "topk of a probe": ("topk", "2", "test", 5),
-    "topk of probe rows": ("topk", "0", "test/6,0", 5),
+    "topk of a query set": ("topk", "2", "test", 5),
+    "topk of query set rows": ("topk", "0", "test/6,0", 5),
     "topk of slots": ("topk", "0", SlotKeys((3, 40)), 5),
     "topk masked": ("topk", "0", WIDE, 4, "dataset = 'zweites ü' AND label <> 2"),
     "topk beyond what the mask leaves": ("topk", "0", WIDE, 1000, "step = 1"),
@@ -65,29 +65,29 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "a distribution of cosines at few ranks": ("ask", Distribution("0", Vectors(WIDE), score="cosine", points=11)),
     "a distribution of contributions": (
         "ask",
-        Distribution("0", Vectors(WIDE), "step < 5", "contribution", Toward(1, 0, at_step=4)),
+        Distribution("0", Vectors(WIDE), "step < 5", "contribution", Target(1, 0, at_step=4)),
     ),
-    "contributions to an output": ("ask", TopK("0", Vectors(WIDE), 5, score="contribution", toward=1)),
+    "contributions to an output": ("ask", TopK("0", Vectors(WIDE), 5, score="contribution", target=1)),
     "contributions to a margin": (
         "ask",
-        TopK("2", ProbeRows("test"), 2, "label <> 1", ("dataset",), "contribution", toward="1-0"),
+        TopK("2", QuerySetRows("test"), 2, "label <> 1", ("dataset",), "contribution", target="1-0"),
     ),
     "contributions along vectors, earlier": (
         "ask",
-        TopK("0", Vectors(WIDE), 5, score="contribution", toward=Toward(vectors=Vectors(ALONG), at_step=4)),
+        TopK("0", Vectors(WIDE), 5, score="contribution", target=Target(vectors=Vectors(ALONG), at_step=4)),
     ),
-    "sums of contributions": ("ask", GroupSum("0", Vectors(WIDE), ("label",), score="contribution", toward="0-1")),
+    "sums of contributions": ("ask", GroupSum("0", Vectors(WIDE), ("label",), score="contribution", target="0-1")),
     "sums of contributions along vectors": (
         "ask",
-        GroupSum("0", Vectors(WIDE), ("label",), "step > 0", "contribution", toward=ALONG[0]),
+        GroupSum("0", Vectors(WIDE), ("label",), "step > 0", "contribution", target=ALONG[0]),
     ),
     "the largest sums of contributions": (
         "ask",
-        GroupSum("2", ProbeRows("test"), ("sample",), None, "contribution", toward=1, k=3),
+        GroupSum("2", QuerySetRows("test"), ("sample",), None, "contribution", target=1, k=3),
     ),
     "the largest sums": ("ask", GroupSum("0", Vectors(WIDE), ("dataset", "label"), k=2)),
-    "best by a probe's gradients": ("topk", "*", "traced/3,0", 4, None, None, "gradient"),
-    "sums by a probe's gradients": ("group_sum", ["0"], "traced", "label", "step > 0", "gradient"),
+    "best by a query set's gradients": ("topk", "*", "traced/3,0", 4, None, None, "gradient"),
+    "sums by a query set's gradients": ("group_sum", ["0"], "traced", "label", "step > 0", "gradient"),
     "best by gradient": ("ask", GradientTopK((), GRADIENTS, 4)),
     "best by gradient in one layer, masked": ("topk", ["2"], GRADIENTS, 4, "label <> 1", None, "gradient"),
     "sums by gradient": ("group_sum", "*", GRADIENTS, "sample", None, "gradient"),
@@ -100,9 +100,9 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "contributions masked": ("contributions", "2", "test", ("dataset", "label"), "label <> 2", 5),
     "contributions of the initial network": ("contributions", "0", "test/3", "label", None, 0, True),
     "a question as a value": ("ask", TopK("0", Vectors(WIDE), 3)),
-    "a sum as a value": ("ask", GroupSum("0", ProbeRows("test", (2,)), ("label",))),
+    "a sum as a value": ("ask", GroupSum("0", QuerySetRows("test", (2,)), ("label",))),
     "contributions as a value": ("ask", Contribution("2", SlotKeys((3, 9)), ("position",))),
-    "an output as a value": ("ask", Output("0", ProbeRows("test"), "step < 3", 4)),
+    "an output as a value": ("ask", Output("0", QuerySetRows("test"), "step < 3", 4)),
     "output that need not be exact": ("output", "0", WIDE, None, None, True),
     "output by softmax": ("output", "0", WIDE, None, None, False, "softmax"),
     "output by softmax, masked": ("output", "2", "test", "label <> 2", 5, False, "softmax", 0.25, False),
@@ -127,14 +127,14 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
         "[1, 2] AS m, 'NaN'::DOUBLE AS n",
     ),
     "sql without rows": ("sql", "SELECT slot, dataset, weight FROM slots WHERE false"),
-    "probe": ("probe", "test"),
-    "probe with a layer's queries": ("probe", "test", "2"),
+    "query_set": ("query_set", "test"),
+    "query set with a layer's queries": ("query_set", "test", "2"),
     "verify": ("verify",),
-    "images": ("appearances", [3, 39, 3, 41], "first"),
-    "texts with places": ("appearances", np.array([1, 0, -5]), "zweites ü"),
-    "rows of a probe's examples": ("ask", AppearanceLookup(np.array([6, 1, 7]), probe="test")),
+    "images": ("previews", [3, 39, 3, 41], "first"),
+    "texts with places": ("previews", np.array([1, 0, -5]), "zweites ü"),
+    "rows of a query set's examples": ("ask", PreviewLookup(np.array([6, 1, 7]), query_set="test")),
     "more than an int64 holds of the best": ("topk", "0", WIDE, 10**30),
-    "no samples": ("appearances", [], "first"),
+    "no samples": ("previews", [], "first"),
 }
 
 MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
@@ -156,14 +156,14 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     "a contribution without a direction": (
         ("topk", "0", WIDE, 3, None, None, "contribution"),
         errors.BadInput,
-        "toward",
+        "target",
     ),
     "a direction that the layer has not": (
-        ("ask", TopK("0", Vectors(WIDE), score="contribution", toward=Toward(99))),
+        ("ask", TopK("0", Vectors(WIDE), score="contribution", target=Target(99))),
         errors.BadInput,
-        "toward",
+        "target",
     ),
-    "gradients of a probe that has none": (
+    "gradients of a query set that has none": (
         ("topk", "*", "test", 3, None, None, "gradient"),
         errors.BadInput,
         "queries",
@@ -176,20 +176,20 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     ),
     "gradients in a layer that there is not": (("ask", GradientTopK(("nix",), GRADIENTS)), errors.NotFound, "layer"),
     "directions of another width": (
-        ("ask", TopK("0", Vectors(WIDE), score="contribution", toward=np.ones(99))),
+        ("ask", TopK("0", Vectors(WIDE), score="contribution", target=np.ones(99))),
         errors.BadInput,
-        "toward",
+        "target",
     ),
     "contributions of the initial network": (
-        ("ask", TopK("0", Vectors(WIDE), score="contribution", toward=Toward(0, at_step=0))),
+        ("ask", TopK("0", Vectors(WIDE), score="contribution", target=Target(0, at_step=0))),
         errors.EmptyMask,
         "at_step",
     ),
     "wrong width": (("topk", "0", NARROW), errors.BadInput, "queries"),
     "not finite": (("topk", "0", [[np.nan] * 6]), errors.BadInput, "queries"),
-    "unknown probe": (("topk", "0", "nix/1"), errors.NotFound, ""),
-    "unknown probe row": (("topk", "0", "test/7"), errors.NotFound, ""),
-    "no probe row": (("topk", "0", "test/x"), errors.BadInput, "queries"),
+    "unknown query set": (("topk", "0", "nix/1"), errors.NotFound, ""),
+    "unknown query set row": (("topk", "0", "test/7"), errors.NotFound, ""),
+    "no query set row": (("topk", "0", "test/x"), errors.BadInput, "queries"),
     "unknown slot as query": (("topk", "0", SlotKeys((48,))), errors.NotFound, ""),
     "a space that is not there": (("slots", [1], "token"), errors.NotFound, "space"),
     "no layer to cancel in": (("cancellation", "label = 1", None, "nix"), errors.NotFound, "layer"),
@@ -215,27 +215,27 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     "sql that writes": (("sql", "DROP TABLE slots"), errors.BadInput, "statement"),
     "sql that reads files": (("sql", "SELECT * FROM '/etc/passwd'"), errors.BadInput, "statement"),
     "blank sql": (("sql", " "), errors.BadInput, "statement"),
-    "unknown probe by name": (("probe", "nix"), errors.NotFound, ""),
-    "a dataset without a gallery": (("appearances", [1], "nix"), errors.NotFound, "dataset"),
-    "samples without a dataset or a gallery": (("appearances", [1]), errors.NotFound, "dataset"),
-    "a probe without a gallery": (
-        ("ask", AppearanceLookup(np.array([1]), probe="traced")),
+    "unknown query set by name": (("query_set", "nix"), errors.NotFound, ""),
+    "a dataset without a preview set": (("previews", [1], "nix"), errors.NotFound, "dataset"),
+    "samples without a dataset or a preview set": (("previews", [1]), errors.NotFound, "dataset"),
+    "a query set without a preview set": (
+        ("ask", PreviewLookup(np.array([1]), query_set="traced")),
         errors.NotFound,
-        "probe",
+        "query_set",
     ),
-    "samples that are no numbers": (("appearances", ["a"], "first"), errors.BadInput, "samples"),
+    "samples that are no numbers": (("previews", ["a"], "first"), errors.BadInput, "samples"),
     "samples of which one is NULL": (
-        ("appearances", np.ma.array([1, 2], mask=[False, True]), "first"),
+        ("previews", np.ma.array([1, 2], mask=[False, True]), "first"),
         errors.BadInput,
         "samples",
     ),
     "a sample that no int64 has": (
-        ("appearances", np.array([2**63 + 1], np.uint64), "first"),
+        ("previews", np.array([2**63 + 1], np.uint64), "first"),
         errors.BadInput,
         "samples",
     ),
     "a slot that is NULL": (("slots", np.ma.array([1, 2], mask=[False, True])), errors.BadInput, "ids"),
-    "too many samples": (("appearances", [0] * 1025, "first"), errors.BadInput, "samples"),
+    "too many samples": (("previews", [0] * 1025, "first"), errors.BadInput, "samples"),
 }
 
 

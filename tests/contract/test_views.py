@@ -26,7 +26,7 @@ def engine(tmp_path_factory):
                 optimizer.zero_grad()
                 model(torch.randn(B, G, 5)).square().sum().backward()
                 optimizer.step()
-        recorder.probe("test", torch.randn(2, G, 5))
+        recorder.query_set("test", torch.randn(2, G, 5))
     with dualform.open(path) as engine:
         yield engine
 
@@ -47,7 +47,7 @@ def test_a_client_gets_the_engines_answers(engine, server):
         assert found.tobytes() == wanted.tobytes()
         found, wanted = (np.asarray(asked.output("0.2", own, where="label = 1")) for asked in (client, engine))
         assert found.tobytes() == wanted.tobytes()
-        assert client.probe("test", "0.3").queries.tobytes() == engine.probe("test", "0.3").queries.tobytes()
+        assert client.query_set("test", "0.3").queries.tobytes() == engine.query_set("test", "0.3").queries.tobytes()
         with pytest.raises(BadInput, match=r"Name one: 0\.0 … 0\.3\."):
             client.topk("0", "test")
         with pytest.raises(NotFound, match=r"there is no layer '0\.4'\. Layers: 0 \(0\.0 … 0\.3\)"):

@@ -56,11 +56,11 @@ def answers(path: Path) -> dict[str, np.ndarray]:
     found = {}
     with dualform.open(path) as memory:
         for layer, own in (("samples", "sample"), ("tokens", "word")):
-            for score in ("signed", "abs"):
+            for said, score in (("signed", "dot"), ("abs", "abs")):  # the first is what 0.1 called it
                 for where in (None, "label < 3 AND step >= 5", f"{own} = 2"):
                     for by in (None, "label", ("dataset", own)):
                         hits = memory.topk(layer, queries, k=7, where=where, by=by, score=score)
-                        name = f"{layer} {score} {where} {by}"
+                        name = f"{layer} {said} {where} {by}"
                         found |= {f"{name} ids": hits.ids, f"{name} scores": hits.flat_scores, f"{name} n": hits.counts}
             for by in ("label", "step", ("dataset", own)):
                 found[f"{layer} sums {by}"] = memory.group_sum(layer, queries, by=by, where="label <> 1").sums

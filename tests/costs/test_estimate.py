@@ -275,16 +275,16 @@ def test_an_error_of_the_training_comes_out_as_it_is(tmp_path):
         dualform.estimate(failing, 10)
 
 
-def test_a_gallery_is_not_tried(monkeypatch):
+def test_a_preview_set_is_not_tried(monkeypatch):
     """It is no part of the estimate, and encoding it may take long."""
     encoded = []
-    monkeypatch.setattr("dualform.store.writer.write_gallery", lambda *arguments: encoded.append(arguments))
+    monkeypatch.setattr("dualform.store.writer.write_preview_set", lambda *arguments: encoded.append(arguments))
 
     def train(recorded_by):
         model = nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with recorded_by(model, optimizer, "unused") as recorder:
-            recorder.gallery("a", dualform.Gallery.texts(["a text"]))
+            recorder.previews("a", dualform.PreviewSet.texts(["a text"]))
             for _ in range(30):
                 with recorder.step(dataset="a", sample=torch.arange(3)):
                     optimizer.zero_grad()

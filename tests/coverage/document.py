@@ -27,11 +27,11 @@ holds that
 - the rebuilt weights make the network's own loss, where all of them are recorded or kept.
 
 **Recorded** is the share of the trained numbers that a layer of the memory explains slot by slot; **kept** the share
-whose values are stored step by step, without attention: norms, free parameters. **Certificate** is what the rebuilt
-weights miss, relative to how far the weights moved, of the layer that misses most; **grade** is that of the least
-exact layer. **Step** is the processor's time for an unrecorded step, **times** how much of it a recorded one takes,
-the thread that writes included: medians over three trainings of either kind by turns, so that what else the machine
-does changes both alike. In networks as small as these recording is a fixed price a layer and step, which may be
+whose values are stored step by step, without attention: norms, free parameters. **Reconstruction error** is what the
+rebuilt weights miss, relative to how far the weights moved, of the layer that misses most; **status** is that of the
+least exact layer. **Step** is the processor's time for an unrecorded step, **times** how much of it a recorded one
+takes, the thread that writes included: medians over three trainings of either kind by turns, so that what else the
+machine does changes both alike. In networks as small as these recording is a fixed price a layer and step, which may be
 several times the step itself (docs/benchmarks.md has larger ones):
 PRICES,
 over the rows in float32 that are trained by a plain loop. The last column is what a step takes on disk.
@@ -78,7 +78,7 @@ def _introduction(found: Mapping[str, Measured]) -> str:
 
 
 _HEADING = (
-    "network", "optimizer", "precision", "trainer", "recorded", "kept", "grade", "certificate", "step", "times",
+    "network", "optimizer", "precision", "trainer", "recorded", "kept", "status", "reconstruction", "step", "times",
     "on disk",
 )  # fmt: skip
 
@@ -98,12 +98,12 @@ def _what(row: Row) -> list[str]:
 def _figures(found: Measured, remark: bool) -> list[str]:
     if found.refused:
         return ["", "", "refused, see below", "", "", "", ""]
-    certificate = "" if found.certificate is None else f"{found.certificate:.0e}"
+    reconstruction = "" if found.reconstruction is None else f"{found.reconstruction:.0e}"
     return [
         _share(found.recorded),
         _share(found.kept),
-        found.grade + (" (see below)" if remark else ""),
-        certificate,
+        found.status + (" (see below)" if remark else ""),
+        reconstruction,
         f"{1e3 * found.seconds:.1f} ms",
         f"{found.recorded_seconds / found.seconds:.1f}",
         f"{found.bytes_a_step / 1e3:,.0f} kB",

@@ -28,12 +28,12 @@ class Measured:
     """Share that layers of the memory hold, each with its slots."""
     kept: float
     """Share that is kept by step, without slots."""
-    grade: str
+    status: str
     """The least of all layers."""
-    certificate: float | None
+    reconstruction: float | None
     """The greatest of all layers; None where there is none."""
     rounding: float | None
-    """What rounding of float32 weights alone may make the certificate, the greatest of all layers."""
+    """What rounding of float32 weights alone may make the reconstruction error, the greatest of all layers."""
     seconds: float
     """Of the processor, for an unrecorded step: the median."""
     recorded_seconds: float
@@ -71,8 +71,8 @@ def measure(row: Row, folder: Path, repeats: int = 0) -> Measured:
         recorded_seconds += train(row, folder.with_name(f"{folder.name}-{number}")).seconds
     same_bits(unrecorded.model, recorded.model)
     with dualform.open(folder) as memory:
-        certificates = memory.verify()
-        errors = [c.relative_error for c in certificates.values()]
+        reconstructions = memory.verify()
+        errors = [c.reconstruction_error for c in reconstructions.values()]
         info = memory.info()
         ask_every_layer(memory)
         explained, kept, trained = parts(memory, recorded)
@@ -83,9 +83,9 @@ def measure(row: Row, folder: Path, repeats: int = 0) -> Measured:
     return Measured(
         recorded=sum(explained.values()) / trained,
         kept=sum(kept.values()) / trained,
-        grade=max((certificate.grade.name for certificate in certificates.values()), key=GRADES.index),
-        certificate=None if any(e is None for e in errors) else max(e for e in errors if e is not None),
-        rounding=max((layer.grade.rounding or 0.0 for layer in info.layers), default=None),
+        status=max((reconstruction.status.name for reconstruction in reconstructions.values()), key=STATUSES.index),
+        reconstruction=None if any(e is None for e in errors) else max(e for e in errors if e is not None),
+        rounding=max((layer.status.rounding or 0.0 for layer in info.layers), default=None),
         seconds=median(seconds),
         recorded_seconds=median(recorded_seconds),
         bytes_a_step=size // STEPS,
@@ -94,7 +94,7 @@ def measure(row: Row, folder: Path, repeats: int = 0) -> Measured:
     )
 
 
-GRADES = ("exact", "exact to bfloat16", "off", "scores only")
+STATUSES = ("exact", "exact to bfloat16", "approximate", "scores only")
 
 
 def same_bits(unrecorded: nn.Module, recorded: nn.Module) -> None:
@@ -127,7 +127,7 @@ def ask_every_layer(memory: Any) -> None:
     """Every question of every layer; where weights can be rebuilt, the shares of two datasets add up to the whole."""
     for layer in memory.info().layers:
         for name in {*layer.views[:1], *layer.views[-1:]} or {layer.name}:
-            ask_one(memory, name, layer.slots, rebuilt=layer.grade.name != "scores only")
+            ask_one(memory, name, layer.slots, rebuilt=layer.status.name != "scores only")
 
 
 def ask_one(memory: Any, name: str, slots: int, rebuilt: bool) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from . import plain, published
 from .network import Network
 
-CERTIFICATES = {
+RECONSTRUCTIONS = {
     "float32": 1e-5, "bfloat16 autocast": 5e-5, "float16 autocast": 5e-5, "bfloat16": 2**-7,
 }  # fmt: skip
 """By precision, what the rebuilt weights may miss, of the distance that the weights moved."""
@@ -30,10 +30,10 @@ class Row:
     options: Mapping[str, object] = field(default_factory=dict)
     """Arguments of the recorder beside the network's own."""
     bound: float | None = None
-    """Of the certificate, where it is not that of the precision."""
-    grade: str = "exact"
+    """Of the reconstruction error, where it is not that of the precision."""
+    status: str = "exact"
     because: str = ""
-    """Why the grade is not exact, or the bound another."""
+    """Why the status is not exact, or the bound another."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Pattern of names -> words of the reason, of what is neither recorded nor kept."""
     refused: str = ""
@@ -44,13 +44,13 @@ class Row:
         return f"{self.network.name} | {self.optimizer} | {self.precision} | {self.trainer}"
 
     @property
-    def certificate(self) -> float:
+    def reconstruction(self) -> float:
         if self.bound is None and self.precision == "float32" and not self.optimizer.startswith(("SGD", "ASGD")):
             return DIVIDED
-        return CERTIFICATES[self.precision] if self.bound is None else self.bound
+        return RECONSTRUCTIONS[self.precision] if self.bound is None else self.bound
 
     def depends_on_the_processor(self) -> bool:
-        """Whether its grade is another on a processor like this one, as docs/exactness.md has it."""
+        """Whether its status is another on a processor like this one, as docs/exactness.md has it."""
         if self.precision != "bfloat16 autocast" or convolutions_are_one_product():
             return False
         return any(isinstance(module, nn.modules.conv._ConvNd) for module in self.network.build().modules())
@@ -92,21 +92,21 @@ _LEFT = "other parameters: LayerNorm multiplies by no matrix"
 
 ROWS: list[Row] = [
     *(Row(network, "AdamW") for network in _EVERYWHERE),
-    Row(plain.NORMED, "AdamW", grade="scores only", because=_COMPUTED),
+    Row(plain.NORMED, "AdamW", status="scores only", because=_COMPUTED),
     *(Row(plain.MLP, optimizer) for optimizer in _RULES),
     *(
-        Row(n, "Muon and AdamW", bound=2**-7, grade="exact to bfloat16", because=_MUON)
+        Row(n, "Muon and AdamW", bound=2**-7, status="exact to bfloat16", because=_MUON)
         for n in (plain.MLP, published.LLAMA)
     ),
     *(Row(n, "SGD, momentum") for n in (plain.CNN, plain.ENCODER, published.RESNET, published.GPT2, published.T5)),
     *(Row(network, "AdamW, two groups", "bfloat16 autocast") for network in _AUTOCAST),
     *(
-        Row(n, "SGD, momentum", "bfloat16 autocast", bound=2**-7, grade="exact to bfloat16", because=_ALONG)
+        Row(n, "SGD, momentum", "bfloat16 autocast", bound=2**-7, status="exact to bfloat16", because=_ALONG)
         for n in (plain.MLP, plain.ENCODER)
     ),
     Row(plain.MLP, "AdamW", "float16 autocast"),
     Row(plain.CNN, "AdamW", "float16 autocast", bound=1e-3, because=_CONVOLUTION),
-    *(Row(n, "AdamW", "bfloat16", grade="exact to bfloat16", because=_HALF) for n in (plain.MLP, published.LLAMA)),
+    *(Row(n, "AdamW", "bfloat16", status="exact to bfloat16", because=_HALF) for n in (plain.MLP, published.LLAMA)),
     *(Row(n, "AdamW, two groups", trainer="accumulation, clipping") for n in (plain.CNN, published.GPT2)),
     *(Row(n, "AdamW", trainer="torch.compile") for n in (plain.MLP, plain.CNN)),
     *(Row(n, "AdamW", trainer="checkpointing") for n in (published.GPT2, published.LLAMA)),

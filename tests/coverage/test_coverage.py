@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from dualform.query.weights.block_grades import EXACT
+from dualform.query.weights.block_status import EXACT
 
 from . import document
 from .measure import Measured, measure
@@ -33,7 +33,7 @@ def test_a_row(row: Row, tmp_path):
 
 
 def check(row: Row, measured: Measured) -> None:
-    """All is recorded or kept, to the certificate; what falls short is what the row says."""
+    """All is recorded or kept, to the reconstruction error; what falls short is what the row says."""
     for name, reason in measured.skipped.items():
         said = next((words for pattern, words in row.skipped.items() if fnmatchcase(name, pattern)), None)
         assert said is not None, f"{name}: {reason}"
@@ -41,23 +41,23 @@ def check(row: Row, measured: Measured) -> None:
     if not row.skipped:
         assert measured.recorded + measured.kept == pytest.approx(1.0)
     if row.depends_on_the_processor():
-        assert measured.certificate is not None
-        assert (measured.grade == "exact") == (measured.certificate <= EXACT)
+        assert measured.reconstruction is not None
+        assert (measured.status == "exact") == (measured.reconstruction <= EXACT)
         return
-    assert measured.grade == row.grade
-    if measured.grade != "scores only":
-        assert measured.certificate is not None
-        assert measured.certificate <= max(row.certificate, 3 * (measured.rounding or 0.0))
+    assert measured.status == row.status
+    if measured.status != "scores only":
+        assert measured.reconstruction is not None
+        assert measured.reconstruction <= max(row.reconstruction, 3 * (measured.rounding or 0.0))
 
 
 def documented(row: Row, measured: Measured) -> None:
-    """What stands in docs/coverage.json, but for clocks, and certificates, which are other on every machine."""
+    """What is in docs/coverage.json, but for clocks and reconstruction errors, which differ on every machine."""
     found = document.read()
     assert row.name in found, "make coverage"
     expected = found[row.name]
     assert (measured.recorded, measured.kept) == pytest.approx((expected.recorded, expected.kept))
     assert measured.refused == expected.refused
-    assert measured.grade == expected.grade or row.depends_on_the_processor()
+    assert measured.status == expected.status or row.depends_on_the_processor()
     assert measured.layers == expected.layers
     # One table more, as that of gradients which are rounding alone, is one more block of DuckDB's.
     assert measured.bytes_a_step == pytest.approx(expected.bytes_a_step, rel=0.05, abs=BLOCK / STEPS + 1)

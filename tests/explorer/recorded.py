@@ -26,18 +26,18 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(SIDE * SIDE, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, CLASSES))
 
 
-def gallery(inputs: Tensor) -> dualform.Gallery:
-    return dualform.Gallery.images(inputs.reshape(-1, SIDE, SIDE))
+def preview_set(inputs: Tensor) -> dualform.PreviewSet:
+    return dualform.PreviewSet.images(inputs.reshape(-1, SIDE, SIDE))
 
 
 def record(path: Path) -> Path:
-    """STEPS steps of ROWS samples, the first half of "shapes"; a probe of each dataset; what all of it looks like."""
+    """STEPS steps of ROWS samples, the first half of "shapes"; a query set of each dataset; previews of all."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with dualform.Recorder(model, optimizer, path, label_names=NAMES, quiet=True) as recorder:
         for part, name in enumerate(NAMES):
             inputs, labels = images_of(part, part)
-            recorder.gallery(name, gallery(inputs))
+            recorder.previews(name, preview_set(inputs))
             drawn = torch.Generator().manual_seed(part)
             for _ in range(STEPS // 2):
                 index = torch.randint(IMAGES, (ROWS,), generator=drawn)
@@ -45,7 +45,7 @@ def record(path: Path) -> Path:
                     optimizer.zero_grad()
                     nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
                     optimizer.step()
-        for part, probe in enumerate(("shapes", "noise")):
+        for part, query_set in enumerate(("shapes", "noise")):
             inputs, labels = images_of(part, 10 + part)
-            recorder.probe(probe, inputs, label=labels, gallery=gallery(inputs))
+            recorder.query_set(query_set, inputs, label=labels, previews=preview_set(inputs))
     return path

@@ -31,12 +31,12 @@ def record(path: Path) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     drawn = torch.Generator().manual_seed(3)
     with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        recorder.gallery("rows", dualform.Gallery.table(columns()))
+        recorder.previews("rows", dualform.PreviewSet.table(columns()))
         for _ in range(STEPS):
             index = torch.randint(ROWS, (BATCH,), generator=drawn)
             with recorder.step(dataset="rows", label=labels[index], sample=index):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
                 optimizer.step()
-        recorder.probe("held", inputs[:5], label=labels[:5], gallery=dualform.Gallery.table(columns(5)))
+        recorder.query_set("held", inputs[:5], label=labels[:5], previews=dualform.PreviewSet.table(columns(5)))
     return path

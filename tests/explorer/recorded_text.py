@@ -28,13 +28,13 @@ def offsets(passage: str) -> list[tuple[int, int]]:
     return [(end - 1 - len(word), end - 1) for word, end in zip(words, ends, strict=True)]
 
 
-def gallery() -> dualform.Gallery:
+def preview_set() -> dualform.PreviewSet:
     own = passages()
-    return dualform.Gallery.texts(own, offsets=[offsets(passage) for passage in own])
+    return dualform.PreviewSet.texts(own, offsets=[offsets(passage) for passage in own])
 
 
 def record(path: Path) -> Path:
-    """STEPS steps of ROWS passages, in which the next word is learned; the first ones as probes, with
+    """STEPS steps of ROWS passages, in which the next word is learned; the first ones as query sets, with
     what they look like and without, and with the words that follow as labels."""
     texts = [passage.split(" ") for passage in passages()]
     vocabulary = sorted({word for text in texts for word in text})
@@ -47,7 +47,7 @@ def record(path: Path) -> Path:
     drawn = torch.Generator().manual_seed(1)
     names = {"fables": vocabulary}
     with dualform.Recorder(model, optimizer, path, label_names=names, quiet=True) as recorder:
-        recorder.gallery("fables", gallery())
+        recorder.previews("fables", preview_set())
         for _ in range(STEPS):
             index = torch.randint(PASSAGES, (ROWS,), generator=drawn)
             following = _following(words[index])
@@ -56,11 +56,11 @@ def record(path: Path) -> Path:
                 nn.functional.cross_entropy(model(words[index]).flatten(0, 1), following.flatten()).backward()
                 optimizer.step()
         own = passages()[:8]
-        recorder.probe(
-            "held", words[:8], gallery=dualform.Gallery.texts(own, offsets=[offsets(passage) for passage in own])
+        recorder.query_set(
+            "held", words[:8], previews=dualform.PreviewSet.texts(own, offsets=[offsets(passage) for passage in own])
         )
-        recorder.probe("unseen", words[:8])
-        recorder.probe("labelled", words[:8], label=_following(words[:8]))
+        recorder.query_set("unseen", words[:8])
+        recorder.query_set("labelled", words[:8], label=_following(words[:8]))
     return path
 
 

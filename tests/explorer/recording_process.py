@@ -27,7 +27,7 @@ def main(path: Path) -> None:
                     optimizer.step()
                 done += 1
             if done == int(line):
-                recorder.probe("test", inputs, label=labels)
+                recorder.query_set("test", inputs, label=labels)
             recorder.flush()
             sys.stdout.write(f"{done}\n")
             sys.stdout.flush()

@@ -14,7 +14,7 @@ from tests.explorer.chromium import MISSING, REQUIRED
 ROOT = Path(__file__).parents[2]
 WANTING = (
     "tests/explorer/test_export_in_browser.py::test_both_themes_can_be_chosen",
-    "tests/explorer/browser/test_appearances.py::test_a_script_in_a_training_text_stays_text",
+    "tests/explorer/browser/test_previews.py::test_a_script_in_a_training_text_stays_text",
     "tests/notebook/test_in_a_browser.py::test_a_token_is_chosen",
 )
 

@@ -1,4 +1,4 @@
-"""Examples of a probe whose layers see tokens: how many there are, and which of the stored rows are whose."""
+"""Examples of a query set whose layers see tokens: how many there are, and which of the stored rows are whose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dualform_explorer.state import State
 from tests.explorer.recorded_text import WORDS
 
 EXAMPLES = 8
-PROBES = ("held", "unseen", "labelled")
+QUERY_SETS = ("held", "unseen", "labelled")
 
 
 @pytest.fixture(scope="module")
@@ -28,32 +28,32 @@ def texts(text_folder: Path) -> Iterator[Answers]:
 
 
 def older(info):
-    """As of a record that does not say how many examples its probes have."""
-    return replace(info, probes=tuple(replace(own, examples=None) for own in info.probes))
+    """As of a record that does not say how many examples its query sets have."""
+    return replace(info, query_sets=tuple(replace(own, examples=None) for own in info.query_sets))
 
 
-@pytest.mark.parametrize("probe", PROBES)
-def test_a_probe_has_as_many_examples_as_it_was_given(texts, probe):
-    info, state = texts.info(), State("", probe, 3, "3", ("label",))
-    assert examples_of(texts, info, probe).count == EXAMPLES
+@pytest.mark.parametrize("query_set", QUERY_SETS)
+def test_a_query_set_has_as_many_examples_as_it_was_given(texts, query_set):
+    info, state = texts.info(), State("", query_set, 3, "3", ("label",))
+    assert examples_of(texts, info, query_set).count == EXAMPLES
     panel = query_panel(texts, info, state)
     assert (panel.count, panel.tokens, panel.token, panel.after) == (EXAMPLES, WORDS, WORDS - 1, 4)
-    assert query_of(texts, info, state) == f"{probe}/{4 * WORDS - 1}"
+    assert query_of(texts, info, state) == f"{query_set}/{4 * WORDS - 1}"
     assert query_panel(texts, info, replace(state, row=EXAMPLES - 1)).after is None
     assert moved(texts, info, state, 100).row == EXAMPLES - 1
 
 
-@pytest.mark.parametrize("probe", PROBES)
-def test_an_item_is_held_against_the_examples_and_not_against_their_tokens(texts, probe):
+@pytest.mark.parametrize("query_set", QUERY_SETS)
+def test_an_item_is_held_against_the_examples_and_not_against_their_tokens(texts, query_set):
     info = texts.info()
-    assert read_state([("item", f"{probe}/{EXAMPLES - 1}")], info).state is not None
-    (fault,) = read_state([("item", f"{probe}/{EXAMPLES}")], info).faults
-    assert fault.message == f"The probe {probe} has no example '8': it has 0 to 7."
-    assert [name for name, _ in fault.choices] == [f"{probe}/0", f"{probe}/7"]
+    assert read_state([("item", f"{query_set}/{EXAMPLES - 1}")], info).state is not None
+    (fault,) = read_state([("item", f"{query_set}/{EXAMPLES}")], info).faults
+    assert fault.message == f"The query set {query_set} has no example '8': it has 0 to 7."
+    assert [name for name, _ in fault.choices] == [f"{query_set}/0", f"{query_set}/7"]
 
 
 def test_the_label_of_a_token_is_that_of_its_example(texts):
-    info, labels = texts.info(), texts.probe("labelled").labels
+    info, labels = texts.info(), texts.query_set("labelled").labels
     for token in (0, WORDS - 1):
         panel = query_panel(texts, info, State("", "labelled", 5, "3", ("label",), token=token))
         assert panel.label == labels[5 * WORDS + token]
@@ -61,12 +61,12 @@ def test_the_label_of_a_token_is_that_of_its_example(texts):
 
 def test_where_a_record_does_not_say_how_many_each_stored_row_stands_for_itself(texts):
     info = older(texts.info())
-    for probe in PROBES:
-        assert examples_of(texts, info, probe).count == EXAMPLES * WORDS
+    for query_set in QUERY_SETS:
+        assert examples_of(texts, info, query_set).count == EXAMPLES * WORDS
     state = State("", "unseen", 3, "3", ("label",))
     assert query_of(texts, info, state) == "unseen/3"
     (fault,) = read_state([("item", "unseen/64")], info).faults
-    assert fault.message == "The probe unseen has no example '64': it has no more than 64."
+    assert fault.message == "The query set unseen has no example '64': it has no more than 64."
     assert [name for name, _ in fault.choices] == ["unseen/0"]
     with pytest.raises(NotFound, match=r"no example 64"):
         query_panel(texts, info, replace(state, row=64))

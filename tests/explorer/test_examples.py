@@ -13,7 +13,7 @@ import dualform
 from dualform_explorer.examples import examples_of, query_of
 from dualform_explorer.panels.output import output_panel
 from dualform_explorer.panels.query import query_panel
-from dualform_explorer.start import probe_panel
+from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
 
 TOKENS, EXAMPLES = 5, 12
@@ -33,7 +33,7 @@ class HeadFirst(nn.Module):
 
 
 def record(path: Path, model: nn.Module, labels: bool = True) -> Tensor:
-    """A few steps; a probe "test" of EXAMPLES examples. Returns its inputs, int64[EXAMPLES, TOKENS]."""
+    """A few steps; a query set "test" of EXAMPLES examples. Returns its inputs, int64[EXAMPLES, TOKENS]."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     words = torch.randint(11, (EXAMPLES, TOKENS), generator=torch.Generator().manual_seed(1))
     own = words[:, 0] % 2
@@ -48,7 +48,7 @@ def record(path: Path, model: nn.Module, labels: bool = True) -> Tensor:
                 else:
                     nn.functional.cross_entropy(answer, own).backward()
                 optimizer.step()
-        recorder.probe("test", words, label=own if labels else None)
+        recorder.query_set("test", words, label=own if labels else None)
     return words
 
 
@@ -70,7 +70,7 @@ def test_a_layer_is_asked_by_the_query_of_the_pages_example_whatever_the_order_o
             for layer, token, inputs in (("head", None, headed[row]), ("mix", 2, mixed[row, 2])):
                 query = query_of(memory, info, State("", "test", row, layer, ("label",), token))
                 at = int(query.rpartition("/")[2])
-                assert memory.probe("test", layer).queries[at] == pytest.approx(inputs.numpy(), abs=1e-6)
+                assert memory.query_set("test", layer).queries[at] == pytest.approx(inputs.numpy(), abs=1e-6)
 
 
 def test_a_single_output_is_no_reading_of_the_example(tmp_path):
@@ -78,12 +78,12 @@ def test_a_single_output_is_no_reading_of_the_example(tmp_path):
     record(tmp_path / "run", HeadFirst(outputs=1))
     with dualform.open(tmp_path / "run") as memory:
         info = memory.info()
-        labels = memory.probe("test").labels
+        labels = memory.query_set("test").labels
         row = int(np.flatnonzero(labels == 1)[0])
         state = State("", "test", row, "head", ("label",))
         panel = query_panel(memory, info, state)
         assert (panel.label, panel.read, panel.wrong) == (1, None, False)
         assert [own.label for own in output_panel(memory, info, state).outputs] == [False]
-        start = probe_panel(memory, info, "test")
+        start = query_set_panel(memory, info, "test")
         assert start.misread is None
         assert {card.read for card in start.cards} == {None}

@@ -16,7 +16,7 @@ from dualform_explorer.chip import Chip
 from dualform_explorer.export.choice import choose
 from dualform_explorer.export.page import exported_page
 from dualform_explorer.export.standalone import standalone
-from dualform_explorer.start import probe_panel
+from dualform_explorer.start import query_set_panel
 
 ITEMS = ("shapes/3", "shapes/7", "noise/5")
 MASKS = {"m1": "dataset <> 'noise <b>'", "m2": "label <> 2"}
@@ -89,9 +89,9 @@ def test_every_view_has_the_apis_numbers(exported, memory):
             assert list(map(int, slots)) == memory.topk("4", item, k=24, where=where).slots[0].tolist()
 
 
-def test_the_certificate_stands_in_it(exported, memory):
-    certificate = memory.verify()["4"].relative_error
-    assert f'data-value="{certificate!r}"' in _view(exported.html, "p1")
+def test_the_reconstruction_stands_in_it(exported, memory):
+    reconstruction = memory.verify()["4"].reconstruction_error
+    assert f'data-value="{reconstruction!r}"' in _view(exported.html, "p1")
 
 
 def _view(html: str, name: str) -> str:
@@ -127,9 +127,9 @@ def test_of_nothing_named_those_of_the_start_page_are_taken_and_each_dataset_is_
     choice = choose(memory, info, (), ())
     assert [chips[0].words for chips in choice.masks[1:]] == [f"dataset {name}" for name in info.datasets]
     assert choice.masks[0] == ()
-    panels = {name: probe_panel(memory, info, name) for name in ("shapes", "noise")}
+    panels = {name: query_set_panel(memory, info, name) for name in ("shapes", "noise")}
     corrected = {(name, card.row) for name, own in panels.items() for part in own.corrections for card in part.cards}
-    chosen = [(state.probe, state.row) for state in choice.items]
+    chosen = [(state.query_set, state.row) for state in choice.items]
     assert len(chosen) == len(set(chosen)) <= 12
     assert set(chosen[: min(len(corrected), 12)]) <= corrected
     assert {state.layer for state in choice.items} == {"4"}
@@ -147,8 +147,8 @@ def test_examples_follow_one_another_within_the_file(exported):
 @pytest.mark.parametrize(
     ("items", "without", "message"),
     [
-        (["shapes/99"], [], "The probe shapes has no example '99': it has 0 to 59."),
-        (["none/1"], [], "There is no probe 'none'"),
+        (["shapes/99"], [], "The query set shapes has no example '99': it has 0 to 59."),
+        (["none/1"], [], "There is no query set 'none'"),
         (["shapes/3"], ["dataset:nothing"], "There is no dataset 'nothing'. There is "),
         (["shapes/3"], ["colour:3"], "--without colour:3: There is no column 'colour'. Write COLUMN:VALUE"),
         (["shapes/3"], ["label:x"], "'x' is no number, and the column label has numbers."),
@@ -182,7 +182,7 @@ def test_a_mask_that_leaves_nothing_says_so_in_the_place_of_each_answer(memory, 
     assert "data-failure" not in _view(exported.html, "p1")
 
 
-def test_a_memory_without_probes_has_no_predictions(tmp_path):
+def test_a_memory_without_query_sets_has_no_predictions(tmp_path):
     import torch
 
     model = torch.nn.Linear(2, 2)
@@ -190,7 +190,7 @@ def test_a_memory_without_probes_has_no_predictions(tmp_path):
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0]):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-    with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="no probe"):
+    with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="no query set"):
         choose(memory, memory.info(), (), ())
 
 

@@ -140,15 +140,15 @@ def test_a_script_in_a_text_stays_text(opened, tmp_path):
     model = torch.nn.Linear(2, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, labels = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
-    gallery = dualform.Gallery.texts([f"{WILD} {number}" for number in range(6)])
+    preview_set = dualform.PreviewSet.texts([f"{WILD} {number}" for number in range(6)])
     with dualform.Recorder(model, optimizer, tmp_path / "run", label_names={WILD: [WILD, "b", "c"]}, quiet=True) as own:
-        own.gallery(WILD, gallery)
+        own.previews(WILD, preview_set)
         for _ in range(3):
             with own.step(dataset=WILD, label=labels, sample=torch.arange(6), said=[WILD] * 6):
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(inputs), labels).backward()
                 optimizer.step()
-        own.probe("test", inputs, label=labels, gallery=gallery)
+        own.query_set("test", inputs, label=labels, previews=preview_set)
     with dualform.open(tmp_path / "run") as memory:
         page = exported_page(memory, memory.info(), WILD, choose(memory, memory.info(), ("test/1", "test/2"), ()))
     path = tmp_path / "page.html"

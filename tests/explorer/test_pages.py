@@ -121,7 +121,7 @@ def test_a_recording_is_looked_ahead_at_without_moving_the_page(tmp_path):
 
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
         step()
-        recorder.probe("test", inputs, label=labels)
+        recorder.query_set("test", inputs, label=labels)
         recorder.flush()
         with served({"run": lambda: dualform.open(tmp_path / "run")}) as pages:
             text = pages.get("/explore?item=test/1").text
@@ -177,15 +177,15 @@ def test_a_form_is_answered_with_the_states_own_address(pages):
 
 
 def test_contributions_go_to_what_was_read_less_what_should_have_been(pages, memory):
-    probe = memory.probe("shapes")
-    read = probe.outputs.argmax(axis=1)
-    for row in (int((read != probe.labels).argmax()), int((read == probe.labels).argmax())):
-        toward = str(read[row]) if read[row] == probe.labels[row] else f"{read[row]}-{probe.labels[row]}"
+    query_set = memory.query_set("shapes")
+    read = query_set.outputs.argmax(axis=1)
+    for row in (int((read != query_set.labels).argmax()), int((read == query_set.labels).argmax())):
+        target = str(read[row]) if read[row] == query_set.labels[row] else f"{read[row]}-{query_set.labels[row]}"
         page = pages.get(f"/explore?item=shapes/{row}&layer=4&score=contribution")
         assert page.status == 303
-        assert f"&toward={toward}&" in page.headers["location"]
+        assert f"&target={target}&" in page.headers["location"]
     page = pages.get("/explore?item=shapes/3&layer=0&score=contribution")
-    assert "&toward=0&" in page.headers["location"]
+    assert "&target=0&" in page.headers["location"]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_an_output_as_of_a_step_is_said_to_be_that_of_its_layer_alone(pages):
     whole, earlier = (output.search(pages.get(f"/explore?item=shapes/3{own}").text)[0] for own in ("", "&at=20"))
     assert "of the network</span>" in whole
     assert "of layer 4 as of step 20</span>" in earlier
-    assert "As of step 20 it is this layer alone: its inputs are those that were stored with the probe." in earlier
+    assert "As of step 20 it is this layer alone: its inputs are those that were stored with the query set." in earlier
     assert ">read</span>" in whole
     assert ">read</span>" not in earlier
 

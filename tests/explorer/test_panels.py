@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import dualform
+from dualform.deletion.delete import delete
 from dualform.errors import BadMask, EmptyMask, NotFound, Unavailable
-from dualform.forgetting.forget import forget
 from dualform.methods import Answers
 from dualform.questions import Distribution, GroupSum
 from dualform_explorer.chip import Chip, Range
@@ -32,7 +32,7 @@ from dualform_explorer.panels.steps import steps_panel
 from dualform_explorer.panels.sums import sums_panel
 from dualform_explorer.panels.terms import terms_panel
 from dualform_explorer.remembered import RememberedAnswers
-from dualform_explorer.start import probe_panel
+from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
@@ -44,8 +44,8 @@ STATES = {
     "masked": (WITHOUT, {"where": WHERE}),
     "as of a step": (replace(PLAIN, at=40), {"where": "step < 40"}),
     "a margin": (
-        replace(WITHOUT, score="contribution", toward="3-0", at=50),
-        {"score": "contribution", "toward": "3-0", "at_step": 50, "where": f"{WHERE} AND step < 50"},
+        replace(WITHOUT, score="contribution", target="3-0", at=50),
+        {"score": "contribution", "target": "3-0", "at_step": 50, "where": f"{WHERE} AND step < 50"},
     ),
 }
 EACH = pytest.mark.parametrize(("state", "asked"), STATES.values(), ids=STATES)
@@ -94,7 +94,7 @@ def test_a_label_has_a_name_where_all_datasets_that_it_may_be_of_give_it_that_na
             with recorder.step(dataset=dataset, label=[0, 1]):
                 torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])).backward()
                 optimizer.step()
-        recorder.probe("test", torch.eye(2), label=[0, 1])
+        recorder.query_set("test", torch.eye(2), label=[0, 1])
     with dualform.open(tmp_path / "run") as memory:
         info, state = memory.info(), State("", "test", 0, "", ("dataset", "label"))
         shown = {row.group.values: row.group.name for row in sums_panel(memory, info, state).rows}
@@ -144,7 +144,7 @@ def test_a_slot_without_a_sample_is_no_slot_of_the_sample_that_has_its_number(tm
             with recorder.step(label=[0, 1], sample=sample):
                 torch.nn.functional.cross_entropy(model(torch.eye(2) + 1), torch.tensor([0, 1])).backward()
                 optimizer.step()
-        recorder.probe("test", torch.eye(2), label=[0, 1])
+        recorder.query_set("test", torch.eye(2), label=[0, 1])
     with dualform.open(tmp_path / "run") as memory:
         for by_sample in (True, False):
             state = State("", "test", 0, "", ("label",), by_sample=by_sample)
@@ -231,9 +231,9 @@ def test_the_papers_view_has_each_groups_best_scores_and_each_layers_sums(memory
 
 
 def test_contributions_are_those_of_the_pages_layer_alone(memory, info):
-    state = replace(PLAIN, score="contribution", toward="3-0")
+    state = replace(PLAIN, score="contribution", target="3-0")
     (own, other) = (paper_panel(memory, info, state, layer).sums.rows for layer in ("4", "0"))
-    asked = {"score": "contribution", "toward": "3-0"}
+    asked = {"score": "contribution", "target": "3-0"}
     assert [row.group.sum for row in own] == memory.group_sum("4", "shapes/3", state.by, **asked).sums[0].tolist()
     assert [row.group.sum for row in other] == memory.group_sum("0", "shapes/3", state.by).sums[0].tolist()
 
@@ -254,7 +254,7 @@ def test_the_output_is_the_networks_and_is_found_by_asking(memory, info):
     assert panel.network
     assert panel.layer == "4"
     assert [own.full for own in panel.outputs] == np.asarray(memory.output("4", "shapes/3"))[0].tolist()
-    stored = memory.probe("shapes").outputs
+    stored = memory.query_set("shapes").outputs
     assert [own.full for own in panel.outputs] == pytest.approx(stored[3].tolist(), abs=1e-4)
     assert panel.full == panel.stored == stored[3].argmax()
     assert [own.number for own in panel.outputs if own.label] == [3]
@@ -308,13 +308,13 @@ def test_without_the_initial_weights_the_terms_add_up_to_the_output_without_them
     assert np.abs(total - by_kind["output"]).max() <= panel.residual + 1e-12
 
 
-def test_what_forgotten_samples_brought_goes_with_the_initial_weights(folder, tmp_path):
-    forget(shutil.copytree(folder, tmp_path / "run"), "dataset = 'shapes' AND sample < 9")
+def test_what_deleted_samples_brought_goes_with_the_initial_weights(folder, tmp_path):
+    delete(shutil.copytree(folder, tmp_path / "run"), "dataset = 'shapes' AND sample < 9")
     with dualform.open(tmp_path / "run") as memory:
         info, state = memory.info(), replace(PLAIN, initial=False)
         panel = terms_panel(memory, info, state)
         by_kind = {term.kind: np.array(term.values) for term in panel.terms}
-        assert np.abs(by_kind["standing"]).max() > 1e-3
+        assert np.abs(by_kind["unrecorded_change"]).max() > 1e-3
         shown = output_panel(memory, info, state)
         assert by_kind["output"] == pytest.approx([own.masked for own in shown.outputs], abs=1e-5)
 
@@ -328,7 +328,7 @@ def test_of_many_groups_the_terms_of_the_others_are_one(memory, info):
     assert sum(counts) == answer.counts.sum()
 
 
-@pytest.mark.parametrize("score", ["signed", "abs"])
+@pytest.mark.parametrize("score", ["dot", "abs"])
 def test_every_layer_has_its_groups_ranks_and_steps(memory, info, score):
     panel = layers_panel(memory, info, replace(WITHOUT, score=score))
     assert [card.name for card in panel.cards] == ["0", "2", "4"]
@@ -439,25 +439,28 @@ def test_beside_a_mask_stands_its_cancellation(memory, info):
     )
 
 
-def test_the_record_says_its_grade_and_when_asked_its_certificate(memory, info):
+def test_the_record_says_its_status_and_when_asked_its_reconstruction(memory, info):
     panel = record_panel(memory, info, PLAIN)
-    assert panel.grade == info.layers[2].grade
-    assert panel.certificate is None
-    assert record_panel(memory, info, replace(PLAIN, verify=True)).certificate == memory.verify()["4"].relative_error
+    assert panel.status == info.layers[2].status
+    assert panel.reconstruction is None
+    assert (
+        record_panel(memory, info, replace(PLAIN, verify=True)).reconstruction
+        == memory.verify()["4"].reconstruction_error
+    )
     assert (panel.scanned, panel.steps, panel.distinct_keys) == (720, 60, info.layers[2].distinct_keys)
 
 
 def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
-    probe = memory.probe("shapes")
-    read = probe.outputs.argmax(axis=1)
-    misread = np.flatnonzero(read != probe.labels)
+    query_set = memory.query_set("shapes")
+    read = query_set.outputs.argmax(axis=1)
+    misread = np.flatnonzero(read != query_set.labels)
     assert len(misread) > 2
     row = int(misread[1])
     panel = query_panel(memory, info, replace(PLAIN, row=row, among="misread"))
-    assert (panel.label, panel.read, panel.wrong) == (probe.labels[row], read[row], True)
+    assert (panel.label, panel.read, panel.wrong) == (query_set.labels[row], read[row], True)
     assert (panel.before, panel.after) == (misread[0], misread[2])
     assert (panel.place, panel.among, panel.misread) == (2, len(misread), len(misread))
-    right = query_panel(memory, info, replace(PLAIN, row=int(np.flatnonzero(read == probe.labels)[0])))
+    right = query_panel(memory, info, replace(PLAIN, row=int(np.flatnonzero(read == query_set.labels)[0])))
     assert not right.wrong
     first = query_panel(memory, info, replace(PLAIN, row=0))
     assert (first.before, first.after, first.place) == (None, 1, 1)
@@ -466,12 +469,12 @@ def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
 
 
 def test_the_start_page_begins_with_examples_that_a_mask_corrects(memory, info):
-    panel = probe_panel(memory, info, "shapes")
-    probe = memory.probe("shapes")
-    misread = np.flatnonzero(probe.outputs.argmax(axis=1) != probe.labels)
+    panel = query_set_panel(memory, info, "shapes")
+    query_set = memory.query_set("shapes")
+    misread = np.flatnonzero(query_set.outputs.argmax(axis=1) != query_set.labels)
     query = f"shapes/{','.join(map(str, misread))}"
     masked = np.asarray(memory.output("4", query, WHERE)).argmax(axis=1)
-    corrected = misread[masked == probe.labels[misread]]
+    corrected = misread[masked == query_set.labels[misread]]
     (own,) = [own for own in panel.corrections if own.dataset == "noise <b>"]
     assert own.count == len(corrected) > 0
     assert [card.row for card in own.cards] == corrected[:12].tolist()

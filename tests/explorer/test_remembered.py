@@ -47,7 +47,7 @@ def record(path: Path, seed: int) -> None:
     training = Training(path, seed)
     with training.recorder as recorder:
         training.take(5)
-        recorder.probe("test", training.inputs[:4], label=training.labels[:4])
+        recorder.query_set("test", training.inputs[:4], label=training.labels[:4])
 
 
 def sums(memory: Answers) -> list[float]:
@@ -72,7 +72,7 @@ def test_a_page_is_of_one_snapshot(tmp_path):
     training = Training(tmp_path / "run")
     with training.recorder as recorder:
         training.take(3)
-        recorder.probe("test", training.inputs[:4], label=training.labels[:4])
+        recorder.query_set("test", training.inputs[:4], label=training.labels[:4])
         recorder.flush()
         with dualform.open(tmp_path / "run") as engine:
             info = engine.info()
@@ -111,7 +111,7 @@ def test_a_memory_that_moves_on_amid_a_page_is_named_in_the_place_of_the_answer(
     training = Training(tmp_path / "run")
     with training.recorder as recorder:
         training.take(3)
-        recorder.probe("test", training.inputs[:4], label=training.labels[:4])
+        recorder.query_set("test", training.inputs[:4], label=training.labels[:4])
         recorder.flush()
         opened = Waiting(dualform.open(tmp_path / "run"))
         with served({"run": lambda: opened}) as pages:
@@ -143,8 +143,8 @@ def test_each_answer_says_its_snapshot_here_and_over_the_wire(folder):
                     memory.cancellation("label = 1"),
                     memory.slots(np.arange(2), "sample"),
                     memory.sql("SELECT 1"),
-                    memory.probe("shapes"),
-                    memory.appearances([1], "shapes"),
+                    memory.query_set("shapes"),
+                    memory.previews([1], "shapes"),
                     memory.verify(),
                 )
                 assert {own.scan.snapshot for own in answers} == {memory.info().snapshot}

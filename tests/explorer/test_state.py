@@ -29,7 +29,7 @@ def faults(query: str, info) -> dict[str, str]:
     [
         {},
         {"score": "abs", "by": ("label",), "k": 120, "by_sample": True, "among": "misread"},
-        {"score": "contribution", "toward": "3-0", "at": 30, "inexact": True, "verify": True},
+        {"score": "contribution", "target": "3-0", "at": 30, "inexact": True, "verify": True},
         {"chips": (Chip.of(False, ("dataset",), ("noise <b>",)), Chip.of(True, ("step",), (Range(10, 19),)))},
         {"chips": (Chip.of(False, ("dataset", "label"), ("shapes", 3)), Chip.of(True, ("label",), (None,)))},
         {"chips": (Chip.of(True, ("bright",), (Range(-0.5, 1e-3),)), Chip.of(False, ("bright",), (0.25,)))},
@@ -61,7 +61,7 @@ def test_any_columns_are_grouped_by_that_the_address_names(info, names):
 
 def test_a_model_that_is_a_layer_itself_is_named_beside_the_layers_in_it(info):
     own = replace(info, layers=(replace(info.layers[0], name=""), info.layers[2]))
-    own = replace(own, probes=(replace(info.probes[0], layers=("", "4")),))
+    own = replace(own, query_sets=(replace(info.query_sets[0], layers=("", "4")),))
     for layer in ("", "4"):
         state = replace(START, layer=layer)
         assert read(state.query(), own).state == state
@@ -82,16 +82,16 @@ def test_the_end_of_the_training_is_not_written(info):
         ("layr=4", "layr", "The page knows no parameter 'layr'."),
         ("layer=9", "layer", "There is no layer '9'."),
         ("layer=4&layer=2", "layer", "The parameter layer is given 2 times."),
-        ("item=none/3", "item", "There is no probe 'none'; an item is PROBE/EXAMPLE."),
-        ("item=shapes/60", "item", "The probe shapes has no example '60': it has 0 to 59."),
-        ("item=shapes/-1", "item", "The probe shapes has no example '-1': it has 0 to 59."),
+        ("item=none/3", "item", "There is no query set 'none'; an item is QUERY_SET/EXAMPLE."),
+        ("item=shapes/60", "item", "The query set shapes has no example '60': it has 0 to 59."),
+        ("item=shapes/-1", "item", "The query set shapes has no example '-1': it has 0 to 59."),
         ("by=colour", "by", "There is no column 'colour' to group by."),
         ("by=label,label", "by", "by is 'label,label'; it names up to 3 columns, each once."),
-        ("score=loud", "score", "score is 'loud', which is none of: signed, abs, contribution."),
-        ("toward=4", "toward", "toward is '4'; it is an output of layer 4, 0 to 3, or a margin of two, as 0-1."),
-        ("toward=1-1", "toward", "toward is '1-1';"),
+        ("score=loud", "score", "score is 'loud', which is none of: dot, abs, contribution."),
+        ("target=4", "target", "target is '4'; it is an output of layer 4, 0 to 3, or a margin of two, as 0-1."),
+        ("target=1-1", "target", "target is '1-1';"),
         ("&".join(f"without=step:{step}" for step in range(101)), "without", "without and only are given 101 times"),
-        ("toward=%D9%A3", "toward", "toward is '\u0663';"),
+        ("target=%D9%A3", "target", "target is '\u0663';"),
         ("layer=", "layer", "There is no layer ''."),
         ("at=61", "at", "at is '61'; it is a whole number, 0 to 60."),
         ("at=-1", "at", "at is '-1'; it is a whole number, 0 to 60."),

@@ -63,23 +63,23 @@ def _questions(name: str, training: Training, memory: Any, folder: Path) -> Iter
 
 def _of_layer(training: Training, memory: Any, layer: str) -> Iterator[tuple[str, Ask]]:
     def queries() -> Any:
-        return memory.probe("test", layer).queries[:3]
+        return memory.query_set("test", layer).queries[:3]
 
     some, step, by = training.filters[0], 5, training.columns
-    toward = {"score": "contribution", "toward": "1-0", "allow_inexact": True}
-    for score in ("signed", "abs", "cosine"):
-        yield f"topk {score}", lambda s=score: _hits(memory.topk(layer, queries(), k=7, score=s))
+    target = {"score": "contribution", "target": "1-0", "allow_inexact": True}
+    for name, score in (("signed", "dot"), ("abs", "abs"), ("cosine", "cosine")):
+        yield f"topk {name}", lambda s=score: _hits(memory.topk(layer, queries(), k=7, score=s))
         yield (
-            f"topk {score} of label",
+            f"topk {name} of label",
             lambda s=score: _hits(memory.topk(layer, queries(), k=2, by="label", where=some, score=s)),
         )
     for number, where in enumerate(training.filters):
         yield f"topk filter {number}", lambda w=where: _hits(memory.topk(layer, "test/1", k=5, where=w))
-    yield "topk contribution", lambda: _hits(memory.topk(layer, queries(), k=7, **toward))
+    yield "topk contribution", lambda: _hits(memory.topk(layer, queries(), k=7, **target))
     yield "sum", lambda: _sums(memory.group_sum(layer, queries(), by))
     yield "sum by position", lambda: _sums(memory.group_sum(layer, queries(), "position", where=some))
     yield "sum abs", lambda: _rounded(_sums(memory.group_sum(layer, queries(), by, score="abs")))
-    yield "sum contribution", lambda: _sums(memory.group_sum(layer, queries(), by, **toward))
+    yield "sum contribution", lambda: _sums(memory.group_sum(layer, queries(), by, **target))
     yield "sum of 2 largest", lambda: _sums(memory.group_sum(layer, queries(), "sample", k=2))
     yield "distribution", lambda: _distribution(memory.distribution(layer, queries(), where=some))
     outputs = {
@@ -102,19 +102,19 @@ def _of_network(training: Training, memory: Any, folder: Path) -> Iterator[tuple
     whats = {"weights": {}, "weights filter": {"where": some}, "weights at step": {"at_step": step}}
     for question, own in whats.items():
         yield question, lambda own=own: _weights(memory.weights(allow_inexact=True, **own))
-    yield "verify", lambda: _certificates(memory.verify())
+    yield "verify", lambda: _reconstructions(memory.verify())
     yield (
         "cancellation",
         lambda: {n: np.array([v]) for n, v in memory.cancellation(some, allow_inexact=True).figures.items()},
     )
     yield "slots", lambda: _table(memory.slots([3, 0, 11], next(iter(memory.info().slots))))
-    yield "query set", lambda: _probe(memory.probe("test", training.layers[-1]))
+    yield "query set", lambda: _query_set(memory.query_set("test", training.layers[-1]))
     yield (
         "queries of a model",
         lambda: {n: np.asarray(q.rows) for n, q in memory.queries(training.model, training.inputs).items()},
     )
-    if memory.info().galleries:
-        yield "previews", lambda: _previews(memory.appearances([3, 1, 39], "a"))
+    if memory.info().previews:
+        yield "previews", lambda: _previews(memory.previews([3, 1, 39], "a"))
     if not training.traced:
         return
     yield "topk gradient of all layers", lambda: _hits(memory.topk("*", "traced", k=5, score="gradient"))
@@ -140,9 +140,9 @@ def _of_rerun(folder: Path) -> Iterator[tuple[str, Ask]]:
     ]
     model = trainings.mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Replay(model, optimizer, folder, asked) as replay:
-        trainings.steps_of(replay, model, optimizer, trainings.vectors(6))
-    hits, sums = replay.answers()
+    with dualform.Rerun(model, optimizer, folder, asked) as rerun:
+        trainings.steps_of(rerun, model, optimizer, trainings.vectors(6))
+    hits, sums = rerun.answers()
     yield "topk", lambda: _hits(hits)
     yield "sum", lambda: _sums(sums)
 
@@ -193,14 +193,14 @@ def _weights(found: Mapping[str, Any]) -> Arrays:
     return {name: _array(found[name]) for name in found}
 
 
-def _certificates(found: Any) -> Arrays:
+def _reconstructions(found: Any) -> Arrays:
     return {
-        name: np.array([np.nan if own.relative_error is None else own.relative_error, own.exact], float)
-        for name, own in found.certificates.items()
+        name: np.array([np.nan if own.reconstruction_error is None else own.reconstruction_error, own.exact], float)
+        for name, own in found.reconstructions.items()
     }
 
 
-def _probe(found: Any) -> Arrays:
+def _query_set(found: Any) -> Arrays:
     parts = {"labels": found.labels, "outputs": found.outputs, "queries": found.queries}
     return {name: np.asarray(part) for name, part in parts.items() if part is not None}
 

@@ -99,9 +99,9 @@ def run(
             optimizer.step()
     if steps.stop == STEPS:
         x, y = data.inputs[:4], data.labels[:4]
-        recorder.probe("test", x, label=y)
+        recorder.query_set("test", x, label=y)
         if traced:
-            recorder.probe("traced", x, label=y, loss=nn.CrossEntropyLoss(reduction="none"))
+            recorder.query_set("traced", x, label=y, loss=nn.CrossEntropyLoss(reduction="none"))
 
 
 def mlp() -> nn.Sequential:
@@ -136,7 +136,7 @@ def sgd(path: Path) -> Training:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.95)
     optimizer.register_step_post_hook(lambda *_: schedule.step())
     with dualform.Recorder(model, optimizer, path, quiet=True, label_names={"a": list("wxyz")}) as recorder:
-        recorder.gallery("a", dualform.Gallery.images(data.inputs.reshape(40, 2, 3)))
+        recorder.previews("a", dualform.PreviewSet.images(data.inputs.reshape(40, 2, 3)))
         run(recorder, model, optimizer, data, clip=0.5)
     return Training(model, MLP, data.inputs[4:7], data.labels[4:7])
 
@@ -335,7 +335,7 @@ def ranks(path: Path) -> Training:
                         cross_entropy(model(x), y).backward()
                         average()
                         optimizer.step()
-                recorder.probe("test", own[0].inputs[:4], label=own[0].labels[:4])
+                recorder.query_set("test", own[0].inputs[:4], label=own[0].labels[:4])
         except BaseException as error:
             errors.append(error)
 

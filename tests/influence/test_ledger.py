@@ -163,7 +163,7 @@ def test_the_path_adds_up_to_the_change_of_each_loss(tmp_path, name, layer_by_la
         own = training.loss(model(training.inputs(99)[:EXAMPLES]), labels(99)[:EXAMPLES])
     np.testing.assert_allclose(path.final, own.numpy(), rtol=1e-5)
     np.testing.assert_allclose(path.final + path.unexplained, own.numpy(), rtol=1e-12)
-    assert all(grade.exact for grade in path.grades.values())
+    assert all(status.exact for status in path.statuses.values())
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_what_the_record_does_not_explain_is_refused_or_told(tmp_path):
         own = training.loss(model(training.inputs(99)[:EXAMPLES]), labels(99)[:EXAMPLES]).numpy()
     np.testing.assert_allclose(found.final + found.unexplained, own, rtol=1e-6)
     assert np.abs(found.unexplained).max() > 1e-4
-    assert not found.grades["0"].exact
+    assert not found.statuses["0"].exact
 
 
 def test_a_model_that_is_frozen_by_now_has_the_same_ledger(tmp_path):

@@ -101,7 +101,7 @@ def test_a_model_that_writes_to_its_inputs_leaves_those_of_the_examples(tmp_path
     assert found.final.tobytes() == right.final.tobytes()
 
 
-def test_a_probe_of_a_model_that_writes_to_its_inputs_has_its_gradients(tmp_path):
+def test_a_query_set_of_a_model_that_writes_to_its_inputs_has_its_gradients(tmp_path):
     torch.manual_seed(0)
     model, x, y = Writing(), numbers((6,))(99)[:EXAMPLES], labels(99)[:EXAMPLES]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -110,7 +110,7 @@ def test_a_probe_of_a_model_that_writes_to_its_inputs_has_its_gradients(tmp_path
         with recorder.step(sample=samples(0)):
             losses(model(numbers((6,))(0)), labels(0)).mean().backward()
             optimizer.step()
-        recorder.probe("test", given, y, loss=losses)
+        recorder.query_set("test", given, y, loss=losses)
     assert torch.equal(given, x)
     memory = dualform.open(tmp_path / "m")
     shifted = Shifted()

@@ -100,11 +100,11 @@ def test_a_model_that_is_being_recorded_is_refused(tmp_path):
             dualform.ledger(tmp_path / "m", model, training.influence())
 
 
-def test_a_memory_of_which_samples_were_forgotten_is_refused(tmp_path):
+def test_a_memory_of_which_samples_were_deleted_is_refused(tmp_path):
     training = KINDS["linear layers"]
     training.record(tmp_path / "m", 2)
-    dualform.forget(tmp_path / "m", "sample = 3")
-    with pytest.raises(Inexact, match="samples were forgotten"):
+    dualform.delete(tmp_path / "m", "sample = 3")
+    with pytest.raises(Inexact, match="samples were deleted"):
         dualform.ledger(tmp_path / "m", training.make(), training.influence())
 
 

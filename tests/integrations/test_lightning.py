@@ -81,10 +81,10 @@ def callback(path, **settings):
 def test_the_training_is_unharmed_and_rebuilt(lightning, tmp_path, settings, skipped, error):
     plain, recorded = network(lightning, skipped), network(lightning, skipped)
     fit(lightning, plain, **settings)
-    probes = {"test": torch.eye(12)[:3]}
-    gallery = dualform.Gallery.texts(["a", "b", "c"])
-    of_probes = {"probe_labels": {"test": [2, 0, 3]}, "probe_galleries": {"test": gallery}}
-    recording = callback(tmp_path / "m", dataset="mine", probes=probes, **of_probes)
+    query_sets = {"test": torch.eye(12)[:3]}
+    preview_set = dualform.PreviewSet.texts(["a", "b", "c"])
+    of_query_sets = {"query_set_labels": {"test": [2, 0, 3]}, "query_set_previews": {"test": preview_set}}
+    recording = callback(tmp_path / "m", dataset="mine", query_sets=query_sets, **of_query_sets)
     fit(lightning, recorded, [recording], **settings)
     for name, value in plain.state_dict().items():
         assert torch.equal(recorded.state_dict()[name], value), name
@@ -100,10 +100,10 @@ def test_the_training_is_unharmed_and_rebuilt(lightning, tmp_path, settings, ski
         if not skipped:
             assert sorted(slots["sample"].tolist()) == sorted([*range(ROWS)] * 2)
             assert memory.sql("SELECT count(*) AS n FROM steps WHERE updated").arrays["n"].tolist() == [6]
-        assert all(one.relative_error < error for one in memory.verify().values())
-        assert memory.probe("test").outputs.shape == (3, 4)
-        assert memory.probe("test").labels.tolist() == [2, 0, 3]
-        assert memory.appearances([2, 0], probe="test").texts == ("c", "a")
+        assert all(one.reconstruction_error < error for one in memory.verify().values())
+        assert memory.query_set("test").outputs.shape == (3, 4)
+        assert memory.query_set("test").labels.tolist() == [2, 0, 3]
+        assert memory.previews([2, 0], query_set="test").texts == ("c", "a")
 
 
 def test_the_callback_is_one_of_both_packages(lightning):
@@ -191,7 +191,7 @@ def test_averages_that_take_the_weights_place_at_the_end_come_after_the_record(l
 
 
 @pytest.mark.parametrize("algorithm", ["value", "norm"])
-def test_clipping_by_value_is_named_before_the_training_and_in_its_grade(lightning, tmp_path, algorithm):
+def test_clipping_by_value_is_named_before_the_training_and_in_its_status(lightning, tmp_path, algorithm):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         settings = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": algorithm}
@@ -202,9 +202,9 @@ def test_clipping_by_value_is_named_before_the_training_and_in_its_grade(lightni
     )
     assert not any("after the last step" in own for own in said)
     with dualform.open(tmp_path / "m") as memory:
-        for certificate in memory.verify().values():
-            assert certificate.exact == (algorithm == "norm")
-            assert ("it looks clipped by value" in certificate.reason) == (algorithm == "value")
+        for reconstruction in memory.verify().values():
+            assert reconstruction.exact == (algorithm == "norm")
+            assert ("it looks clipped by value" in reconstruction.reason) == (algorithm == "value")
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -223,9 +223,9 @@ def test_what_fabric_sets_up_is_recorded_under_the_names_of_the_model(tmp_path, 
                 fabric.backward(nn.functional.cross_entropy(wrapped(x[start : start + 10]), y[start : start + 10]))
                 optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
-        certificates = memory.verify()
-        assert [*certificates] == ["0", "2"]
-        assert all(own.exact for own in certificates.values()), certificates
+        reconstructions = memory.verify()
+        assert [*reconstructions] == ["0", "2"]
+        assert all(own.exact for own in reconstructions.values()), reconstructions
         applied = memory.weights()
     assert all(torch.allclose(applied[name], own, atol=1e-4) for name, own in model.state_dict().items())
 
@@ -271,7 +271,7 @@ def test_optimizers_that_update_in_turn(lightning, tmp_path, shared, rounds):
     with dualform.open(tmp_path / "m") as memory:
         info = memory.info()
         assert info.steps == 9 * (1 + rounds)
-        assert all(one.exact and one.relative_error < 1e-5 for one in memory.verify().values())
+        assert all(one.exact and one.reconstruction_error < 1e-5 for one in memory.verify().values())
         made = memory.sql("SELECT sample FROM slots WHERE step % 2 = 1 ORDER BY slot") if rounds == 1 else None
         counts = {layer.name: layer.slots for layer in info.layers}
     assert counts == {"tell": ROWS * (2 * rounds + 1), "make": ROWS}

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import dualform
-from dualform import Gallery
+from dualform import PreviewSet
 from dualform.errors import BadInput, RecordingError
 from dualform.integrations.columns import said_of
-from dualform.integrations.probes import Probes
+from dualform.integrations.query_sets import QuerySets
 from dualform.record.sink import SinkThread
 from tests.walk import Trace, walk
 
@@ -64,8 +64,8 @@ def trainer(model, folder, record=None, columns=("sample", "source"), **settings
     inputs = {name: torch.stack([Texts()[row][name] for row in (0, 1)]) for name in ("input_ids", "attention_mask")}
     return RecordingTrainer(
         model=model, args=arguments(folder, **settings), train_dataset=Texts(), eval_dataset=Texts(), record=record,
-        columns=columns, dataset="texts", probes={"test": inputs}, probe_labels={"test": inputs["input_ids"]},
-        probe_galleries={"test": Gallery.texts(["the first", "the second"])}, recorder={"quiet": True},
+        columns=columns, dataset="texts", query_sets={"test": inputs}, query_set_labels={"test": inputs["input_ids"]},
+        query_set_previews={"test": PreviewSet.texts(["the first", "the second"])}, recorder={"quiet": True},
     )  # fmt: skip
 
 
@@ -95,17 +95,17 @@ def test_the_training_is_unharmed_and_rebuilt(tmp_path, settings, error):
         assert slots["position"][padded].max() == LENGTH - 4
         assert slots["position"][~padded].max() == LENGTH - 1
         assert np.array_equal(np.unique(slots["sample"]), np.arange(ROWS))
-        assert all(one.relative_error < error for one in memory.verify().values())
-        assert len(memory.probe("test", "lm_head").queries) == 2 * LENGTH
+        assert all(one.reconstruction_error < error for one in memory.verify().values())
+        assert len(memory.query_set("test", "lm_head").queries) == 2 * LENGTH
         words = torch.stack([Texts()[row]["input_ids"] for row in (0, 1)])
-        assert memory.probe("test").labels.tolist() == words.flatten().tolist()
-        assert memory.appearances([1], probe="test").texts == ("the second",)
+        assert memory.query_set("test").labels.tolist() == words.flatten().tolist()
+        assert memory.previews([1], query_set="test").texts == ("the second",)
     assert training.evaluate()["eval_loss"] > 0
 
 
-def test_a_probe_that_cannot_be_taken_costs_nothing_of_the_memory(tmp_path):
+def test_a_query_set_that_cannot_be_taken_costs_nothing_of_the_memory(tmp_path):
     training = trainer(llama(), tmp_path, tmp_path / "m", max_steps=2)
-    training._probes = Probes({"test": {"input_ids": torch.full((1, 3), WORDS)}})
+    training._query_sets = QuerySets({"test": {"input_ids": torch.full((1, 3), WORDS)}})
     with pytest.raises(IndexError):
         training.train()
     with dualform.open(tmp_path / "m") as memory:
@@ -174,7 +174,7 @@ def test_it_ends_with_the_last_weights_though_the_best_ones_are_put_in_place(tmp
     with pytest.warns(RuntimeWarning, match=r"^load_best_model_at_end changed the model's weights after the last step"):
         training.train()
     with dualform.open(tmp_path / "m") as memory:
-        assert all(grade.exact for grade in memory.weights().grades.values())
+        assert all(status.exact for status in memory.weights().statuses.values())
         final = memory.weights()["lm_head.weight"]
     assert not torch.allclose(model.lm_head.weight, final, atol=1e-4)
 
@@ -196,7 +196,7 @@ def test_a_training_that_goes_on_from_a_checkpoint_goes_on_in_its_memory(tmp_pat
         model = llama()
         training = trainer(model, tmp_path, tmp_path / "m", save_strategy="epoch")
         training._recorder_arguments["resume"] = True
-        training._probes = Probes()
+        training._query_sets = QuerySets()
         if checkpoint is None:
             training.add_callback(Stop())
         training.train(resume_from_checkpoint=checkpoint)
@@ -229,7 +229,7 @@ def test_a_batch_size_that_is_found_by_trying(tmp_path, failing, folders):
     torch.manual_seed(0)
     model = TooMuch(failing)
     training = trainer(model, tmp_path, tmp_path / "m", num_train_epochs=1, auto_find_batch_size=True)
-    training._probes = Probes()
+    training._query_sets = QuerySets()
     training.train()
     for folder in folders:
         with dualform.open(tmp_path / folder) as memory:

@@ -64,7 +64,7 @@ def test_it_computes_as_a_copy_that_loaded_the_weights(trained, question):
         assert sorted(inside) == sorted(before)
         assert sorted(inside.others) == ["norm.bias", "norm.weight"]
         assert inside.not_recorded == ()
-        assert inside.grades.keys() == {"embed", "hidden", "head"}
+        assert inside.statuses.keys() == {"embed", "hidden", "head"}
     assert same(bits(model), before)
     assert model.head.weight is model.embed.weight
 

@@ -53,12 +53,12 @@ def trained(tmp_path_factory):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(words), words[:, 0]).backward()
                 optimizer.step()
-        recorder.probe("test", WORDS[:4])
+        recorder.query_set("test", WORDS[:4])
     with dualform.open(path) as memory:
         yield model, memory
 
 
-def test_they_are_those_of_a_probe_that_was_taken_as_the_training_ended(trained):
+def test_they_are_those_of_a_query_set_that_was_taken_as_the_training_ended(trained):
     model, memory = trained
     modes = [module.training for module in model.modules()]
     found = memory.queries(model, WORDS[:4])
@@ -66,7 +66,7 @@ def test_they_are_those_of_a_probe_that_was_taken_as_the_training_ended(trained)
     assert found.keys() == names
     assert {"own", "groups.0", "groups.1", "around.q"} <= names
     for name in names:
-        np.testing.assert_array_equal(found[name].rows, memory.probe("test", name).queries, err_msg=name)
+        np.testing.assert_array_equal(found[name].rows, memory.query_set("test", name).queries, err_msg=name)
     assert [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -178,19 +178,19 @@ def test_queries_or_inputs_with_their_model(trained):
             memory.topk("head", **named)
 
 
-def test_a_probe_takes_named_arguments(tmp_path):
+def test_a_query_set_takes_named_arguments(tmp_path):
     torch.manual_seed(0)
     model = Network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
         with recorder.step(batch_dim={"token": 1, "embed": 0}):
             model(WORDS[:7]).square().mean().backward()
-        recorder.probe("named", words=WORDS[:4], scale=None)
-        recorder.probe("one", {"words": WORDS[:4], "more": {"scale": [torch.ones(4)]}})
+        recorder.query_set("named", words=WORDS[:4], scale=None)
+        recorder.query_set("one", {"words": WORDS[:4], "more": {"scale": [torch.ones(4)]}})
         with pytest.raises(BadInput, match="inputs are given both as one argument and by name"):
-            recorder.probe("both", WORDS[:4], words=WORDS[:4])
+            recorder.query_set("both", WORDS[:4], words=WORDS[:4])
     with dualform.open(tmp_path / "m") as memory:
-        one, other = (memory.probe(name, "own").queries for name in ("named", "one"))
+        one, other = (memory.query_set(name, "own").queries for name in ("named", "one"))
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 

@@ -50,8 +50,8 @@ class Network:
     """One step, where it is not zero_grad, loss, backward, step."""
     before: Callable[[nn.Module, Optimizer, int], None] | None = None
     """What happens before a step of that number."""
-    grades: Mapping[str, str] = field(default_factory=dict)
-    """Grade by layer, of those that are not exact."""
+    statuses: Mapping[str, str] = field(default_factory=dict)
+    """Status by layer, of those that are not exact."""
     layers: tuple[str, ...] | None = None
     """The layers that are recorded; None for all of the suite's kinds."""
     time_first: frozenset[str] = frozenset()

@@ -77,33 +77,33 @@ def test_keys_and_values_are_what_the_layers_saw(network, recorded):
         keys, errors = captured[0].rows(name, name in network.time_first)
         assert np.array_equal(memory.keys(name), keys.numpy()), name
         assert next(layer.slots for layer in memory.info().layers if layer.name == name) == len(keys)
-        if network.grades.get(name) != "scores only":
+        if network.statuses.get(name) != "scores only":
             assert np.array_equal(memory.values(name), errors.numpy()), name
 
 
-def test_the_grade_is_what_the_pass_over_the_slots_measures(network, recorded):
+def test_the_status_is_what_the_pass_over_the_slots_measures(network, recorded):
     _, memory = recorded
-    certificates = memory.verify()
+    reconstructions = memory.verify()
     for layer in memory.info().layers:
-        expected = network.grades.get(layer.name, "exact")
-        grade, measured = layer.grade, certificates[layer.name].relative_error
-        assert grade.name == expected, (layer.name, str(grade), grade.reason, measured)
+        expected = network.statuses.get(layer.name, "exact")
+        status, measured = layer.status, reconstructions[layer.name].reconstruction_error
+        assert status.name == expected, (layer.name, str(status), status.reason, measured)
         if expected == "scores only":
             assert measured is None
             continue
-        assert grade.error == pytest.approx(measured, rel=1.5, abs=EXACT / 10)
+        assert status.error == pytest.approx(measured, rel=1.5, abs=EXACT / 10)
         assert (measured <= EXACT) == (expected == "exact")
 
 
 def test_the_last_output_is_the_networks_own(network, recorded):
     model, memory = recorded
     for layer in memory.info().layers:
-        if layer.grade.name == "scores only" or layer.name.startswith("recurrent") or layer.name in PARTS:
+        if layer.status.name == "scores only" or layer.name.startswith("recurrent") or layer.name in PARTS:
             continue
         queries = torch.randn(3, layer.d_in, generator=torch.Generator().manual_seed(4))
         module = model.get_submodule(layer.name)
         with torch.no_grad():
             live = product(module, queries.to(module.weight.dtype)).double().numpy()
-        # Beyond the bound an answer wants to be asked for; the standing term makes it that of the live network.
+        # Beyond the bound an answer wants to be asked for; the unrecorded change makes it that of the live network.
         found = np.asarray(memory.output(layer.name, queries.numpy(), allow_inexact=True))
         assert found == pytest.approx(live, abs=2e-5 * max(1.0, float(np.abs(live).max()))), layer.name

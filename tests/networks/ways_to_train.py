@@ -66,7 +66,7 @@ def under_autocast(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
         return classify(model, inputs)
 
 
-Network("bfloat16-autocast", mlp, labelled, under_autocast, grades=dict.fromkeys(("0", "2"), "exact to bfloat16"))
+Network("bfloat16-autocast", mlp, labelled, under_autocast, statuses=dict.fromkeys(("0", "2"), "exact to bfloat16"))
 
 
 def freeze_half_way(model: nn.Module, optimizer: Optimizer, number: int) -> None:
@@ -86,7 +86,7 @@ def roll_back(model: nn.Module, optimizer: Optimizer, number: int) -> None:
         model.load_state_dict(model.__dict__.pop("best"))
 
 
-Network("rolled-back", mlp, labelled, classify, before=roll_back, grades=dict.fromkeys(("0", "2"), "off"))
+Network("rolled-back", mlp, labelled, classify, before=roll_back, statuses=dict.fromkeys(("0", "2"), "approximate"))
 Network("adam", mlp, labelled, classify, lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1))
 Network("adamw", mlp, labelled, classify, lambda m: torch.optim.AdamW(m.parameters(), lr=0.01))
 Network(
@@ -95,5 +95,5 @@ Network(
     labelled,
     classify,
     lambda m: Unruled(m.parameters(), lr=0.05),
-    grades=dict.fromkeys(("0", "2"), "scores only"),
+    statuses=dict.fromkeys(("0", "2"), "scores only"),
 )

@@ -37,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(images[index % 40]), labels[index % 40]).backward()
                 optimizer.step()
-        recorder.probe("test", images[:9], label=labels[:9])
-        recorder.probe("other", images[9:12])
+        recorder.query_set("test", images[:9], label=labels[:9])
+        recorder.query_set("other", images[9:12])
     return path
 
 

@@ -17,7 +17,7 @@ from dualform_explorer.mask import where_of
 from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
-from tests.notebook.galleries import record_images, record_passages
+from tests.notebook.previews import record_images, record_passages
 
 
 def shown_sums(view):
@@ -39,32 +39,32 @@ def test_the_view_is_what_the_memory_answers(memory):
     assert [own["columns"] for own in view["slots"]] == [
         {name: row[name] for name in ("step", "dataset", "label", "sample", "text")} for row in columns
     ]
-    probe = memory.probe("test")
-    largest = int(probe.outputs[3].argmax())
+    query_set = memory.query_set("test")
+    largest = int(query_set.outputs[3].argmax())
     assert view["query"] == {
-        "probe": "test", "row": 3, "count": 9, "token": None, "tokens": 1, "label": 3, "label_name": "",
-        "read": largest, "read_name": "", "wrong": largest != 3, "look": None,
+        "query_set": "test", "row": 3, "count": 9, "token": None, "tokens": 1, "label": 3, "label_name": "",
+        "read": largest, "read_name": "", "wrong": largest != 3, "preview": None,
     }  # fmt: skip
     assert (view["matching"], view["scanned"], view["space"]) == (48, 48, "sample")
-    assert view["grade"] == "scores are of stored keys alone, and exact; the layer's record: exact"
-    assert memory.explorer("test/3", score="contribution", toward="0").view["grade"] == "the layer's record: exact"
+    assert view["status"] == "scores are of stored keys alone, and exact; the layer's record: exact"
+    assert memory.explorer("test/3", score="contribution", target="0").view["status"] == "the layer's record: exact"
 
 
 def test_what_is_not_said_is_chosen(memory):
     view = memory.explorer().view
-    assert (view["query"]["probe"], view["query"]["row"], view["layer"], view["by"]) == (
+    assert (view["query"]["query_set"], view["query"]["row"], view["layer"], view["by"]) == (
         "test",
         0,
         "2",
         "dataset,label",
     )
     assert view["layers"] == ["0", "2"]
-    assert view["probes"] == ["test", "other"]
+    assert view["query_sets"] == ["test", "other"]
     assert view["groupings"] == ["dataset,label", "dataset", "label", "sample", "text"]
     assert memory.explorer("other/1").view["query"]["label"] is None
 
 
-@pytest.mark.parametrize("score", ["signed", "abs"])
+@pytest.mark.parametrize("score", ["dot", "abs"])
 @pytest.mark.parametrize(
     ("masks", "where", "sql"),
     [
@@ -107,16 +107,20 @@ def test_a_mask_is_taken_back_exactly(memory):
     ("change", "message", "hint"),
     [
         ({"layer": "nix"}, "There is no layer 'nix'.", "There is: 0, 2."),
-        ({"query": "test/99"}, "The probe test has no example '99'", "There is: test/0, test/8."),
-        ({"query": "nix/1"}, "There is no probe 'nix'", "There is: test/0, other/0."),
-        ({"query": "test/1:3"}, "The probe test has no example '1:3'", "There is: test/0, test/8."),
-        ({"query": "test"}, "There is no probe 'test'; an item is PROBE/EXAMPLE.", "There is: test/0, other/0."),
+        ({"query": "test/99"}, "The query set test has no example '99'", "There is: test/0, test/8."),
+        ({"query": "nix/1"}, "There is no query set 'nix'", "There is: test/0, other/0."),
+        ({"query": "test/1:3"}, "The query set test has no example '1:3'", "There is: test/0, test/8."),
+        (
+            {"query": "test"},
+            "There is no query set 'test'; an item is QUERY_SET/EXAMPLE.",
+            "There is: test/0, other/0.",
+        ),
         ({"where": "labl = 3"}, "no slot column 'labl'.", "Columns: "),
         ({"where": "label = 1) OR (true"}, "where cannot be read", ""),
         ({"where": "step > 99"}, "where leaves none of 48 slots", "See what is there"),
         ({"by": "nix"}, "There is no column 'nix' to group by.", "There is: "),
-        ({"score": "cosine"}, "score is 'cosine', which is none of: signed, abs, contribution.", "There is: "),
-        ({"toward": "7"}, "toward is '7'; it is an output of layer 0, 0 to 4", ""),
+        ({"score": "cosine"}, "score is 'cosine', which is none of: dot, abs, contribution.", "There is: "),
+        ({"target": "7"}, "target is '7'; it is an output of layer 0, 0 to 4", ""),
         ({"k": 0}, "k is 0.", "Ask for at least 1"),
         ({"masks": [{"values": {"nix": 1}}]}, "There is no column 'nix'.", ""),
         ({"masks": [{"values": {}}]}, "a mask is {'values': {}}.", "Give {"),
@@ -149,7 +153,7 @@ def test_an_expression_of_ones_own_does_not_reach_beyond_the_masks(memory):
     )
 
 
-def test_a_memory_without_a_probe_says_so(tmp_path):
+def test_a_memory_without_a_query_set_says_so(tmp_path):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0, 1]):
@@ -157,7 +161,7 @@ def test_a_memory_without_a_probe_says_so(tmp_path):
         optimizer.step()
     with open_memory(tmp_path / "run") as opened:
         error = opened.explorer().view["error"]
-    assert error["message"].startswith("This memory has no probe: recorder.probe(")
+    assert error["message"].startswith("This memory has no query set: recorder.query_set(")
 
 
 def test_an_error_that_nobody_foresaw_is_told_too(memory, monkeypatch):
@@ -208,16 +212,16 @@ def test_nothing_of_it_is_loaded_before_it_is_asked_for(folder):
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_slots_and_examples_look_as_the_gallery_has_them(tmp_path):
+def test_slots_and_examples_look_as_the_preview_set_has_them(tmp_path):
     path = record_images(tmp_path / "run")
     with open_memory(path) as opened:
         view = opened.explorer("test/2", k=5).view
         slots = opened.slots(opened.topk("0", "test/2", k=5)).records()
-        looks = opened.appearances([own["sample"] for own in slots], "mine")
-        (example,) = opened.appearances([2], probe="test")
-        shown = [own["look"] for own in view["slots"]]
-        assert shown == [{"image": f"data:image/png;base64,{b64encode(own.image).decode()}"} for own in looks]
-        assert view["query"]["look"] == {"image": f"data:image/png;base64,{b64encode(example.image).decode()}"}
+        previews = opened.previews([own["sample"] for own in slots], "mine")
+        (example,) = opened.previews([2], query_set="test")
+        shown = [own["preview"] for own in view["slots"]]
+        assert shown == [{"image": f"data:image/png;base64,{b64encode(own.image).decode()}"} for own in previews]
+        assert view["query"]["preview"] == {"image": f"data:image/png;base64,{b64encode(example.image).decode()}"}
 
 
 def test_a_token_is_marked_in_its_passage_and_is_of_its_example(tmp_path):
@@ -225,12 +229,12 @@ def test_a_token_is_marked_in_its_passage_and_is_of_its_example(tmp_path):
     with open_memory(path) as opened:
         view = opened.explorer("test/2", token=1, by="position", k=4).view
         assert (view["query"]["token"], view["query"]["tokens"], view["query"]["label"]) == (1, 3, 2)
-        assert view["query"]["look"] == {"before": "aa ", "token": "bb", "behind": " cc"}
+        assert view["query"]["preview"] == {"before": "aa ", "token": "bb", "behind": " cc"}
         rows = opened.slots(opened.topk("0", "test/7", k=4)).records()
         for own, row in zip(view["slots"], rows, strict=True):
             marked = ("aa", "bb", "cc")[row["position"]]
-            assert own["look"]["token"] == marked
-            assert own["look"]["before"] + marked + own["look"]["behind"] == "aa bb cc"
+            assert own["preview"]["token"] == marked
+            assert own["preview"]["before"] + marked + own["preview"]["behind"] == "aa bb cc"
         assert opened.explorer("test/2", k=4).view["query"]["token"] == 2, "the last one where none is named"
         error = opened.explorer("test/2", token=3).view["error"]
     assert error["message"] == "The example has no token 3: it has 0 to 2."
@@ -240,20 +244,20 @@ def test_tokens_that_have_labels_of_their_own_are_asked_as_the_page_asks(tmp_pat
     torch.manual_seed(0)
     words = [[f"{text}{letter}" for letter in "abcd"] for text in range(8)]
     places = [np.array([[0, 2], [3, 5], [6, 8], [9, 11]])] * 8
-    gallery = dualform.Gallery.texts([" ".join(own) for own in words], offsets=places)
+    preview_set = dualform.PreviewSet.texts([" ".join(own) for own in words], offsets=places)
     model, inputs, labels = nn.Sequential(nn.Linear(4, 3)), torch.randn(8, 4, 4), torch.randint(3, (8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
         with recorder.step(sample=torch.arange(8), label=labels):
             nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten()).backward()
             optimizer.step()
-        recorder.probe("test", inputs, label=labels, gallery=gallery)
+        recorder.query_set("test", inputs, label=labels, previews=preview_set)
     with open_memory(tmp_path / "run") as opened:
         for row, token in ((0, 0), (1, 1), (2, 1), (7, 3)):
             view = opened.explorer(f"test/{row}", token=token, layer="0", by="sample").view
             query = view["query"]
             assert (query["count"], query["token"], query["label"]) == (8, token, labels[row, token])
-            assert query["look"]["token"] == words[row][token]
+            assert query["preview"]["token"] == words[row][token]
             best = opened.topk("0", f"test/{4 * row + token}", k=12)
             assert [own["score"] for own in view["slots"]] == best.scores[0].tolist()
 
@@ -269,7 +273,7 @@ def test_numbers_that_no_browser_can_hold_go_there_as_texts_and_come_back_as_the
             optimizer.zero_grad()
             model(inputs).sum().backward()
             optimizer.step()
-        recorder.probe("test", inputs)
+        recorder.query_set("test", inputs)
     with open_memory(tmp_path / "m") as memory:
         explorer = memory.explorer("test/0", by="sample")
         groups = [own["values"]["sample"] for own in explorer.view["groups"]]

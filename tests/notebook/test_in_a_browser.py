@@ -12,11 +12,11 @@ import pytest
 
 import dualform
 import dualform_notebook.explorer as room
-from dualform_explorer.looks import NOTHING, Look, Looks
 from dualform_explorer.panels import slots
+from dualform_explorer.previews import NOTHING, ShownPreview, ShownPreviews
 from tests.explorer.chromium import chromium, needs_chromium
 from tests.notebook.conftest import UNSAFE
-from tests.notebook.galleries import record_images, record_passages
+from tests.notebook.previews import record_images, record_passages
 
 STATIC = Path(room.__file__).parent
 
@@ -157,18 +157,18 @@ def test_contributions_go_where_the_reader_says(shown, memory):
     page = own.page
     page.get_by_label("measure").select_option("contribution")
     own.settled()
-    toward = page.get_by_label("toward")
-    chosen = toward.input_value()
-    assert chosen == own.explorer.view["toward"] != ""
-    toward.fill("1-0")
-    toward.press("Enter")
+    target = page.get_by_label("target")
+    chosen = target.input_value()
+    assert chosen == own.explorer.view["target"] != ""
+    target.fill("1-0")
+    target.press("Enter")
     page.get_by_text("Sums of contribution to output 1 less 0 by label").wait_for()
-    sums = memory.group_sum("2", "test/3", by="label", score="contribution", toward="1-0")
+    sums = memory.group_sum("2", "test/3", by="label", score="contribution", target="1-0")
     assert own.table("groups") == sums.sums[0].tolist()
-    toward = page.get_by_label("toward")
-    toward.fill("9")
-    toward.press("Enter")
-    page.get_by_role("alert").get_by_text("toward is '9'").wait_for()
+    target = page.get_by_label("target")
+    target.fill("9")
+    target.press("Enter")
+    page.get_by_role("alert").get_by_text("target is '9'").wait_for()
 
 
 def test_a_token_is_chosen(opened, tmp_path):
@@ -209,8 +209,13 @@ def test_a_text_of_the_training_stays_text(shown):
 
 
 def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monkeypatch):
-    looks = [Look(image=PICTURE), Look(passage=("a ", "<b>fox</b>", " and")), Look(row={"age": 39}), NOTHING]
-    monkeypatch.setattr(slots, "looks_of_slots", lambda *asked: Looks(looks, "The others are lost."))
+    previews = [
+        ShownPreview(image=PICTURE),
+        ShownPreview(passage=("a ", "<b>fox</b>", " and")),
+        ShownPreview(row={"age": 39}),
+        NOTHING,
+    ]
+    monkeypatch.setattr(slots, "shown_of_slots", lambda *asked: ShownPreviews(previews, "The others are lost."))
     own = shown(k=4)
     cells = own.page.locator("table.slots td:nth-child(4)")
     assert own.page.locator("table.slots thead th").nth(3).inner_text() == "looks like"
@@ -226,7 +231,7 @@ def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monk
 def test_the_example_has_its_picture(opened, tmp_path):
     with dualform.open(record_images(tmp_path / "run")) as memory:
         own = Page(opened, memory.explorer("test/2"))
-        (example,) = memory.appearances([2], probe="test")
+        (example,) = memory.previews([2], query_set="test")
         picture = own.page.locator(".example img")
         assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 2
         assert b64decode(picture.get_attribute("src").partition("base64,")[2]) == example.image

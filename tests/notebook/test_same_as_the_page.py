@@ -66,18 +66,18 @@ def shown_groups(view) -> list[float]:
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize(("score", "toward"), [("signed", ""), ("abs", ""), ("contribution", "1"),
+@pytest.mark.parametrize(("score", "target"), [("dot", ""), ("abs", ""), ("contribution", "1"),
                                                ("contribution", "1-0")])  # fmt: skip
-def test_widget_page_and_api_show_the_same_numbers(asked, score, toward, masked):
+def test_widget_page_and_api_show_the_same_numbers(asked, score, target, masked):
     kind, memory, pages = asked
-    given = {"query": kind.item, "layer": kind.layer, "score": score, "toward": toward, "token": kind.token, "k": SHOWN}
+    given = {"query": kind.item, "layer": kind.layer, "score": score, "target": target, "token": kind.token, "k": SHOWN}
     widget = memory.explorer(**given)
     if masked:
         widget.masks = [{"values": kind.mask, "keep": False}]
     view = widget.view
     assert "error" not in view, view
 
-    address = {"item": kind.item, "layer": kind.layer, "score": score, "toward": toward, "k": SHOWN}
+    address = {"item": kind.item, "layer": kind.layer, "score": score, "target": target, "k": SHOWN}
     address |= {} if kind.token is None else {"token": kind.token}
     address |= {"without": kind.written} if masked else {}
     page = pages.get("/explore?" + urlencode(address))
@@ -86,7 +86,7 @@ def test_widget_page_and_api_show_the_same_numbers(asked, score, toward, masked)
     by = tuple(view["by"].split(","))
     assert by == (("dataset", "label") if "shapes" in kind.item else ("label",))
 
-    question = {"score": score, "where": kind.where if masked else None} | ({"toward": toward} if toward else {})
+    question = {"score": score, "where": kind.where if masked else None} | ({"target": target} if target else {})
     sums = memory.group_sum(kind.layer, kind.stored, by=by, **question)
     assert len(sums.groups) <= MOST_GROUPS
     assert shown_groups(view) == sums.sums[0].tolist()
@@ -107,4 +107,4 @@ def test_an_output_that_contributions_go_to_is_chosen_as_on_the_page(asked):
     address = {"item": kind.item, "layer": kind.layer, "score": "contribution"}
     page = pages.get("/explore?" + urlencode(address))
     assert page.status == 303
-    assert f"toward={view['toward']}&" in page.headers["location"] + "&"
+    assert f"target={view['target']}&" in page.headers["location"] + "&"

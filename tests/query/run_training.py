@@ -48,5 +48,5 @@ class Training:
                     self.optimizer.step()
                 self.done += 1
                 self.history.append(state_of(self.model))
-            recorder.probe("test", batches(1)[0][0])
+            recorder.query_set("test", batches(1)[0][0])
         return path

@@ -44,13 +44,13 @@ WAYS = {
 
 def assert_rebuilt(path, history):
     with dualform.open(path) as memory:
-        certificates = memory.verify()
+        reconstructions = memory.verify()
         for layer in memory.info().layers:
-            certificate = certificates[layer.name]
-            assert layer.grade.name == "exact", layer.grade.reason
-            assert certificate.exact
-            assert certificate.relative_error <= 1e-5
-            assert layer.grade.error == pytest.approx(certificate.relative_error, rel=0.3, abs=1e-8)
+            reconstruction = reconstructions[layer.name]
+            assert layer.status.name == "exact", layer.status.reason
+            assert reconstruction.exact
+            assert reconstruction.reconstruction_error <= 1e-5
+            assert layer.status.error == pytest.approx(reconstruction.reconstruction_error, rel=0.3, abs=1e-8)
         for at_step in (0, 1, 7, len(history) - 1):
             for name, value in memory.weights(at_step=at_step).items():
                 way = np.linalg.norm(history[-1][name] - history[0][name])
@@ -105,14 +105,14 @@ def opened(trained):
 def test_masked_weights_are_those_of_a_plain_loop_and_shares_add_up(opened, cut, label):
     where = f"step < {cut} OR label = {label}"
     found, others = opened.weights(where), opened.weights(f"NOT ({where})")
-    whole, standing = opened.weights(), {}
+    whole, unrecorded_change = opened.weights(), {}
     view = opened._view
     for layer in view.snapshot.layers.values():
         none = mask.selection(view, layer, "label > 9")
-        standing |= build(view, layer, none, None, lambda: None)
+        unrecorded_change |= build(view, layer, none, None, lambda: None)
     for name in whole:
         np.testing.assert_allclose(found[name], naive(opened, name, name[0], where), rtol=1e-4, atol=2e-6)
-        together = found[name].double() + others[name].double() - torch.from_numpy(standing[name])
+        together = found[name].double() + others[name].double() - torch.from_numpy(unrecorded_change[name])
         np.testing.assert_allclose(together, whole[name].double(), rtol=1e-5, atol=1e-6)
 
 

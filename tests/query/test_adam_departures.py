@@ -38,16 +38,16 @@ def test_a_resumed_training_is_one_memory(tmp_path, state):
             for own in optimizer.state.values():
                 own["exp_avg_sq"].mul_(0.5)
     with dualform.open([tmp_path / "0", tmp_path / "1"]) as memory:
-        grade = memory.info().layers[0].grade
+        status = memory.info().layers[0].status
         if state == "kept":
-            assert grade.name == "exact"
+            assert status.name == "exact"
             for at_step in (5, 12, 20, 24):
                 for name, value in memory.weights(at_step=at_step).items():
                     np.testing.assert_allclose(value, history[at_step][name], rtol=1e-4, atol=2e-6)
         else:
             kind = "exp_avg" if state == "lost" else "exp_avg_sq"
-            assert (grade.name, grade.since, grade.error) == ("off", 12, None)
-            assert f"did not begin with the {kind} that run 0" in grade.reason
+            assert (status.name, status.since, status.error) == ("approximate", 12, None)
+            assert f"did not begin with the {kind} that run 0" in status.reason
 
 
 def test_buffers_that_are_cleared_while_training_are_the_reason(tmp_path):
@@ -58,10 +58,10 @@ def test_buffers_that_are_cleared_while_training_are_the_reason(tmp_path):
 
     record(tmp_path / "m", loop=loop)
     with dualform.open(tmp_path / "m") as memory:
-        grade = memory.info().layers[0].grade
-        assert grade.name == "off"
-        assert grade.reason == "the optimizer's exp_avg of 0.weight was cleared before step 20 (from step 20 on)."
-        assert memory.verify()["0"].relative_error == pytest.approx(grade.error, rel=0.3)
+        status = memory.info().layers[0].status
+        assert status.name == "approximate"
+        assert status.reason == "the optimizer's exp_avg of 0.weight was cleared before step 20 (from step 20 on)."
+        assert memory.verify()["0"].reconstruction_error == pytest.approx(status.error, rel=0.3)
 
 
 @pytest.mark.parametrize("amount", [1e-3, 1e-2])
@@ -73,10 +73,10 @@ def test_weights_that_are_moved_by_hand_date_the_departure(tmp_path, amount):
 
     record(tmp_path / "m", between=nudge)
     with dualform.open(tmp_path / "m") as memory:
-        grades = {layer.name: layer.grade for layer in memory.info().layers}
-        assert (grades["2"].name, grades["2"].since) == ("off", 25)
-        assert grades["2"].reason.startswith("weights were changed outside the optimizer's update")
-        assert (grades["0"].name, grades["4"].name) == ("exact", "exact")
+        statuses = {layer.name: layer.status for layer in memory.info().layers}
+        assert (statuses["2"].name, statuses["2"].since) == ("approximate", 25)
+        assert statuses["2"].reason.startswith("weights were changed outside the optimizer's update")
+        assert (statuses["0"].name, statuses["4"].name) == ("exact", "exact")
 
 
 def test_noise_of_one_step_is_what_rounding_makes(tmp_path):
@@ -106,7 +106,7 @@ def test_a_memory_that_is_still_recorded_is_not_said_to_be_cut_off(tmp_path):
                 plain(model, optimizer, x, y, 0)
         recorder.flush()
         with dualform.open(tmp_path / "m") as memory:
-            reason = memory.verify()["0"].grade.reason
+            reason = memory.verify()["0"].status.reason
             assert reason == "there are no final weights: the recording was cut off, or still runs."
 
 
@@ -118,6 +118,6 @@ def test_squares_that_underflow_are_not_said_to_be_written_weights(tmp_path):
 
     record(tmp_path / "m", loop=tiny, eps=1e-30)
     with dualform.open(tmp_path / "m") as memory:
-        grade = memory.info().layers[0].grade
-        assert grade.name == "off"
-        assert grade.reason == f"AdamW's update of step {grade.since} was not what its rule makes of the record."
+        status = memory.info().layers[0].status
+        assert status.name == "approximate"
+        assert status.reason == f"AdamW's update of step {status.since} was not what its rule makes of the record."

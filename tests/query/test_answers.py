@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.answers import Cancellation, Grade, Hits, Outputs, Scan, Weights
+from dualform.answers import Cancellation, Hits, Outputs, Scan, Status, Weights
 from dualform.errors import BadInput, Inexact, MissingPackage, NotFound
 
 STEPS, ROWS, TOKENS = 4, 5, 3
@@ -103,8 +103,8 @@ def test_weights_are_taken_by_load_state_dict(memory, trained):
     model.load_state_dict(weights)
     for name, parameter in trained[1].state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], parameter, rtol=1e-5, atol=1e-6)
-    assert {layer: grade.name for layer, grade in weights.grades.items()} == {"token": "exact", "head": "exact"}
-    assert weights.standing == {"token": 0.0, "head": 0.0}
+    assert {layer: status.name for layer, status in weights.statuses.items()} == {"token": "exact", "head": "exact"}
+    assert weights.unrecorded_change == {"token": 0.0, "head": 0.0}
     assert weights.not_recorded == ()
     assert weights.scan.slots_scanned == weights.scan.slots_matching == STEPS * ROWS * (1 + TOKENS)
 
@@ -127,11 +127,11 @@ def test_look_ups_say_what_they_saw(memory):
     slots, snapshot = memory.slots([3, 1], "token"), memory.info().snapshot
     assert slots.space == "token"
     assert (slots.scan.slots_scanned, slots.scan.slots_matching) == (STEPS * ROWS * TOKENS, 2)
-    rows, certificates = memory.sql("SELECT 1 AS one"), memory.verify()
+    rows, reconstructions = memory.sql("SELECT 1 AS one"), memory.verify()
     assert rows.space == ""
-    assert certificates.scan.slots_scanned == STEPS * ROWS * (1 + TOKENS)
-    assert [one.scan.snapshot for one in (slots, rows, certificates)] == [snapshot] * 3
-    assert all(one.scan.seconds > 0 for one in (slots, rows, certificates))
+    assert reconstructions.scan.slots_scanned == STEPS * ROWS * (1 + TOKENS)
+    assert [one.scan.snapshot for one in (slots, rows, reconstructions)] == [snapshot] * 3
+    assert all(one.scan.seconds > 0 for one in (slots, rows, reconstructions))
 
 
 def test_slots_that_share_a_key_have_equal_key_rows(memory):
@@ -155,17 +155,17 @@ def test_a_record_that_is_not_exact_is_answered_only_where_that_is_allowed(tmp_p
                 optimizer.step()
     with dualform.open(tmp_path / "run") as memory:
         (layer,) = memory.info().layers
-        assert (layer.exact, layer.grade.name) == (False, "off")
+        assert (layer.exact, layer.status.name) == (False, "approximate")
         for ask in (lambda **how: memory.output(layer.name, np.eye(3), **how), lambda **how: memory.weights(**how)):
             with pytest.raises(Inexact):
                 ask()
             assert ask(allow_inexact=True) is not None
-        assert memory.output(layer.name, np.eye(3), allow_inexact=True).grade.name == "off"
+        assert memory.output(layer.name, np.eye(3), allow_inexact=True).status.name == "approximate"
 
 
 class TestOutputs:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    outputs = Outputs(values, "sample", Grade("exact"))
+    outputs = Outputs(values, "sample", Status("exact"))
 
     def test_numpy_takes_them_as_the_array(self):
         assert np.asarray(self.outputs).tobytes() == self.values.tobytes()
@@ -222,17 +222,17 @@ def test_cancellation_is_a_mapping_by_layer():
 
 
 @pytest.mark.parametrize(
-    ("grade", "says"),
+    ("status", "says"),
     [
-        (Grade("exact", 1e-7), "exact"),
-        (Grade("exact to bfloat16", 2e-3), "exact to bfloat16"),
-        (Grade("off", 0.25, since=7), "off by 2.5e-01 since step 7"),
-        (Grade("off", reason="cut off"), "off"),
+        (Status("exact", 1e-7), "exact"),
+        (Status("exact to bfloat16", 2e-3), "exact to bfloat16"),
+        (Status("approximate", 0.25, since=7), "approximate since step 7, error 2.5e-01"),
+        (Status("approximate", reason="cut off"), "approximate"),
     ],
 )
-def test_a_grade_says_what_it_is(grade, says):
-    assert str(grade) == says
-    assert grade.exact is (says == "exact")
+def test_a_status_says_what_it_is(status, says):
+    assert str(status) == says
+    assert status.exact is (says == "exact")
 
 
 def test_hits_of_no_known_space_are_looked_up_in_the_only_one():

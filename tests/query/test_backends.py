@@ -172,16 +172,17 @@ if sys.argv[2] == "without":
     sys.modules["faiss"] = None
 import dualform
 with dualform.open(sys.argv[1]) as memory:
-    for score in ("signed", "abs", "cosine"):
+    for score in ("dot", "abs", "cosine"):
         hits = memory.topk("0", "test/0:3", k=5, score=score)
         print(hits.ids.tolist(), hits.flat_scores.tolist())
         print(memory.group_sum("0", "test/0:3", by="label", score=score).sums.tolist())
         print(memory.distribution("0", "test/0:3", score=score).scores.tolist())
-    print(memory.topk("2", "test/1", k=3, score="contribution", toward=1).flat_scores.tolist())
+    print(memory.topk("2", "test/1", k=3, score="contribution", target=1).flat_scores.tolist())
     print(memory.output("2", "test/1", where="label < 3").values.tolist())
     print(memory.contributions("2", "test/1", by="label").sums.tolist())
     print({name: own.tolist() for name, own in memory.weights().items()})
-    print(memory.keys("0").sum(), memory.verify().certificates.keys(), memory.sql("SELECT count(*) n FROM slots")["n"])
+    print(memory.keys("0").sum(), memory.verify().reconstructions.keys())
+    print(memory.sql("SELECT count(*) n FROM slots")["n"])
 """
 
 
@@ -193,4 +194,4 @@ def test_every_question_is_answered_where_faiss_is_not_installed(tmp_path):
         for way in ("with", "without")
     ]
     assert found[0] == found[1]
-    assert len(found[0].splitlines()) == 14
+    assert len(found[0].splitlines()) == 15

@@ -37,7 +37,7 @@ def test_each_group_has_the_sum_over_its_slots(seed, label, at_step, repeats):
         assert found.counts[number] == group.sum()
     np.testing.assert_allclose(found.initial, queries @ case.weight.T.astype(float), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found.bias, case.rebuilt(stays, step)[1], rtol=1e-12, atol=1e-12)
-    np.testing.assert_array_equal(found.standing, 0)
+    np.testing.assert_array_equal(found.unrecorded_change, 0)
     assert np.abs(found.residual).max() < 1e-12
     if step < STEPS:
         assert found.unexplained is None
@@ -149,15 +149,17 @@ def test_what_moved_the_weights_outside_the_record_stands(tmp_path):
         with pytest.raises(Inexact):
             memory.contributions("", queries, "label")
         found = memory.contributions("", queries, "label", allow_inexact=True)
-        np.testing.assert_allclose(found.standing, 0.5 * queries.sum(axis=1, keepdims=True).repeat(3, 1), rtol=1e-5)
+        np.testing.assert_allclose(
+            found.unrecorded_change, 0.5 * queries.sum(axis=1, keepdims=True).repeat(3, 1), rtol=1e-5
+        )
         np.testing.assert_allclose(
             found.output, np.asarray(memory.output("", queries, allow_inexact=True)), rtol=1e-6, atol=1e-6
         )
-        np.testing.assert_allclose(found.unexplained, found.standing, rtol=1e-6, atol=1e-6)
-        assert not found.grade.exact
+        np.testing.assert_allclose(found.unexplained, found.unrecorded_change, rtol=1e-6, atol=1e-6)
+        assert not found.status.exact
 
 
-def test_what_was_forgotten_stands(tmp_path):
+def test_what_was_deleted_stands(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
@@ -170,12 +172,12 @@ def test_what_was_forgotten_stands(tmp_path):
     queries = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
     with dualform.open(tmp_path / "m") as memory:
         before = memory.contributions("", queries, "label")
-    dualform.forget(tmp_path / "m", "label = 1")
+    dualform.delete(tmp_path / "m", "label = 1")
     with dualform.open(tmp_path / "m") as memory:
         found = memory.contributions("", queries, "label")
     assert found.groups == ((0,), (2,))
     np.testing.assert_allclose(found.sums, before.sums[:, [0, 2]], atol=1e-12)
-    np.testing.assert_allclose(found.standing, before.sums[:, 1], atol=1e-12)
+    np.testing.assert_allclose(found.unrecorded_change, before.sums[:, 1], atol=1e-12)
     np.testing.assert_allclose(found.initial, before.initial, atol=1e-12)
 
 

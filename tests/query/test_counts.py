@@ -54,7 +54,7 @@ def test_codes_are_of_backends_that_have_them(folder, name):
 
 
 def test_a_bound_is_said_as_it_was_given(folder):
-    with dualform.open(folder, memory="3 GB") as memory:
+    with dualform.open(folder, ram="3 GB") as memory:
         assert memory.counts().most_bytes == 3_000_000_000
     with dualform.open(folder) as memory:
         assert memory.counts().most_bytes is None

@@ -23,20 +23,20 @@ directions = st.one_of(
 )
 
 
-def direction_rows(toward, queries, rng):
+def direction_rows(target, queries, rng):
     """What to ask with, and float32[queries, d_out]: the direction of each query."""
-    if toward == "one vector":
+    if target == "one vector":
         given = rng.normal(size=D_OUT).astype(np.float32)
         return given, np.tile(given, (queries, 1))
-    if toward == "a vector for each query":
+    if target == "a vector for each query":
         given = rng.normal(size=(queries, D_OUT)).astype(np.float32)
         return given, given
     rows = np.zeros((queries, D_OUT), dtype=np.float32)
-    output, _, minus = str(toward).partition("-")
+    output, _, minus = str(target).partition("-")
     rows[:, int(output)] = 1
     if minus:
         rows[:, int(minus)] = -1
-    return toward, rows
+    return target, rows
 
 
 def terms_of(case, rows, at_step=None):
@@ -60,7 +60,7 @@ def backend_of(case, backend):
 asked = {
     "backend": st.sampled_from(["numpy", "int8"]),
     "seed": st.integers(0, 2**32),
-    "toward": directions,
+    "target": directions,
     "label": st.none() | st.integers(0, 3),
     "at_step": st.none() | st.integers(1, STEPS),
     "repeats": st.booleans(),
@@ -75,11 +75,11 @@ def stay(case, label, at_step):
 
 @given(**asked, k=st.integers(1, 200), by=st.sampled_from([None, "label", ["label", "step"]]))
 @settings(deadline=None, max_examples=60)
-def test_the_best_slots_are_those_of_a_brute_force(backend, seed, toward, label, at_step, repeats, k, by):
+def test_the_best_slots_are_those_of_a_brute_force(backend, seed, target, label, at_step, repeats, k, by):
     case = backend_of(Case(seed, repeats=repeats), backend)
-    given, rows = direction_rows(toward, len(case.queries), np.random.default_rng(seed))
+    given, rows = direction_rows(target, len(case.queries), np.random.default_rng(seed))
     where, stays = stay(case, label, at_step)
-    found = case.engine.topk("fc", case.queries, k, where, by, score="contribution", toward=given, at_step=at_step)
+    found = case.engine.topk("fc", case.queries, k, where, by, score="contribution", target=given, at_step=at_step)
     columns = [{"label": case.labels, "step": case.steps}[name].tolist() for name in found.by]
     groups = oracle.groups(columns, stays)
     if by is not None:
@@ -91,17 +91,17 @@ def test_the_best_slots_are_those_of_a_brute_force(backend, seed, toward, label,
             best = oracle.best(terms.tolist(), members, k)
             assert own.tolist() == best
             assert had.tobytes() == terms[best].astype(np.float32).tobytes()
-    assert found.grade.exact
+    assert found.status.exact
     assert found.scan.slots_matching == stays.sum()
 
 
 @given(**asked)
 @settings(deadline=None, max_examples=60)
-def test_the_sums_of_groups_are_those_of_their_terms(backend, seed, toward, label, at_step, repeats):
+def test_the_sums_of_groups_are_those_of_their_terms(backend, seed, target, label, at_step, repeats):
     case = backend_of(Case(seed, repeats=repeats), backend)
-    given, rows = direction_rows(toward, len(case.queries), np.random.default_rng(seed))
+    given, rows = direction_rows(target, len(case.queries), np.random.default_rng(seed))
     where, stays = stay(case, label, at_step)
-    how = {"score": "contribution", "toward": given, "at_step": at_step}
+    how = {"score": "contribution", "target": given, "at_step": at_step}
     found = case.engine.group_sum("fc", case.queries, "label", where, **how)
     terms = terms_of(case, rows, at_step)
     groups = oracle.groups([case.labels.tolist()], stays)
@@ -121,8 +121,8 @@ def test_the_sums_of_groups_are_those_of_their_terms(backend, seed, toward, labe
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("where", [None, "label <> 2"])
 @pytest.mark.parametrize("by", [None, "label"])
-@pytest.mark.parametrize("toward", [3, "0-5", "vectors"])
-def test_the_screen_leaves_out_what_the_scan_would_not_find(toward, by, where, repeats):
+@pytest.mark.parametrize("target", [3, "0-5", "vectors"])
+def test_the_screen_leaves_out_what_the_scan_would_not_find(target, by, where, repeats):
     rng, slots = np.random.default_rng(0), 6000
     rows = rng.normal(size=(900 if repeats else slots, 24)).astype(np.float32)
     values = rng.normal(size=(slots, 8)) * 10.0 ** rng.normal(size=(slots, 1))
@@ -136,8 +136,8 @@ def test_the_screen_leaves_out_what_the_scan_would_not_find(toward, by, where, r
         final=start,
     )
     queries = rng.normal(size=(5, 24)).astype(np.float32)
-    given = rng.normal(size=(5, 8)).astype(np.float32) if toward == "vectors" else toward
-    asked = {"by": by, "where": where, "score": "contribution", "toward": given, "allow_inexact": True}
+    given = rng.normal(size=(5, 8)).astype(np.float32) if target == "vectors" else target
+    asked = {"by": by, "where": where, "score": "contribution", "target": given, "allow_inexact": True}
     scan, screen = (arrays.engine(memory, backend) for backend in ("numpy", "int8"))
     expected, found = (engine.topk("fc", queries, 7, **asked) for engine in (scan, screen))
     assert found.ids.tobytes() == expected.ids.tobytes()
@@ -158,44 +158,44 @@ def test_worth_beyond_float32_is_ranked_all_the_same(backend):
     memory = arrays.memory({"fc": keys}, {"label": [0] * 200}, values={"fc": values}, initial=start, final=start)
     engine, query = arrays.engine(memory, backend), np.float32([1, -1, 0.5])
     terms = canonical_scores(keys, query) * (values[:, 1].astype(float) * engine.coefficients("fc", np.arange(200)))
-    for toward in (1, [0.0, 1.0]):
+    for target in (1, [0.0, 1.0]):
         for k in (3, 30):
-            found = engine.topk("fc", query, k, score="contribution", toward=toward, allow_inexact=True)
+            found = engine.topk("fc", query, k, score="contribution", target=target, allow_inexact=True)
             assert found.ids.tolist() == oracle.best((terms + 0.0).tolist(), range(200), k)
 
 
 @pytest.mark.parametrize("by", ["label", "slot"])
-@pytest.mark.parametrize(("toward", "same"), [(2, [0, 0, 1, 0]), ("3-1", [0, -1, 0, 1])])
-def test_an_output_is_the_vector_that_names_it(toward, same, by):
+@pytest.mark.parametrize(("target", "same"), [(2, [0, 0, 1, 0]), ("3-1", [0, -1, 0, 1])])
+def test_an_output_is_the_vector_that_names_it(target, same, by):
     case = Case()
     how = {"by": by, "score": "contribution"}
-    one, other = (case.engine.topk("fc", case.queries, 3, toward=own, **how) for own in (toward, np.float32(same)))
+    one, other = (case.engine.topk("fc", case.queries, 3, target=own, **how) for own in (target, np.float32(same)))
     assert one.ids.tolist() == other.ids.tolist()
     assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
-    sums = [case.engine.group_sum("fc", case.queries, toward=own, **how).sums for own in (toward, np.float32(same))]
+    sums = [case.engine.group_sum("fc", case.queries, target=own, **how).sums for own in (target, np.float32(same))]
     np.testing.assert_allclose(*sums, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("toward", [1, "0-3", np.eye(4, dtype=np.float32)[[0, 1, 2, 3, 0]]])
-def test_queries_are_answered_alone_as_together(toward):
+@pytest.mark.parametrize("target", [1, "0-3", np.eye(4, dtype=np.float32)[[0, 1, 2, 3, 0]]])
+def test_queries_are_answered_alone_as_together(target):
     case = Case(repeats=True)
-    together = case.engine.topk("fc", case.queries, 5, score="contribution", toward=toward)
-    sums = case.engine.group_sum("fc", case.queries, "label", score="contribution", toward=toward)
+    together = case.engine.topk("fc", case.queries, 5, score="contribution", target=target)
+    sums = case.engine.group_sum("fc", case.queries, "label", score="contribution", target=target)
     for number, query in enumerate(case.queries):
-        own = toward[number] if isinstance(toward, np.ndarray) else toward
-        alone = case.engine.topk("fc", query, 5, score="contribution", toward=own)
+        own = target[number] if isinstance(target, np.ndarray) else target
+        alone = case.engine.topk("fc", query, 5, score="contribution", target=own)
         assert alone.ids.tobytes() == together.part(number, number + 1).ids.tobytes()
         assert alone.flat_scores.tobytes() == together.part(number, number + 1).flat_scores.tobytes()
-        summed = case.engine.group_sum("fc", query, "label", score="contribution", toward=own)
+        summed = case.engine.group_sum("fc", query, "label", score="contribution", target=own)
         assert summed.sums.tobytes() == sums.sums[number : number + 1].tobytes()
 
 
-@pytest.mark.parametrize("score", ["signed", "abs", "cosine", "contribution"])
+@pytest.mark.parametrize("score", ["dot", "abs", "cosine", "contribution"])
 @pytest.mark.parametrize("k", [1, 3, 10, 500])
 def test_the_k_largest_groups_are_those_of_all_sums(score, k, monkeypatch):
     monkeypatch.setattr("dualform.query.sums.group_sum.LARGEST", 8 * 12 * 2)  # two queries at a time
     case = Case()
-    how = {"by": "step", "score": score, "toward": 2 if score == "contribution" else None}
+    how = {"by": "step", "score": score, "target": 2 if score == "contribution" else None}
     whole, found = (case.engine.group_sum("fc", case.queries, k=own, **how) for own in (None, k))
     assert found.total == len(whole.groups) == 12
     assert found.sums.shape == found.numbers.shape == (5, min(k, 12))
@@ -244,35 +244,35 @@ def test_layers_of_one_space_have_the_slots_that_their_own_updates_used(tmp_path
     counted = {}
     for layer, width in (("often", 3), ("seldom", 4)):
         query = np.ones(width, dtype=np.float32)
-        found = memory.group_sum(layer, query, "label", score="contribution", toward=0, at_step=3)
+        found = memory.group_sum(layer, query, "label", score="contribution", target=0, at_step=3)
         counted[layer] = dict(zip(found.groups, found.counts.tolist(), strict=True))
     assert counted["often"] == {(0,): 2, (1,): 2, (2,): 2}
     assert counted["seldom"] == {(0,): 2, (1,): 2}  # the gradient of the third step was used by none yet
 
 
-@pytest.mark.parametrize("toward", [4, "0-4", -1, "3-3", "x", "1-", "-1", "", True, 1.5, [1.0, 2.0], np.ones((2, 4))])
-def test_a_direction_that_is_none_is_refused(toward):
+@pytest.mark.parametrize("target", [4, "0-4", -1, "3-3", "x", "1-", "-1", "", True, 1.5, [1.0, 2.0], np.ones((2, 4))])
+def test_a_direction_that_is_none_is_refused(target):
     case = Case()
     for ask in (case.engine.topk, case.engine.group_sum):
         with pytest.raises(BadInput) as refused:
-            ask("fc", case.queries, by="label", score="contribution", toward=toward)
-        assert refused.value.field == "toward"
-        assert "toward" in refused.value.message
+            ask("fc", case.queries, by="label", score="contribution", target=target)
+        assert refused.value.field == "target"
+        assert "target" in refused.value.message
 
 
 def test_a_contribution_needs_a_direction_and_other_scores_take_none():
     case = Case()
-    with pytest.raises(BadInput, match="needs toward"):
+    with pytest.raises(BadInput, match="needs target"):
         case.engine.topk("fc", case.queries, score="contribution")
-    for name, value in (("toward", 1), ("at_step", 3), ("allow_inexact", True)):
+    for name, value in (("target", 1), ("at_step", 3), ("allow_inexact", True)):
         with pytest.raises(BadInput, match=f"takes no {name}"):
             case.engine.topk("fc", case.queries, **{name: value})
     with pytest.raises(BadInput, match="Say it once"):
-        case.engine.topk("fc", case.queries, score="contribution", toward=dualform.Toward(1), at_step=2)
+        case.engine.topk("fc", case.queries, score="contribution", target=dualform.Target(1), at_step=2)
     with pytest.raises(BadInput, match="13"):
-        case.engine.topk("fc", case.queries, score="contribution", toward=1, at_step=13)
+        case.engine.topk("fc", case.queries, score="contribution", target=1, at_step=13)
     with pytest.raises(EmptyMask, match="no update before step 0"):
-        case.engine.topk("fc", case.queries, score="contribution", toward=1, at_step=0)
+        case.engine.topk("fc", case.queries, score="contribution", target=1, at_step=0)
 
 
 def test_a_layer_without_values_is_refused():
@@ -280,12 +280,12 @@ def test_a_layer_without_values_is_refused():
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0, 1, 2]}))
     for ask in (engine.topk, engine.group_sum):
         with pytest.raises(Inexact, match="cannot be rebuilt"):
-            ask("fc", keys[0], by="label", score="contribution", toward=0)
+            ask("fc", keys[0], by="label", score="contribution", target=0)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "int8"])
-@pytest.mark.parametrize("toward", [1, [1.0, 1.0, 0.0]])
-def test_values_that_are_not_finite_are_refused_unless_they_are_masked_out(toward, backend):
+@pytest.mark.parametrize("target", [1, [1.0, 1.0, 0.0]])
+def test_values_that_are_not_finite_are_refused_unless_they_are_masked_out(target, backend):
     keys, values = np.ones((16, 2), dtype=np.float32), np.ones((16, 3), dtype=np.float32)
     values[2, 1] = np.nan
     start = {"fc.weight": np.zeros((3, 2), np.float32), "fc.bias": np.zeros(3, np.float32)}
@@ -295,12 +295,12 @@ def test_values_that_are_not_finite_are_refused_unless_they_are_masked_out(towar
     how = {"score": "contribution", "allow_inexact": True}
     for ask in (engine.topk, engine.group_sum):
         with pytest.raises(Inexact, match="first at slot 2"):
-            ask("fc", keys[0], by="label", toward=toward, **how)
+            ask("fc", keys[0], by="label", target=target, **how)
     with pytest.raises(Inexact, match="first at slot 2"):
-        engine.topk("fc", keys[0], 3, toward=toward, **how)
-    assert engine.topk("fc", keys[0], 3, "slot <> 2", toward=toward, **how).ids.tolist() == [0, 1, 3]
-    assert engine.group_sum("fc", keys[0], "label", "slot <> 2", toward=toward, **how).counts.tolist() == [4, 4, 3, 4]
-    assert engine.topk("fc", keys[0], 3, toward=0, **how).ids.tolist() == [0, 1, 2]  # that output's values are finite
+        engine.topk("fc", keys[0], 3, target=target, **how)
+    assert engine.topk("fc", keys[0], 3, "slot <> 2", target=target, **how).ids.tolist() == [0, 1, 3]
+    assert engine.group_sum("fc", keys[0], "label", "slot <> 2", target=target, **how).counts.tolist() == [4, 4, 3, 4]
+    assert engine.topk("fc", keys[0], 3, target=0, **how).ids.tolist() == [0, 1, 2]  # that output's values are finite
 
 
 RULES = {
@@ -335,23 +335,23 @@ def trained(path, rule):
 
 
 @pytest.mark.parametrize(("rule", "layer"), [("AdamW", "last"), ("AdamW", "second"), ("SGD", "first"), ("SGD", "last")])
-@pytest.mark.parametrize("toward", [1, "2-0", np.float32([[0.5, -1, 2], [1, 2, 3]])])
-def test_sums_are_those_of_all_outputs_along_the_direction_whatever_the_rule(tmp_path, rule, layer, toward):
+@pytest.mark.parametrize("target", [1, "2-0", np.float32([[0.5, -1, 2], [1, 2, 3]])])
+def test_sums_are_those_of_all_outputs_along_the_direction_whatever_the_rule(tmp_path, rule, layer, target):
     memory, queries = trained(tmp_path / "m", rule), np.random.default_rng(0).normal(size=(2, 4))
-    if layer != "last" and isinstance(toward, np.ndarray):
-        toward = np.pad(toward, ((0, 0), (0, 1)))
+    if layer != "last" and isinstance(target, np.ndarray):
+        target = np.pad(target, ((0, 0), (0, 1)))
     for at_step, k in ((None, None), (3, None), (None, 2)):
         asked = {"by": "label", "score": "contribution", "at_step": at_step}
-        found = memory.group_sum(layer, queries, toward=toward, k=k, **asked)
+        found = memory.group_sum(layer, queries, target=target, k=k, **asked)
         whole = memory.contributions(layer, queries, "label", at_step=at_step)
-        rows = dualform.TopK("", [0.0], score="contribution", toward=toward).toward.rows(2, whole.sums.shape[2])
+        rows = dualform.TopK("", [0.0], score="contribution", target=target).target.rows(2, whole.sums.shape[2])
         along = np.einsum("ngo,no->ng", whole.sums, rows.astype(float))
         for query, own in enumerate(along):
             named = dict(zip(whole.groups, own, strict=True))
             assert len(found.ranked(query)) == (3 if k is None else k)
             for key, number, _ in found.ranked(query):
                 assert number == pytest.approx(named[key], rel=1e-9, abs=1e-12)
-        assert found.grade.exact
+        assert found.status.exact
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_sums_are_those_of_all_outputs_along_the_direction_whatever_the_rule(tmp
 def test_best_slots_without_values_of_their_own_are_refused_with_what_to_ask(tmp_path, rule, layer, reason):
     memory = trained(tmp_path / "m", rule)
     with pytest.raises(Inexact, match=reason) as refused:
-        memory.topk(layer, np.ones(4), score="contribution", toward=0)
+        memory.topk(layer, np.ones(4), score="contribution", target=0)
     assert "group_sum" in refused.value.hint
     assert refused.value.field == "score"
 
@@ -370,7 +370,7 @@ def test_momentum_counts_each_slot_with_what_its_steps_gradient_came_to(tmp_path
     ids = np.arange(12)
     keys, values = memory.keys("last", ids), memory.values("last", ids)
     terms = canonical_scores(keys, query) * (values[:, 2].astype(float) * memory.coefficients("last", ids)) + 0.0
-    found = memory.topk("last", query, 4, score="contribution", toward=2)
+    found = memory.topk("last", query, 4, score="contribution", target=2)
     assert found.ids.tolist() == oracle.best(terms.tolist(), ids.tolist(), 4)
     assert len(set(memory.coefficients("last", ids).tolist())) > 2
 
@@ -386,8 +386,8 @@ class Grouped(nn.Module):
 
 @pytest.mark.parametrize("backend", ["numpy", "int8"])
 @pytest.mark.parametrize("view", ["conv.0", "conv.1"])
-@pytest.mark.parametrize("toward", [2, "0-1", np.float32([0.5, -1, 2])])
-def test_a_group_of_channels_has_contributions_of_its_own(tmp_path, toward, view, backend):
+@pytest.mark.parametrize("target", [2, "0-1", np.float32([0.5, -1, 2])])
+def test_a_group_of_channels_has_contributions_of_its_own(tmp_path, target, view, backend):
     torch.manual_seed(0)
     model = Grouped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
@@ -400,10 +400,10 @@ def test_a_group_of_channels_has_contributions_of_its_own(tmp_path, toward, view
     with dualform.open(tmp_path / "m", backend=backend) as memory:
         width = memory.keys(view, [0]).shape[1]
         query, ids = np.linspace(-1, 2, width, dtype=np.float32), np.arange(memory.info().slots["patch"])
-        rows = dualform.TopK("", [0.0], score="contribution", toward=toward).toward.rows(1, 3)
+        rows = dualform.TopK("", [0.0], score="contribution", target=target).target.rows(1, 3)
         values, coefficients = memory.values(view, ids), memory.coefficients(view, ids)
         terms = canonical_scores(memory.keys(view, ids), query) * (canonical_scores(values, rows[0]) * coefficients)
-        found = memory.topk(view, query, 5, score="contribution", toward=toward)
+        found = memory.topk(view, query, 5, score="contribution", target=target)
         assert found.ids.tolist() == oracle.best((terms + 0.0).tolist(), ids.tolist(), 5)
         with pytest.raises(BadInput, match="one for each group of its channels"):
-            memory.topk("conv", np.ones(2 * width), score="contribution", toward=toward)
+            memory.topk("conv", np.ones(2 * width), score="contribution", target=target)

@@ -47,7 +47,7 @@ def is_of(found, every, points):
 
 
 @SLOW
-@given(case=cases(), score=st.sampled_from(["signed", "abs"]), points=st.integers(11, 60))
+@given(case=cases(), score=st.sampled_from(["dot", "abs"]), points=st.integers(11, 60))
 @pytest.mark.parametrize("backend", ["int8", "numpy"])
 def test_it_is_that_of_a_brute_force(backend, case, score, points):
     stays, where = mask_of(case)
@@ -83,14 +83,14 @@ def test_any_score_has_one(near, opposed, name, case, points):  # noqa: F811 (fi
 
 @given(**asked, points=st.integers(11, 200))
 @settings(deadline=None, max_examples=40)
-def test_contributions_have_one(backend, seed, toward, label, at_step, repeats, points):
+def test_contributions_have_one(backend, seed, target, label, at_step, repeats, points):
     case = backend_of(Case(seed, repeats=repeats), backend)
-    given, rows = direction_rows(toward, len(case.queries), np.random.default_rng(seed))
+    given, rows = direction_rows(target, len(case.queries), np.random.default_rng(seed))
     where, stays = stay(case, label, at_step)
-    how = {"score": "contribution", "toward": given, "at_step": at_step}
+    how = {"score": "contribution", "target": given, "at_step": at_step}
     found = case.engine.distribution("fc", case.queries, where, **how, points=points)
     is_of(found, terms_of(case, rows, at_step)[:, stays], points)
-    assert found.grade.exact
+    assert found.status.exact
     assert found.scan.slots_matching == stays.sum()
 
 
@@ -150,9 +150,9 @@ def test_slots_that_share_an_update_have_no_contributions_of_their_own(tmp_path)
     with dualform.open(tmp_path / "m") as memory:
         layer = memory.info().layers[0]
         with pytest.raises(Inexact) as expected:
-            memory.topk(layer.name, np.ones(layer.d_in), score="contribution", toward=0)
+            memory.topk(layer.name, np.ones(layer.d_in), score="contribution", target=0)
         with pytest.raises(Inexact) as refused:
-            memory.distribution(layer.name, np.ones(layer.d_in), score="contribution", toward=0)
+            memory.distribution(layer.name, np.ones(layer.d_in), score="contribution", target=0)
     assert str(refused.value) == str(expected.value)
     assert refused.value.field == "score"
 

@@ -25,7 +25,7 @@ from torch import nn
 import dualform
 from dualform.errors import Forked, RecordingError
 from dualform.query.engine import Engine
-from dualform.store import forks, probes, shard
+from dualform.store import forks, query_sets, shard
 from tests.store.small_memory import write
 
 pytestmark = [
@@ -102,11 +102,11 @@ def asked(engine: Engine) -> list[Any]:
 
 
 def test_with_every_lock_held_a_fork_refuses_what_was_opened_and_answers_what_it_opens(folder):
-    with dualform.open(folder, memory="2 GB") as engine:
+    with dualform.open(folder, ram="2 GB") as engine:
         wanted = asked(engine)
         locks = locks_of(engine)
         assert any(lock is engine._refreshing for lock in locks)
-        assert any(lock is probes._PARSING for lock in locks)
+        assert any(lock is query_sets._PARSING for lock in locks)
 
         def child() -> None:
             refused: list[Callable[[], object]] = [
@@ -122,8 +122,8 @@ def test_with_every_lock_held_a_fork_refuses_what_was_opened_and_answers_what_it
             with dualform.open(folder) as own:
                 assert asked(own) == wanted
 
-        # A fork waits until no probe is parsed, as another test has it.
-        with held_by_a_thread([lock for lock in locks if lock is not probes._PARSING]):
+        # A fork waits until no query set is parsed, as another test has it.
+        with held_by_a_thread([lock for lock in locks if lock is not query_sets._PARSING]):
             in_a_fork(child)
         assert asked(engine) == wanted
 
@@ -186,16 +186,16 @@ def test_forks_wait_while_a_file_of_duckdb_is_open(folder):
     appender.close()
 
 
-def test_forks_wait_while_a_probe_is_parsed(folder, monkeypatch):
+def test_forks_wait_while_a_query_set_is_parsed(folder, monkeypatch):
     inside, parse = [], np.lib.format.read_array_header_1_0
 
     def parsed(*args: Any, **named: Any) -> Any:
         inside.append(forks._inside)
         return parse(*args, **named)
 
-    monkeypatch.setattr(probes.np.lib.format, "read_array_header_1_0", parsed)
+    monkeypatch.setattr(query_sets.np.lib.format, "read_array_header_1_0", parsed)
     with dualform.open(folder) as engine:
-        engine.probe("test", "layer-0")
+        engine.query_set("test", "layer-0")
     assert inside
     assert set(inside) == {1}
 

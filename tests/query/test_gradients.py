@@ -132,8 +132,8 @@ def test_layers_without_gradients_are_named(tmp_path):
         with recorder.step():
             loss(model(torch.randn(4, 5)), torch.zeros(4, dtype=torch.long)).sum().backward()
             optimizer.step()
-        with pytest.warns(RuntimeWarning, match="probe 'test' has no gradients in 'own'"):
-            recorder.probe("test", torch.randn(2, 5), torch.tensor([0, 1]), loss=loss)
+        with pytest.warns(RuntimeWarning, match="query set 'test' has no gradients in 'own'"):
+            recorder.query_set("test", torch.randn(2, 5), torch.tensor([0, 1]), loss=loss)
     memory = dualform.open(tmp_path / "m")
     with pytest.warns(RuntimeWarning, match="gradients has no gradients in 'own'"):
         memory.gradients(model, torch.randn(2, 5), torch.tensor([0, 1]), loss)
@@ -224,12 +224,12 @@ def test_what_does_not_fit_is_refused(mlp):
     ask = mlp.memory.group_sum
     with pytest.raises(BadInput, match="asked with gradients of examples"):
         ask("*", np.ones((1, 5)), by="sample", score="gradient")
-    with pytest.raises(NotFound, match="no probe 'test'"):
+    with pytest.raises(NotFound, match="no query set 'test'"):
         mlp.memory.topk("*", "test/17", score="gradient")
     with pytest.raises(BadInput, match="takes no by"):
         mlp.memory.topk("*", mlp.asked, by="label", score="gradient")
-    with pytest.raises(BadInput, match="takes no toward"):
-        mlp.memory.topk("*", mlp.asked, score="gradient", toward=1)
+    with pytest.raises(BadInput, match="takes no target"):
+        mlp.memory.topk("*", mlp.asked, score="gradient", target=1)
     with pytest.raises(BadInput, match="named twice"):
         ask(["0", "0"], mlp.asked, by="sample", score="gradient")
     with pytest.raises(BadInput, match="by names no column"):

@@ -63,7 +63,7 @@ def test_sums_are_those_of_exact_arithmetic(case, absolute, block, budget):
         patch.setattr(grouping, "BUDGET", budget)
         patch.setattr(key_sums, "BLOCK", block)
         patch.setattr(absolute_sum, "_ROWS", block)
-        score = "abs" if absolute else "signed"
+        score = "abs" if absolute else "dot"
         found = engine_of(case).group_sum("fc", case["queries"], by=case["by"], where=where, score=score)
     assert found.groups == tuple(groups)
     assert found.counts.tolist() == [len(members) for members in groups.values()]
@@ -108,7 +108,7 @@ def test_keys_are_added_in_slot_order_within_blocks_and_then_block_by_block(rng)
 def test_each_slot_can_be_a_group_of_its_own(rng):
     keys, query = rng.normal(size=(300, 5)).astype(np.float32), rng.normal(size=5).astype(np.float32)
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 300}))
-    for score in ("signed", "abs"):
+    for score in ("dot", "abs"):
         found = engine.group_sum("fc", query, by="slot", score=score)
         assert found.groups == tuple((slot,) for slot in range(300))
         np.testing.assert_allclose(found.sums[0], oracle.scores(keys, query, score == "abs"), rtol=1e-12)

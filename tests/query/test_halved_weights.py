@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import Inexact
-from dualform.query.weights.block_grades import BFLOAT16
+from dualform.query.weights.block_status import BFLOAT16
 from dualform.store.manifest import Manifest
 from tests.rules.test_rounded_rules import sums_are_rounded_once
 
@@ -53,14 +53,14 @@ def train(path, make, accumulated=1, clip=None, **options):
 def test_weights_of_bfloat16_are_rebuilt(tmp_path, name, options):
     states = train(tmp_path / "m", OPTIMIZERS[name], **options)
     with dualform.open(tmp_path / "m") as memory:
-        found = {layer: certificate.relative_error for layer, certificate in memory.verify().items()}
+        found = {layer: reconstruction.reconstruction_error for layer, reconstruction in memory.verify().items()}
         if "adamw" not in name and not sums_are_rounded_once():  # docs/exactness.md
-            for certificate in memory.verify().values():
-                near = max(BFLOAT16, certificate.grade.rounding or 0.0)
-                assert (certificate.grade.name == "off") == (certificate.relative_error > near)
+            for reconstruction in memory.verify().values():
+                near = max(BFLOAT16, reconstruction.status.rounding or 0.0)
+                assert (reconstruction.status.name == "approximate") == (reconstruction.reconstruction_error > near)
             return
         assert max(found.values()) <= NEAR, found
-        assert {layer.grade.name for layer in memory.info().layers} == {"exact to bfloat16"}
+        assert {layer.status.name for layer in memory.info().layers} == {"exact to bfloat16"}
         middle = memory.weights(at_step=STEPS // 2)
     for parameter, weight in middle.items():
         live = states[STEPS // 2][parameter].float()
@@ -86,10 +86,10 @@ def test_another_order_of_rounding_is_not_followed_and_graded_as_measured(tmp_pa
     train(tmp_path / "m", OPTIMIZERS["adamw"], **options)
     assert Manifest.read(tmp_path / "m").halved == {}
     with dualform.open(tmp_path / "m") as memory:
-        certificates = memory.verify()
+        reconstructions = memory.verify()
         for layer in memory.info().layers:
-            assert layer.grade.error == pytest.approx(certificates[layer.name].relative_error, rel=0.5)
-            assert "bfloat16" in layer.grade.reason or layer.grade.name == "exact to bfloat16"
+            assert layer.status.error == pytest.approx(reconstructions[layer.name].reconstruction_error, rel=0.5)
+            assert "bfloat16" in layer.status.reason or layer.status.name == "exact to bfloat16"
 
 
 @pytest.mark.parametrize(
@@ -106,15 +106,15 @@ def test_weights_that_stand_still_are_said_to_move_less_than_rounding(tmp_path, 
     first, final = ({name: value.double().numpy() for name, value in states[at].items()} for at in (0, -1))
     moved = [final[name] - first[name] for name in ("2.weight", "2.bias")]
     with dualform.open(tmp_path / "m") as memory:
-        certificate = memory.verify()["2"]
-        grade = next(layer.grade for layer in memory.info().layers if layer.name == "2")
-        assert (certificate.relative_error, certificate.grade) == (None, grade)
+        reconstruction = memory.verify()["2"]
+        status = next(layer.status for layer in memory.info().layers if layer.name == "2")
+        assert (reconstruction.reconstruction_error, reconstruction.status) == (None, status)
         with pytest.raises(Inexact, match="moved less than rounding"):
             memory.output("2", np.ones((1, 96), np.float32))
         live = np.asarray(memory.output("2", np.ones((1, 96), np.float32), allow_inexact=True))
     assert np.mean(moved[0] == 0) > 0.95
-    assert grade.error is None
-    found = re.search(r"24 updates moved them by ([\d.e+-]+), .* about ([\d.e+-]+) unrounded", grade.reason)
+    assert status.error is None
+    found = re.search(r"24 updates moved them by ([\d.e+-]+), .* about ([\d.e+-]+) unrounded", status.reason)
     assert found is not None
     went, apart = map(float, found.groups())
     assert went == pytest.approx(float(np.hypot(*map(np.linalg.norm, moved))), rel=0.6)
@@ -145,6 +145,6 @@ def test_weights_that_were_moved_by_hand_do_not_stand_still(tmp_path):
 
     train(tmp_path / "m", make)
     with dualform.open(tmp_path / "m") as memory:
-        certificate = memory.verify()["2"]
-    assert certificate.relative_error is not None
-    assert "less than rounding" not in certificate.reason
+        reconstruction = memory.verify()["2"]
+    assert reconstruction.reconstruction_error is not None
+    assert "less than rounding" not in reconstruction.reason

@@ -62,7 +62,7 @@ QUERY = np.ones((1, 5), np.float32)
 
 
 def test_an_output_needs_its_own_layer_not_the_network(run, small):
-    with dualform.open(run) as free, dualform.open(run, memory="16 MB") as bounded:
+    with dualform.open(run) as free, dualform.open(run, ram="16 MB") as bounded:
         asked = {"where": "label < 4"}
         assert same(bounded.output("narrow", QUERY, **asked).values, free.output("narrow", QUERY, **asked).values)
         assert bounded.cancellation("label < 4", layer="narrow") == free.cancellation("label < 4", layer="narrow")
@@ -71,12 +71,12 @@ def test_an_output_needs_its_own_layer_not_the_network(run, small):
             bounded.verify,
             lambda: bounded.output("square", np.ones((1, WIDE), np.float32)),
         ):
-            with pytest.raises(BadInput, match=r"needs about .* of memory") as caught:
+            with pytest.raises(BadInput, match=r"needs about .* of RAM") as caught:
                 whole()
-            assert (caught.value.field, caught.value.hint) == ("memory", "Open the memory with more.")
+            assert (caught.value.field, caught.value.hint) == ("ram", "Open the memory with more RAM.")
         with pytest.raises(BadInput, match="needs about") as caught:
             bounded.cancellation("label < 4")
-        assert caught.value.hint == "Ask of one layer, or open the memory with more."
+        assert caught.value.hint == "Ask of one layer, or open the memory with more RAM."
 
 
 @pytest.mark.parametrize("layer", ["narrow", "square"])
@@ -115,12 +115,12 @@ def test_layers_that_hold_a_parameter_of_the_layer_count_with_it(tmp_path):
     [
         (lambda memory: memory.topk("narrow", QUERY), "Ask with fewer queries at once, or by fewer groups, or open"),
         (lambda memory: memory.group_sum("narrow", QUERY, by="label"), "Ask with fewer queries at once, or by"),
-        (lambda memory: memory.slots([0, 1]), "Look up fewer slots at once, or open the memory with more."),
+        (lambda memory: memory.slots([0, 1]), "Look up fewer slots at once, or open the memory with more RAM."),
     ],
     ids=["topk", "sums", "slots"],
 )
 def test_a_refusal_says_what_would_need_less(run, small, monkeypatch, ask, instead):
-    with dualform.open(run, memory="16 MB") as memory:
+    with dualform.open(run, ram="16 MB") as memory:
         ask(memory)
         monkeypatch.setattr(needs, "_of_layer", lambda resolved: 1 << 30)
         monkeypatch.setattr(needs, "_NUMBER", 1 << 30)

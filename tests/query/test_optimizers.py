@@ -66,7 +66,7 @@ def recorded(request, tmp_path_factory):
 def test_the_record_rebuilds_the_weights_at_any_step(recorded):
     memory, history = recorded
     for layer, found in memory.verify().items():
-        assert found.relative_error <= 1e-5, layer
+        assert found.reconstruction_error <= 1e-5, layer
         assert found.exact
     for at_step in (0, 1, 17, STEPS):
         found = memory.weights(at_step=at_step, allow_inexact=at_step in (1, 17))  # Adafactor is not watched
@@ -99,9 +99,9 @@ def test_a_weight_that_is_moved_by_hand_dates_the_departure(tmp_path, way):
 
     record(tmp_path / "m", way, between=nudge)
     with dualform.open(tmp_path / "m") as memory:
-        grades = {layer.name: layer.grade for layer in memory.info().layers}
-        assert (grades["0"].name, grades["4"].name) == ("exact", "exact")
-        assert (grades["2"].name, grades["2"].since) == ("off", 12)
+        statuses = {layer.name: layer.status for layer in memory.info().layers}
+        assert (statuses["0"].name, statuses["4"].name) == ("exact", "exact")
+        assert (statuses["2"].name, statuses["2"].since) == ("approximate", 12)
 
 
 def record_plainly(path, model, optimizer, steps):
@@ -117,12 +117,12 @@ def test_what_muon_trained_is_exact_to_bfloat16(tmp_path):
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
     record_plainly(tmp_path / "m", model, optim.Muon(model.parameters(), lr=1e-2), STEPS)
     with dualform.open(tmp_path / "m") as memory:
-        assert [layer.grade.name for layer in memory.info().layers] == ["off"] * 3
+        assert [layer.status.name for layer in memory.info().layers] == ["approximate"] * 3
         for layer, found in memory.verify().items():
-            assert found.grade.name == "exact to bfloat16", layer
-            assert 0 < found.relative_error < 2.0**-7
+            assert found.status.name == "exact to bfloat16", layer
+            assert 0 < found.reconstruction_error < 2.0**-7
         found = memory.weights()
-        assert {grade.name for grade in found.grades.values()} == {"exact to bfloat16"}
+        assert {status.name for status in found.statuses.values()} == {"exact to bfloat16"}
         for name, weight in snapshot(model).items():
             assert found[name].numpy() == pytest.approx(weight, abs=2e-3)
         with pytest.raises(Inexact, match="Muon was not watched while training"):
@@ -143,7 +143,7 @@ def test_muon_and_another_optimizer_train_one_layer(tmp_path):
                     optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
         for layer, found in memory.verify().items():
-            assert found.grade.name == "exact to bfloat16", layer
+            assert found.status.name == "exact to bfloat16", layer
         for name, weight in snapshot(model).items():
             assert memory.weights()[name].numpy() == pytest.approx(weight, abs=2e-3 if weight.ndim == 2 else 2e-6)
 
@@ -179,14 +179,14 @@ def test_a_rule_of_whole_matrices_does_not_answer_for_a_part_of_one(tmp_path):
     model = Attending()
     record_plainly(tmp_path / "m", model, optim.Adafactor(model.parameters()), 3)
     with dualform.open(tmp_path / "m") as memory:
-        grades = {layer.name: layer.grade for layer in memory.info().layers}
-        assert grades["attention.q"].name == "scores only"
+        statuses = {layer.name: layer.status for layer in memory.info().layers}
+        assert statuses["attention.q"].name == "scores only"
         assert "Adafactor is run again on whole parameters, of which this layer stands for a part" in (
-            grades["attention.q"].reason
+            statuses["attention.q"].reason
         )
-        certificates = memory.verify()
-        assert certificates["attention.q"].relative_error is None
-        assert certificates["head"].exact
+        reconstructions = memory.verify()
+        assert reconstructions["attention.q"].reconstruction_error is None
+        assert reconstructions["head"].exact
         assert memory.topk("attention.q", np.ones(4, np.float32), k=1).ids.shape == (1,)
 
 
@@ -199,7 +199,7 @@ def test_adafactor_is_not_followed_where_a_weight_has_more_than_two_axes_and_els
     assert f"1: scores alone, for {reason}" in capsys.readouterr().err
     with dualform.open(tmp_path / "m") as memory:
         found = memory.verify()
-        assert (found["1"].grade.name, found["1"].grade.reason) == ("scores only", f"{reason}.")
+        assert (found["1"].status.name, found["1"].status.reason) == ("scores only", f"{reason}.")
         assert found["3"].exact
 
 
@@ -214,7 +214,7 @@ def test_adafactor_goes_on_with_what_it_kept_of_one_row_or_column(tmp_path, size
     with dualform.open(tmp_path / "m") as memory:
         for layer, found in memory.verify().items():
             assert found.exact, layer
-            assert found.relative_error <= 1e-5
+            assert found.reconstruction_error <= 1e-5
 
 
 def test_lbfgs_is_refused_where_recording_starts(tmp_path):

@@ -135,22 +135,22 @@ def test_cancellation_is_the_sum_of_norms_over_the_norm_of_the_sum():
     assert math.isnan(case.engine.cancellation("label <> 2", at_step=0)["fc"])
 
 
-def test_a_certificate_says_how_well_the_weights_are_rebuilt():
-    assert Case().engine.verify()["fc"].relative_error < 1e-6
+def test_a_reconstruction_says_how_well_the_weights_are_rebuilt():
+    assert Case().engine.verify()["fc"].reconstruction_error < 1e-6
     assert Case().engine.verify()["fc"].exact
     for repeats in (False, True):
         case = Case(repeats=repeats)
         case.memory.end = {**case.memory.end, "fc.bias": case.memory.end["fc.bias"] + 1}
-        certificate = case.engine.verify()["fc"]
+        reconstruction = case.engine.verify()["fc"]
         weight, bias = case.rebuilt(case.labels >= 0)
         moved = np.sqrt(((weight - case.weight) ** 2).sum() + ((bias + 1 - case.bias) ** 2).sum())
-        assert certificate.relative_error == pytest.approx(2 / moved, rel=1e-5)
+        assert reconstruction.reconstruction_error == pytest.approx(2 / moved, rel=1e-5)
 
 
 def test_a_layer_that_never_moved_is_rebuilt_or_not_at_all():
     case = Case()
     case.memory.end = dict(case.memory.start)
-    assert case.engine.verify()["fc"].relative_error == math.inf
+    assert case.engine.verify()["fc"].reconstruction_error == math.inf
     assert not case.engine.verify()["fc"].exact
 
 
@@ -189,10 +189,10 @@ def test_what_is_far_from_the_record_is_refused_with_the_reason(options, reason)
             ask()
         assert reason in str(caught.value)
         assert "fc" in str(caught.value)
-    certificate = case.engine.verify()["fc"]
-    assert not certificate.exact
-    assert certificate.reason.startswith(reason)
-    assert (certificate.relative_error is None) == ("rule" in options)
+    reconstruction = case.engine.verify()["fc"]
+    assert not reconstruction.exact
+    assert reconstruction.reason.startswith(reason)
+    assert (reconstruction.reconstruction_error is None) == ("rule" in options)
     assert not case.engine.info().layers[0].exact
     assert case.engine.topk("fc", case.queries[0], k=1).ids.shape == (1,)
 
@@ -233,10 +233,10 @@ def test_layers_without_values_answer_scores_only():
     engine = arrays.engine(arrays.memory({"fc": np.ones((3, 2), np.float32)}, {"label": [1, 2, 3]}))
     with pytest.raises(Inexact, match=r"its error signals were not recorded \(values=False\)\."):
         engine.output("fc", [1, 2])
-    assert engine.verify()["fc"].relative_error is None
+    assert engine.verify()["fc"].reconstruction_error is None
 
 
-def test_a_training_that_was_cut_off_has_no_certificate_but_weights():
+def test_a_training_that_was_cut_off_has_no_reconstruction_but_weights():
     case = Case()
     case.memory.end = None
     assert case.engine.verify()["fc"].reason == "there are no final weights: the recording was cut off, or still runs."

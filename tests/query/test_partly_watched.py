@@ -35,8 +35,8 @@ def train(path, between=None, decay=0.0):
 def test_blocks_that_moved_by_their_rules_make_an_exact_layer(tmp_path):
     with train(tmp_path / "m") as memory:
         for found in memory.verify().values():
-            assert (found.grade.name, found.grade.reason, found.grade.since) == ("exact to bfloat16", "", None)
-            assert 0 < found.relative_error < 2.0**-7
+            assert (found.status.name, found.status.reason, found.status.since) == ("exact to bfloat16", "", None)
+            assert 0 < found.reconstruction_error < 2.0**-7
 
 
 def test_a_watched_bias_that_was_moved_by_hand_is_off_since_then(tmp_path):
@@ -44,14 +44,18 @@ def test_a_watched_bias_that_was_moved_by_hand_is_off_since_then(tmp_path):
     reason = f"weights were changed outside the optimizer's update, after that of step {WHEN} (from step {WHEN} on)."
     with train(tmp_path / "m", lambda model: model[0].bias.add_(1e-3 * torch.randn(24))) as memory:
         found = memory.verify()
-        assert found["0"].relative_error < 2.0**-7
-        assert (found["0"].grade.name, found["0"].grade.since, found["0"].grade.reason) == ("off", WHEN, reason)
-        assert found["0"].grade.error == found["0"].relative_error
-        assert found["2"].grade.name == "exact to bfloat16"
-        grades = {layer.name: layer.grade for layer in memory.info().layers}
-        assert (grades["0"].since, grades["0"].reason, grades["0"].error) == (WHEN, reason, None)
-        assert "Muon was not watched" in grades["2"].reason
-        assert memory.output("0", torch.zeros(1, 16).numpy()).grade == found["0"].grade
+        assert found["0"].reconstruction_error < 2.0**-7
+        assert (found["0"].status.name, found["0"].status.since, found["0"].status.reason) == (
+            "approximate",
+            WHEN,
+            reason,
+        )
+        assert found["0"].status.error == found["0"].reconstruction_error
+        assert found["2"].status.name == "exact to bfloat16"
+        statuses = {layer.name: layer.status for layer in memory.info().layers}
+        assert (statuses["0"].since, statuses["0"].reason, statuses["0"].error) == (WHEN, reason, None)
+        assert "Muon was not watched" in statuses["2"].reason
+        assert memory.output("0", torch.zeros(1, 16).numpy()).status == found["0"].status
         with pytest.raises(Inexact, match="changed outside"):
             memory.output("0", torch.zeros(1, 16).numpy(), at_step=WHEN + 1)
 
@@ -59,7 +63,7 @@ def test_a_watched_bias_that_was_moved_by_hand_is_off_since_then(tmp_path):
 def test_an_unwatched_weight_that_was_moved_by_hand_is_named(tmp_path):
     with train(tmp_path / "m", lambda model: model[2].weight.mul_(1.1)) as memory:
         found = memory.verify()
-        assert found["0"].grade.name == "exact to bfloat16"
-        assert found["2"].grade.name == "off"
-        assert found["2"].grade.reason.startswith("the record misses 2.weight by ")
-        assert found["2"].grade.reason.endswith(" of the distance it moved; Muon was not watched.")
+        assert found["0"].status.name == "exact to bfloat16"
+        assert found["2"].status.name == "approximate"
+        assert found["2"].status.reason.startswith("the record misses 2.weight by ")
+        assert found["2"].status.reason.endswith(" of the distance it moved; Muon was not watched.")

@@ -42,7 +42,7 @@ def train(path, watch=None):
                 optimizer.step()
             if watch:
                 watch(step, recorder)
-        recorder.probe("test", inputs, label=labels)
+        recorder.query_set("test", inputs, label=labels)
     states.append({name: value.clone() for name, value in model.state_dict().items()})
     return model, inputs, states
 
@@ -74,7 +74,7 @@ def test_info_says_what_there_is(memory):
     assert info.layers[0].distinct_keys <= INPUTS
     assert info.datasets == {"early": 10 * BATCH, "late": 15 * BATCH}
     assert info.columns["sample"]["label"] == "BIGINT"
-    assert info.probes[0].rows == INPUTS
+    assert info.query_sets[0].rows == INPUTS
 
 
 def test_outputs_are_those_of_the_live_network(memory, trained):
@@ -93,8 +93,8 @@ def test_weights_are_those_of_every_step(memory, trained):
     network().load_state_dict(memory.weights("dataset = 'early'"))
 
 
-def test_certificates_are_small(memory):
-    assert all(certificate.relative_error < 1e-5 for certificate in memory.verify().values())
+def test_reconstructions_are_small(memory):
+    assert all(reconstruction.reconstruction_error < 1e-5 for reconstruction in memory.verify().values())
     assert memory.cancellation("label <> 1")["0"] >= 1
 
 
@@ -102,7 +102,7 @@ def test_hits_and_sums_are_those_of_the_stored_keys(memory):
     ids = np.arange(STEPS * BATCH)
     keys = memory._view.snapshot.keys("2").of_entries(ids)
     columns = memory.slots(ids)
-    queries = memory.probe("test", layer="2").queries
+    queries = memory.query_set("test", layer="2").queries
     assert columns["slot"].tolist() == ids.tolist()
     where = "dataset <> 'late' AND label < 2"
     stays = [d != "late" and label < 2 for d, label in zip(columns["dataset"], columns["label"], strict=True)]
@@ -132,8 +132,10 @@ def test_slots_come_in_the_order_asked(memory):
     assert memory.slots([]).rows == 0
 
 
-@pytest.mark.parametrize(("queries", "message"), [("test/40", "no row of probe 'test' has number 40"), ("x/1", "'x'")])
-def test_a_probe_row_that_is_not_there_is_named(memory, queries, message):
+@pytest.mark.parametrize(
+    ("queries", "message"), [("test/40", "no row of query set 'test' has number 40"), ("x/1", "'x'")]
+)
+def test_a_query_set_row_that_is_not_there_is_named(memory, queries, message):
     with pytest.raises(NotFound, match=message):
         memory.topk("2", queries)
 

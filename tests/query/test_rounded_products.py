@@ -120,15 +120,15 @@ def train(
 
 
 def errors(memory):
-    return {layer: certificate.relative_error for layer, certificate in memory.verify().items()}
+    return {layer: reconstruction.reconstruction_error for layer, reconstruction in memory.verify().items()}
 
 
 def assert_near(path):
     with dualform.open(path) as memory:
         found = errors(memory)
         assert max(found.values()) <= NEAR, found
-        assert {layer.grade.name for layer in memory.info().layers} == {"exact"}
-        assert max(layer.grade.error for layer in memory.info().layers) <= NEAR
+        assert {layer.status.name for layer in memory.info().layers} == {"exact"}
+        assert max(layer.status.error for layer in memory.info().layers) <= NEAR
     return found
 
 
@@ -175,8 +175,8 @@ def test_what_cannot_be_told_apart_is_not_rounded_and_graded_as_measured(tmp_pat
     assert Snapshot.open(tmp_path / "m").table("products").num_rows == 0
     with dualform.open(tmp_path / "m") as memory:
         for layer in memory.info().layers:
-            assert layer.grade.error == pytest.approx(errors(memory)[layer.name], rel=0.5)
-            assert layer.grade.error > 1e-4
+            assert layer.status.error == pytest.approx(errors(memory)[layer.name], rel=0.5)
+            assert layer.status.error > 1e-4
 
 
 def test_masked_weights_of_a_partition_add_up(tmp_path):

@@ -23,10 +23,10 @@ def test_a_run_that_began_with_other_weights_is_off_from_its_first_step(tmp_path
         training.model[2].weight[0, 0] += 1e-3
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        grades = {layer.name: layer.grade for layer in engine.info().layers}
-        second = grades.pop("2")
-        assert {grade.name for grade in grades.values()} == {"exact"}
-        assert (second.name, second.since) == ("off", FIRST)
+        statuses = {layer.name: layer.status for layer in engine.info().layers}
+        second = statuses.pop("2")
+        assert {status.name for status in statuses.values()} == {"exact"}
+        assert (second.name, second.since) == ("approximate", FIRST)
         assert second.reason == (
             f"run 1 ({tmp_path / 'b'}) did not begin with the weights that run 0 ({tmp_path / 'a'}) ended with "
             f"(from step {FIRST} on)."
@@ -34,8 +34,8 @@ def test_a_run_that_began_with_other_weights_is_off_from_its_first_step(tmp_path
         way = torch.linalg.vector_norm(training.history[-1]["2.weight"] - training.history[0]["2.weight"])
         assert second.error is not None
         assert 0.5e-3 / float(way) < second.error < 2e-3 / float(way)
-        assert engine.output("2", "test", at_step=FIRST).grade.exact
-        assert not engine.output("2", "test").grade.exact
+        assert engine.output("2", "test", at_step=FIRST).status.exact
+        assert not engine.output("2", "test").status.exact
         with pytest.raises(Inexact):
             engine.output("2", "test", at_step=FIRST + 1)
 
@@ -47,13 +47,13 @@ def test_a_run_that_began_without_the_momentum_is_off_from_its_first_step(tmp_pa
     training.resume(momentum)
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        grades = [layer.grade for layer in engine.info().layers]
-        assert {(grade.name, grade.since, grade.error) for grade in grades} == {("off", FIRST, None)}
-        assert grades[0].reason == (
+        statuses = [layer.status for layer in engine.info().layers]
+        assert {(status.name, status.since, status.error) for status in statuses} == {("approximate", FIRST, None)}
+        assert statuses[0].reason == (
             f"run 1 ({tmp_path / 'b'}) did not begin with the momentum_buffer that run 0 ({tmp_path / 'a'}) left "
             f"(from step {FIRST} on)."
         )
-        assert engine.output("0", "test", at_step=FIRST).grade.exact
+        assert engine.output("0", "test", at_step=FIRST).status.exact
         with pytest.raises(Inexact):
             engine.weights()
         assert torch.allclose(engine.weights(allow_inexact=True)["0.weight"], training.history[-1]["0.weight"])
@@ -84,7 +84,9 @@ def test_buffers_as_the_first_memories_of_this_format_have_them_are_read(tmp_pat
     for run in ("a", "b"):
         as_first_written(tmp_path / run)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        assert {layer.grade.name for layer in engine.info().layers} == {"exact" if momentum == "kept" else "off"}
+        assert {layer.status.name for layer in engine.info().layers} == {
+            "exact" if momentum == "kept" else "approximate"
+        }
         assert torch.equal(engine.weights(allow_inexact=True)["0.weight"], expected)
     with dualform.open(tmp_path / "b") as engine:
         assert engine.verify()["0"].exact
@@ -96,7 +98,7 @@ def test_a_run_without_momentum_needs_none(tmp_path):
     training.resume("lost")
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        assert {layer.grade.name for layer in engine.info().layers} == {"exact"}
+        assert {layer.status.name for layer in engine.info().layers} == {"exact"}
 
 
 def test_what_was_wrong_with_the_first_run_is_wrong_with_the_second(tmp_path):
@@ -114,10 +116,10 @@ def test_what_was_wrong_with_the_first_run_is_wrong_with_the_second(tmp_path):
     training.resume()
     training.record(tmp_path / "b", STEPS)
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as engine:
-        grades = {layer.name: layer.grade for layer in engine.info().layers}
-        measured = engine.verify()["4"].relative_error
-        assert (grades["0"].name, grades["4"].name, grades["4"].since) == ("exact", "off", 5)
-        assert grades["4"].error is not None
+        statuses = {layer.name: layer.status for layer in engine.info().layers}
+        measured = engine.verify()["4"].reconstruction_error
+        assert (statuses["0"].name, statuses["4"].name, statuses["4"].since) == ("exact", "approximate", 5)
+        assert statuses["4"].error is not None
         assert measured is not None
-        assert 0.5 * measured <= grades["4"].error <= 4 * measured
-        assert grades["4"].reason == "weights were changed outside the optimizer's update, after that of step 5."
+        assert 0.5 * measured <= statuses["4"].error <= 4 * measured
+        assert statuses["4"].reason == "weights were changed outside the optimizer's update, after that of step 5."

@@ -44,7 +44,7 @@ def runs(resumed):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("score", ["signed", "abs"])
+@pytest.mark.parametrize("score", ["dot", "abs"])
 def test_ids_scores_and_sums_are_those_of_one_recording_bit_for_bit(whole, runs, layer, score):
     asked = {"score": score, "where": "step > 3 AND label <> 1"}
     one, other = (engine.topk(layer, "test", k=20, **asked) for engine in (whole, runs))
@@ -91,7 +91,7 @@ def test_weights_as_of_any_step_are_those_of_the_training(resumed, runs, at_step
     _, training = resumed
     history = training.history
     weights = runs.weights(at_step=at_step)
-    assert {grade.name for grade in weights.grades.values()} == {"exact"}
+    assert {status.name for status in weights.statuses.values()} == {"exact"}
     for name, live in history[at_step].items():
         way = torch.linalg.vector_norm(live - history[0][name])
         assert torch.linalg.vector_norm(weights[name] - live) <= 1e-4 * way, name
@@ -100,7 +100,7 @@ def test_weights_as_of_any_step_are_those_of_the_training(resumed, runs, at_step
 def test_a_mask_takes_slots_of_both_runs_out(whole, runs):
     one, other = (engine.output("2", "test", where="label <> 2") for engine in (whole, runs))
     np.testing.assert_allclose(np.asarray(other), np.asarray(one), atol=1e-4)
-    assert all(certificate.relative_error < 1e-4 for certificate in runs.verify().values())
+    assert all(reconstruction.reconstruction_error < 1e-4 for reconstruction in runs.verify().values())
 
 
 def test_after_a_run_that_was_cut_off_the_weights_are_not_known(resumed, tmp_path):
@@ -114,11 +114,11 @@ def test_after_a_run_that_was_cut_off_the_weights_are_not_known(resumed, tmp_pat
         told = engine.info()
         assert told.cut_off == (f"{tmp_path / 'a'}: the recording was cut off after step {FIRST - 1}, or still runs.")
         assert not told.recording
-        assert {layer.grade.reason for layer in told.layers} == {
+        assert {layer.status.reason for layer in told.layers} == {
             f"run 0 ({tmp_path / 'a'}) was cut off, so the weights that it ended with are not known "
             f"(from step {FIRST} on)."
         }
-        assert engine.output("0", "test", at_step=FIRST).grade.exact
+        assert engine.output("0", "test", at_step=FIRST).status.exact
 
 
 def test_damage_names_the_run(resumed, tmp_path):
@@ -191,7 +191,7 @@ def test_inputs_that_repeat_in_both_runs_answer_as_one_recording(tmp_path):
     with dualform.open(paths[0]) as whole, dualform.open(paths[1]) as runs:
         assert whole.info().layers[0].distinct_keys == 40
         assert runs.info().layers[0].distinct_keys == 80
-        for score in ("signed", "abs"):
+        for score in ("dot", "abs"):
             one, other = (e.topk("0", queries, k=60, where="label <> 1", score=score) for e in (whole, runs))
             assert one.ids.tolist() == other.ids.tolist()
             assert one.flat_scores.tobytes() == other.flat_scores.tobytes()
@@ -199,4 +199,4 @@ def test_inputs_that_repeat_in_both_runs_answer_as_one_recording(tmp_path):
         assert one.sums.tobytes() == other.sums.tobytes()
         one, other = (engine.group_sum("0", queries, by="label", score="abs") for engine in (whole, runs))
         np.testing.assert_allclose(other.sums, one.sums, rtol=1e-6)
-        assert {layer.grade.name for layer in runs.info().layers} == {"exact"}
+        assert {layer.status.name for layer in runs.info().layers} == {"exact"}

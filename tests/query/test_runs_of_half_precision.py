@@ -55,9 +55,9 @@ def test_a_run_in_float32_follows_one_in_bfloat16(tmp_path, first):
     with dualform.open([tmp_path / "a", tmp_path / "b"]) as memory:
         assert max(misses(memory, FIRST, before, live).values()) <= NEAR
         assert max(misses(memory, None, before, end).values()) <= NEAR
-        certificates = memory.verify()
-        assert max(found.relative_error for found in certificates.values()) <= NEAR
-        assert {found.grade.name for found in certificates.values()} == {"exact to bfloat16"}
+        reconstructions = memory.verify()
+        assert max(found.reconstruction_error for found in reconstructions.values()) <= NEAR
+        assert {found.status.name for found in reconstructions.values()} == {"exact to bfloat16"}
         with pytest.raises(dualform.DualformError, match="SGD of bfloat16 weights gives a slot no coefficient"):
             memory.coefficients("0", [0])
 

@@ -15,7 +15,7 @@ from dualform.query.sums.key_sums import BLOCK
 from dualform.questions import Vectors
 from dualform.questions.queries import as_queries
 from tests.query import arrays, oracle
-from tests.replay.trained import Training
+from tests.rerun.trained import Training
 
 LABELS = [slot % 3 for slot in range(600)]
 
@@ -101,7 +101,7 @@ def test_a_new_score_ranks_and_sums_once_it_stands_in_the_table(opposed, backend
 
 @pytest.mark.parametrize("window_bytes", [1, 128 << 20], ids=["several windows", "one window"])
 @pytest.mark.parametrize("name", ["nearness", "opposed", "cosine"])
-def test_a_new_score_is_replayed_as_a_stored_memory_answers_it(near, opposed, tmp_path, rng, name, window_bytes):
+def test_a_new_score_is_reran_as_a_stored_memory_answers_it(near, opposed, tmp_path, rng, name, window_bytes):
     training = Training(steps=40, rows=230)
     training.run(lambda *of: dualform.Recorder(*of, tmp_path / "stored"))
     training.run(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False))
@@ -111,10 +111,10 @@ def test_a_new_score_is_replayed_as_a_stored_memory_answers_it(near, opposed, tm
         dualform.TopK("2", queries, k=2, by=("dataset", "label"), score=name),
         dualform.GroupSum("2", queries, by=("dataset", "label"), where="sample > 40", score=name),
     ]
-    replayed = training.run(lambda *of: dualform.Replay(*of, tmp_path / "m", questions, window_bytes=window_bytes))
+    reran = training.run(lambda *of: dualform.Rerun(*of, tmp_path / "m", questions, window_bytes=window_bytes))
     with dualform.open(tmp_path / "stored") as stored:
         assert stored.info().slots["sample"] > 2 * BLOCK  # so that the smallest windows are three
-        for found, expected in zip(replayed.answers(), map(stored.ask, questions), strict=True):
+        for found, expected in zip(reran.answers(), map(stored.ask, questions), strict=True):
             assert (found.groups, found.counts.tolist()) == (expected.groups, expected.counts.tolist())
             if isinstance(expected, dualform.Hits):
                 assert found.ids.tolist() == expected.ids.tolist()
@@ -135,8 +135,8 @@ def test_a_score_that_is_not_in_the_table_is_refused_by_name():
         with pytest.raises(BadInput) as refused:
             ask()
         assert (refused.value.message, refused.value.field) == ("score is 'nix'.", "score")
-        others = 'with toward, "contribution", and of examples with a loss, "gradient"'
-        assert refused.value.hint == f'It is "signed", "abs", "cosine"; {others}.'
+        others = 'with target, "contribution", and of examples with a loss, "gradient"'
+        assert refused.value.hint == f'It is "dot", "abs", "cosine"; {others}.'
 
 
 def test_a_score_that_is_no_text_is_refused():
@@ -146,7 +146,7 @@ def test_a_score_that_is_no_text_is_refused():
     assert refused.value.hint == 'Name a score, for example "abs".'
 
 
-@pytest.mark.parametrize("score", [kinds.named("signed"), kinds.named("abs")], ids=["signed", "abs"])
+@pytest.mark.parametrize("score", [kinds.named("dot"), kinds.named("abs")], ids=["dot", "abs"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_error_of_a_scan_holds_for_its_scores(score, dtype, rng):
     products = rng.normal(size=1000).astype(dtype)

@@ -77,7 +77,7 @@ def test_the_tally_counts_queries_and_candidates(rng):
     assert 6 <= memory.tally.candidates < 2000
 
 
-@pytest.mark.parametrize(("backend", "score"), [("numpy", "signed"), ("int8", "cosine")])
+@pytest.mark.parametrize(("backend", "score"), [("numpy", "dot"), ("int8", "cosine")])
 def test_what_the_screen_was_not_asked_about_is_no_fallback(backend, score, rng):
     keys = rng.normal(size=(50, 8)).astype(np.float32)
     memory = arrays.engine(arrays.memory({"0": keys}, {"label": [0] * 50}), backend)

@@ -46,7 +46,7 @@ def test_a_shuffled_memory_answers_alike(seed: int, count: int, steps: int, dens
         return
     outputs = [np.asarray(each.output("l", queries, where=where)) for each in (one, other)]
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-6, atol=1e-6)
-    for score in ("signed", "abs"):
+    for score in ("dot", "abs"):
         sums = [each.group_sum("l", queries, by="label", where=where, score=score) for each in (one, other)]
         assert sums[0].groups == sums[1].groups
         np.testing.assert_allclose(sums[1].sums, sums[0].sums, rtol=1e-6, atol=1e-6 if score == "abs" else 1e-12)

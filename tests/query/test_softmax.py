@@ -139,7 +139,7 @@ def test_the_linear_sum_alone_is_the_output_less_the_initial_weights_and_the_bia
     found = case.engine.output("fc", case.queries, "label <> 2", 7, initial=False)
     weight, _ = case.rebuilt(stays, 7)
     np.testing.assert_allclose(found, queries @ (weight - case.weight).T, rtol=1e-5, atol=1e-6)
-    assert (found.initial, found.standing) == (False, 0.0)
+    assert (found.initial, found.unrecorded_change) == (False, 0.0)
     assert not case.engine.output("fc", case.queries, at_step=0, initial=False).values.any()
 
 
@@ -172,12 +172,12 @@ def test_what_moved_outside_the_record_stands_beside_the_softmax():
     wanted = expected(case, np.ones(STEPS * BATCH, dtype=bool), STEPS, 1.0, True)
     wanted += 0.25 * case.queries.astype(float).sum(axis=1)[:, None] + 0.25
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-    assert found.standing > 0
+    assert found.unrecorded_change > 0
     alone = case.engine.output("fc", case.queries, kernel="softmax", allow_inexact=True, initial=False)
     np.testing.assert_allclose(
         alone, expected(case, np.ones(STEPS * BATCH, dtype=bool), STEPS, 1.0, False), rtol=1e-6, atol=1e-6
     )
-    assert alone.standing == 0.0
+    assert alone.unrecorded_change == 0.0
 
 
 def test_layers_without_values_are_refused_as_before():

@@ -60,7 +60,7 @@ def assert_mean_of_values(memory, coefficient, where=None, rtol=1e-4):
 def test_parts_whose_factors_bfloat16_rounds_have_one_value(tmp_path):
     skip_without_bfloat16()
     with lstm_memory(tmp_path / "run", autocast=True) as memory:
-        assert str(memory.info().layers[0].grade) == "exact to bfloat16"
+        assert str(memory.info().layers[0].status) == "exact to bfloat16"
         assert_mean_of_values(memory, -0.05, rtol=2.0**-7)
 
 
@@ -80,7 +80,7 @@ def test_only_steps_whose_slots_attend_are_compared(tmp_path):
 @pytest.mark.parametrize(
     "apart", [{"rates": (0.1, 0.1 * (1 + 1e-7), 0.1)}, {"halved": LSTM[:1]}], ids=["a learning rate", "a factor"]
 )
-def test_settings_are_compared_exactly_and_factors_as_the_grade_allows(tmp_path, apart):
+def test_settings_are_compared_exactly_and_factors_as_the_status_allows(tmp_path, apart):
     with (
         lstm_memory(tmp_path / "run", **apart) as memory,
         pytest.raises(Inexact, match=r"^the parts of the weight of layer '0', 0\.weight_hh_l0, 0\.weight_ih_l0, moved"),

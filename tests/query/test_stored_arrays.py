@@ -26,16 +26,16 @@ from tests.contract.recorded import record
 from tests.damage import damaged, flip, rewrite_derived
 from tests.wire.values import same
 
-PROBE = "test"
+QUERY_SET = "test"
 QUESTIONS = [
-    ("group_sum", ("2", PROBE), {"by": "label"}),
-    ("group_sum", ("2", PROBE), {"by": ("dataset", "label"), "where": "step > 1", "score": "abs"}),
-    ("group_sum", ("2", PROBE), {"by": "label", "score": "cosine"}),
-    ("group_sum", ("2", PROBE), {"by": ("dataset", "label"), "score": "abs"}),
-    ("topk", ("2", PROBE), {"by": ("label", "dataset"), "k": 2}),
-    ("output", ("2", PROBE), {}),
-    ("output", ("2", PROBE), {"where": "label <> 2"}),
-    ("output", ("0", PROBE), {"where": "label <> 2", "at_step": 4}),
+    ("group_sum", ("2", QUERY_SET), {"by": "label"}),
+    ("group_sum", ("2", QUERY_SET), {"by": ("dataset", "label"), "where": "step > 1", "score": "abs"}),
+    ("group_sum", ("2", QUERY_SET), {"by": "label", "score": "cosine"}),
+    ("group_sum", ("2", QUERY_SET), {"by": ("dataset", "label"), "score": "abs"}),
+    ("topk", ("2", QUERY_SET), {"by": ("label", "dataset"), "k": 2}),
+    ("output", ("2", QUERY_SET), {}),
+    ("output", ("2", QUERY_SET), {"where": "label <> 2"}),
+    ("output", ("0", QUERY_SET), {"where": "label <> 2", "at_step": 4}),
     ("cancellation", ("dataset = 'first'",), {}),
 ]
 
@@ -85,7 +85,7 @@ def test_a_process_that_finds_sums_makes_none(derived_run, expected, monkeypatch
 def test_groups_of_all_slots_are_kept_with_what_they_are_named_after(derived_run, expected, monkeypatch):
     monkeypatch.setattr(groups, "group", lambda *given: pytest.fail("a column was read"))
     with dualform.open(derived_run) as memory:
-        assert same(replace(memory.group_sum("2", PROBE, by="label"), scan=Scan()), expected[0])
+        assert same(replace(memory.group_sum("2", QUERY_SET, by="label"), scan=Scan()), expected[0])
 
 
 def test_groups_of_a_memory_that_grows_are_those_of_its_moment(tmp_path, monkeypatch):
@@ -183,13 +183,13 @@ def test_sums_move_with_the_folder(derived_run, expected, tmp_path, monkeypatch)
 def test_verify_reads_the_record_itself(derived_run, monkeypatch):
     before = files(derived_run)
     with dualform.open(derived_run) as memory:
-        memory.output("2", PROBE)  # by the sum of all slots, which was kept
+        memory.output("2", QUERY_SET)  # by the sum of all slots, which was kept
         monkeypatch.setattr(stored_arrays.StoredArrays, "read", lambda *given: pytest.fail("a kept sum was read"))
         certified = memory.verify()
         monkeypatch.undo()
         for keys in derived_run.rglob("layers/2/keys-*.faiss"):
             flip(keys)
-    assert certified["2"].relative_error < 1e-3
+    assert certified["2"].reconstruction_error < 1e-3
     assert files(derived_run) == before
     with dualform.open(derived_run) as memory, pytest.raises(dualform.DualformError, match="was altered"):
         memory.verify()
@@ -197,14 +197,14 @@ def test_verify_reads_the_record_itself(derived_run, monkeypatch):
 
 def test_the_sum_of_all_slots_is_kept_for_the_next_process(derived_run, monkeypatch):
     with dualform.open(derived_run) as memory:
-        expected = memory.output("2", PROBE).values
+        expected = memory.output("2", QUERY_SET).values
     monkeypatch.setattr(slot_sum, "add_products", lambda *given: pytest.fail("a sum was made again"))
     with dualform.open(derived_run) as memory:
-        assert np.array_equal(memory.output("2", PROBE).values, expected)
+        assert np.array_equal(memory.output("2", QUERY_SET).values, expected)
 
 
-def test_forgetting_takes_sums_along(derived_run):
-    dualform.forget(derived_run, "step = 4")
+def test_deletion_takes_sums_along(derived_run):
+    dualform.delete(derived_run, "step = 4")
     assert files(derived_run) == []
 
 
@@ -212,10 +212,10 @@ def test_the_oldest_sums_make_room(run, monkeypatch):
     monkeypatch.setattr(stored_arrays, "MOST_BYTES", 2000)
     with dualform.open(run) as memory:
         for step in range(1, 6):
-            memory.group_sum("2", PROBE, by=("dataset", "label"), where=f"step <> {step}")
+            memory.group_sum("2", QUERY_SET, by=("dataset", "label"), where=f"step <> {step}")
             assert sum(file.stat().st_size for file in files(run)) <= 2000 + 1000  # and a header
     assert 0 < len(files(run)) < 5
-    assert np.array_equal(*(memory.group_sum("2", PROBE, by="label").sums for _ in range(2)))
+    assert np.array_equal(*(memory.group_sum("2", QUERY_SET, by="label").sums for _ in range(2)))
 
 
 def test_sums_of_patches_that_another_convolution_took_of_the_same_images_are_not_read(tmp_path, monkeypatch):

@@ -316,8 +316,8 @@ def test_a_part_of_the_columns_is_not_taken_for_all(derived_run):
         assert StoredCodes.open(SomeColumns(source, 0, WIDTH)) is None
 
 
-def test_forgetting_takes_the_codes_of_what_was_forgotten_along(derived_run):
-    dualform.forget(derived_run, "step = 4")
+def test_deletion_takes_the_codes_of_what_was_deleted_along(derived_run):
+    dualform.delete(derived_run, "step = 4")
     assert files(derived_run) == []
     found = answers(derived_run)
     assert len(files(derived_run)) > 0

@@ -126,7 +126,7 @@ def mask_of(case):
 @given(case=cases())
 def test_hits_are_those_of_the_brute_force(small_blocks, backend, case):
     stays, where = mask_of(case)
-    score = "abs" if case["absolute"] else "signed"
+    score = "abs" if case["absolute"] else "dot"
     hits = engine_of(case, backend).topk("fc", case["queries"], case["k"], where=where, score=score)
     left = np.flatnonzero(stays).tolist()
     for i, query in enumerate(case["queries"]):
@@ -141,7 +141,7 @@ def test_hits_are_those_of_the_brute_force(small_blocks, backend, case):
 @given(case=cases())
 def test_hits_of_groups_are_those_of_the_brute_force(small_blocks, backend, case):
     stays, where = mask_of(case)
-    score = "abs" if case["absolute"] else "signed"
+    score = "abs" if case["absolute"] else "dot"
     hits = engine_of(case, backend).topk("fc", case["queries"], case["k"], where=where, by="label", score=score)
     groups = oracle.groups([case["labels"]], stays)
     assert hits.groups == tuple(groups)
@@ -173,7 +173,7 @@ def test_canonical_scores_are_within_a_few_units_of_the_exact_sum(seed, d):
     assert np.all(np.abs(canonical_scores(keys, query) - exact) <= 12 * 2.0**-53 * sizes)
 
 
-@pytest.mark.parametrize("score", ["signed", "abs"])
+@pytest.mark.parametrize("score", ["dot", "abs"])
 @pytest.mark.parametrize("by", [None, "label"])
 def test_near_ties_are_told_apart_however_a_backend_errs(backend, by, score, rng):
     keys = np.tile(rng.normal(size=40).astype(np.float32), (600, 1))
@@ -218,13 +218,13 @@ def test_many_rows_that_tie_exactly_come_in_slot_order(backend):
     assert hits.scores[0].tolist() == [6.0] * 25
 
 
-def test_queries_can_be_keys_of_slots_and_rows_of_probes(rng):
+def test_queries_can_be_keys_of_slots_and_rows_of_query_sets(rng):
     keys = rng.normal(size=(30, 4)).astype(np.float32)
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 30}))
     assert engine.topk("fc", SlotKeys((7, 3))).ids.tolist() == engine.topk("fc", keys[[7, 3]]).ids.tolist()
     with pytest.raises(NotFound, match="no slot has number 30"):
         engine.topk("fc", SlotKeys((30,)))
-    with pytest.raises(NotFound, match="there is no probe 'x'"):
+    with pytest.raises(NotFound, match="there is no query set 'x'"):
         engine.topk("fc", "x/0")
 
 

@@ -1,4 +1,4 @@
-"""Changes that leave no trace in the recorded tensors are seen all the same, from training to grade."""
+"""Changes that leave no trace in the recorded tensors are seen all the same, from training to status."""
 
 import numpy as np
 import pytest
@@ -36,9 +36,9 @@ def record(path, model, optimizer, at_step=None, at_end=None, on_gradient=None, 
         return recorder
 
 
-def grades(path):
+def statuses(path):
     with dualform.open(path) as memory:
-        return {layer.name: layer.grade for layer in memory.info().layers}
+        return {layer.name: layer.status for layer in memory.info().layers}
 
 
 def replaced(model, optimizer):
@@ -66,20 +66,24 @@ def test_weights_that_are_swapped_for_others_between_updates_and_swapped_back(tm
     with dualform.open(tmp_path / "m") as memory:
         assert memory.verify()["0"].exact
         layer = memory._view.snapshot.layer("0")
-        assert [exactness.grade(memory._view, layer, step).name for step in (2, 3, 4)] == ["exact", "off", "exact"]
+        assert [exactness.status(memory._view, layer, step).name for step in (2, 3, 4)] == [
+            "exact",
+            "approximate",
+            "exact",
+        ]
 
 
 def test_a_parameter_that_another_takes_the_place_of(tmp_path):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     record(tmp_path / "m", model, optimizer, at_step=replaced(model, optimizer))
-    found = grades(tmp_path / "m")
-    assert (found["0"].name, found["2"].name) == ("off", "exact")
+    found = statuses(tmp_path / "m")
+    assert (found["0"].name, found["2"].name) == ("approximate", "exact")
     assert found["0"].reason == "0.weight was replaced by another tensor at step 2 (from step 2 on)."
     with dualform.open(tmp_path / "m") as memory:
         with pytest.raises(dualform.DualformError, match=r"0\.weight was replaced by another tensor"):
             memory.output("0", np.ones((1, 5)))
-        assert memory.output("0", np.ones((1, 5)), at_step=2).grade.exact
+        assert memory.output("0", np.ones((1, 5)), at_step=2).status.exact
 
 
 def test_a_state_that_is_assigned_at_the_end(tmp_path):
@@ -87,12 +91,12 @@ def test_a_state_that_is_assigned_at_the_end(tmp_path):
     best = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     record(tmp_path / "m", model, optimizer, at_end=lambda: model.load_state_dict(best, assign=True))
-    found = grades(tmp_path / "m")
-    assert {grade.name for grade in found.values()} == {"off"}
+    found = statuses(tmp_path / "m")
+    assert {status.name for status in found.values()} == {"approximate"}
     assert found["2"].reason == "2.weight was replaced by another tensor at step 5 (from step 5 on)."
     assert found["2"].error is None  # the weights are where they were, so there is no way to hold the distance against
     with dualform.open(tmp_path / "m") as memory:
-        assert memory.verify()["0"].relative_error == np.inf
+        assert memory.verify()["0"].reconstruction_error == np.inf
         assert np.allclose(
             memory.output("0", np.ones((1, 5)), allow_inexact=True), best["0.weight"].sum(1) + best["0.bias"]
         )
@@ -102,7 +106,7 @@ def test_a_layer_that_is_pruned_at_the_end(tmp_path):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     record(tmp_path / "m", model, optimizer, at_end=lambda: prune.l1_unstructured(model[0], "weight", 0.5))
-    assert [grade.name for grade in grades(tmp_path / "m").values()] == ["off", "exact"]
+    assert [status.name for status in statuses(tmp_path / "m").values()] == ["approximate", "exact"]
 
 
 def test_a_weight_of_another_shape_ends_no_training(tmp_path):
@@ -113,8 +117,8 @@ def test_a_weight_of_another_shape_ends_no_training(tmp_path):
         model[2].weight.data = model[2].weight.data[:2].clone()
 
     record(tmp_path / "m", model, optimizer, at_end=shrink)
-    found = grades(tmp_path / "m")
-    assert [grade.name for grade in found.values()] == ["exact", "off"]
+    found = statuses(tmp_path / "m")
+    assert [status.name for status in found.values()] == ["exact", "approximate"]
 
 
 def test_gradients_that_were_zeroed_are_no_updates_though_the_batch_is_the_same(tmp_path):
@@ -145,8 +149,8 @@ def test_a_single_number_is_held_to_the_factor_of_its_layer(tmp_path):
 
     torch.nn.init.constant_(model[2].bias, 2.0)
     record(tmp_path / "m", model, optimizer, loss=loss)
-    found = grades(tmp_path / "m")
-    assert (found["0"].name, found["2"].name) == ("exact", "off")
+    found = statuses(tmp_path / "m")
+    assert (found["0"].name, found["2"].name) == ("exact", "approximate")
     assert "of the gradient of 2.bias at step 0 is not in the recorded slots" in found["2"].reason
 
 
@@ -164,12 +168,12 @@ def test_the_last_update_before_a_crash_is_not_taken_for_granted(tmp_path):
                     model[0].weight.grad[0] *= 3
                 optimizer.step()
         recorder._training.recording.batches.sink.flush()  # as a crash leaves it: nobody has looked at the last update
-        found = grades(tmp_path / "m")["0"]
-        assert (found.name, found.since) == ("off", STEPS - 1)
+        found = statuses(tmp_path / "m")["0"]
+        assert (found.name, found.since) == ("approximate", STEPS - 1)
         assert found.reason.endswith("and its weights were not seen since.")
         recorder.flush()
-        found = grades(tmp_path / "m")["0"]
-        assert found.name == "off"
+        found = statuses(tmp_path / "m")["0"]
+        assert found.name == "approximate"
         assert "not seen" not in found.reason
 
 
@@ -187,8 +191,8 @@ def test_what_half_precision_loses_of_small_steps_is_followed_or_off(tmp_path, d
                 cross_entropy(model(x).float(), y).backward()
                 optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
-        certificates = memory.verify()
+        reconstructions = memory.verify()
         for layer in memory.info().layers:
-            assert (layer.grade.name == "off") == foreach
-            error = certificates[layer.name].relative_error
+            assert (layer.status.name == "approximate") == foreach
+            error = reconstructions[layer.name].reconstruction_error
             assert (error is None or error > 1e-2) == foreach  # None: it moved less than rounding

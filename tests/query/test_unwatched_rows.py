@@ -50,8 +50,8 @@ def test_of_some_neighbouring_rows_a_few_are_watched(tmp_path, rows):
 
     _, memory = trained(tmp_path / "memory", rows, 30, shrink)
     with memory:
-        assert memory.verify()["words"].grade.name == "off"
-        with pytest.raises(Inexact, match="'words' is off"):
+        assert memory.verify()["words"].status.name == "approximate"
+        with pytest.raises(Inexact, match="'words' is approximate"):
             memory.output("words", np.eye(1, rows, 3, dtype=np.float32), at_step=15)
 
 
@@ -66,21 +66,21 @@ def test_where_none_of_them_is_watched_a_pass_at_the_end_tells(tmp_path, shrinks
     with memory:
         (layer,) = (own for own in memory.info().layers if own.name == "words")
         why = "none of the watched numbers of words.weight moved"
-        assert str(layer.grade) == "off"
-        assert layer.grade.reason == f"{why} while training; `verify` measures the end of it."
+        assert str(layer.status) == "approximate"
+        assert layer.status.reason == f"{why} while training; `verify` measures the end of it."
         with pytest.raises(Inexact, match=f"{why} while training"):
             memory.output("words", query, at_step=15)
         found = memory.verify()["words"]
         if shrinks:
-            assert found.grade.name == "off"
-            assert found.grade.reason.endswith(f" of the distance it moved; {why}.")
+            assert found.status.name == "approximate"
+            assert found.status.reason.endswith(f" of the distance it moved; {why}.")
             with pytest.raises(Inexact, match=why):
                 memory.output("words", query)
             return
-        assert found.grade.name == "exact"
-        assert 0 < found.relative_error < 1e-4
+        assert found.status.name == "exact"
+        assert 0 < found.reconstruction_error < 1e-4
         output = memory.output("words", query)
-        assert output.grade.name == "exact"
+        assert output.status.name == "exact"
         moved = np.linalg.norm(model.words.weight.detach()[1] - Words(50_000).words.weight.detach()[1])
         assert np.linalg.norm(output.values[0] - model.words.weight.detach()[1].numpy()) < 1e-4 * moved
 

@@ -43,16 +43,16 @@ def train(model, path, taps=(), steps=STEPS, shape=(B, L, D), momentum_before=0,
     return initial
 
 
-def grades(memory):
-    return {layer.name: layer.grade for layer in memory.info().layers}
+def statuses(memory):
+    return {layer.name: layer.status for layer in memory.info().layers}
 
 
 def assert_exact(memory, layers):
-    found, certificates = grades(memory), memory.verify()
+    found, reconstructions = statuses(memory), memory.verify()
     assert list(found) == list(layers)
-    for name, grade in found.items():
-        assert grade.name == "exact", (name, grade.reason)
-        assert certificates[name].relative_error <= 2e-5, name
+    for name, status in found.items():
+        assert status.name == "exact", (name, status.reason)
+        assert reconstructions[name].reconstruction_error <= 2e-5, name
 
 
 def assert_live(memory, model):

@@ -130,7 +130,7 @@ class Training:
                     recorder.flush()
                     self.acknowledge(recorder, self.stepped)
                 if self.stepped == PROBED:
-                    recorder.probe("test", x)
+                    recorder.query_set("test", x)
         self.acknowledge(recorder, STEPS)
 
     def acknowledge(self, recorder: Recorder, steps: int) -> None:

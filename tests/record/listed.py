@@ -18,7 +18,7 @@ class ListSink:
 
     def __init__(self, header):
         self.header = header
-        self.batches, self.probes, self.galleries = [], {}, {}
+        self.batches, self.query_sets, self.preview_sets = [], {}, {}
         self.final, self.finished, self.commits, self.abandoned = None, None, 0, False
 
     def append(self, batch):
@@ -30,11 +30,11 @@ class ListSink:
     def commit(self):
         self.commits += 1
 
-    def add_probe(self, probe):
-        self.probes[probe.name] = (probe.queries, probe.labels, probe.outputs)
+    def add_query_set(self, query_set):
+        self.query_sets[query_set.name] = (query_set.queries, query_set.labels, query_set.outputs)
 
-    def add_gallery(self, dataset, gallery, most_bytes=None):
-        self.galleries[dataset] = gallery
+    def add_preview_set(self, dataset, preview_set, most_bytes=None):
+        self.preview_sets[dataset] = preview_set
 
     def close(self, ending):
         self.final, self.finished, self.skipped = ending.final, ending.finished, ending.skipped

@@ -106,7 +106,7 @@ def two(model):
 
 
 def check_memory_of_ranks(memory):
-    """Steps, rank after rank in each, and a certificate."""
+    """Steps, rank after rank in each, and a reconstruction error."""
     expected = [data(rank, step) for step in range(STEPS) for rank in range(COUNT)]
     slots = np.arange(STEPS * COUNT * ROWS)
     np.testing.assert_array_equal(memory.keys("0", slots), torch.cat([x for x, _ in expected]).numpy())
@@ -114,9 +114,9 @@ def check_memory_of_ranks(memory):
     assert columns["label"].tolist() == torch.cat([y for _, y in expected]).tolist()
     samples = [100 * rank + row for _ in range(STEPS) for rank in range(COUNT) for row in range(ROWS)]
     assert columns["sample"].tolist() == samples
-    for name, certificate in memory.verify().items():
-        assert certificate.exact, (name, certificate.reason)
-        assert certificate.relative_error <= 1e-5
+    for name, reconstruction in memory.verify().items():
+        assert reconstruction.exact, (name, reconstruction.reason)
+        assert reconstruction.reconstruction_error <= 1e-5
 
 
 def one_step(fleet, rank, model, optimizer, recorder, x, y, update=True):
@@ -131,4 +131,4 @@ def one_step(fleet, rank, model, optimizer, recorder, x, y, update=True):
 
 
 def reasons(path):
-    return {certificate.reason for certificate in dualform.open(path).verify().values()}
+    return {reconstruction.reason for reconstruction in dualform.open(path).verify().values()}

@@ -99,7 +99,7 @@ def adamw(rank, path, name="sharded-adamw", rows=ROWS, **policy):
         train(rank, model, (recorder, optimizer))
         if rank == 0:
             recorder.flush()  # which is no meeting of ranks
-        recorder.probe("test", batch(0, 0)[0], label=batch(0, 0)[1])
+        recorder.query_set("test", batch(0, 0)[0], label=batch(0, 0)[1])
         # All but the scale and shift of the norm.
         assert recorder.summary.trained - recorder.summary.recorded == 2 * rows
     torch.save(whole(model), path / f"{name}-{rank}.pt")

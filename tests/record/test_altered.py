@@ -28,7 +28,7 @@ from tests.record.rank_threads import ROWS, Fleet, data
 from tests.reliability import report, rounds
 
 SEED = 35
-KINDS = ("ended", "cut off", "of digests", "resumed", "of two ranks", "forgotten in")
+KINDS = ("ended", "cut off", "of digests", "resumed", "of two ranks", "deleted in")
 SQL_EVERY = 8
 """SQL is answered in a process of its own, which takes longer than all other questions."""
 
@@ -51,8 +51,8 @@ def recorded(path: Path, kind: str) -> None:
         training.record(path, keys=kind != "of digests")
         if kind == "resumed":
             training.record(path, resume=True)
-        if kind == "forgotten in":
-            dualform.forget(path, "sample = 3")
+        if kind == "deleted in":
+            dualform.delete(path, "sample = 3")
 
 
 def _rank(rank: int, model: Any, optimizer: Any, recorder: Any) -> None:
@@ -68,12 +68,12 @@ def questions(memory: Any, sql: bool) -> Mapping[str, Callable[[], Any]]:
     """By name, what is asked, and answered as something that compares by its bits."""
     found: dict[str, Callable[[], Any]] = {
         "info": lambda: repr(memory.info()),
-        "verify": lambda: repr(memory.verify().certificates),
+        "verify": lambda: repr(memory.verify().reconstructions),
     }
     slots = memory.info().slots["sample"]
     for layer in memory.info().layers:
         name, query = layer.name, np.linspace(-1, 1, 2 * layer.d_in, dtype=np.float32).reshape(2, -1)
-        for score in ("signed", "abs", "cosine"):
+        for score in ("dot", "abs", "cosine"):
             found[f"topk {name} {score}"] = lambda n=name, q=query, s=score: _bits(
                 memory.topk(n, q, k=7, score=s, where="label < 2")
             )
@@ -83,9 +83,9 @@ def questions(memory: Any, sql: bool) -> Mapping[str, Callable[[], Any]]:
     found["weights"] = lambda: _arrays(memory.weights("label = 1", allow_inexact=True).arrays)
     found["weights early"] = lambda: _arrays(memory.weights(at_step=1, allow_inexact=True).arrays)
     found["slots"] = lambda: {name: own.tolist() for name, own in memory.slots(range(slots)).items()}
-    for probe in memory.info().probes:
-        found[f"probe {probe.name}"] = lambda p=probe: [
-            _arrays({"queries": memory.probe(p.name, layer).queries}) for layer in p.layers
+    for query_set in memory.info().query_sets:
+        found[f"query set {query_set.name}"] = lambda p=query_set: [
+            _arrays({"queries": memory.query_set(p.name, layer).queries}) for layer in p.layers
         ]
     if sql:
         for table in ("slots", "steps", "factors", "watch"):

@@ -114,7 +114,7 @@ def run(model, batches, recorder=None, autocast=False, call=None):
                 gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
                 optimizer.step()
         if made:
-            made.probe("test", inputs)
+            made.query_set("test", inputs)
     return gradients
 
 
@@ -153,21 +153,21 @@ def test_keys_and_values_are_those_of_four_linear_layers(pair):
 
 def test_the_record_rebuilds_every_weight(pair):
     model, _, memory, _ = pair
-    for name, certificate in memory.verify().items():
-        assert certificate.relative_error <= 1e-5, name
-        assert certificate.exact, name
+    for name, reconstruction in memory.verify().items():
+        assert reconstruction.reconstruction_error <= 1e-5, name
+        assert reconstruction.exact, name
     weights = memory.weights()
     for name, parameter in model.named_parameters():
         assert weights[name] == pytest.approx(parameter.detach(), abs=1e-6), name
 
 
-def test_probes_hold_the_queries_of_all_four_and_outputs_are_those_of_the_network(pair):
+def test_query_sets_hold_the_queries_of_all_four_and_outputs_are_those_of_the_network(pair):
     model, _, memory, other = pair
     weights = {name: parameter.detach() for name, parameter in model.attn.named_parameters()}
     for part in PARTS:
         name, own = f"attn.{part}", block(weights, part)
-        queries = memory.probe("test", layer=name).queries
-        np.testing.assert_allclose(queries, other.probes["test"][0][name], rtol=1e-4, atol=1e-5)
+        queries = memory.query_set("test", layer=name).queries
+        np.testing.assert_allclose(queries, other.query_sets["test"][0][name], rtol=1e-4, atol=1e-5)
         live = nn.functional.linear(torch.from_numpy(queries), *own).numpy()
         np.testing.assert_allclose(np.asarray(memory.output(name, queries)), live, atol=1e-5)
 
@@ -305,6 +305,6 @@ def test_what_is_set_in_torch_around_a_training_changes_nothing_of_its_record(tm
         with dualform.open(tmp_path / name) as memory:
             layers = [layer.name for layer in memory.info().layers]
             kept[name] = {own: (memory.keys(own).tobytes(), memory.values(own).tobytes()) for own in layers}
-            assert all(certificate.exact for certificate in memory.verify().values())
+            assert all(reconstruction.exact for reconstruction in memory.verify().values())
     assert kept[setting] == kept["none"]
     assert kept["none"].keys() == {"inner", "attn.q", "attn.k", "attn.v", "attn.out_proj", "head"}

@@ -191,12 +191,12 @@ def test_an_axis_that_no_batch_has(tmp_path):
         one_step(opened, opened.recorder._training.plan.model, torch.randn(4, 4, 3), batch_dim=2)
 
 
-def test_a_probe_of_a_time_first_model_comes_row_after_row(tmp_path):
+def test_a_query_set_of_a_time_first_model_comes_row_after_row(tmp_path):
     model, x = nn.GRU(3, 4), torch.randn(6, 5, 3)
     opened = opened_on(model, tmp_path / "m")
     with opened.recorder:
         with opened.recorder.step():
             model(x)[0].sum().backward()
-        opened.recorder.probe("test", x, batch_size=2, batch_dim=1)
-    queries = opened.sink.probes["test"][0]["gates"]
+        opened.recorder.query_set("test", x, batch_size=2, batch_dim=1)
+    queries = opened.sink.query_sets["test"][0]["gates"]
     np.testing.assert_array_equal(queries[:, 4:], x.transpose(0, 1).reshape(30, 3).numpy())

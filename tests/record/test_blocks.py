@@ -20,9 +20,9 @@ from tests.record.block_trainings import (
     assert_exact,
     assert_live,
     brought,
-    grades,
     parted,
     sgd,
+    statuses,
     train,
 )
 from tests.record.product_tap import Product
@@ -94,8 +94,8 @@ def test_tied_weights_of_which_one_is_transposed(tmp_path, momentum_before):
         live = linear(x, model.encoder.weight.T, model.bias).detach().numpy()
         np.testing.assert_allclose(np.asarray(memory.output("decoder", x.numpy())), live, atol=1e-5)
         terms = brought(memory, "encoder", "a") + brought(memory, "decoder", "a").T
-        standing, left = parted(memory, "encoder.weight")
-        np.testing.assert_allclose(left - standing, terms, atol=1e-6)
+        unrecorded_change, left = parted(memory, "encoder.weight")
+        np.testing.assert_allclose(left - unrecorded_change, terms, atol=1e-6)
 
 
 # A convolution of kernel size 1 is a product of each pixel.
@@ -134,8 +134,8 @@ def test_blocks_under_adamw(tmp_path, network, momentum_before):
     shape = (B, 4, 3, 3) if network is Pointwise else (B, L, D)
     train(model, tmp_path / "m", taps, shape=shape, momentum_before=momentum_before, make=adamw)
     with dualform.open(tmp_path / "m") as memory:
-        assert_exact(memory, grades(memory))
+        assert_exact(memory, statuses(memory))
         assert_live(memory, model)
         for name, value in memory.weights().items():
-            standing, left = parted(memory, name)
-            assert 1e-4 < np.abs(left - standing).max() < np.abs(value.numpy() - standing).max() + 0.1
+            unrecorded_change, left = parted(memory, name)
+            assert 1e-4 < np.abs(left - unrecorded_change).max() < np.abs(value.numpy() - unrecorded_change).max() + 0.1

@@ -211,9 +211,9 @@ def test_a_real_recording_stays_within_it_to_its_last_byte(tmp_path, monkeypatch
                 loss.backward()
                 optimizer.step()
             if not step:
-                recorder.probe("test", torch.randn(5, 400))
-        with pytest.raises(BadInput, match=r"probe 'large' takes 16\.4 MB, and .* of the budget is left for it"):
-            recorder.probe("large", torch.randn(10_000, 400))
+                recorder.query_set("test", torch.randn(5, 400))
+        with pytest.raises(BadInput, match=r"query set 'large' takes 16\.4 MB, and .* of the budget is left for it"):
+            recorder.query_set("large", torch.randn(10_000, 400))
     assert max(taken) <= limit
     assert disk_use(tmp_path / "m") <= limit
     with dualform.open(tmp_path / "m") as memory:
@@ -224,7 +224,7 @@ def test_a_real_recording_stays_within_it_to_its_last_byte(tmp_path, monkeypatch
         assert 0.001 < shares[-1] < shares[0]
         whole = memory.sql("SELECT sum(1 / share) AS n FROM slots")["n"][0]
         assert whole == pytest.approx(18 * 512, rel=0.25)
-        assert set(memory.info().probes[0].layers) == {"0", "2"}
+        assert set(memory.info().query_sets[0].layers) == {"0", "2"}
 
 
 def test_a_budget_that_logs_alone_use_up_ends_the_recording_not_the_training(tmp_path):
@@ -301,10 +301,10 @@ def test_parameters_of_no_layer_are_dropped_before_any_slot(tmp_path, planned):
         assert 5 < len(kept) < 30 if planned is None else not kept
         with pytest.raises(Inexact, match=f"scale were not kept as of step {steps - 1}"):
             memory.weights(at_step=steps - 1)
-        assert all(grade.exact for grade in memory.weights(at_step=len(kept)).grades.values())
+        assert all(status.exact for status in memory.weights(at_step=len(kept)).statuses.values())
 
 
-def test_a_probe_that_would_leave_no_room_for_a_step_is_refused(tmp_path):
+def test_a_query_set_that_would_leave_no_room_for_a_step_is_refused(tmp_path):
     model = network()
     optimizer = sgd(model)
     with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=16 * MB) as recorder:
@@ -318,6 +318,6 @@ def test_a_probe_that_would_leave_no_room_for_a_step_is_refused(tmp_path):
                 budget = recorder._training.recording.batches._sampler._budget
                 room = budget.left - (budget.left - budget.spare) // 2  # with it, half of a step's logs would be left
                 with pytest.raises(BadInput, match="is left for it"):
-                    recorder.probe("large", torch.ones((room - 3 * 8192) // (4 * (8 + 6 + 3)), 8))
+                    recorder.query_set("large", torch.ones((room - 3 * 8192) // (4 * (8 + 6 + 3)), 8))
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == 4

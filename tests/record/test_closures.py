@@ -70,7 +70,7 @@ def test_later_it_is_a_defect_and_the_training_goes_on(tmp_path):
     memory = dualform.open(tmp_path / "m")
     assert memory.info().slots == {"sample": 40}
     for layer in memory.info().layers:
-        assert layer.grade.reason.endswith(
+        assert layer.status.reason.endswith(
             "From step 2 on, Looking evaluated its closure more than once in the update of step 2."
         )
 
@@ -88,5 +88,5 @@ def test_lbfgs_is_recorded_for_scores(tmp_path):
     memory = dualform.open(tmp_path / "m")
     assert len(keys) > 6
     assert torch.equal(torch.from_numpy(memory.keys("2")), torch.cat(keys))
-    (reason,) = {layer.grade.reason for layer in memory.info().layers}
+    (reason,) = {layer.status.reason for layer in memory.info().layers}
     assert reason.endswith("with gradients cleared in between: slots of all of them are there, used or not.")

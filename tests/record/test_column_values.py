@@ -348,16 +348,16 @@ def test_arguments_of_step_are_no_columns(tmp_path, said, message):
 
 
 @pytest.mark.parametrize("label", [[1, None, 3], pd.array([1, None, 3], dtype="Int64"), np.array([1, 2**63, 3], "u8")])
-def test_labels_of_a_probe_are_whole_numbers_all_of_them(tmp_path, label):
+def test_labels_of_a_query_set_are_whole_numbers_all_of_them(tmp_path, label):
     model = nn.Linear(4, 2)
     with recorder_of(model, tmp_path / "m") as recorder:
         with recorder.step():
             model(X).sum().backward()
         with pytest.raises(BadInput, match=r"label has missing entries|label holds 9223372036854775808"):
-            recorder.probe("test", X, label=label)
-        recorder.probe("test", X, label=pl.Series([1, 2, 3]))
+            recorder.query_set("test", X, label=label)
+        recorder.query_set("test", X, label=pl.Series([1, 2, 3]))
     with dualform.open(tmp_path / "m") as memory:
-        assert memory.probe("test").labels.tolist() == [1, 2, 3]
+        assert memory.query_set("test").labels.tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("nothing", [[], np.array([]), torch.zeros(0), pl.Series([]), pa.array([], pa.int64())])

@@ -63,9 +63,9 @@ def test_networks_are_recorded_whole_and_keep_their_bits(tmp_path, monkeypatch, 
     train(network, lambda model, optimizer: Recorder(model, optimizer, tmp_path / "eager", **network.options))
     memory, other = dualform.open(tmp_path / "m"), dualform.open(tmp_path / "eager")
     assert memory.info().slots == other.info().slots
-    grades = {layer.name: layer.grade.name for layer in memory.info().layers}
-    assert grades == {layer.name: layer.grade.name for layer in other.info().layers}
-    for layer in grades:
+    statuses = {layer.name: layer.status.name for layer in memory.info().layers}
+    assert statuses == {layer.name: layer.status.name for layer in other.info().layers}
+    for layer in statuses:
         keys, expected = memory.keys(layer), other.keys(layer)
         assert keys.shape == expected.shape
         assert np.allclose(keys, expected, rtol=1e-3, atol=1e-3), layer
@@ -78,8 +78,8 @@ def test_by_inductor(tmp_path, monkeypatch):
     alone = compiled_training(network, backend="inductor", fullgraph=True).state_dict()
     recorded = compiled_training(network, tmp_path / "m", backend="inductor", fullgraph=True).state_dict()
     assert all(torch.equal(value, alone[key]) for key, value in recorded.items())
-    certificates = dualform.open(tmp_path / "m").verify()
-    assert all(certificate.relative_error <= 1e-5 for certificate in certificates.values())
+    reconstructions = dualform.open(tmp_path / "m").verify()
+    assert all(reconstruction.reconstruction_error <= 1e-5 for reconstruction in reconstructions.values())
 
 
 class Network(nn.Module):
@@ -187,13 +187,13 @@ def test_models_given_compiled(tmp_path, how):
                 cross_entropy(trained(x), y).backward()
                 opened.optimizer.step()
             snapshots.append(snapshot(model))
-        opened.recorder.probe("test", batches(1)[0][0])
+        opened.recorder.query_set("test", batches(1)[0][0])
     assert opened.sink.layer_names == ["0", "2._orig_mod" if how == "a wrapped part" else "2", "4"]
     assert opened.sink.defects == []
     assert_rebuilt(opened.sink, snapshots)
-    assert opened.sink.probes["test"][0]["4"].shape == (8, 6)
+    assert opened.sink.query_sets["test"][0]["4"].shape == (8, 6)
     twin.load_state_dict({name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()})
-    assert (opened.sink.probes["test"][2] == twin(batches(1)[0][0]).detach().numpy()).all()
+    assert (opened.sink.query_sets["test"][2] == twin(batches(1)[0][0]).detach().numpy()).all()
 
 
 @pytest.mark.parametrize("part", [False, True], ids=["the model", "a part"])
@@ -271,11 +271,11 @@ def test_compiled_code_that_says_nothing_is_no_exact_record(tmp_path):
                 loss.backward()
                 identity._JOINED.update(silent)
                 optimizer.step()
-    grades = {layer.name: layer.grade for layer in dualform.open(tmp_path / "m").info().layers}
-    assert [grade.name for grade in grades.values()] == ["off", "exact", "exact"]
+    statuses = {layer.name: layer.status for layer in dualform.open(tmp_path / "m").info().layers}
+    assert [status.name for status in statuses.values()] == ["approximate", "exact", "exact"]
     assert (
         "no call of the layer was seen, as where its weight is used elsewhere, or where compiled code runs from a "
-        in (grades["0"].reason)
+        in (statuses["0"].reason)
     )
 
 

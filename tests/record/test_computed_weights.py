@@ -101,11 +101,11 @@ def test_scores_are_exact_and_the_training_is_untouched(tmp_path, kind):
         scores = (inputs.astype(float) @ query[0]).round(6)
         assert hits.slots[0].tolist() == np.lexsort((np.arange(len(scores)), -scores))[:3].tolist()
         layer = memory.info().layers[0]
-        assert (layer.name, layer.d_in, layer.d_out, layer.grade.name) == ("0", 4, 5, "scores only")
+        assert (layer.name, layer.d_in, layer.d_out, layer.status.name) == ("0", 4, 5, "scores only")
         for refused in (lambda: memory.output("0", query), lambda: memory.weights("label = 1")):
             with pytest.raises(Inexact, match="its weight is computed from others: .*0.*" + KINDS[kind][1]):
                 refused()
-        assert memory.verify()["0"].relative_error is None
+        assert memory.verify()["0"].reconstruction_error is None
         assert memory.verify()["2"].exact
 
 
@@ -193,7 +193,7 @@ def test_a_lora(tmp_path, make):
     assert made.skipped == {"0.base_layer": reason, "2.base_layer": reason}
     with dualform.open(tmp_path / "m") as memory:
         assert list(memory.verify()) == [f"{n}.lora_{part}.default" for n in "02" for part in "AB"]
-        assert all(one.relative_error <= 1e-5 for one in memory.verify().values())
+        assert all(one.reconstruction_error <= 1e-5 for one in memory.verify().values())
         found = memory.weights(at_step=7)
         assert found.not_recorded == ()
         for name, value in history[7].items():

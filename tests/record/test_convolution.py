@@ -190,12 +190,12 @@ def test_feature_maps_of_another_size_part(tmp_path, options):
     layers = sorted(str(warning.message).split("'")[1] for warning in warned)
     assert layers == ["first", "second"]
     with dualform.open(tmp_path / "m") as memory:
-        found = {layer.name: layer.grade for layer in memory.info().layers}
-        names = {name: grade.name for name, grade in found.items()}
+        found = {layer.name: layer.status for layer in memory.info().layers}
+        names = {name: status.name for name, status in found.items()}
         if options:
             assert names == dict.fromkeys(found, "scores only")
         else:
-            assert names == {"first": "off", "second": "off", "head": "exact"}
+            assert names == {"first": "approximate", "second": "approximate", "head": "exact"}
         assert "feature maps of [2, 9, 9]" in found["first"].reason
         assert "feature maps" not in found["head"].reason
 

@@ -69,8 +69,8 @@ def test_a_late_layer_with_the_batch_first_is_recorded_where_that_is_said(tmp_pa
         one_step(opened, model, OBLONG, OBLONG)
         with pytest.raises(BadInput) as caught:
             one_step(opened, model, OBLONG, OBLONG, batch_dim={"h": 1})
-        opened.recorder.probe("test", OBLONG)
-    np.testing.assert_array_equal(opened.sink.probes["test"][0]["h"], OBLONG.reshape(-1, 3))
+        opened.recorder.query_set("test", OBLONG)
+    np.testing.assert_array_equal(opened.sink.query_sets["test"][0]["h"], OBLONG.reshape(-1, 3))
     np.testing.assert_array_equal(opened.sink.keys("h"), torch.cat([SQUARE.reshape(-1, 3), OBLONG.reshape(-1, 3)]))
     assert str(caught.value) == "batch_dim of layer 'h' was 0 at first and is 1 now. The batch stays in one axis."
 

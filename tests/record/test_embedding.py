@@ -187,7 +187,7 @@ def test_what_is_not_recorded(tmp_path, options, reason):
     assert made.skipped == {"embed": reason}
 
 
-def test_a_probe_has_rows_of_ones(tmp_path):
+def test_a_query_set_has_rows_of_ones(tmp_path):
     model = Bag()
     generator = torch.Generator().manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -196,9 +196,9 @@ def test_a_probe_has_rows_of_ones(tmp_path):
         with recorder.step(label=np.arange(B)):
             model(x).square().sum().backward()
             optimizer.step()
-        recorder.probe("test", x)
+        recorder.query_set("test", x)
     with dualform.open(tmp_path / "m") as memory:
-        np.testing.assert_array_equal(memory.probe("test", "embed").queries, one_hot(x.flatten(), V).numpy())
+        np.testing.assert_array_equal(memory.query_set("test", "embed").queries, one_hot(x.flatten(), V).numpy())
 
 
 @pytest.mark.parametrize("network", [Bag, Tied])
@@ -207,11 +207,13 @@ def test_embeddings_under_adamw(tmp_path, network):
     model = network()
     train(model, tmp_path / "m", make=adamw)
     with dualform.open(tmp_path / "m") as memory:
-        certificates = memory.verify()
+        reconstructions = memory.verify()
         for layer in memory.info().layers:
-            assert layer.grade.exact, (layer.name, layer.grade.reason)
-            assert certificates[layer.name].relative_error <= 2e-5
-            assert layer.grade.error == pytest.approx(certificates[layer.name].relative_error, rel=0.3, abs=1e-8)
+            assert layer.status.exact, (layer.name, layer.status.reason)
+            assert reconstructions[layer.name].reconstruction_error <= 2e-5
+            assert layer.status.error == pytest.approx(
+                reconstructions[layer.name].reconstruction_error, rel=0.3, abs=1e-8
+            )
 
 
 class Numbers(nn.Module):

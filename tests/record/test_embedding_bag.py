@@ -137,7 +137,7 @@ def test_longer_bags_begin_other_files(tmp_path):
         np.testing.assert_array_equal(memory.keys("bag"), torch.cat([counts_of(own) for own in bags]).numpy())
 
 
-def test_a_probe(tmp_path):
+def test_a_query_set(tmp_path):
     model = Network(mode="sum")
     optimizer = sgd(model)
     words = torch.randint(0, WORDS, (B, 4))
@@ -145,9 +145,9 @@ def test_a_probe(tmp_path):
         with recorder.step():
             model(words).square().sum().backward()
             optimizer.step()
-        recorder.probe("test", words)
+        recorder.query_set("test", words)
     with dualform.open(tmp_path / "m") as memory:
-        np.testing.assert_array_equal(memory.probe("test", "bag").queries, memory.keys("bag"))
+        np.testing.assert_array_equal(memory.query_set("test", "bag").queries, memory.keys("bag"))
         assert memory.topk("bag", "test/2", k=1).slots[0].tolist() == [2]
 
 
@@ -197,7 +197,10 @@ def test_a_bag_of_too_many_members_has_no_slots(tmp_path, monkeypatch):
     with pytest.warns(RuntimeWarning, match="layer 'bag' took a bag of 5 members"):
         train(Network(mode="sum"), tmp_path / "m", [(as_list(own), {}) for own in bags])
     with dualform.open(tmp_path / "m") as memory:
-        assert {layer.name: layer.grade.name for layer in memory.info().layers} == {"bag": "off", "head": "exact"}
+        assert {layer.name: layer.status.name for layer in memory.info().layers} == {
+            "bag": "approximate",
+            "head": "exact",
+        }
 
 
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")  # torch's own, as it traces

@@ -77,7 +77,7 @@ def trained(tmp_path_factory):
                 optimizers[0].zero_grad()
                 model(x).square().sum().backward()
                 optimizers[0].step()
-        recorder.probe("test", STEPS[0], label=torch.arange(B))
+        recorder.query_set("test", STEPS[0], label=torch.arange(B))
     with dualform.open(path) as memory:
         yield memory, model, recorder.skipped, gradients
 
@@ -108,7 +108,7 @@ def test_slots_make_the_gradients_of_every_token_through_every_expert(trained):
 def test_the_record_rebuilds_every_expert(trained):
     memory, model, _, _ = trained
     for name, found in memory.verify().items():
-        assert found.relative_error <= max(1e-5, 3 * found.grade.rounding), name
+        assert found.reconstruction_error <= max(1e-5, 3 * found.status.rounding), name
     weights = memory.weights()
     for name, parameter in model.named_parameters():
         np.testing.assert_allclose(weights[name], parameter.detach(), atol=2e-6, err_msg=name)
@@ -151,20 +151,20 @@ def test_where_the_choice_is_seen_the_rows_are_known(trained):
         np.testing.assert_array_equal(slots["label"][first], rows)
 
 
-def test_rows_of_a_probe_are_no_experts_examples(trained):
+def test_rows_of_a_query_set_are_no_experts_examples(trained):
     memory, model, _, _ = trained
     tokens = torch.tanh(model.inner(STEPS[0])).detach().flatten(0, 1)
     chosen = (model.router(tokens).topk(TOP, -1).indices == 1).any(-1)
-    queries = memory.probe("test", "experts.gate_up_proj[1]").queries
+    queries = memory.query_set("test", "experts.gate_up_proj[1]").queries
     np.testing.assert_allclose(queries, tokens[chosen], atol=1e-6)
     assert memory.topk("router", "test/7", k=1).ids.size == 1
     assert len(memory.topk("experts.gate_up_proj[1]", "test", k=1).slots) == len(queries)
     with pytest.raises(BadInput) as told:
         memory.group_sum("experts.gate_up_proj[1]", "test/0", by="label")
     assert str(told.value) == (
-        "the rows of probe 'test' in layer 'experts.gate_up_proj[1]' are not its examples in their order: the network "
-        "chose them, or nothing tells whose they are. Ask by all of them, as 'test', or by vectors: "
-        "memory.probe('test', 'experts.gate_up_proj[1]').queries."
+        "the rows of query set 'test' in layer 'experts.gate_up_proj[1]' are not its examples in their order: the "
+        "network chose them, or nothing tells whose they are. Ask by all of them, as 'test', or by vectors: "
+        "memory.query_set('test', 'experts.gate_up_proj[1]').queries."
     )
     assert told.value.field == "queries"
 

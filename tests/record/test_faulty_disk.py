@@ -127,7 +127,7 @@ def test_each_act_fails_and_the_next_step_says_so(whole, tmp_path):
         "an open, write, fsync, close, rename, unlink, link, truncate or mkdir of a recording fails, once or for good",
         seed=SEED,
         count=len(acts),
-        outcome=f"{said} raised at the next step, flush, probe or end, naming file and reason; "
+        outcome=f"{said} raised at the next step, flush, query set or end, naming file and reason; "
         f"{len(acts) - said} closings of folders were without effect; each folder opened with whole steps, none lost "
         "that was flushed",
     )

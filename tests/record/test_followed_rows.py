@@ -160,7 +160,7 @@ def recorded(path, form, name, steps=3, batch_dim=None):
                 optimizer.zero_grad()
                 model(x, numbers)[0].sum().backward()
                 optimizer.step()
-        recorder.probe("test", inputs(0))
+        recorder.query_set("test", inputs(0))
     return model, weights
 
 
@@ -210,7 +210,7 @@ def _check_queries(path, model, form):
     if form is ROWS["padded again"]:
         real = form(numbers) >= 0
     with dualform.open(path) as memory:
-        for found in (memory.probe("test", "second").queries, memory.queries(model, (x, numbers))["second"].rows):
+        for found in (memory.query_set("test", "second").queries, memory.queries(model, (x, numbers))["second"].rows):
             shown = torch.as_tensor(found).view(B, L, D)
             np.testing.assert_allclose(shown.where(real, 0.0), hidden.where(real, 0.0), atol=1e-6)
 
@@ -221,7 +221,7 @@ def test_where_nothing_is_followed_what_is_said_of_a_list_of_tokens_holds_of_its
     model, _ = recorded(tmp_path / "m", FORMS["time first"], "time first", batch_dim=said)
     _check_queries(tmp_path / "m", model, FORMS["time first"])
     with dualform.open(tmp_path / "m") as memory:
-        assert memory.info().probes[0].examples == B
+        assert memory.info().query_sets[0].examples == B
 
 
 def through_a_view(x):
@@ -303,7 +303,7 @@ def test_rows_that_cannot_be_followed_are_null_and_told_of_once(tmp_path, kind):
             assert (slots["second"][2][column] == -1).all(), column
             assert (slots["first"][2][column] >= 0).all(), column
         assert len(slots["second"][0]) == 3 * B
-        assert memory.verify()["second"].relative_error < 1e-5
+        assert memory.verify()["second"].reconstruction_error < 1e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)

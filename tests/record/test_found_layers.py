@@ -56,7 +56,7 @@ def train(model, inputs, recorder=None, steps=3):
                 gradients.append([p.grad.clone() for p in model.parameters()])
                 optimizer.step()
         if made:
-            made.probe("test", inputs)
+            made.query_set("test", inputs)
     return gradients
 
 
@@ -101,15 +101,17 @@ def test_keys_and_values_make_the_gradients(trained):
 
 def test_the_record_rebuilds_every_parameter(trained):
     model, memory, _, _ = trained
-    assert all(found.relative_error <= 1e-5 for found in memory.verify().values())
+    assert all(found.reconstruction_error <= 1e-5 for found in memory.verify().values())
     weights = memory.weights()
     for name, parameter in model.named_parameters():
         np.testing.assert_allclose(weights[name], parameter.detach(), atol=2e-6, err_msg=name)
 
 
-def test_a_probe_has_queries_of_all_of_them_and_outputs_are_the_networks(trained):
+def test_a_query_set_has_queries_of_all_of_them_and_outputs_are_the_networks(trained):
     model, memory, _, _ = trained
-    queries = {name: torch.from_numpy(memory.probe("test", layer=name).queries) for name in LAYERS if name != "rows"}
+    queries = {
+        name: torch.from_numpy(memory.query_set("test", layer=name).queries) for name in LAYERS if name != "rows"
+    }
     x = torch.relu(queries["weight"] @ model.weight.T + model.bias)
     np.testing.assert_allclose(queries["halves[:, 3:6]"], x[:, 3:].detach(), atol=1e-5)
     np.testing.assert_allclose(np.maximum(memory.output("weight", queries["weight"].numpy()), 0), x.detach(), atol=1e-5)
@@ -123,7 +125,7 @@ def test_tied_products_count_once_each(tmp_path):
     with dualform.open(tmp_path / "m") as memory:
         assert [layer.name for layer in memory.info().layers] == ["inner", "weight", "weight.2"]
         assert [layer.slots for layer in memory.info().layers] == [3 * B] * 3
-        assert max(found.relative_error for found in memory.verify().values()) <= 1e-5
+        assert max(found.reconstruction_error for found in memory.verify().values()) <= 1e-5
 
 
 class Around(nn.Module):
@@ -145,7 +147,7 @@ def test_a_checkpoint_around_the_module_is_recorded_and_one_inside_its_forward_i
         assert all(torch.equal(*pair) for pair in zip(before, now, strict=True))
     with dualform.open(tmp_path / "around") as memory:
         assert {x.name: x.slots for x in memory.info().layers} == {"inner.head": 3 * B, "inner.weight": 6 * B}
-        assert max(found.relative_error for found in memory.verify().values()) <= 1e-5
+        assert max(found.reconstruction_error for found in memory.verify().values()) <= 1e-5
     with dualform.open(tmp_path / "inside") as memory:
         assert "a checkpoint inside its module's forward" in memory.info().skipped["weight"]
 
@@ -182,7 +184,7 @@ def test_two_recorders_of_one_model_see_the_same(tmp_path):
         assert (outer.skipped, inner.skipped) == ({}, {})
         assert [x.name for x in one.info().layers] == [x.name for x in other.info().layers]
         assert {"head.weight", "tied.weight.2", "attention.q"} <= {x.name for x in one.info().layers}
-        assert max(found.relative_error for found in one.verify().values()) <= 1e-5
+        assert max(found.reconstruction_error for found in one.verify().values()) <= 1e-5
         for layer in other.info().layers:
             keys, values = one.keys(layer.name), one.values(layer.name)
             step = one.slots(np.arange(len(keys)), layer.space)["step"] != 1

@@ -116,10 +116,10 @@ def test_a_failure_of_writing_warns_once_and_the_training_goes_on(tmp_path):
     with opened.recorder:
         failing(opened, model)
         opened.recorder.flush()
-        opened.recorder.probe("test", batches(1)[0][0])
+        opened.recorder.query_set("test", batches(1)[0][0])
         assert not any(module._forward_hooks for module in model.modules())
     assert (opened.recorder.steps, opened.sink.finished, len(opened.sink.recorded)) == (2, None, 2)
-    assert (opened.sink.commits, opened.sink.probes, opened.sink.abandoned) == (0, {}, True)
+    assert (opened.sink.commits, opened.sink.query_sets, opened.sink.abandoned) == (0, {}, True)
     plain = small_net()
     unrecorded = torch.optim.SGD(plain.parameters(), lr=0.1)
     for x, y in batches(4):
@@ -177,7 +177,7 @@ def test_what_on_error_can_be(tmp_path):
         Recorder(small_net(), torch.optim.SGD([torch.zeros(1)], lr=0.1), tmp_path / "m", on_error="ignore")
 
 
-def test_a_probe_by_name(tmp_path):
+def test_a_query_set_by_name(tmp_path):
     class Named(nn.Module):
         def __init__(self):
             super().__init__()
@@ -192,8 +192,8 @@ def test_a_probe_by_name(tmp_path):
     with opened.recorder:
         with opened.recorder.step():
             model(left, right).sum().backward()
-        opened.recorder.probe("test", {"right": right, "left": left}, batch_size=2)
-    queries, _, outputs = opened.sink.probes["test"]
+        opened.recorder.query_set("test", {"right": right, "left": left}, batch_size=2)
+    queries, _, outputs = opened.sink.query_sets["test"]
     np.testing.assert_array_equal(queries["layer"], (left - right).numpy())
     np.testing.assert_allclose(outputs, model(left, right).detach().numpy(), rtol=1e-5, atol=1e-6)
 

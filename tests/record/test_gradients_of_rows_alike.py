@@ -32,14 +32,14 @@ def train(folder, updates=40, hide=0.0):
 def test_it_is_graded_exact(tmp_path):
     train(tmp_path / "m")
     with dualform.open(tmp_path / "m") as memory:
-        assert [(layer.grade.name, layer.grade.reason) for layer in memory.info().layers] == [("exact", "")] * 2
-        assert all(one.relative_error < 2e-5 for one in memory.verify().values())
+        assert [(layer.status.name, layer.status.reason) for layer in memory.info().layers] == [("exact", "")] * 2
+        assert all(one.reconstruction_error < 2e-5 for one in memory.verify().values())
 
 
 def test_a_path_past_the_layer_is_told_all_the_same(tmp_path):
     train(tmp_path / "m", updates=10, hide=0.02)
     with dualform.open(tmp_path / "m") as memory:
-        first, second = (layer.grade for layer in memory.info().layers)
+        first, second = (layer.status for layer in memory.info().layers)
     assert not first.exact
     assert "of the gradient of" in first.reason
     assert second.exact

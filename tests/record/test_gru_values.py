@@ -177,7 +177,7 @@ def products(state, queries, part):
 
 
 @pytest.mark.parametrize("optimizer", [in_one_group, adam])
-def test_the_certificates_outputs_and_weights(tmp_path, optimizer):
+def test_the_reconstructions_outputs_and_weights(tmp_path, optimizer):
     model, states = Tagger(), []
     made = optimizer(model)
     with Recorder(model, made, tmp_path / "m") as recorder:
@@ -185,12 +185,12 @@ def test_the_certificates_outputs_and_weights(tmp_path, optimizer):
             states.append({name: value.clone() for name, value in model.state_dict().items()})
             step(model, made, recorder, x, y)
         model.state = None
-        recorder.probe("test", data()[0][0])
+        recorder.query_set("test", data()[0][0])
     with dualform.open(tmp_path / "m") as memory:
-        assert all(own.exact and own.relative_error < 1e-5 for own in memory.verify().values())
+        assert all(own.exact and own.reconstruction_error < 1e-5 for own in memory.verify().values())
         for at_step, state in ((None, model.state_dict()), (3, states[3]), (0, states[0])):
             for part in PARTS:
-                queries = memory.probe("test", f"gru.{part}").queries
+                queries = memory.query_set("test", f"gru.{part}").queries
                 found = memory.output(f"gru.{part}", queries, at_step=at_step)
                 np.testing.assert_allclose(found, products(state, queries, part), rtol=1e-5, atol=1e-5)
             rebuilt = memory.weights(at_step=at_step)

@@ -99,4 +99,4 @@ def test_padded_maps_are_what_the_training_computed_in(tmp_path, mode):
                 out.float().square().sum().backward()
                 optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
-        assert memory.info().layers[0].grade.name in ("exact", "exact to bfloat16")
+        assert memory.info().layers[0].status.name in ("exact", "exact to bfloat16")

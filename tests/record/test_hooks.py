@@ -463,7 +463,7 @@ def test_a_failure_in_a_hook_leaves_a_memory_of_the_steps_before(tmp_path):
         Training(tracing, LATER).record(tmp_path / "m", sink=Writer, on_error="stop_recording")
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == LATER
-        assert {layer: own.grade.name for layer, own in memory.verify().items() if own.grade.name != "exact"} == {}
+        assert {layer: own.status.name for layer, own in memory.verify().items() if own.status.name != "exact"} == {}
 
 
 def test_out_of_memory_is_raised_as_it_is(tmp_path, monkeypatch):

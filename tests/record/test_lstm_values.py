@@ -156,7 +156,7 @@ def recorded(request, tmp_path):
             states.append({name: value.clone() for name, value in model.state_dict().items()})
             step(model, optimizer, recorder, x, y)
         model.state = None
-        recorder.probe("test", data()[0][0])
+        recorder.query_set("test", data()[0][0])
     return dualform.open(tmp_path / "m"), model, states
 
 
@@ -167,11 +167,11 @@ def gates(state, queries):
     return (torch.from_numpy(queries).double() @ weight.T + bias).numpy()
 
 
-def test_the_certificate_outputs_and_weights(recorded):
+def test_the_reconstruction_outputs_and_weights(recorded):
     memory, model, states = recorded
-    certificates = memory.verify()
-    assert all(c.exact and c.relative_error < 1e-5 for c in certificates.values()), certificates
-    queries = memory.probe("test", "lstm").queries
+    reconstructions = memory.verify()
+    assert all(c.exact and c.reconstruction_error < 1e-5 for c in reconstructions.values()), reconstructions
+    queries = memory.query_set("test", "lstm").queries
     for at_step, state in ((None, model.state_dict()), (3, states[3]), (0, states[0])):
         found = memory.output("lstm", queries, at_step=at_step)
         np.testing.assert_allclose(found, gates(state, queries), rtol=1e-5, atol=1e-5)
@@ -201,7 +201,7 @@ def test_masks_and_their_cancellation_are_those_of_a_brute_force(recorded):
             moved += np.linalg.norm(own[~stays].T @ seen[~stays]) ** 2
             terms += (np.linalg.norm(own[~stays], axis=1) * np.linalg.norm(seen[~stays], axis=1)) ** 2
     assert memory.cancellation("label <> 1")["lstm"] == pytest.approx(np.sqrt(terms).sum() / np.sqrt(moved))
-    queries = memory.probe("test", "lstm").queries
+    queries = memory.query_set("test", "lstm").queries
     found = memory.output("lstm", queries, where="label <> 1")
     np.testing.assert_allclose(found, gates(masked, queries), rtol=1e-5, atol=1e-5)
 

@@ -66,7 +66,7 @@ def test_each_name_is_a_layer_whose_record_is_exact(tmp_path):
     with dualform.open(tmp_path / "m") as memory:
         sizes = {layer.name: (layer.d_in, layer.d_out, layer.slots) for layer in memory.info().layers}
         assert sizes == {"embedding": (WORDS, D, 15), "second": (D, D, 15), "head": (D, WORDS, 15)}
-        assert max(found.relative_error for found in memory.verify().values()) <= 1e-5
+        assert max(found.reconstruction_error for found in memory.verify().values()) <= 1e-5
         weights = memory.weights()
         np.testing.assert_allclose(weights["embedding.weight"], model.embedding.weight.detach(), atol=2e-6)
         np.testing.assert_allclose(weights["pair"], model.pair.detach(), atol=2e-6)
@@ -136,14 +136,14 @@ def test_a_layer_may_have_any_name(tmp_path, name):
                 optimizer.zero_grad()
                 model(words).square().sum().backward()
                 optimizer.step()
-        recorder.probe("test", words, label=np.arange(B))
+        recorder.query_set("test", words, label=np.arange(B))
     with dualform.open(tmp_path / "m") as memory:
         assert len(memory.topk(name, "test", k=2).slots[0]) == 2
         assert memory.verify()[name].exact
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
     assert len(list((tmp_path / "m" / "shard-00000" / "layers").iterdir())) == 3
     copy_memory(tmp_path / "m", tmp_path / "copy")
-    dualform.forget(tmp_path / "copy", "label = 1")
+    dualform.delete(tmp_path / "copy", "label = 1")
     for path in ("m", "copy"):
         assert check_memory(tmp_path / path) == []
     with dualform.open(tmp_path / "copy") as memory:

@@ -35,7 +35,7 @@ def test_an_optimizer_may_update_at_a_rate_of_its_own(tmp_path):
 
     memory, history = recorded(tmp_path / "m", train)
     assert max(distances(memory, history).values()) < CLOSE
-    assert all(certificate.exact for certificate in memory.verify().values())
+    assert all(reconstruction.exact for reconstruction in memory.verify().values())
     own = memory.sql("SELECT step, first_step FROM factors WHERE parameter = '4.weight' ORDER BY step").records()
     assert own == [{"step": 2, "first_step": 0}, {"step": 5, "first_step": 3}]
     steps = memory.sql("SELECT step, lr FROM steps ORDER BY step").records()

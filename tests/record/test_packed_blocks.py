@@ -20,8 +20,8 @@ from tests.record.block_trainings import (
     assert_exact,
     assert_live,
     brought,
-    grades,
     parted,
+    statuses,
     train,
 )
 from tests.record.product_tap import Product
@@ -50,9 +50,9 @@ def test_what_a_mask_leaves_of_a_block_is_what_its_slots_brought(tmp_path):
     train(model, tmp_path / "m", model.attend.taps)
     name = "attend.in_proj_weight"
     with dualform.open(tmp_path / "m") as memory:
-        standing, left = parted(memory, name)
+        unrecorded_change, left = parted(memory, name)
         by_hand = np.concatenate([brought(memory, part, "a") for part in "qkv"])
-        np.testing.assert_allclose(left - standing, by_hand, atol=1e-6)
+        np.testing.assert_allclose(left - unrecorded_change, by_hand, atol=1e-6)
         assert np.abs(by_hand).max() > 1e-2
 
 
@@ -65,8 +65,8 @@ def test_numbers_written_by_hand_are_seen_in_their_block_alone(tmp_path):
     model.register_forward_pre_hook(grow)
     train(model, tmp_path / "m", model.attend.taps)
     with dualform.open(tmp_path / "m") as memory:
-        assert {name: grade.name for name, grade in grades(memory).items()} == {
-            "q": "exact", "k": "off", "v": "exact", "stem": "exact", "head": "exact",
+        assert {name: status.name for name, status in statuses(memory).items()} == {
+            "q": "exact", "k": "approximate", "v": "exact", "stem": "exact", "head": "exact",
         }  # fmt: skip
 
 

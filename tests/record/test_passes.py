@@ -62,8 +62,8 @@ def test_sam(tmp_path, kind, copies):
     memory = dualform.open(tmp_path / "m")
     assert memory.info().slots == {"sample": 8 * 30}
     assert np.array_equal(memory.keys("2"), torch.cat(inputs[1::2]).numpy())
-    assert {layer.grade.name for layer in memory.info().layers} == {"exact"}
-    assert all(certificate.relative_error <= 1e-5 for certificate in memory.verify().values())
+    assert {layer.status.name for layer in memory.info().layers} == {"exact"}
+    assert all(reconstruction.reconstruction_error <= 1e-5 for reconstruction in memory.verify().values())
 
 
 def passes_of(path, *losses, rows=8):
@@ -205,8 +205,8 @@ def test_where_the_first_pass_of_sam_is_outside_the_step(tmp_path, kind):
                 cross_entropy(model(x), y).backward()
                 sam.down()
     for layer in dualform.open(tmp_path / "m").info().layers:
-        assert layer.grade.name == "off"
-        assert layer.grade.reason == (
+        assert layer.status.name == "approximate"
+        assert layer.status.reason == (
             "weights were changed inside step 0, before its update; where SAM moves them, its first pass belongs into "
             "the step, too (from step 0 on)."
         )
@@ -225,9 +225,9 @@ def test_a_penalty_of_gradients_is_named(tmp_path):
                 (slope,) = torch.autograd.grad(loss, x, create_graph=True)
                 (loss + slope.square().sum()).backward()
                 optimizer.step()
-    grades = {layer.name: layer.grade for layer in dualform.open(tmp_path / "m").info().layers}
-    assert grades["0"].name == "off"
-    assert "of the gradient of 0.weight at step 0 is not in the recorded slots" in grades["0"].reason
+    statuses = {layer.name: layer.status for layer in dualform.open(tmp_path / "m").info().layers}
+    assert statuses["0"].name == "approximate"
+    assert "of the gradient of 0.weight at step 0 is not in the recorded slots" in statuses["0"].reason
 
 
 def test_without_values_passes_that_may_be_gone_are_named(tmp_path):
@@ -264,4 +264,4 @@ def test_sam_on_several_ranks(tmp_path):
     fleet.run(train)
     memory = dualform.open(tmp_path / "m")
     assert memory.info().slots == {"sample": 6 * COUNT * len(data(0, 0)[1])}
-    assert {layer.grade.name for layer in memory.info().layers} == {"exact"}
+    assert {layer.status.name for layer in memory.info().layers} == {"exact"}

@@ -49,7 +49,7 @@ def test_two_networks_that_train_against_each_other_take_a_step_for_each_pass(tm
 
     memory, history = recorded(tmp_path / "m", train, Adversaries(), adversaries)
     assert max(distances(memory, history).values()) < CLOSE
-    assert all(certificate.exact for certificate in memory.verify().values())
+    assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 def test_a_forward_pass_that_two_steps_share(tmp_path):
@@ -72,7 +72,7 @@ def test_a_forward_pass_that_two_steps_share(tmp_path):
 
     memory, history = recorded(tmp_path / "m", train, Adversaries(), adversaries)
     assert max(distances(memory, history).values()) < CLOSE
-    assert all(certificate.exact for certificate in memory.verify().values())
+    assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 def test_a_step_continues_the_one_right_before_it_alone(tmp_path):

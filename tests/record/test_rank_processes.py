@@ -17,9 +17,9 @@ from .sampled_training import drawn
 
 
 def check_exact(memory):
-    for name, certificate in memory.verify().items():
-        assert certificate.exact, (name, certificate.reason)
-        assert certificate.relative_error <= 1e-5, name
+    for name, reconstruction in memory.verify().items():
+        assert reconstruction.exact, (name, reconstruction.reason)
+        assert reconstruction.reconstruction_error <= 1e-5, name
 
 
 def test_ranks_are_one_exact_memory(two):
@@ -79,11 +79,13 @@ def test_a_rank_with_fewer_batches_parts_and_the_first_explains_the_rest(two):
         assert memory.keys("0").shape == ((2 * STEPS - 3) * 6, 5)
 
 
-def test_where_the_first_rank_has_fewer_batches_the_grade_says_so(two):
+def test_where_the_first_rank_has_fewer_batches_the_status_says_so(two):
     with dualform.open(two / "fewer-0") as memory:
-        for certificate in memory.verify().values():
-            assert (certificate.grade.name, certificate.grade.since) == ("off", STEPS - 4)
-            assert certificate.grade.reason.startswith("rank 0 ran out of batches before the others; the slots of one ")
+        for reconstruction in memory.verify().values():
+            assert (reconstruction.status.name, reconstruction.status.since) == ("approximate", STEPS - 4)
+            assert reconstruction.status.reason.startswith(
+                "rank 0 ran out of batches before the others; the slots of one "
+            )
 
 
 def test_a_rank_that_is_killed_leaves_its_shard_to_its_last_commit(two):

@@ -45,14 +45,14 @@ def test_the_ranks_shards_are_one_exact_memory(tmp_path, make):
                 fleet.average(rank, model)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 optimizer.step()
-        recorder.probe("test", data(0, 0)[0])
+        recorder.query_set("test", data(0, 0)[0])
 
     fleet.run(train)
     assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in fleet.models), strict=True))
     assert [seat.closed for seat in fleet.seats] == [1, 1]
     memory = dualform.open(tmp_path / "m")
     check_memory_of_ranks(memory)
-    assert len(Snapshot.open(tmp_path / "m").probe("test").queries("0")) == ROWS
+    assert len(Snapshot.open(tmp_path / "m").query_set("test").queries("0")) == ROWS
 
 
 def test_the_ranks_agree_on_which_optimizer_updates(tmp_path):
@@ -75,9 +75,9 @@ def test_the_ranks_agree_on_which_optimizer_updates(tmp_path):
 
     fleet.run(train)
     with dualform.open(tmp_path / "m") as memory:
-        for name, certificate in memory.verify().items():
-            assert certificate.exact, (name, certificate)
-            assert certificate.relative_error < 1e-5, name
+        for name, reconstruction in memory.verify().items():
+            assert reconstruction.exact, (name, reconstruction)
+            assert reconstruction.reconstruction_error < 1e-5, name
 
 
 class ResumedFleet:
@@ -169,10 +169,10 @@ def test_a_layer_that_only_one_rank_reaches_is_measured_by_all(tmp_path):
     memory = dualform.open(tmp_path / "m")
     found = memory.verify()
     assert sorted(found) == ["heads.0", "heads.1", "trunk"]
-    for name, certificate in found.items():
-        assert certificate.exact, (name, certificate.reason)
-        assert certificate.relative_error <= 1e-5
-    assert {layer.name: layer.grade.name for layer in memory.info().layers} == dict.fromkeys(found, "exact")
+    for name, reconstruction in found.items():
+        assert reconstruction.exact, (name, reconstruction.reason)
+        assert reconstruction.reconstruction_error <= 1e-5
+    assert {layer.name: layer.status.name for layer in memory.info().layers} == dict.fromkeys(found, "exact")
 
 
 @pytest.mark.parametrize("make", [sgd, adamw])

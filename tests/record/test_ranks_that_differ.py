@@ -57,7 +57,7 @@ def test_ranks_that_are_told_the_space_are_one_memory(tmp_path):
     fleet.run(train_numbered(fleet, torch.arange(ROWS)), spaces={"rows": "sample"})
     memory = dualform.open(tmp_path / "m")
     assert memory.keys("rows").shape == (4 * COUNT * ROWS, 20)
-    assert all(certificate.exact for certificate in memory.verify().values())
+    assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -125,7 +125,7 @@ def test_a_column_of_other_types_is_told_of_once_at_the_step_where_it_appears(tm
         assert [types[name] for name in ("mine", "place", "later", "alone", "name")] == [
             "DOUBLE", "VARCHAR", "VARCHAR", "DOUBLE", "VARCHAR",
         ]  # fmt: skip
-        assert all(certificate.exact for certificate in memory.verify().values())
+        assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 @pytest.mark.parametrize("name", ["mine", "label"])

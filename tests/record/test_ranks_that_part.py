@@ -99,7 +99,7 @@ def test_an_exchange_that_cannot_be_left_costs_nothing_of_the_record(tmp_path):
     with pytest.warns(RuntimeWarning, match="^Leaving the other processes failed: the group is gone$"):
         fleet.run(lambda rank, *own: one_step(fleet, rank, *own, *data(rank, 0)))
     memory = dualform.open(tmp_path / "m")
-    assert all(certificate.exact for certificate in memory.verify().values())
+    assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 @pytest.mark.filterwarnings("ignore:recording stopped after 4 steps")
@@ -119,7 +119,7 @@ def test_a_rank_that_stops_recording_cuts_the_memory_off(tmp_path):
     memory = dualform.open(tmp_path / "m")
     assert memory.info().cut_off == ("the recording was cut off after step 3: shard-00001 did not come to its end.")
     assert reasons(tmp_path / "m") == {"there are no final weights: the recording was cut off, or still runs."}
-    assert {layer.grade.name for layer in memory.info().layers} == {"exact"}
+    assert {layer.status.name for layer in memory.info().layers} == {"exact"}
 
 
 @pytest.mark.filterwarnings("ignore:recording stopped after 4 steps")

@@ -81,7 +81,9 @@ def test_keys_and_queries_are_those_of_an_unrolled_cell(tmp_path_factory, call):
     with opened.recorder:
         with opened.recorder.step():
             model(x)[0].square().sum().backward()
-        opened.recorder.probe("same", x, batch_size=1000, batch_dim=1 if x.dim() == 3 and not layer.batch_first else 0)
+        opened.recorder.query_set(
+            "same", x, batch_size=1000, batch_dim=1 if x.dim() == 3 and not layer.batch_first else 0
+        )
     sink = opened.sink
     hidden, whole = layer.hidden_size, "layer" if cell_type is nn.LSTMCell else "layer.gates"
     if cell_type is nn.GRUCell:
@@ -90,7 +92,7 @@ def test_keys_and_queries_are_those_of_an_unrolled_cell(tmp_path_factory, call):
         np.testing.assert_array_equal(sink.keys("layer.candidate_hidden"), sink.keys(whole)[:, :hidden])
     np.testing.assert_allclose(sink.keys(whole), expected.numpy(), rtol=1e-5, atol=1e-6)
     # torch computes inference by other loops than training, so these are not the keys to the bit.
-    np.testing.assert_allclose(sink.probes["same"][0][whole], expected.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sink.query_sets["same"][0][whole], expected.numpy(), rtol=1e-5, atol=1e-6)
     tokens = list(np.ndindex(*(x.shape[:-1] if layer.batch_first or x.dim() == 2 else (x.shape[1], x.shape[0]))))
     space = "token" if x.dim() == 3 else "sample"
     assert sink.header.layers[0].space == space

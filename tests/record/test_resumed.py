@@ -86,18 +86,18 @@ def test_keys_values_and_answers_are_those_of_one_recording(whole, resumed):
         assert (one.groups, one.sums.tobytes()) == (other.groups, other.sums.tobytes())
 
 
-def test_weights_and_grades_are_those_of_one_recording(whole, resumed, killed):
+def test_weights_and_statuses_are_those_of_one_recording(whole, resumed, killed):
     for arguments in ({}, {"where": "label <> 1"}, *({"at_step": step} for step in (3, 7, 8, 10, 12))):
         one, other = (memory.weights(**arguments) for memory in (whole, resumed))
         assert all(torch.equal(own, other[name]) for name, own in one.items()), arguments
     for name, own in killed[1].model.state_dict().items():
         assert torch.allclose(own.float(), resumed.weights()[name].float(), atol=1e-6), name
     one, other = whole.verify(), resumed.verify()
-    for name, certificate in one.items():
+    for name, reconstruction in one.items():
         assert other[name].exact, other[name]
         # The sums of runs are added up run by run: float64's last bit of a weight is 1e-9 of what the record misses.
-        assert other[name].relative_error == pytest.approx(certificate.relative_error, rel=1e-8)
-        assert certificate.relative_error < 1e-5
+        assert other[name].reconstruction_error == pytest.approx(reconstruction.reconstruction_error, rel=1e-8)
+        assert reconstruction.reconstruction_error < 1e-5
 
 
 def test_the_folder_is_sound(killed):
@@ -161,7 +161,7 @@ def test_an_earlier_checkpoint_takes_the_place_of_what_was_recorded_behind_it(le
     with dualform.open(left) as memory:
         assert memory.info().steps == 5
         assert [row["step"] for row in memory.sql("SELECT step FROM steps ORDER BY step").records()] == list(range(5))
-        assert all(certificate.exact for certificate in memory.verify().values())
+        assert all(reconstruction.exact for reconstruction in memory.verify().values())
     assert [(run.folder, run.first_step) for run in Manifest.read(left).runs] == [("run-00002", 2)]
 
 
@@ -217,7 +217,7 @@ def test_what_was_done_to_the_weights_behind_a_mark_is_no_part_of_the_memory(tmp
     resume(tmp_path / "m", "after-3", until=6)
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == 6
-        assert all(certificate.exact for certificate in memory.verify().values())
+        assert all(reconstruction.exact for reconstruction in memory.verify().values())
         assert memory.sql("SELECT count(*) AS n FROM defects").records() == [{"n": 0}]
 
 
@@ -238,7 +238,7 @@ def test_a_process_that_still_records_is_told_that_another_one_went_on(tmp_path)
         train(training, recorder)
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == 4
-        assert all(certificate.exact for certificate in memory.verify().values())
+        assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 class Late(nn.Module):
@@ -290,10 +290,10 @@ def test_a_training_that_had_ended_goes_on(tmp_path):
     training.run(tmp_path / "m", 6, resume=True)
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == 6
-        assert all(certificate.exact for certificate in memory.verify().values())
+        assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
-def test_a_probe_that_was_taken_behind_the_checkpoint_is_no_part_of_the_memory(tmp_path):
+def test_a_query_set_that_was_taken_behind_the_checkpoint_is_no_part_of_the_memory(tmp_path):
     queries = torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
     first = Training()
     with first.recorder(tmp_path / "m") as recorder:
@@ -301,27 +301,27 @@ def test_a_probe_that_was_taken_behind_the_checkpoint_is_no_part_of_the_memory(t
             first.step(recorder)
         recorder.flush()
         first.save(tmp_path / "checkpoint")
-        recorder.probe("at-the-checkpoint", queries)
+        recorder.query_set("at-the-checkpoint", queries)
         first.step(recorder)
-        recorder.probe("behind-it", queries)
+        recorder.query_set("behind-it", queries)
     second = Training()
     second.load(tmp_path / "checkpoint")
     with second.recorder(tmp_path / "m", resume=True) as recorder:
         second.step(recorder)
-        assert probes(tmp_path / "m") == ["at-the-checkpoint"]
-        recorder.probe("behind-it", queries)
+        assert query_sets(tmp_path / "m") == ["at-the-checkpoint"]
+        recorder.query_set("behind-it", queries)
     copy_memory(tmp_path / "m", tmp_path / "copy")
     second.model.eval()
     for folder in ("m", "copy"):
-        assert probes(tmp_path / folder) == ["at-the-checkpoint", "behind-it"]
+        assert query_sets(tmp_path / folder) == ["at-the-checkpoint", "behind-it"]
         with dualform.open(tmp_path / folder) as memory:
-            outputs = memory.probe("behind-it", "3").outputs
+            outputs = memory.query_set("behind-it", "3").outputs
             assert outputs.tobytes() == second.model(queries).detach().numpy().tobytes()
 
 
-def probes(path):
+def query_sets(path):
     with dualform.open(path) as memory:
-        return sorted(probe.name for probe in memory.info().probes)
+        return sorted(query_set.name for query_set in memory.info().query_sets)
 
 
 def test_a_copy_of_a_training_that_was_resumed_twice_is_resumed_at_once(tmp_path):
@@ -409,7 +409,7 @@ def scored_memory(request, scored):
         yield memory
 
 
-@pytest.mark.parametrize("score", ["signed", "abs", "cosine", "contribution", "vectors", "gradient"])
+@pytest.mark.parametrize("score", ["dot", "abs", "cosine", "contribution", "vectors", "gradient"])
 @pytest.mark.parametrize(("layer", "output"), [("0", 2), ("2", 1)])
 def test_scores_after_a_kill_are_those_of_the_slots_that_count(scored, scored_memory, score, layer, output):
     generator = torch.Generator().manual_seed(9)
@@ -422,10 +422,10 @@ def test_scores_after_a_kill_are_those_of_the_slots_that_count(scored, scored_me
     elif score == "cosine":
         expected /= np.linalg.norm(queries.astype(float), axis=1)[:, None] * np.linalg.norm(keys, axis=1)
     elif score == "contribution":
-        named["toward"] = output
+        named["target"] = output
         expected *= -0.02 * errors[:, output]
     elif score == "vectors":
-        named = {"score": "contribution", "toward": directions}
+        named = {"score": "contribution", "target": directions}
         expected *= -0.02 * (directions.astype(float) @ errors.T)
     elif score == "gradient":
         inputs = torch.randn(4, 12, generator=generator)

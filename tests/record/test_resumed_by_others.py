@@ -39,7 +39,7 @@ def test_a_further_run_is_told_that_another_one_took_its_place(tmp_path):
     assert [run.folder for run in Manifest.read(tmp_path / "m").runs] == ["run-00002"]
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == 5
-        assert all(certificate.exact for certificate in memory.verify().values())
+        assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 def test_a_moment_before_the_weights_moved_is_that_of_every_training_that_begins_with_them(tmp_path):
@@ -65,5 +65,5 @@ def test_a_moment_before_the_weights_moved_is_that_of_every_training_that_begins
     with dualform.open(tmp_path / "m") as memory:
         assert memory.slots(range(9))["sample"].tolist() == [100, 101, 102, 200, 201, 202, 200, 201, 202]
         assert memory.coefficients("", range(3)).tolist() == [0.0] * 3
-        assert all(certificate.exact for certificate in memory.verify().values())
+        assert all(reconstruction.exact for reconstruction in memory.verify().values())
         np.testing.assert_allclose(memory.weights()["weight"], model.weight.detach(), atol=1e-6)

@@ -112,8 +112,8 @@ def test_a_resumed_training_has_the_layers_and_weights_of_one_that_never_stopped
             for name, value in live[at_step].items():
                 assert torch.equal(one[name], other[name]), (at_step, name)
                 assert torch.allclose(other[name], value, atol=2e-6), (at_step, name)
-        for layer, certificate in memory.verify().items():
-            assert (certificate.exact, certificate.reason) == (True, ""), layer
+        for layer, reconstruction in memory.verify().items():
+            assert (reconstruction.exact, reconstruction.reason) == (True, ""), layer
 
 
 def test_a_network_without_the_matrix_is_refused_by_name(tmp_path):

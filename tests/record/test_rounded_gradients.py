@@ -86,8 +86,8 @@ def test_rounding_of_gradients_of_half_precision_is_no_defect(tmp_path, dtype, o
         assert told(memory) == []
         assert max(memory._view.snapshot.table("factors")["residual"].to_pylist()) > TOLERANCE
         for layer in memory.info().layers:
-            if layer.grade.name == "off":
-                assert layer.grade.reason == f"rounding of gradients and weights to {str(dtype)[6:]}."
+            if layer.status.name == "approximate":
+                assert layer.status.reason == f"rounding of gradients and weights to {str(dtype)[6:]}."
 
 
 def test_a_gradient_that_slots_leave_more_of_than_rounding_is_told_of(tmp_path):

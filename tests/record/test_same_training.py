@@ -35,12 +35,12 @@ def weights(path, make, train, on_error="raise"):
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def check(tmp_path, make, train, grade="exact"):
+def check(tmp_path, make, train, status="exact"):
     plain, recorded = weights(None, make, train), weights(tmp_path / "m", make, train)
     assert all(map(torch.equal, plain, recorded))
     with dualform.open(tmp_path / "m") as memory:
         found = memory.verify()
-    assert {own.grade.name for own in found.values()} == {grade}
+    assert {own.status.name for own in found.values()} == {status}
     return found
 
 

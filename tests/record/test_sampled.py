@@ -8,8 +8,8 @@ import torch
 
 import dualform
 from dualform.answers.scan import percent
+from dualform.deletion.delete import delete, planned_deletion
 from dualform.errors import Inexact
-from dualform.forgetting.forget import forget, forgetting
 from dualform.record.budget import Budget
 from dualform.store.check import what_is_wrong
 from dualform_client.cli.mask_notes import describe
@@ -105,10 +105,10 @@ def test_answers_stand_on_the_sample_and_say_so(whole, samples):
 
 def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_behind_it(whole, samples):
     memory, model = samples
-    grades = {layer.name: layer.grade for layer in memory.info().layers}
-    for name, grade in grades.items():
-        assert (grade.name, grade.since) == ("off", 3 if name == "expert" else 2) or name == "expert"
-        assert "a sample of" in grade.reason
+    statuses = {layer.name: layer.status for layer in memory.info().layers}
+    for name, status in statuses.items():
+        assert (status.name, status.since) == ("approximate", 3 if name == "expert" else 2) or name == "expert"
+        assert "a sample of" in status.reason
     early, expected = memory.weights(at_step=2), whole.weights(at_step=2)
     assert early.scan.share == 1
     assert memory.cancellation("label < 2", 2).scan.share == 1
@@ -116,7 +116,7 @@ def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_beh
     assert {name: own.numpy().tobytes() for name, own in early.items()} == {
         name: own.numpy().tobytes() for name, own in expected.items()
     }
-    assert all(grade.exact for grade in early.grades.values())
+    assert all(status.exact for status in early.statuses.values())
     for at_step in (3, None):
         with pytest.raises(Inexact, match=r"kept within a budget.*as of step 2 or before") as refused:
             memory.weights(at_step=at_step)
@@ -133,13 +133,13 @@ def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_beh
     assert 0.1 < found.scan.share == removed.scan.share < 0.9
     assert f"These figures stand on {removed.scan.sample}." in describe(removed)
     np.testing.assert_allclose(found["rows.weight"].numpy(), share_of_sum, atol=1e-6)
-    assert "a sample of" in found.grades["rows"].reason
+    assert "a sample of" in found.statuses["rows"].reason
     at_end = memory.weights(allow_inexact=True)  # what the others brought stands in it, like W_0
     np.testing.assert_allclose(at_end["rows.weight"].numpy(), model.rows.weight.detach().numpy(), atol=1e-6)
-    assert at_end.standing["rows"] > 0.1
-    certificate = memory.verify()["rows"]
-    assert not certificate.exact
-    assert certificate.relative_error > 0.1
+    assert at_end.unrecorded_change["rows"] > 0.1
+    reconstruction = memory.verify()["rows"]
+    assert not reconstruction.exact
+    assert reconstruction.reconstruction_error > 0.1
 
 
 def test_the_share_is_that_of_all_steps_whatever_step_an_answer_is_as_of_and_says_so(whole, samples):
@@ -154,7 +154,7 @@ def test_the_share_is_that_of_all_steps_whatever_step_an_answer_is_as_of_and_say
         found = memory.output("tokens", query, at_step=at_step, allow_inexact=True)
         assert found.scan.share == share
         assert found.scan.sample == f"a sample of {percent(share)} of the slots of all steps, kept within a budget"
-        assert said in memory.weights(at_step=at_step, allow_inexact=True).grades["tokens"].reason
+        assert said in memory.weights(at_step=at_step, allow_inexact=True).statuses["tokens"].reason
     assert memory.output("tokens", query, at_step=2).scan.sample == ""
 
 
@@ -162,10 +162,10 @@ def test_a_rule_that_needs_every_slot_leaves_scores_behind_the_first_one_dropped
     scripted(monkeypatch, 1.0, 1.0, 0.5)
     record(tmp_path / "m", 4, budget=BUDGET, optimizer=lambda own: torch.optim.AdamW(own, lr=0.01))
     with dualform.open(tmp_path / "m") as memory:
-        grade = memory.info().layers[0].grade
-        assert grade.name == "scores only"
-        assert "from step 2 on, and AdamW's updates are made of all." in grade.reason
-        assert all(own.exact for own in memory.weights(at_step=2).grades.values())
+        status = memory.info().layers[0].status
+        assert status.name == "scores only"
+        assert "from step 2 on, and AdamW's updates are made of all." in status.reason
+        assert all(own.exact for own in memory.weights(at_step=2).statuses.values())
         with pytest.raises(Inexact, match="cannot be rebuilt"):
             memory.weights(allow_inexact=True)
 
@@ -179,7 +179,7 @@ def test_a_step_without_room_is_dropped_whole(tmp_path, monkeypatch):
         assert memory.info().steps == 2
 
 
-def test_samples_are_forgotten_of_a_sample(tmp_path, samples, monkeypatch):
+def test_samples_are_deleted_of_a_sample(tmp_path, samples, monkeypatch):
     before = samples[0].sql("SELECT share, step FROM samples WHERE sample <> 2 AND step < 3 ORDER BY datapoint")
     scripted(monkeypatch, *SHARES)
     record(tmp_path / "m", steps=3, budget=BUDGET, seed=SEED)  # of all of which the row is known
@@ -187,12 +187,12 @@ def test_samples_are_forgotten_of_a_sample(tmp_path, samples, monkeypatch):
         shares = [share_of(memory, layer) for layer in memory.info().layers]
         assert min(shares) > 0.5
     for gone in ("sample = 2", "sample = 5"):
-        forget(tmp_path / "m", gone)
+        delete(tmp_path / "m", gone)
     with dualform.open(tmp_path / "m") as memory:
         assert [share_of(memory, layer) for layer in memory.info().layers] == shares
         after = memory.sql("SELECT share, step FROM samples ORDER BY datapoint")
         assert len(after.records()) < len(before.records())
-        assert memory.info().layers[0].grade.since == 2
+        assert memory.info().layers[0].status.since == 2
         assert f"a sample of {percent(shares[0])} of those of all steps" in memory.info().layers[0].reason
     assert not what_is_wrong(tmp_path / "m")
 
@@ -207,8 +207,8 @@ def test_a_step_whose_others_were_dropped_was_not_one_sample_s_alone(tmp_path, m
     scripted(monkeypatch, 1.0, 1.0, 0.5)
     record(tmp_path / "m", steps=3, budget=BUDGET, seed=SEED)
     where = f"step = 2 AND sample IN ({', '.join(map(str, kept))})"
-    assert forgetting(tmp_path / "m", where).alone == 0
-    assert forgetting(tmp_path / "m", "step = 1").alone == 1
+    assert planned_deletion(tmp_path / "m", where).alone == 0
+    assert planned_deletion(tmp_path / "m", "step = 1").alone == 1
 
 
 def test_hardly_less_than_all_is_not_said_to_be_all():

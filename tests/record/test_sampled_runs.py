@@ -36,7 +36,7 @@ def test_a_resumed_training_goes_on_with_the_share_it_had_and_the_lots_of_its_st
         assert memory.slots(range(len(entries)), "sample")["step"].tolist() == (
             whole.slots(entries, "sample")["step"].tolist()
         )
-        assert memory.info().layers[0].grade.since == 2
+        assert memory.info().layers[0].status.since == 2
         assert memory.topk("0", np.ones((1, 5), np.float32)).scan.share == len(entries) / (7 * RESUMED_ROWS)
     with dualform.open([tmp_path / "whole", tmp_path / "m"]) as both:
         assert both.topk("0", np.ones((1, 5), np.float32)).scan.share == (7 * RESUMED_ROWS + len(entries)) / (
@@ -76,6 +76,6 @@ def test_ranks_draw_lots_of_their_own_and_share_the_budget(tmp_path, monkeypatch
         assert memory.values("2").tobytes() == whole.values("2", entries).tobytes()
         assert memory.topk("0", np.ones((1, 5), np.float32)).scan.share == len(entries) / len(column["step"])
         assert "A budget of 500,000,000 bytes a process" in memory.info().sampling
-        assert memory.info().layers[0].grade.since == 1
-        assert all(grade.exact for grade in memory.weights(at_step=1).grades.values())
+        assert memory.info().layers[0].status.since == 1
+        assert all(status.exact for status in memory.weights(at_step=1).statuses.values())
     assert not what_is_wrong(tmp_path / "m")

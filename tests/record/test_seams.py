@@ -149,9 +149,9 @@ def test_what_was_saved_in_the_midst_of_a_step_is_resumed_exactly(tmp_path, mome
             rebuilt = memory.weights(at_step=at_step)
             for name, value in live.items():
                 assert torch.allclose(rebuilt[name].double(), value.double(), atol=3e-6), (at_step, name)
-        for layer, certificate in memory.verify().items():
-            assert (certificate.exact, certificate.reason) == (True, ""), layer
-            assert certificate.relative_error < 1e-5
+        for layer, reconstruction in memory.verify().items():
+            assert (reconstruction.exact, reconstruction.reason) == (True, ""), layer
+            assert reconstruction.reconstruction_error < 1e-5
         slots = memory.sql("SELECT step, count(*) AS n FROM slots GROUP BY step ORDER BY step").records()
         assert slots == [{"step": step, "n": 4} for step in range(STEPS)]
 
@@ -273,19 +273,19 @@ def test_a_run_that_went_on_from_such_a_moment_is_off_since_then_in_every_questi
     trained(kind, tmp_path, 0, 7)
     trained(kind, tmp_path, SAVED + 1, STEPS, resume=True)
     with dualform.open(tmp_path / "m") as memory:
-        assert memory.weights().grades["0"].name == "exact"
+        assert memory.weights().statuses["0"].name == "exact"
     misplace(tmp_path / "m", old)
     query = torch.ones(1, 5).numpy()
     with dualform.open(tmp_path / "m") as memory:
-        (grade,) = (layer.grade for layer in memory.info().layers if layer.name == "0")
-        assert (grade.name, grade.since) == ("off", SAVED)
-        assert "was resumed from a moment of run 0" in grade.reason
-        assert "(from step 4 on)" in grade.reason
+        (status,) = (layer.status for layer in memory.info().layers if layer.name == "0")
+        assert (status.name, status.since) == ("approximate", SAVED)
+        assert "was resumed from a moment of run 0" in status.reason
+        assert "(from step 4 on)" in status.reason
         for ask in (memory.weights, lambda: memory.output("0", query)):
             with pytest.raises(Inexact, match="counted wrongly"):
                 ask()
-        assert memory.weights(at_step=SAVED).grades["0"].name == "exact"
-        assert memory.verify()["0"].grade.since == SAVED
+        assert memory.weights(at_step=SAVED).statuses["0"].name == "exact"
+        assert memory.verify()["0"].status.since == SAVED
 
 
 def test_runs_of_two_folders_are_held_alike(tmp_path):
@@ -304,5 +304,5 @@ def test_runs_of_two_folders_are_held_alike(tmp_path):
         for number in range(4, 6):
             training.step(recorder, number)
     with dualform.open([tmp_path / "first", tmp_path / "second"]) as memory:
-        grade = memory.weights(allow_inexact=True).grades["0"]
-        assert (grade.name, grade.since) == ("off", 4)
+        status = memory.weights(allow_inexact=True).statuses["0"]
+        assert (status.name, status.since) == ("approximate", 4)

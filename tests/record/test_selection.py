@@ -220,7 +220,7 @@ def test_layers_of_other_types_and_those_that_run_without_hooks_are_skipped(tmp_
     assert skipped["named"] == f"its type {numbers}"
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
     with dualform.open(tmp_path / "m") as memory:
-        assert memory.verify()["layer"].grade.name == "exact"
+        assert memory.verify()["layer"].status.name == "exact"
         weights = memory.weights()
         assert all(weights[name].dtype == own.dtype for name, own in model.state_dict().items())
         assert all(torch.equal(weights[name], own) for name, own in model.state_dict().items() if own.is_complex())

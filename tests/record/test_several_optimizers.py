@@ -32,9 +32,9 @@ def both(tmp_path_factory):
 def test_every_step_is_rebuilt_by_the_rule_of_each_parameter(both):
     _, memory, history = both
     assert max(distances(memory, history).values()) < CLOSE
-    for name, certificate in memory.verify().items():
-        assert certificate.exact, name
-        assert certificate.relative_error < CLOSE, name
+    for name, reconstruction in memory.verify().items():
+        assert reconstruction.exact, name
+        assert reconstruction.reconstruction_error < CLOSE, name
     for step in (2, len(history) - 1):
         for name, own in memory.weights(at_step=step).items():
             assert torch.allclose(own, history[step][name], atol=1e-6), (step, name)
@@ -139,8 +139,8 @@ def test_one_without_a_rule_leaves_the_others_their_weights(tmp_path):
     found = memory.verify()
     assert found["0"].exact
     assert found["2"].exact
-    assert found["0"].relative_error < CLOSE
-    assert found["4"].grade.name == "scores only"
+    assert found["0"].reconstruction_error < CLOSE
+    assert found["4"].status.name == "scores only"
     assert "Unknown" in found["4"].reason
     x = np.ones((1, 5), np.float32)
     live = x @ history[-1]["0.weight"].numpy().T + history[-1]["0.bias"].numpy()

@@ -23,10 +23,10 @@ from .sharded_trainings import STEPS, WIDTH, batch, momentum, net
 def check(memory, most, rows):
     found = memory.verify()
     assert sorted(found) == ["0", "3"]
-    for name, certificate in found.items():
-        assert certificate.relative_error <= most, (name, certificate)
+    for name, reconstruction in found.items():
+        assert reconstruction.reconstruction_error <= most, (name, reconstruction)
     assert memory.keys("0").shape == (rows, WIDTH)
-    return {certificate.grade.name for certificate in found.values()}
+    return {reconstruction.status.name for reconstruction in found.values()}
 
 
 @pytest.mark.parametrize("name", ["sharded-sgd", "sharded-adamw", "sharded-inside"])
@@ -45,7 +45,7 @@ def test_recording_changes_no_bit_and_the_final_weights_are_whole(two):
         torch.load(two / f"{name}.pt") for name in ("sharded-adamw-0", "sharded-adamw-1", "unrecorded-0")
     )
     with dualform.open(two / "sharded-adamw") as memory:
-        rebuilt, queries = memory.weights(), memory.probe("test", "0").queries
+        rebuilt, queries = memory.weights(), memory.query_set("test", "0").queries
         with pytest.warns(UserWarning, match="^not recorded, so they stand as at the end of the training: 1.bias"):
             assert torch.equal(memory.weights(at_step=2)["1.weight"], recorded["1.weight"])
     for name, tensor in recorded.items():
@@ -60,9 +60,9 @@ def test_blocks_of_sharded_parameters_are_layers(two):
         found = memory.verify()
         parts = [f"attention.{part}" for part in ("q", "k", "v", "out_proj")]
         assert sorted(found) == sorted(["embedding", *parts, "convolution", "head"])
-        for name, certificate in found.items():
-            assert certificate.grade.name == "exact", (name, certificate)
-            assert certificate.relative_error <= 1e-5, (name, certificate)
+        for name, reconstruction in found.items():
+            assert reconstruction.status.name == "exact", (name, reconstruction)
+            assert reconstruction.reconstruction_error <= 1e-5, (name, reconstruction)
         assert memory.info().skipped == {
             "free": "it is sharded over processes, and products with what is put together of it are not seen",
             "states": "it is sharded over processes, and its error signals are computed from whole weights",
@@ -71,9 +71,9 @@ def test_blocks_of_sharded_parameters_are_layers(two):
 
 def test_ranks_that_do_not_end_together_leave_no_final_weights(two):
     with dualform.open(two / "left") as memory:
-        certificate = memory.verify()["0"]
-        assert (certificate.grade.name, certificate.relative_error) == ("off", None)
-        assert certificate.grade.reason.startswith("rank 0 did not hear of the others: ")
+        reconstruction = memory.verify()["0"]
+        assert (reconstruction.status.name, reconstruction.reconstruction_error) == ("approximate", None)
+        assert reconstruction.status.reason.startswith("rank 0 did not hear of the others: ")
 
 
 def test_a_rank_may_hold_no_row(tmp_path):

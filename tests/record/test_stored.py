@@ -45,7 +45,7 @@ def test_a_memory_rebuilds_the_network_at_every_step(tmp_path):
         partial = Snapshot.open(tmp_path / "m")
         assert (partial.count("sample"), partial.steps, partial.recording) == (48, 6, True)
         snapshots += train(recorder, model, optimizer, data[6:])[1:]
-        recorder.probe("test", data[0][0], label=data[0][1])
+        recorder.query_set("test", data[0][0], label=data[0][1])
     memory = Snapshot.open(tmp_path / "m")
     assert (memory.count("sample"), memory.steps, memory.recording) == (72, 9, False)
     assert memory.keys("0").rows == 24
@@ -63,9 +63,9 @@ def test_a_memory_rebuilds_the_network_at_every_step(tmp_path):
             rebuilt = found.initial * memory.initial()[weight] + scaled.T @ keys[used]
             np.testing.assert_allclose(rebuilt, expected[weight], atol=1e-6)
     np.testing.assert_array_equal(memory.final()["0.weight"], model[0].weight.detach().numpy())
-    probe = memory.probe("test")
-    np.testing.assert_array_equal(probe.queries("0"), data[0][0].numpy())
-    assert probe.labels.tolist() == data[0][1].tolist()
+    query_set = memory.query_set("test")
+    np.testing.assert_array_equal(query_set.queries("0"), data[0][0].numpy())
+    assert query_set.labels.tolist() == data[0][1].tolist()
 
 
 def test_without_values(tmp_path):
@@ -143,14 +143,14 @@ def test_a_failure_of_writing_surfaces_on_leaving(tmp_path, monkeypatch):
         train(recorder, model, optimizer, batches(1))
 
 
-def test_a_probe_under_a_name_that_is_taken_does_not_end_the_recording(tmp_path):
+def test_a_query_set_under_a_name_that_is_taken_does_not_end_the_recording(tmp_path):
     model, optimizer, recorder = started(tmp_path / "m")
     data = batches(2)
     with recorder:
         train(recorder, model, optimizer, data)
-        recorder.probe("test", data[0][0])
-        with pytest.raises(BadInput, match=r"^there is a probe 'test' already"):
-            recorder.probe("test", data[0][0])
+        recorder.query_set("test", data[0][0])
+        with pytest.raises(BadInput, match=r"^there is a query set 'test' already"):
+            recorder.query_set("test", data[0][0])
         train(recorder, model, optimizer, data)
     assert Snapshot.open(tmp_path / "m").count("sample") == 32
 

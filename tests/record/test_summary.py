@@ -83,7 +83,7 @@ def test_layers_of_a_kind_share_a_line(tmp_path):
     ("arguments", "answers"),
     [
         ({"values": False}, "scores and sums can be asked; outputs and weights would need values=True"),
-        ({"keys": False}, "no keys are stored: a Replay answers for scores and sums"),
+        ({"keys": False}, "no keys are stored: a Rerun answers for scores and sums"),
     ],
 )
 def test_what_can_be_asked(tmp_path, arguments, answers):

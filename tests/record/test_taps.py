@@ -43,13 +43,13 @@ def test_a_product_by_hand(tmp_path):
                 model(x).square().sum().backward()
                 opened.optimizer.step()
             snapshots.append(snapshot(model))
-        opened.recorder.probe("test", x)
+        opened.recorder.query_set("test", x)
     assert model.product.listener is None
     assert [(layer.name, layer.d_in, layer.repeats) for layer in opened.sink.layers] == [
         ("weight", 3, True), ("last", 4, False),
     ]  # fmt: skip
     np.testing.assert_array_equal(opened.sink.keys("weight"), torch.cat([x] * 3).numpy())
-    np.testing.assert_array_equal(opened.sink.probes["test"][0]["weight"], x.numpy())
+    np.testing.assert_array_equal(opened.sink.query_sets["test"][0]["weight"], x.numpy())
     assert opened.sink.defects == []
     assert_rebuilt(opened.sink, snapshots)
 
@@ -127,7 +127,7 @@ def test_sparse_inputs_are_recorded_dense(tmp_path, layout, first):
     model, plain = of_products(tmp_path / "m", inputs)
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
     with dualform.open(tmp_path / "m") as memory:
-        assert [own.grade.name for own in memory.verify().values()] == ["exact"] * 4
+        assert [own.status.name for own in memory.verify().values()] == ["exact"] * 4
         for layer in ("layer", "own", "named"):
             assert np.array_equal(memory.keys(layer), torch.cat(dense).numpy())
 
@@ -145,6 +145,6 @@ def test_nested_inputs_are_refused_at_first_and_a_defect_later(tmp_path, on_erro
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
     with dualform.open(tmp_path / "later") as memory:
         assert memory.info().steps == 3
-        grade = memory.verify()["layer"].grade
-        assert (grade.name, grade.since) == ("off", 1)
-        assert grade.reason == f"{message} (from step 1 on)."
+        status = memory.verify()["layer"].status
+        assert (status.name, status.since) == ("approximate", 1)
+        assert status.reason == f"{message} (from step 1 on)."

@@ -18,7 +18,7 @@ from .listed import Opened, batches, small_net
 
 TOLD = (
     "layer '0': it was called under a torch.func transform at step {0}. What such calls add to gradients is not "
-    "recorded, here and wherever it happens again; layers whose weights are trained by it have a grade that says so. "
+    "recorded, here and wherever it happens again; layers whose weights are trained by it have a status that says so. "
     "Train by loss.backward() what is to be recorded."
 )
 
@@ -72,13 +72,13 @@ def test_a_transform_never_ends_the_training(tmp_path, gradients, transformed):
     assert [str(w.message) for w in told if w.category is RuntimeWarning] == [TOLD.format(min(transformed))]
     memory = dualform.open(tmp_path / "m")
     assert memory.info().slots == {"sample": 8 * (6 - len(transformed))}
-    grades = {layer.name: layer.grade for layer in memory.info().layers}
+    statuses = {layer.name: layer.status for layer in memory.info().layers}
     if transformed == {3}:
-        assert {grade.reason for grade in grades.values()} == {
+        assert {status.reason for status in statuses.values()} == {
             "it was called under a torch.func transform at step 3 (from step 3 on)."
         }
     else:  # what was trained before the first recorded step is W_0
-        assert {grade.name for grade in grades.values()} == {"exact"}
+        assert {status.name for status in statuses.values()} == {"exact"}
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.func:RuntimeWarning")
@@ -95,7 +95,7 @@ def test_a_transform_that_trains_nothing_leaves_the_record_exact(tmp_path):
                 optimizer.step()
     memory = dualform.open(tmp_path / "m")
     assert memory.info().slots == {"sample": 32}
-    assert {layer.grade.name for layer in memory.info().layers} == {"exact"}
+    assert {layer.status.name for layer in memory.info().layers} == {"exact"}
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.func:RuntimeWarning")
@@ -113,9 +113,9 @@ def test_a_gradient_that_is_partly_of_a_transform_is_named(tmp_path):
                 for name, parameter in model.named_parameters():
                     parameter.grad += found[name]
                 optimizer.step()
-    grades = [layer.grade for layer in dualform.open(tmp_path / "m").info().layers]
-    assert {grade.name for grade in grades} == {"off"}
-    assert {grade.reason for grade in grades} == {
+    statuses = [layer.status for layer in dualform.open(tmp_path / "m").info().layers]
+    assert {status.name for status in statuses} == {"approximate"}
+    assert {status.reason for status in statuses} == {
         "it was called under a torch.func transform at step 0 (from step 0 on)."
     }
 
@@ -144,10 +144,10 @@ def test_forward_derivatives_pass_a_tap(tmp_path, recurrent):
 
 
 @pytest.mark.filterwarnings("ignore:layer '0'.*:RuntimeWarning", "ignore:nothing was recorded:RuntimeWarning")
-def test_a_probe_of_a_training_by_transforms_alone_says_why_there_is_no_memory(tmp_path):
+def test_a_query_set_of_a_training_by_transforms_alone_says_why_there_is_no_memory(tmp_path):
     model, data = small_net(), batches(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Recorder(model, optimizer, tmp_path / "memory", quiet=True) as recorder:
         train(model, optimizer, data, {0, 1}, recorder)
         with pytest.raises(RecordingError, match=r"so far: 0: it was called under a torch\.func transform at step 0"):
-            recorder.probe("test", data[0][0])
+            recorder.query_set("test", data[0][0])

@@ -1,4 +1,4 @@
-"""Under Adam a large weight is watched at some of its entries. What happens to the others is not graded exact."""
+"""Under Adam a large weight is watched at some of its entries. What happens to the others is not exact."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def record(path, edit=None, between=None):
     return model
 
 
-def grades(path):
+def statuses(path):
     with dualform.open(path) as memory:
-        return {layer.name: layer.grade for layer in memory.info().layers}
+        return {layer.name: layer.status for layer in memory.info().layers}
 
 
 def test_an_honest_training_is_exact(tmp_path):
     record(tmp_path / "m")
-    assert [grade.name for grade in grades(tmp_path / "m").values()] == ["exact", "exact"]
+    assert [status.name for status in statuses(tmp_path / "m").values()] == ["exact", "exact"]
 
 
 def test_a_row_that_is_zeroed_after_each_step_is_dated_and_measured(tmp_path):
@@ -62,11 +62,11 @@ def test_a_row_that_is_zeroed_after_each_step_is_dated_and_measured(tmp_path):
             model.embedding.weight[0] = 0
 
     record(tmp_path / "m", between=zero)
-    found = grades(tmp_path / "m")
-    assert (found["embedding"].name, found["embedding"].since) == ("off", 0)
+    found = statuses(tmp_path / "m")
+    assert (found["embedding"].name, found["embedding"].since) == ("approximate", 0)
     assert found["embedding"].reason == WRITTEN.format(0)
     with dualform.open(tmp_path / "m") as memory:
-        assert found["embedding"].error == pytest.approx(memory.verify()["embedding"].relative_error, rel=0.5)
+        assert found["embedding"].error == pytest.approx(memory.verify()["embedding"].reconstruction_error, rel=0.5)
         with pytest.raises(Inexact, match="weights were changed"):
             memory.weights()
 
@@ -79,8 +79,8 @@ def test_one_entry_that_is_written_to_is_dated(tmp_path, through_data):
             tensor[ROW, 3] = 50.0
 
     record(tmp_path / "m", between=write)
-    found = grades(tmp_path / "m")["embedding"]
-    assert (found.name, found.since, found.reason) == ("off", 12, WRITTEN.format(12))
+    found = statuses(tmp_path / "m")["embedding"]
+    assert (found.name, found.since, found.reason) == ("approximate", 12, WRITTEN.format(12))
     assert found.error == pytest.approx(1.0, rel=0.1)
 
 
@@ -92,7 +92,7 @@ def test_what_is_taken_back_before_the_next_update_is_no_write(tmp_path):
             model.embedding.weight.copy_(kept)
 
     record(tmp_path / "m", between=lend)
-    assert grades(tmp_path / "m")["embedding"].name == "exact"
+    assert statuses(tmp_path / "m")["embedding"].name == "exact"
 
 
 @pytest.mark.parametrize("kind", ["exp_avg", "exp_avg_sq"])
@@ -102,13 +102,13 @@ def test_a_statistic_that_is_written_to_is_not_known_to_be_exact_from_then_on(tm
             optimizer.state[model.embedding.weight][kind][ROW, 3] = 1.0
 
     record(tmp_path / "m", between=write)
-    found = grades(tmp_path / "m")["embedding"]
-    assert (found.name, found.error, found.since) == ("off", None, 13)
+    found = statuses(tmp_path / "m")["embedding"]
+    assert (found.name, found.error, found.since) == ("approximate", None, 13)
     assert (
         found.reason == f"the optimizer's {kind} of embedding.weight was written to before step 13 (from step 13 on)."
     )
     with dualform.open(tmp_path / "m") as memory:
-        assert memory.output("embedding", np.eye(TOKENS, dtype=np.float32)[[ROW]], at_step=13).grade.name == "exact"
+        assert memory.output("embedding", np.eye(TOKENS, dtype=np.float32)[[ROW]], at_step=13).status.name == "exact"
         with pytest.raises(Inexact, match="was written to before step 13"):
             memory.output("embedding", np.eye(TOKENS, dtype=np.float32)[[ROW]], at_step=14)
 
@@ -121,8 +121,8 @@ def test_a_gradient_that_the_slots_do_not_explain_is_not_known_to_be_exact_from_
     for at_step in (1, 10, STEPS):
         with dualform.open(tmp_path / "m") as memory, pytest.raises(Inexact, match="is not in the recorded slots"):
             memory.output("embedding", np.eye(TOKENS, dtype=np.float32)[[ROW]], at_step=at_step)
-    found = grades(tmp_path / "m")
-    assert (found["embedding"].name, found["embedding"].error, found["embedding"].since) == ("off", None, 0)
+    found = statuses(tmp_path / "m")
+    assert (found["embedding"].name, found["embedding"].error, found["embedding"].since) == ("approximate", None, 0)
     assert found["head"].name == "exact"
 
 
@@ -139,4 +139,4 @@ def test_gradients_that_were_rounded_to_bfloat16_are_explained(tmp_path):
                 loss.backward()
                 optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
-        assert memory.info().layers[0].grade.error < 2.0**-5
+        assert memory.info().layers[0].status.error < 2.0**-5

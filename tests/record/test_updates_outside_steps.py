@@ -125,7 +125,7 @@ def test_a_gradient_of_half_precision_that_is_zero_ends_nothing(tmp_path, halved
                 optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == 6
-        assert {own.grade.name for own in memory.verify().values()} <= {"exact", "exact to bfloat16"}
+        assert {own.status.name for own in memory.verify().values()} <= {"exact", "exact to bfloat16"}
 
 
 NO_SLOTS = [no_rows, zeroed, forward_alone, without_gradients, of_some_layers]
@@ -160,8 +160,8 @@ def test_an_update_without_gradients_is_a_step_without_slots(tmp_path, gradients
                 weights.append(snapshot(model))
     with dualform.open(tmp_path / "m") as memory:
         assert len(weights) == memory.info().steps == 7
-        certificates = memory.verify()
-        assert all(own.exact and not own.reason for own in certificates.values()), certificates
+        reconstructions = memory.verify()
+        assert all(own.exact and not own.reason for own in reconstructions.values()), reconstructions
         for step, expected in enumerate(weights, 1):
             rebuilt = memory.weights(at_step=step)
             for name, weight in expected.items():

@@ -56,7 +56,7 @@ def train(model, path, make=sgd, size=(6, 5), recorder=dualform.Recorder, **opti
                 cross_entropy(model(images[index]), labels[index]).backward()
                 optimizer.step()
         if recorder is dualform.Recorder:
-            recording.probe("test", images[:3], label=labels[:3])
+            recording.query_set("test", images[:3], label=labels[:3])
     return recording
 
 
@@ -104,7 +104,7 @@ def both(request, memories):
     return [dualform.open(memory.path, backend=request.param) for memory in memories[:2]]
 
 
-@pytest.mark.parametrize("score", ["signed", "abs", "cosine"])
+@pytest.mark.parametrize("score", ["dot", "abs", "cosine"])
 def test_scores_of_a_group_are_those_of_a_layer_of_its_own(both, name, score):
     own = queries(both[1], name)
     for by, where in ((None, None), ("label", None), (None, "label = 1 OR dataset = 'b'")):
@@ -189,10 +189,10 @@ def test_cancellation_of_the_whole(memories):
     assert whole.cancellation("label <> 1", layer="first")["first"] == pytest.approx(wanted, rel=1e-6)
 
 
-def test_a_probe_of_a_group(memories, name):
+def test_a_query_set_of_a_group(memories, name):
     whole, apart, _ = memories
-    found = whole.probe("test", name).queries
-    np.testing.assert_array_equal(found, apart.probe("test", name).queries)
+    found = whole.query_set("test", name).queries
+    np.testing.assert_array_equal(found, apart.query_set("test", name).queries)
     assert whole.topk(name, "test", k=2).ids.tobytes() == apart.topk(name, "test", k=2).ids.tobytes()
 
 
@@ -278,11 +278,11 @@ def test_a_convolution_that_is_the_model_itself(tmp_path):
         assert memory.keys("3").shape == (2 * B, 2)
 
 
-def test_a_replay_has_the_stored_memorys_answers(tmp_path, memories, name):
+def test_a_rerun_has_the_stored_memorys_answers(tmp_path, memories, name):
     whole, apart, _ = memories
     train(Grouped(), tmp_path / "m", keys=False)
     own = queries(apart, name)
     model, asked = Grouped(), [dualform.TopK(name, own, k=5), dualform.GroupSum(name, own, by=("label",))]
-    hits, sums = train(model, tmp_path / "m", recorder=lambda *of: dualform.Replay(*of, asked)).answers()
+    hits, sums = train(model, tmp_path / "m", recorder=lambda *of: dualform.Rerun(*of, asked)).answers()
     assert hits.flat_scores.tobytes() == whole.topk(name, own, k=5).flat_scores.tobytes()
     assert sums.sums.tobytes() == whole.group_sum(name, own, by="label").sums.tobytes()

@@ -163,7 +163,7 @@ def test_hits_of_a_frozen_layer_brought_something(tmp_path):
     hits = memory.topk("0", query, k=100)
     assert sorted(memory.slots(hits.slots[0], "sample")["step"]) == [step for step in (0, 2, 4) for _ in range(8)]
     assert int(memory.group_sum("0", query, by="step").counts.sum()) == 24
-    assert all(certificate.relative_error <= 1e-5 for certificate in memory.verify().values())
+    assert all(reconstruction.reconstruction_error <= 1e-5 for reconstruction in memory.verify().values())
 
 
 def test_a_network_that_is_frozen_in_its_first_step_says_so(tmp_path):
@@ -242,9 +242,9 @@ def test_another_recorder_records_a_layer_from_the_step_where_it_joins(tmp_path)
                 cross_entropy(model(x), y).backward()
                 optimizer.step()
     with dualform.open(tmp_path / "second") as memory:
-        certificates = memory.verify()
-        assert [*certificates] == ["0", "2", "4"]
-        assert all(own.exact and not own.reason for own in certificates.values())
+        reconstructions = memory.verify()
+        assert [*reconstructions] == ["0", "2", "4"]
+        assert all(own.exact and not own.reason for own in reconstructions.values())
 
 
 class Parts(nn.Module):

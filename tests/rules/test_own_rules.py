@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform import rules
 from dualform.errors import Inexact
-from dualform.query.weights import certificate
+from dualform.query.weights import reconstruction
 from dualform.query.weights.requirement import BOUND
 from tests.record.listed import batches, small_net, snapshot
 
@@ -45,7 +45,7 @@ def test_the_record_rebuilds_the_weights_at_any_step(tmp_path, name):
     _, history = record(tmp_path / "m", KINDS[name])
     with dualform.open(tmp_path / "m") as memory:
         for layer, found in memory.verify().items():
-            assert found.relative_error <= 1e-5, layer
+            assert found.reconstruction_error <= 1e-5, layer
             assert found.exact
         for at_step in (0, 1, 17, STEPS):
             found = memory.weights(at_step=at_step, allow_inexact=True)
@@ -84,10 +84,10 @@ def test_a_rule_of_single_numbers_is_watched_through_entries(tmp_path):
 
     _, history = record(tmp_path / "m", Sign, nudge)
     with dualform.open(tmp_path / "m") as memory:
-        grades = {layer.name: layer.grade for layer in memory.info().layers}
-        assert (grades["0"].name, grades["4"].name) == ("exact", "exact")
-        assert (grades["2"].name, grades["2"].since) == ("off", 12)
-        assert grades["2"].error == pytest.approx(memory.verify()["2"].relative_error, rel=1e-3)
+        statuses = {layer.name: layer.status for layer in memory.info().layers}
+        assert (statuses["0"].name, statuses["4"].name) == ("exact", "exact")
+        assert (statuses["2"].name, statuses["2"].since) == ("approximate", 12)
+        assert statuses["2"].error == pytest.approx(memory.verify()["2"].reconstruction_error, rel=1e-3)
         found = memory.output("2", np.ones((1, 7), np.float32), at_step=12)
         expected = history[12]["2.weight"].sum(1) + history[12]["2.bias"]
         assert np.asarray(found)[0] == pytest.approx(expected, abs=1e-5)
@@ -99,23 +99,23 @@ NOT_WATCHED = "Normed was not watched while training; `verify` measures the end 
 def test_a_rule_of_whole_matrices_is_graded_by_verify_alone(tmp_path):
     model, _ = record(tmp_path / "m", Normed)
     with dualform.open(tmp_path / "m") as memory:
-        grade = memory.info().layers[0].grade
-        assert (grade.name, grade.error, grade.reason) == ("off", None, NOT_WATCHED)
+        status = memory.info().layers[0].status
+        assert (status.name, status.error, status.reason) == ("approximate", None, NOT_WATCHED)
         found, answer = memory.weights(), memory.output("2", np.ones((1, 7), np.float32))
-        certificates = memory.verify()
-        assert all(one.grade.name == "exact" for one in certificates.values())
-        assert found.grades == {layer: one.grade for layer, one in certificates.items()}
-        assert answer.grade == certificates["2"].grade
+        reconstructions = memory.verify()
+        assert all(one.status.name == "exact" for one in reconstructions.values())
+        assert found.statuses == {layer: one.status for layer, one in reconstructions.items()}
+        assert answer.status == reconstructions["2"].status
         for name, weight in snapshot(model).items():
             assert found[name].numpy() == pytest.approx(weight, abs=1e-6)
-        assert memory.info().layers[0].grade == grade  # which still reads no slot
+        assert memory.info().layers[0].status == status  # which still reads no slot
 
 
-def test_the_certificate_is_measured_once(tmp_path, monkeypatch):
+def test_the_reconstruction_is_measured_once(tmp_path, monkeypatch):
     record(tmp_path / "m", Normed)
     measured = []
     monkeypatch.setattr(
-        certificate, "_certify", lambda view, layer, check, of=certificate._certify: measured.append(layer.name)
+        reconstruction, "_certify", lambda view, layer, check, of=reconstruction._certify: measured.append(layer.name)
         or of(view, layer, check),
     )  # fmt: skip
     with dualform.open(tmp_path / "m") as memory:
@@ -161,23 +161,23 @@ def test_verify_finds_what_nobody_watched(tmp_path):
 
     record(tmp_path / "m", Normed, nudge)
     with dualform.open(tmp_path / "m") as memory:
-        grade = memory.verify()["0"].grade
-        assert grade.name == "off"
-        assert grade.error > 0.05
-        if grade.error > BOUND:
-            with pytest.raises(Inexact, match="layer '0' is off by"):
+        status = memory.verify()["0"].status
+        assert status.name == "approximate"
+        assert status.error > 0.05
+        if status.error > BOUND:
+            with pytest.raises(Inexact, match="layer '0' is approximate, error"):
                 memory.output("0", np.ones((1, 5), np.float32))
         found = memory.output("0", np.ones((1, 5), np.float32), allow_inexact=True)
-        assert (found.grade, found.standing) == (grade, pytest.approx(grade.error))
+        assert (found.status, found.unrecorded_change) == (status, pytest.approx(status.error))
 
 
 def test_a_memory_of_a_rule_that_is_not_here_gives_scores_only(tmp_path, monkeypatch):
     record(tmp_path / "m", Sign)
     monkeypatch.delitem(rules._BY_TYPE, "tests.rules.own.Sign")
     with dualform.open(tmp_path / "m") as memory:
-        grade = memory.info().layers[0].grade
-        assert grade.name == "scores only"
-        assert grade.reason == "its update rule 'sign' is not known here (dualform.rules.register tells of it)."
+        status = memory.info().layers[0].status
+        assert status.name == "scores only"
+        assert status.reason == "its update rule 'sign' is not known here (dualform.rules.register tells of it)."
         assert memory.topk("0", np.ones(5, np.float32), k=1).ids.shape == (1,)
         with pytest.raises(Inexact, match="update rule 'sign' is not known here"):
             memory.weights()
@@ -209,7 +209,7 @@ def test_the_rule_of_the_page_is_right(tmp_path, monkeypatch):
     _, history = record(tmp_path / "m", Lion)
     with dualform.open(tmp_path / "m") as memory:
         for found in memory.verify().values():
-            assert found.relative_error <= 1e-5
+            assert found.reconstruction_error <= 1e-5
             assert found.exact
         for parameter, weight in history[17].items():
             assert memory.weights(at_step=17)[parameter].numpy() == pytest.approx(weight, abs=1e-6)

@@ -51,7 +51,7 @@ def registry(monkeypatch):
 
 
 def record(path, make=Momentum, before=0, steps=8):
-    """Trains on, whatever the rule does; returns the grade of a layer."""
+    """Trains on, whatever the rule does; returns the status of a layer."""
     model = small_net()
     optimizer = make(model.parameters())
 
@@ -69,7 +69,7 @@ def record(path, make=Momentum, before=0, steps=8):
     assert recorder.steps == steps
     with dualform.open(path) as memory:
         assert memory.topk("0", np.ones(5, np.float32), k=1).ids.shape == (1,)
-        return memory.info().layers[0].grade
+        return memory.info().layers[0].status
 
 
 def of(**changed):
@@ -121,10 +121,10 @@ def test_a_rule_that_breaks_its_promises_gives_scores_only(tmp_path, what):
     changed, reason = BROKEN[what]
     register(Momentum, of(**changed))
     with pytest.warns(RuntimeWarning, match="cannot follow parameter group 0") as warned:
-        grade = record(tmp_path / "m")
+        status = record(tmp_path / "m")
     assert len(warned) == 1
-    assert grade.name == "scores only"
-    assert f"cannot follow parameter group 0, for {reason}" in grade.reason
+    assert status.name == "scores only"
+    assert f"cannot follow parameter group 0, for {reason}" in status.reason
 
 
 def test_a_rule_that_keeps_them_is_exact(tmp_path):
@@ -144,10 +144,12 @@ def test_a_rule_that_fails_later_is_not_known_to_be_exact_from_then_on(tmp_path,
         return inner(self, *rest)
 
     register(Momentum, of(**{kind: later}))
-    grade = record(tmp_path / "m", steps=80)
-    assert (grade.name, grade.error) == ("off", None)
-    assert 0 < grade.since < 80
-    assert grade.reason.startswith(f"update rule 'own_momentum' raised ZeroDivisionError at step {grade.since}: a bug")
+    status = record(tmp_path / "m", steps=80)
+    assert (status.name, status.error) == ("approximate", None)
+    assert 0 < status.since < 80
+    assert status.reason.startswith(
+        f"update rule 'own_momentum' raised ZeroDivisionError at step {status.since}: a bug"
+    )
 
 
 class Counting(torch.optim.Optimizer):

@@ -86,14 +86,14 @@ def test_shares_add_up_to_the_whole(name, data, seed):
         groups = [{**group, **options} for options in history]
     shares = generator.normal(size=(3, len(groups), *SHAPE))  # of three masks
     start = generator.normal(size=SHAPE)
-    whole, standing, parts = State(start), State(start), [State(np.zeros(SHAPE)) for _ in range(3)]
+    whole, unrecorded_change, parts = State(start), State(start), [State(np.zeros(SHAPE)) for _ in range(3)]
     for number, group in enumerate(groups):
         read = rule.read(group)
         whole, scale = updated(rule, whole, shares[:, number].sum(0), read)
         # What no slot brought, the decay of W_0, takes no gradient.
-        standing = advanced(rule, standing, np.zeros(SHAPE), read, scale)
+        unrecorded_change = advanced(rule, unrecorded_change, np.zeros(SHAPE), read, scale)
         parts = [advanced(rule, part, own[number], read, scale) for part, own in zip(parts, shares, strict=True)]
-    together = standing.weight + sum(part.weight for part in parts)
+    together = unrecorded_change.weight + sum(part.weight for part in parts)
     np.testing.assert_allclose(together, whole.weight, rtol=1e-9, atol=1e-9 * np.abs(whole.weight).max())
     assert all(np.abs(part.weight).max() > 0 for part in parts)
 

@@ -10,30 +10,29 @@ from typing import Any
 import numpy as np
 
 from dualform.answers import (
-    Appearances,
     Cancellation,
-    Certificate,
-    Certificates,
     Columns,
     Concentration,
     Contributions,
     Distributions,
-    Grade,
     GroupSums,
     Hits,
     LayerInfo,
     MemoryInfo,
     Outputs,
-    Probe,
-    ProbeInfo,
+    Previews,
+    QuerySet,
+    QuerySetInfo,
+    Reconstruction,
+    Reconstructions,
     Scan,
+    Status,
     Weights,
 )
 from dualform.errors import Cancelled, NotFound
 from dualform.methods import Answers
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import (
-    AppearanceLookup,
     Contribution,
     Distribution,
     GradientSum,
@@ -43,15 +42,16 @@ from dualform.questions import (
     MaskCancellation,
     NetworkWeights,
     Output,
-    ProbeLookup,
+    PreviewLookup,
+    QuerySetLookup,
     SlotLookup,
     SqlStatement,
     TopK,
     Verification,
 )
 
-EXACT = Grade("exact", 1e-7, 2e-8)
-OFF = Grade("off", 0.25, 1e-6, 3, "the weights were moved by hand.")
+EXACT = Status("exact", 1e-7, 2e-8)
+OFF = Status("approximate", 0.25, 1e-6, 3, "the weights were moved by hand.")
 LAYER = LayerInfo("fc", 3, 2, True, "sample", 4, 4, True, EXACT, ("fc.q", "fc.k"))
 INFO = MemoryInfo(
     format=1,
@@ -64,8 +64,8 @@ INFO = MemoryInfo(
     skipped={"norm": "no tap for LayerNorm"},
     datasets={"mnist": 4},
     columns={"sample": {"slot": "BIGINT", "step": "BIGINT", "dataset": "VARCHAR", "label": "BIGINT"}},
-    probes=(ProbeInfo("test", 2, ("fc",), "texts", 2), ProbeInfo("older", 6, ("fc",))),
-    galleries={"mnist": "texts"},
+    query_sets=(QuerySetInfo("test", 2, ("fc",), "texts", 2), QuerySetInfo("older", 6, ("fc",))),
+    previews={"mnist": "texts"},
 )
 SCAN = Scan(7, 4, 3, "numpy", 0.25)
 COLUMNS = {
@@ -76,8 +76,8 @@ COLUMNS = {
 }
 
 
-def _grade_of(question: TopK | GroupSum | Distribution) -> Grade | None:
-    return None if question.toward is None else OFF
+def _status_of(question: TopK | GroupSum | Distribution) -> Status | None:
+    return None if question.target is None else OFF
 
 
 class Canned(Answers):
@@ -135,15 +135,15 @@ class Canned(Answers):
                 return _columns(question.ids)
             case SqlStatement():
                 return self.table
-            case AppearanceLookup(samples):
+            case PreviewLookup(samples):
                 texts = ("a <b> c",) * len(samples)
-                return Appearances(samples, "texts", np.ones(len(samples), dtype=bool), texts=texts, scan=SCAN)
-            case ProbeLookup(name, layer):
+                return Previews(samples, "texts", np.ones(len(samples), dtype=bool), texts=texts, scan=SCAN)
+            case QuerySetLookup(name, layer):
                 queries = None if layer is None else np.ones((2, 3), np.float32)
-                return Probe(name, np.array([3, -1]), np.ones((2, 2), np.float32), queries, SCAN)
+                return QuerySet(name, np.array([3, -1]), np.ones((2, 2), np.float32), queries, SCAN)
         assert isinstance(question, Verification)
-        tied = Grade("scores only", reason="a weight used twice")
-        return Certificates({"fc": Certificate(1e-6, EXACT, 0.25), "tied": Certificate(None, tied)}, SCAN)
+        tied = Status("scores only", reason="a weight used twice")
+        return Reconstructions({"fc": Reconstruction(1e-6, EXACT, 0.25), "tied": Reconstruction(None, tied)}, SCAN)
 
     def _info(self) -> MemoryInfo:
         self.asked.append("info")
@@ -157,10 +157,10 @@ class Canned(Answers):
             asked = question.queries.count or 1  # a shared scan is asked with the queries of several
             counts = np.tile([1, 1] if groups else [2], (asked, 1))
             ids, weights = np.tile([1, 3], asked), np.tile(np.array([2.5, -1], np.float32), asked)
-            return Hits(ids, weights, counts, groups, question.by, SCAN, "sample", _grade_of(question))
+            return Hits(ids, weights, counts, groups, question.by, SCAN, "sample", _status_of(question))
         if isinstance(question, GroupSum):
             keys = tuple((key,) * len(question.by) for key in (3, None))
-            beside = question.by, SCAN, "sample", _grade_of(question)
+            beside = question.by, SCAN, "sample", _status_of(question)
             sums = GroupSums(keys, np.array([[1.5, 2.5]]), np.array([3, 1]), *beside)
             return sums if question.k is None else sums.of_largest(question.k)
         if isinstance(question, Distribution):
@@ -168,7 +168,7 @@ class Canned(Answers):
             scores = np.tile(np.array([2.5, 0.5, -1], np.float32), (asked, 1))
             beside = np.full(asked, 4.0), np.full(asked, 16 / 7.5)
             sums = np.tile([2.5, 3.0, 4.0], (asked, 1))
-            return Distributions(ranks, scores, sums, *beside, 3, SCAN, "sample", _grade_of(question))
+            return Distributions(ranks, scores, sums, *beside, 3, SCAN, "sample", _status_of(question))
         if isinstance(question, Contribution):
             keys = tuple((key,) * len(question.by) for key in (3, None))
             one, sums = np.array([[0.5, np.inf]]), np.array([[[1.5, 2.5], [0, -1]]])
@@ -186,10 +186,10 @@ class Canned(Answers):
                 EXACT,
                 SCAN,
             )
-        grade, standing = (OFF, 0.5) if question.allow_inexact else (EXACT, 0.0)
+        status, unrecorded_change = (OFF, 0.5) if question.allow_inexact else (EXACT, 0.0)
         effective = np.array([2.5]) if question.kernel == "softmax" else None
         how = (question.kernel, question.temperature, question.initial, effective)
-        return Outputs(np.array([[0.5, np.inf]], np.float32), "sample", grade, standing, SCAN, *how)
+        return Outputs(np.array([[0.5, np.inf]], np.float32), "sample", status, unrecorded_change, SCAN, *how)
 
     @property
     def recording(self) -> bool:

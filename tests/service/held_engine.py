@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualform.answers import Grade, GroupSums, Hits, Outputs, Scan
+from dualform.answers import GroupSums, Hits, Outputs, Scan, Status
 from dualform.errors import Cancelled, DualformError, NotFound
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
-from dualform.questions import GroupSum, ProbeRows, SlotKeys, TopK, Vectors
+from dualform.questions import GroupSum, QuerySetRows, SlotKeys, TopK, Vectors
 from dualform_service.batching import Batches, Question
 from dualform_service.config import ANSWER_BYTES
 from dualform_service.deadline import Deadline
@@ -28,7 +28,9 @@ ASKED_ALONE = 1
 
 
 class Held:
-    """An engine whose scans wait until they may go on. Query q's answer is slot q; the row 99 of a probe is missing."""
+    """An engine whose scans wait until they may go on. Query q's answer is slot q; the row 99 of a query set is
+    missing.
+    """
 
     def __init__(self) -> None:
         self.go, self.begun = threading.Event(), threading.Semaphore(0)
@@ -37,7 +39,7 @@ class Held:
         self.failure: Exception | None = None
         """What every further question meets."""
         self.held_row: int | None = None
-        """Of a probe: what asks for it alone waits for `let_go`."""
+        """Of a query set: what asks for it alone waits for `let_go`."""
         self.let_go = threading.Event()
 
     def ask(
@@ -48,8 +50,8 @@ class Held:
             raise self.failure
         if numbers(question) == [self.held_row]:
             assert self.let_go.wait(60)
-        if isinstance(question.queries, ProbeRows) and 99 in (question.queries.rows or ()):
-            raise NotFound("no row of probe 'test' has number 99.", field="queries")
+        if isinstance(question.queries, QuerySetRows) and 99 in (question.queries.rows or ()):
+            raise NotFound("no row of query set 'test' has number 99.", field="queries")
         self.begun.release()
         while not self.go.is_set():
             if cancelled is not None and cancelled():
@@ -63,7 +65,7 @@ def numbers(question: Question) -> list[int]:
     match question.queries:
         case Vectors(rows):
             return [int(row[0]) for row in rows]
-        case ProbeRows(_, rows):
+        case QuerySetRows(_, rows):
             return list(rows or ())
         case SlotKeys(slots):
             return list(slots)
@@ -84,7 +86,7 @@ def answer(question: Question, scan: Scan) -> Any:
         case GroupSum():
             return GroupSums(((1,), (2,)), np.stack([own, own + 0.5], axis=1), np.array([3, 4]), question.by, scan)
     values = np.stack([own, -own], axis=1).astype(np.float32)
-    return Outputs(values, "sample", Grade("exact"), 0.0, scan)
+    return Outputs(values, "sample", Status("exact"), 0.0, scan)
 
 
 def same(got: Any, right: Any) -> bool:

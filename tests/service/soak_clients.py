@@ -77,7 +77,7 @@ class Clients:
             lambda: client.output(LAYER, query, mask, allow_inexact=True),
             lambda: client.weights(mask, allow_inexact=True),
             lambda: client.slots([rng.randrange(1000), 3]),
-            lambda: client.probe("test", LAYER),
+            lambda: client.query_set("test", LAYER),
             client.info,
             client.verify,
         ]
@@ -114,7 +114,7 @@ class Clients:
                 lambda: client.topk(LAYER, np.ones((1, WIDTH), np.float32), where="nothing = 1"),
                 lambda: client.topk(LAYER, np.ones((1, WIDTH), np.float32), where="label ="),
                 lambda: client.slots([-1]),
-                lambda: client.probe("no such probe"),
+                lambda: client.query_set("no such query set"),
             ]
             try:
                 rng.choice(asks)()

@@ -14,12 +14,12 @@ import pytest
 import dualform
 from dualform.errors import Damaged, FolderError, NotAMemory
 from dualform.questions import (
-    AppearanceLookup,
     GroupSum,
     Inventory,
     NetworkWeights,
     Output,
-    ProbeLookup,
+    PreviewLookup,
+    QuerySetLookup,
     SlotLookup,
     TopK,
     Verification,
@@ -43,8 +43,8 @@ QUESTIONS = [
     Output("layer-0", QUERY),
     NetworkWeights(),
     SlotLookup(np.arange(3), "sample"),
-    ProbeLookup("test", "layer-0"),
-    AppearanceLookup(np.arange(3), "first"),
+    QuerySetLookup("test", "layer-0"),
+    PreviewLookup(np.arange(3), "first"),
     Verification(),
 ]
 
@@ -53,7 +53,7 @@ QUESTIONS = [
 def memory(tmp_path_factory):
     path = tmp_path_factory.mktemp("damaged") / "memory"
     small_memory.write(path, [20, 20, 20])
-    dualform.Gallery.texts(["a text"]).store(path, "first")
+    dualform.PreviewSet.texts(["a text"]).store(path, "first")
     return path
 
 

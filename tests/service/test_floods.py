@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 torch.nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
     query = np.random.default_rng(SEED).normal(size=(1, WIDTH)).astype(np.float32)
-    with served(path, "--memory", MEMORY) as (address, process), Client(address, timeout=120) as client:
+    with served(path, "--ram", MEMORY) as (address, process), Client(address, timeout=120) as client:
         asks: dict[str, Callable[[], object]] = {
             "ten best slots": partial(client.topk, LAYER, query, 10),
             "sums by label": partial(client.group_sum, LAYER, query, "label"),
@@ -80,7 +80,7 @@ def test_light_questions_are_answered_beside(server, flood):
         assert max(times.values()) <= MOST, times
     said = ", ".join(f"{name} {times[name]:.1f}" for name in times)
     report(
-        f"light questions beside {flood}; --memory {MEMORY}",
+        f"light questions beside {flood}; --ram {MEMORY}",
         seed=SEED,
         count=sum(became.values()),
         outcome=f"each was answered, 99 of 100 within so many times what they take alone: {said}; the server held "

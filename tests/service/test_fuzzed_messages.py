@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from dualform.questions import (
-    AppearanceLookup,
     Contribution,
     Distribution,
     ExampleGradients,
@@ -28,8 +27,9 @@ from dualform.questions import (
     MaskCancellation,
     NetworkWeights,
     Output,
-    ProbeLookup,
-    ProbeRows,
+    PreviewLookup,
+    QuerySetLookup,
+    QuerySetRows,
     SlotKeys,
     SlotLookup,
     SqlStatement,
@@ -37,7 +37,7 @@ from dualform.questions import (
     Vectors,
     Verification,
 )
-from dualform.store.memory_budget import resident_bytes
+from dualform.store.ram_budget import resident_bytes
 from dualform_client import Client
 from dualform_proto.calls import CALLS
 from dualform_service.config import ServiceConfig
@@ -54,12 +54,12 @@ QUESTIONS = [
     Inventory(),
     TopK("fc", QUERY, 3, "label <> 1", ("label",), "abs"),
     TopK("fc", SlotKeys((1, 5)), 3, "dataset LIKE 'm%'"),
-    TopK("fc", ProbeRows("test", (0, 1)), 2, score="cosine"),
+    TopK("fc", QuerySetRows("test", (0, 1)), 2, score="cosine"),
     GroupSum("fc", QUERY, ("label", "dataset"), "slot < 50"),
-    TopK("fc", QUERY, 3, score="contribution", toward="0-1"),
-    GroupSum("fc", QUERY, ("label",), score="contribution", toward=np.ones((2, 2)), k=1),
+    TopK("fc", QUERY, 3, score="contribution", target="0-1"),
+    GroupSum("fc", QUERY, ("label",), score="contribution", target=np.ones((2, 2)), k=1),
     Distribution("fc", QUERY, "label <> 1", "abs"),
-    Distribution("fc", QUERY, score="contribution", toward="0-1", points=11),
+    Distribution("fc", QUERY, score="contribution", target="0-1", points=11),
     GradientTopK((), GRADIENTS, 3, "label <> 1"),
     GradientSum(("fc",), GRADIENTS, ("label",), "slot < 50", 2),
     Output("fc", QUERY, "label = 1", 1),
@@ -70,9 +70,9 @@ QUESTIONS = [
     MaskCancellation("label = 2", layer="fc"),
     SlotLookup(np.array([0, 3, 59]), "sample"),
     SqlStatement("SELECT count(*) FROM slots"),
-    ProbeLookup("test", "fc"),
-    AppearanceLookup(np.array([0, 3]), "mnist"),
-    AppearanceLookup(np.array([0]), probe="test"),
+    QuerySetLookup("test", "fc"),
+    PreviewLookup(np.array([0, 3]), "mnist"),
+    PreviewLookup(np.array([0]), query_set="test"),
     Verification(),
 ]
 EXPECTED = {

@@ -84,12 +84,12 @@ def test_no_line_has_a_secret_or_what_was_asked(engine, tmp_path):
     with logged(tmp_path) as (log, lines), Server(engine, config, log) as server:
         with Client(server.address, token="right-token") as client:
             client.sql("SELECT 'my question'")
-            client.topk("fc", "my probe", where="label = 'mine'")
+            client.topk("fc", "my query set", where="label = 'mine'")
         with Client(server.address, token="wrong-token") as client, pytest.raises(Unauthenticated):
             client.info()
     assert [line["outcome"] for line in lines] == ["ok", "ok", "unauthenticated"]
     said = (tmp_path / "log").read_text()
-    assert not [word for word in ("right-token", "wrong-token", "my question", "my probe", "label") if word in said]
+    assert not [word for word in ("right-token", "wrong-token", "my question", "my query set", "label") if word in said]
 
 
 def test_names_that_callers_make_up_stay_on_their_line(engine, tmp_path):

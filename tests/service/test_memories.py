@@ -15,7 +15,7 @@ import pytest
 
 import dualform
 from dualform.errors import BadInput, NotAMemory, NotFound, Unauthenticated
-from dualform.store.memory_budget import MemoryBudget
+from dualform.store.ram_budget import RamBudget
 from dualform_client import AsyncClient, Client
 from dualform_client.health import is_serving
 from dualform_proto import memory_name
@@ -171,8 +171,8 @@ def test_two_calls_of_a_kind_that_ask_two_memories_share_no_scan(server, engines
 
 def test_all_draw_on_one_budget(tmp_path, monkeypatch):
     made = []
-    shared = MemoryBudget.shared
-    monkeypatch.setattr(MemoryBudget, "shared", lambda most: made.append(most) or shared(most))
+    shared = RamBudget.shared
+    monkeypatch.setattr(RamBudget, "shared", lambda most: made.append(most) or shared(most))
     runs = [tmp_path / name for name in "ab"]
     open_one = opening(4 * 10**9, several=True)
     for run in runs:

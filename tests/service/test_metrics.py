@@ -20,7 +20,7 @@ from dualform.questions import (
     GroupSum,
     MaskCancellation,
     Output,
-    ProbeLookup,
+    QuerySetLookup,
     TopK,
     Vectors,
 )
@@ -320,7 +320,7 @@ def test_no_question_about_a_layer_that_is_not_there_has_an_answer(tmp_path):
         Contribution("none", asked_by, by=("step",)),
         Distribution("none", asked_by),
         MaskCancellation("step < 2", layer="none"),
-        ProbeLookup("test", "none"),
+        QuerySetLookup("test", "none"),
     ]
     assert {type(one) for one in questions} == {
         kind for kind in CALLS if any(field.name == "layer" for field in fields(kind))

@@ -48,7 +48,7 @@ def faults_of(found):
 
 def test_nothing_given_is_the_service_config_of_embedded_servers():
     assert settings().config() == ServiceConfig()
-    assert settings().values["memory"] is None
+    assert settings().values["ram"] is None
 
 
 @pytest.mark.parametrize("one", SETTINGS, ids=lambda one: one.name)
@@ -66,9 +66,9 @@ def test_each_setting_is_taken_from_flag_environment_and_file_alike(one, tmp_pat
 
 
 def test_a_file_may_hold_numbers_as_such(tmp_path):
-    values = settings("max_small = 9\ndeadline = 3\nrequest_bytes = 1000\nmemory = '1000'", tmp_path).values
+    values = settings("max_small = 9\ndeadline = 3\nrequest_bytes = 1000\nram = '1000'", tmp_path).values
     assert (values["max_small"], values["deadline"]) == (9, 3.0)
-    assert (values["request_bytes"], values["memory"]) == (1000, 1000)
+    assert (values["request_bytes"], values["ram"]) == (1000, 1000)
 
 
 def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path, monkeypatch):
@@ -79,9 +79,9 @@ def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path, monk
 
 
 def test_an_empty_variable_is_none(monkeypatch):
-    monkeypatch.setenv("DUALFORM_SERVE_MEMORY", "")
+    monkeypatch.setenv("DUALFORM_SERVE_RAM", "")
     monkeypatch.setenv("DUALFORM_SERVE_OF_OLD", "")
-    assert settings().values["memory"] is None
+    assert settings().values["ram"] is None
     assert settings().faults == ()
 
 
@@ -117,8 +117,8 @@ def test_what_is_none_of_the_choices_is_refused():
 
 
 def test_one_bound_does_not_bound_several_processes():
-    (fault,) = faults_of(settings(ray="auto", memory="2 GB"))
-    assert "--memory bounds one process, and --ray begins several." in str(fault)
+    (fault,) = faults_of(settings(ray="auto", ram="2 GB"))
+    assert "--ram bounds one process, and --ray begins several." in str(fault)
 
 
 def test_a_token_file_that_cannot_be_used_is_one_fault_among_others(tmp_path):

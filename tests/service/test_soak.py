@@ -37,14 +37,14 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
-        recorder.probe("test", torch.randn(20, WIDTH))
+        recorder.query_set("test", torch.randn(20, WIDTH))
     return path
 
 
 @pytest.mark.soak
 def test_a_server_that_is_asked_all_the_time_stays_as_large_as_it_is(memory):
     seconds = rounds(8, 3600)
-    with served(memory, "--memory", MEMORY) as (address, process):
+    with served(memory, "--ram", MEMORY) as (address, process):
         with Client(address) as client:
             right = client.topk(LAYER, "test", 5).ids.tolist()
         files = len(os.listdir(f"/proc/{process}/fd"))
@@ -71,7 +71,7 @@ def test_a_server_that_is_asked_all_the_time_stays_as_large_as_it_is(memory):
         early, late = np.median(held[40:80]), np.median(held[-40:])
         assert late <= 1.05 * early
     report(
-        f"{len(clients.outcomes)} kinds of outcomes of ten clients for {seconds} s, honest and not; --memory {MEMORY}",
+        f"{len(clients.outcomes)} kinds of outcomes of ten clients for {seconds} s, honest and not; --ram {MEMORY}",
         seed=SEED,
         count=sum(clients.outcomes.values()),
         outcome=f"{answered:,} answered, no error but refusals; at most {max(held) / 1e6:.0f} MB, no file left open",

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualform.answers import Probe, Scan
+from dualform.answers import QuerySet, Scan
 from dualform.errors import Overloaded
-from dualform.questions import ProbeLookup
+from dualform.questions import QuerySetLookup
 from dualform_client import Client
 from dualform_proto.calls import call_of
 from dualform_service.auth import READ, new_token
@@ -112,16 +112,16 @@ def test_one_token_has_half_of_the_room_for_questions(engine, file):
 
 def test_one_token_has_half_of_the_room_for_answers_that_wait_to_be_read(engine, file, monkeypatch):
     (one, line), (two, other) = new_token("alice", [READ]), new_token("bob", [READ])
-    large = Probe(
+    large = QuerySet(
         "test", np.zeros(2**17, np.int64), np.zeros((2**17, 1), np.float32), None, Scan(7, 4, 3, "numpy", 0.25)
     )
     monkeypatch.setattr(engine, "ask", lambda *asked: large)
-    question = ProbeLookup("test", None)
+    question = QuerySetLookup("test", None)
     message = call_of(question).encode_question(question).SerializeToString()
     with served(engine, write(file, line, other), answer_bytes=2**21) as server, ExitStack() as readers:
         stuck = [readers.enter_context(Connection(server.address, 0)) for _ in range(8)]
         for connection in stuck:  # none of which reads its answer
-            connection.message(connection.call("/dualform.v1.Memory/Probe", token=one), message)
+            connection.message(connection.call("/dualform.v1.Memory/QuerySet", token=one), message)
         until(lambda: server._handlers._messages.free == 64 * server.config.request_bytes - 8 * len(message))
         with Client(server.address, token=two, timeout=5) as bob:
             for _ in range(4):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualform.answers import Hits, Probe, Scan
+from dualform.answers import Hits, QuerySet, Scan
 from dualform.errors import BadInput
-from dualform.questions import ProbeLookup, TopK, Vectors
+from dualform.questions import QuerySetLookup, TopK, Vectors
 from dualform_proto.calls import call_of
 from dualform_service.config import ServiceConfig
 from dualform_service.deadline import Deadline
@@ -32,9 +32,9 @@ class Large:
         self._size = size
 
     def ask(self, question: Any, *_: object) -> Any:
-        if isinstance(question, ProbeLookup):
+        if isinstance(question, QuerySetLookup):
             outputs = np.full((1, self._size // 4), len(question.name), np.float32)
-            return Probe(question.name, np.zeros(1, np.int64), outputs, None, SCAN)
+            return QuerySet(question.name, np.zeros(1, np.int64), outputs, None, SCAN)
         count = self._size // 12
         ids = np.repeat(np.asarray(question.queries.rows[:, 0], np.int64), count)
         scores = np.ones(len(ids), np.float32)
@@ -72,8 +72,8 @@ def message(question: Any) -> bytes:
 
 
 def look_up(servicer: MemoryServicer, number: int) -> Any:
-    asked = message(ProbeLookup("x" * (number + 1), None))
-    return servicer.answer("Probe", asked, Deadline(None, 120.0), Asker(f"caller {number}"))
+    asked = message(QuerySetLookup("x" * (number + 1), None))
+    return servicer.answer("QuerySet", asked, Deadline(None, 120.0), Asker(f"caller {number}"))
 
 
 def scan(servicer: MemoryServicer, number: int) -> Any:

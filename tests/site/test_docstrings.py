@@ -76,8 +76,8 @@ def test_help_of_the_recorder_shows_what_users_call():
     names = set(re.findall(r"^ \|  ([a-z]\w*)(?:\(|$)", shown, re.MULTILINE))
     assert names == {
         "flush",
-        "gallery",
-        "probe",
+        "previews",
+        "query_set",
         "step",
         "steps",
         "summary",

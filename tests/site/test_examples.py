@@ -54,7 +54,7 @@ def started(tmp_path_factory):
 def test_the_start_is_gone_through(started):
     folder, printed = started
     assert (folder / "without-3.safetensors").is_file()
-    assert "Certificates: 2 layers" in printed
+    assert "Reconstruction errors: 2 layers" in printed
 
 
 @pytest.mark.parametrize("document", PAGES[1:], ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ from tests.site.notebooks import NOTEBOOKS, run
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?")
 ROUNDING = 1e-5
-"""Of what is a rounding error itself, as a certificate, another processor gives another size."""
+"""Of what is a rounding error itself, as a reconstruction error, another processor gives another size."""
 
 
 def printed(cell) -> str:
@@ -80,5 +80,7 @@ def test_another_number_is_seen(stored, found):
 
 
 def test_a_last_digit_is_not():
-    assert_same("grade  relative_error\nexact     7.75092e-07", "grade  relative_error\nexact       7.751e-07")
+    assert_same(
+        "status  reconstruction_error\nexact     7.75092e-07", "status  reconstruction_error\nexact       7.751e-07"
+    )
     assert_same("89.7% of 1,791,237, off by 7.75e-07, test/17", "89.8% of 1,791,238, off by 8.1e-07, test/17")

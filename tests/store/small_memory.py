@@ -12,7 +12,7 @@ from dualform.store.batch import Batch, Defect, Extent, Factor, LayerRows, Param
 from dualform.store.header import Ending, Header
 from dualform.store.layer import Layer, affine
 from dualform.store.others import OtherRow, Others, OtherTensor
-from dualform.store.probes import ProbeArrays
+from dualform.store.query_sets import QuerySetArrays
 from dualform.store.sampling import Sampling
 from dualform.store.tables import SETTINGS as LR, ColumnTypes
 from dualform.store.writer import Writer
@@ -162,7 +162,7 @@ def batches_of(sizes: list[int], seed: int = 0) -> list[Batch]:
 
 
 def write(path: Path, sizes: list[int], seed: int = 0, commit_every: int = 2, finish: bool = True) -> Expected:
-    """A memory of one step per entry of `sizes`, with other parameters, a probe and final weights."""
+    """A memory of one step per entry of `sizes`, with other parameters, a query set and final weights."""
     batches = batches_of(sizes, seed)
     rng = np.random.default_rng(seed + 1)
     writer = open_writer(path, others=OTHERS)
@@ -176,7 +176,7 @@ def write(path: Path, sizes: list[int], seed: int = 0, commit_every: int = 2, fi
             "layer-1": rng.normal(size=(12, 5)).astype(np.float32),
         }
         outputs = rng.normal(size=(12, 3)).astype(np.float32)
-        writer.add_probe(ProbeArrays("test", queries, np.arange(12), outputs))
+        writer.add_query_set(QuerySetArrays("test", queries, np.arange(12), outputs))
         writer.close(Ending(final={"layer-0.weight": np.full((5, 6), 2, np.float32)}))
     else:
         writer.abandon()

@@ -44,7 +44,7 @@ def test_threads_share_two_pools_of_memory(tmp_path, kind, few):
 HELD = """
 import ctypes
 from dualform.store.allocator import return_free_pages
-from dualform.store.memory_budget import anonymous_bytes
+from dualform.store.ram_budget import anonymous_bytes
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

@@ -59,7 +59,7 @@ def test_a_training_begins_anew_in_it(tmp_path, resume):
     Training().run(begun(tmp_path / "m"), 3, resume=resume)
     with dualform.open(tmp_path / "m") as memory:
         assert (memory.info().steps, memory.info().cut_off) == (3, "")
-        assert all(certificate.exact for certificate in memory.verify().values())
+        assert all(reconstruction.exact for reconstruction in memory.verify().values())
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_training_that_was_resumed_is_copied_with_all_its_runs(tmp_path):
     with dualform.open(tmp_path / "m") as one, dualform.open(tmp_path / "copy") as other:
         assert one.info().steps == other.info().steps == 5
         assert all((own == other.weights()[name]).all() for name, own in one.weights().items())
-        assert all(certificate.exact for certificate in other.verify().values())
+        assert all(reconstruction.exact for reconstruction in other.verify().values())
 
 
 def nothing_left(folder: Path) -> bool:

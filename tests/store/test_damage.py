@@ -48,10 +48,10 @@ QUESTIONS = (
     ("weights", (), {"at_step": 3}),
     ("topk", ("*", "traced"), {"k": 2, "score": "gradient"}),
     ("contributions", ("2", "test/0"), {"by": "label"}),
-    ("probe", ("test", "0"), {}),
+    ("query_set", ("test", "0"), {}),
     ("slots", ([0, 1],), {}),
     ("verify", (), {}),
-    ("appearances", ([1, 2], "first"), {}),
+    ("previews", ([1, 2], "first"), {}),
 )
 FLIPS_OF_THE_TABLES = 40
 
@@ -59,7 +59,7 @@ FLIPS_OF_THE_TABLES = 40
 def everything(path: Path) -> list[bytes]:
     """All that a question could come from, as bytes."""
     memory = Snapshot.open(path)
-    found = [repr((memory.commits, memory.steps, memory.layers, memory.skipped, memory.probes)).encode()]
+    found = [repr((memory.commits, memory.steps, memory.layers, memory.skipped, memory.query_sets)).encode()]
     for layer in memory.layers:
         keys = memory.keys(layer)
         found += [keys.entry_block(0, keys.entries).tobytes(), memory.values(layer).block(0, keys.entries).tobytes()]
@@ -68,11 +68,11 @@ def everything(path: Path) -> list[bytes]:
     assert memory.others is not None
     for at_step in memory.others.moments:
         found += [own.tobytes() for own in (memory.others.at(at_step) or {}).values()]
-    probe = memory.probe("test")
-    assert probe.labels is not None
-    assert probe.outputs is not None
-    found += [probe.labels.tobytes(), probe.outputs.tobytes()]
-    found += [probe.queries(layer).tobytes() for layer in probe.layers]
+    query_set = memory.query_set("test")
+    assert query_set.labels is not None
+    assert query_set.outputs is not None
+    found += [query_set.labels.tobytes(), query_set.outputs.tobytes()]
+    found += [query_set.queries(layer).tobytes() for layer in query_set.layers]
     # Behind the files, of which a damaged one is found sooner then; and at once, which is faster than one by one.
     memory.whole_tables(memory.manifest.tables())
     found += [repr(memory.column("sample", name).tolist()).encode() for name in memory.columns("sample")]
@@ -142,7 +142,7 @@ def test_one_flipped_bit_is_refused_by_name_or_without_effect(sound, tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """With two layers, others, probes, galleries and a further run."""
+    """With two layers, others, query sets, preview sets and a further run."""
     return record(tmp_path_factory.mktemp("edited") / "memory")
 
 
@@ -277,7 +277,7 @@ def test_a_pipe_is_no_file(sound, tmp_path, file):
     "content",
     [b"", b"nothing", b"\x93NUMPY\x09\x00", b"\x93NUMPY\x01\x00\xff\xff{", "object", "float64", "rows", "huge"],
 )
-def test_a_probe_that_is_no_array_of_its_kind_is_damaged_though_its_checksum_is_right(sound, tmp_path, content):
+def test_a_query_set_that_is_no_array_of_its_kind_is_damaged_though_its_checksum_is_right(sound, tmp_path, content):
     path = Path(shutil.copytree(sound, tmp_path / "memory"))
     for file in ("probes/test/queries-layer-0.npy", "probes/test/labels.npy", "probes/test/outputs.npy"):
         if isinstance(content, str):
@@ -298,8 +298,8 @@ def test_a_probe_that_is_no_array_of_its_kind_is_damaged_though_its_checksum_is_
         said = json.loads((path / "memory.json").read_text())
         entry = {"bytes": len(written), "checksum": checksum(written)}
         (path / "memory.json").write_text(json.dumps(edited(said, ("files", file), "replace", entry)))
-    probe = Snapshot.open(path).probe("test")
-    for read in (lambda: probe.queries("layer-0"), lambda: probe.labels, lambda: probe.outputs):
+    query_set = Snapshot.open(path).query_set("test")
+    for read in (lambda: query_set.queries("layer-0"), lambda: query_set.labels, lambda: query_set.outputs):
         with pytest.raises(Damaged, match=re.escape(f"{path / 'probes' / 'test'}")):
             read()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dualform import Gallery
+from dualform import PreviewSet
 from dualform.store.batch import Factor, RoundingGradient
 from dualform.store.manifest import FORMAT, Manifest
 from dualform.store.sampling import Sampling
@@ -108,7 +108,7 @@ def test_the_page_reads_what_no_slot_explains(tmp_path, monkeypatch):
 def test_the_page_reads_what_samples_looked_like(tmp_path, monkeypatch):
     write(tmp_path / "RUN", [9])
     images = np.random.default_rng(0).integers(0, 256, (20, 3, 4), dtype=np.uint8)
-    Gallery.images(images[::-1], samples=np.arange(20)[::-1]).store(tmp_path / "RUN", "mnist")
+    PreviewSet.images(images[::-1], samples=np.arange(20)[::-1]).store(tmp_path / "RUN", "mnist")
     *_, code, _ = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -138,5 +138,5 @@ def test_names_what_does_not_exist(tmp_path):
         memory.keys("x")
     with pytest.raises(NotFound, match=r"no layer 'norm': it was not recorded \(no tap for LayerNorm\)"):
         memory.keys("norm")
-    with pytest.raises(NotFound, match=r"no probe 'x'\. Probes: test"):
-        memory.probe("x")
+    with pytest.raises(NotFound, match=r"no query set 'x'\. Query sets: test"):
+        memory.query_set("x")

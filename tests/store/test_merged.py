@@ -85,7 +85,7 @@ def test_answers_are_those_of_one_memory_written_whole_bit_for_bit(tmp_path):
 
     labels = [columns[n].columns["label"][i] for n, i in places]
     whole = arrays.engine(arrays.memory({"layer-1": keys}, {"label": labels}))
-    for score in ("signed", "abs"):
+    for score in ("dot", "abs"):
         one, other = (
             engine.topk("layer-1", queries, k=5, where="label > 2", score=score) for engine in (whole, shards)
         )

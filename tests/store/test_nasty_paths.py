@@ -1,4 +1,4 @@
-"""A memory is kept, asked, served and forgotten in a folder of any name; names that DuckDB cannot write are refused."""
+"""A memory is kept, asked, served and deleted in a folder of any name; names that DuckDB cannot write are refused."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_a_folder_may_have_any_name(name, tmp_path, monkeypatch):
         assert len(memory.topk("layer-0", np.ones((1, 6)), k=3, where="label < 9").ids) == 3
         assert memory.sql("SELECT count(*) AS n FROM slots")["n"].tolist() == [18]
         assert memory.slots([0], "sample")["step"].tolist() == [0]
-        assert memory.probe("test", "layer-0").queries.shape == (12, 6)
+        assert memory.query_set("test", "layer-0").queries.shape == (12, 6)
     check_memory(path)
-    assert dual.forget(path, "step = 0").samples == 5
+    assert dual.delete(path, "step = 0").samples == 5
     with dual.connect(path) as memory, Server(memory) as server, dual.connect(server.address) as client:
         assert client.info().slots == {"sample": 13}
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(name, tmp_path):
         with pytest.raises(BadInput, match="Name the folder otherwise"):
             dual.open(tmp_path / name)
     with pytest.raises(BadInput, match="Name the folder otherwise"):
-        dual.forget(tmp_path / name, "step = 0")
+        dual.delete(tmp_path / name, "step = 0")
     assert {file: file.read_bytes() for file in (tmp_path / name).rglob("*") if file.is_file()} == before
 
 

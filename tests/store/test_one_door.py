@@ -57,7 +57,7 @@ def writes(mode: list[ast.expr], call: ast.Call) -> bool:
     )
 
 
-@pytest.mark.parametrize("room", ["store", "record", "forgetting"])
+@pytest.mark.parametrize("room", ["store", "record", "deletion"])
 def test_nothing_else_changes_the_disk(room):
     found = [
         f"{file.relative_to(PACKAGE)}:{line}: {what}"

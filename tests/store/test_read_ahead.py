@@ -74,7 +74,7 @@ def test_tables_come_first_then_codes_of_the_layers(folder, asked):
     assert asked() == list(map(str, expected))
 
 
-def test_queries_of_a_probe_come_before_codes_and_without_them_where_none_are_asked(folder, asked):
+def test_queries_of_a_query_set_come_before_codes_and_without_them_where_none_are_asked(folder, asked):
     queries = folder / "probes" / "test" / "queries-block%2F0.npy"
     queries.parent.mkdir(parents=True)
     queries.write_bytes(b"queries")

@@ -11,7 +11,7 @@ from dualform.errors import Damaged
 from dualform.store.check import check_memory
 from dualform.store.copying import copy_memory
 from dualform.store.manifest import Manifest
-from dualform.store.probes import ProbeArrays
+from dualform.store.query_sets import QuerySetArrays
 from dualform.store.repair import repair
 from dualform.store.snapshot import Snapshot
 from tests.damage import flip
@@ -99,34 +99,34 @@ def test_a_damaged_journal_costs_what_came_since_the_last_commit(tmp_path):
     assert dropped[0].startswith("Of shard-00000, the steps since its last commit were dropped: shard-00000/journal-")
 
 
-def test_a_probe_that_was_taken_behind_what_is_left_is_dropped(tmp_path):
+def test_a_query_set_that_was_taken_behind_what_is_left_is_dropped(tmp_path):
     writer = open_writer(tmp_path / "m")
     for step, one in enumerate(batches_of(SIZES)):
         writer.append(one)
         if step % 2:
             writer.commit()
             queries = {"layer-0": np.full((2, 6), step, np.float32)}
-            writer.add_probe(ProbeArrays(f"probe-{step}", queries, None, None, steps=step + 1))
+            writer.add_query_set(QuerySetArrays(f"query_set-{step}", queries, None, None, steps=step + 1))
     writer.close()
     flip(tmp_path / "m" / "shard-00000" / "layers" / "layer-1" / "values-000002.npy")
     dropped, copy = repair(tmp_path / "m", tmp_path / "copy")
     assert copy.steps == 4
-    assert list(copy.probes) == ["probe-1", "probe-3"]
-    assert copy.probe("probe-3").queries("layer-0").tolist() == [[3.0] * 6] * 2
-    assert dropped[1:] == ["The probe 'probe-5' was dropped: it was taken behind what is left."]
+    assert list(copy.query_sets) == ["query_set-1", "query_set-3"]
+    assert copy.query_set("query_set-3").queries("layer-0").tolist() == [[3.0] * 6] * 2
+    assert dropped[1:] == ["The query set 'query_set-5' was dropped: it was taken behind what is left."]
     assert Manifest.read(tmp_path / "copy").repaired == dropped
-    assert sorted(path.name for path in (tmp_path / "copy" / "probes").iterdir()) == ["probe-1", "probe-3"]
+    assert sorted(path.name for path in (tmp_path / "copy" / "probes").iterdir()) == ["query_set-1", "query_set-3"]
     assert check_memory(tmp_path / "copy") == []
 
 
-def test_weights_of_the_end_and_probes_are_done_without(tmp_path):
+def test_weights_of_the_end_and_query_sets_are_done_without(tmp_path):
     whole = recorded(tmp_path / "m")
     flip(tmp_path / "m" / "weights" / "final.safetensors")
-    probe = next((tmp_path / "m" / "probes").iterdir())
-    flip(next(probe.glob("queries-*.npy")))
+    query_set = next((tmp_path / "m" / "probes").iterdir())
+    flip(next(query_set.glob("queries-*.npy")))
     dropped, copy = repair(tmp_path / "m", tmp_path / "copy")
     assert len(dropped) == 2
-    assert (copy.steps, copy.final(), copy.probes) == (len(SIZES), None, {})
+    assert (copy.steps, copy.final(), copy.query_sets) == (len(SIZES), None, {})
     same(copy, whole)
 
 

@@ -12,7 +12,7 @@ from dualform.query.score.rescoring import score_pairs
 from dualform.store import segment
 from dualform.store.direct_file import Blocks
 from dualform.store.matrix_file import MatrixForm, flat_index
-from dualform.store.memory_budget import MemoryBudget
+from dualform.store.ram_budget import RamBudget
 from dualform.store.recent_blocks import RecentBlocks
 from dualform.store.rows import Keys, Rows
 from dualform.store.rows_writer import MatrixWriter
@@ -275,7 +275,7 @@ def test_few_rows_of_a_first_question_are_copied_out_of_their_blocks(stored, rea
 
 
 def test_under_a_budget_what_is_read_is_kept_and_counted(stored):
-    cache = SegmentCache(budget=MemoryBudget(64 << 20))
+    cache = SegmentCache(budget=RamBudget(64 << 20))
     source = rows_of(stored, cache)
     assert source.passing() is source.passing(first=True) is source
     source.passing().read(0, 5)

@@ -127,12 +127,12 @@ def test_a_writer_of_this_process_is_asked_and_not_its_file(tmp_path):
     assert Snapshot.open(tmp_path / "m").cut_off == ""
 
 
-def test_nobody_forgets_samples_of_what_is_being_recorded(recording):
+def test_nobody_deletes_samples_of_what_is_being_recorded(recording):
     with pytest.raises(BadInput, match=r"^Still recorded, by process"):
-        dualform.forget(recording[0], "label = 1", cut_off=True)
+        dualform.delete(recording[0], "label = 1", cut_off=True)
 
 
-@pytest.mark.parametrize("how", ["abandoned", "forgotten"])
+@pytest.mark.parametrize("how", ["abandoned", "deleted"])
 def test_a_writer_that_is_gone_while_its_process_lives_holds_nothing(tmp_path, how):
     writer = open_writer(tmp_path / "m")
     if how == "abandoned":

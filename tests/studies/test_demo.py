@@ -34,11 +34,11 @@ def test_the_first_digits_are_forgotten_and_the_mask_brings_them_back(demo):
     assert accuracy["permuted-digits"]["final"] > 0.85
 
 
-def test_the_certificate_stands(demo):
+def test_the_reconstruction_stands(demo):
     assert set(demo[1]["verify"]) == {"layer-0", "layer-1", "layer-2"}
     for layer in demo[1]["verify"].values():
         assert layer["exact"]
-        assert layer["relative_error"] < 1e-4
+        assert layer["reconstruction_error"] < 1e-4
 
 
 def test_the_prediction_is_explained_from_what_was_recorded(demo):
@@ -56,20 +56,20 @@ def test_the_prediction_is_explained_from_what_was_recorded(demo):
         assert report["slots"] == 2 * 150 * 64
 
 
-def test_samples_and_probes_know_what_they_looked_like(demo):
+def test_samples_and_query_sets_know_what_they_looked_like(demo):
     with dualform.open(demo[0]) as memory:
         info = memory.info()
-        assert dict(info.galleries) == {"digits": "images", "permuted-digits": "images"}
-        assert {probe.gallery for probe in info.probes} == {"images"}
+        assert dict(info.previews) == {"digits": "images", "permuted-digits": "images"}
+        assert {query_set.previews for query_set in info.query_sets} == {"images"}
         train, test = digits(), permuted(digits())
         drawn = memory.sql("SELECT DISTINCT sample FROM slots WHERE dataset = 'digits' ORDER BY sample").arrays[
             "sample"
         ]
-        for own in memory.appearances(drawn[:5], "digits"):
+        for own in memory.previews(drawn[:5], "digits"):
             assert (
                 pixels(own.image).ravel().tolist() == (train.train.pixels[own.sample].astype(int) * 255 // 16).tolist()
             )
-        for own in memory.appearances([0, 396], probe="test-permuted-digits"):
+        for own in memory.previews([0, 396], query_set="test-permuted-digits"):
             assert pixels(own.image).ravel().tolist() == (test.test.pixels[own.sample].astype(int) * 255 // 16).tolist()
 
 
@@ -98,7 +98,7 @@ def test_a_demo_replaces_an_earlier_one_and_nothing_else(demo, tmp_path: Path):
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_tables_show_accuracies_certificate_and_the_prediction(demo):
+def test_tables_show_accuracies_reconstruction_and_the_prediction(demo):
     tables = {table["name"]: table for table in demo[1]["tables"]}
     assert [row[0] for row in tables["accuracy"]["rows"]] == [
         "after digits",
@@ -106,7 +106,7 @@ def test_tables_show_accuracies_certificate_and_the_prediction(demo):
         "at the end, permuted-digits masked",
         "rebuilt as of the end of digits",
     ]
-    assert [row[0] for row in tables["certificate"]["rows"]] == ["layer-0", "layer-1", "layer-2"]
-    assert "dataset <> 'permuted-digits'" in tables["certificate"]["caption"]
+    assert [row[0] for row in tables["reconstruction"]["rows"]] == ["layer-0", "layer-1", "layer-2"]
+    assert "dataset <> 'permuted-digits'" in tables["reconstruction"]["caption"]
     assert len(tables["prediction-top-images"]["rows"]) == 3 * 5
     assert len(tables["prediction-sums"]["rows"]) == 20

@@ -67,7 +67,7 @@ def test_every_study_runs_once_on_one_thread_and_the_document_comes_last(checkou
     assert done.returncode == 0, done.stderr
     calls = (checkout / "calls").read_text().splitlines()
     assert {line.split()[0] for line in calls} == {"1"}
-    assert sorted(studies_called(checkout)) == sorted([*LISTED, "aesop"]), "aesop a second time, as a replay"
+    assert sorted(studies_called(checkout)) == sorted([*LISTED, "aesop"]), "aesop a second time, as a rerun"
     assert (checkout / "document").read_text() == "-m dualform_studies.reproduction runs docs\n"
     (checkout / "calls").unlink()
     assert make(checkout).returncode == 0
@@ -97,7 +97,7 @@ def test_aesop_at_the_papers_size_is_a_command_of_its_own_on_two_threads(checkou
     done = make(checkout, "reproduction-aesop", "UPDATES=54")
     assert done.returncode == 0, done.stderr
     assert (checkout / "calls").read_text() == (
-        "2 study aesop --preset paper --replay --steps 54 --out runs/aesop-paper.partial --json\n"
+        "2 study aesop --preset paper --rerun --steps 54 --out runs/aesop-paper.partial --json\n"
     )
     assert (checkout / "runs" / "aesop-paper" / "report" / "report.json").is_file()
     assert (checkout / "document").read_text() == "-m dualform_studies.reproduction runs docs\n"

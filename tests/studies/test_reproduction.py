@@ -216,7 +216,7 @@ def test_a_hub_in_different_settings_is_judged_once_over_the_studies(tmp_path: P
     assert "2 hold, 0 hold in part" in text
 
 
-def test_a_replay_stands_beside_the_memory_that_stored_its_keys(tmp_path: Path):
+def test_a_rerun_stands_beside_the_memory_that_stored_its_keys(tmp_path: Path):
     def write(name: str, sums: str) -> None:
         prompts = [{"name": "table-3", "digests": {"top_k": "a", "sums": "b"}}]
         prompts += [{"name": "table-4", "digests": {"top_k": "c", "sums": sums}}]
@@ -225,7 +225,7 @@ def test_a_replay_stands_beside_the_memory_that_stored_its_keys(tmp_path: Path):
         Page(tmp_path / "runs" / name, "Aesop").write(report)
 
     write("aesop", "d")
-    write("aesop-replay", "e")
+    write("aesop-rerun", "e")
     text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
     assert "| table-3 | equal to the last bit | equal to the last bit |" in text
     assert "| table-4 | equal to the last bit | DIFFERENT |" in text

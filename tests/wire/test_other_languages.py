@@ -118,7 +118,7 @@ def memory(tmp_path_factory) -> Iterator[dualform.Answers]:
                 optimizer.zero_grad()
                 model(torch.randn(SLOTS // 5, 16)).square().sum().backward()
                 optimizer.step()
-        recorder.probe("test", torch.randn(QUERIES, 16))
+        recorder.query_set("test", torch.randn(QUERIES, 16))
     with dualform.open(path) as memory:
         yield memory
 
@@ -170,7 +170,7 @@ def test_errors_come_with_reason_and_hint(language, ask, memory):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "not_found: there is no layer 'none'.\nLayers: 0.\n"
     with pytest.raises(NotFound) as caught:
-        memory.probe("test", "none")
+        memory.query_set("test", "none")
     assert done.stderr == f"not_found: {caught.value.message}\n{caught.value.hint}\n"
     for wrong in ("not this one, nor any other", ""):
         done = ask(command, "0", "test", "1", DUALFORM_TOKEN=wrong)

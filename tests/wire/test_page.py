@@ -42,7 +42,7 @@ def recorded(tmp_path_factory) -> Path:
                 optimizer.zero_grad()
                 model(torch.randn(25, 64)).square().sum().backward()
                 optimizer.step()
-        recorder.probe("test", torch.randn(20, 64))
+        recorder.query_set("test", torch.randn(20, 64))
     return path
 
 

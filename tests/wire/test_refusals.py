@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadInput, ServiceError
-from dualform.questions import AppearanceLookup, GroupSum, Output, ProbeRows, SlotKeys, SlotLookup, TopK, Vectors
+from dualform.questions import GroupSum, Output, PreviewLookup, QuerySetRows, SlotKeys, SlotLookup, TopK, Vectors
 from dualform.questions.arguments import KERNELS
-from dualform_proto import columns, galleries, gradients, lookups, matrix, queries, rebuilt, scores
+from dualform_proto import columns, gradients, lookups, matrix, previews, queries, rebuilt, scores
 from dualform_proto.calls import call_of
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -103,10 +103,10 @@ def test_queries_without_width_are_refused_before_they_take_memory():
 def test_directions_and_gradients_without_width_are_refused_before_they_take_memory():
     wide = pb.Matrix(rows=2**60, cols=0, dtype=F32)
     asked = pb.TopKRequest(
-        layer="l", k=1, queries=pb.Queries(probe=pb.ProbeRows(probe="p")), score=pb.SCORE_NAMED,
-        score_name="contribution", toward=pb.Toward(vectors=wide),
+        layer="l", k=1, queries=pb.Queries(query_set=pb.QuerySetRows(query_set="p")), score=pb.SCORE_NAMED,
+        score_name="contribution", target=pb.Target(vectors=wide),
     )  # fmt: skip
-    with pytest.raises(BadInput, match="toward are 0 numbers wide"):
+    with pytest.raises(BadInput, match="target are 0 numbers wide"):
         scores.decode_topk(asked)
     for own in (pb.LayerGradients(keys=wide), pb.LayerGradients(keys=ONE, errors=wide)):
         with pytest.raises(BadInput, match="are 0 numbers wide"):
@@ -154,17 +154,17 @@ def test_queries_that_are_not_finite():
 
 
 def test_a_score_that_is_not_given_is_signed_and_an_unknown_one_is_refused():
-    queries = pb.Queries(probe=pb.ProbeRows(probe="p"))
-    assert scores.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries)).score == "signed"
+    queries = pb.Queries(query_set=pb.QuerySetRows(query_set="p"))
+    assert scores.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries)).score == "dot"
     with pytest.raises(BadInput, match="score is 9"):
         scores.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries, score=9))
 
 
 def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_it():
     for question, encode, decode in (
-        (TopK("l", ProbeRows("p"), score="gradient"), scores.encode_topk, scores.decode_topk),
+        (TopK("l", QuerySetRows("p"), score="gradient"), scores.encode_topk, scores.decode_topk),
         (
-            GroupSum("l", ProbeRows("p"), ("label",), score="gradient"),
+            GroupSum("l", QuerySetRows("p"), ("label",), score="gradient"),
             scores.encode_group_sum,
             scores.decode_group_sum,
         ),
@@ -176,16 +176,16 @@ def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_i
 
 def test_k_that_is_not_given():
     with pytest.raises(BadInput, match="k is 0"):
-        scores.decode_topk(pb.TopKRequest(layer="l", queries=pb.Queries(probe=pb.ProbeRows(probe="p"))))
+        scores.decode_topk(pb.TopKRequest(layer="l", queries=pb.Queries(query_set=pb.QuerySetRows(query_set="p"))))
 
 
 @pytest.mark.parametrize(
     "question",
     [
-        TopK("\ud800", ProbeRows("p")),
-        TopK("l", ProbeRows("p"), where="\ud800"),
+        TopK("\ud800", QuerySetRows("p")),
+        TopK("l", QuerySetRows("p"), where="\ud800"),
         TopK("l", SlotKeys((2**70,))),
-        TopK("l", ProbeRows("p", (1.5,))),
+        TopK("l", QuerySetRows("p", (1.5,))),
     ],
     ids=["layer", "where", "slot", "row"],
 )
@@ -207,23 +207,23 @@ def test_a_kernel_that_this_version_does_not_know():
 
 @pytest.mark.parametrize("asked", [{"kernel": "softmax"}, {"initial": False}], ids=["softmax", "without W_0"])
 def test_the_answer_of_a_server_that_knows_no_kernels_is_refused(asked):
-    question, grade = Output("l", ProbeRows("p"), **asked), pb.Grade(name=pb.GRADE_NAME_EXACT)
-    old = pb.OutputResponse(outputs=matrix.encode_matrix(np.ones((1, 1), np.float32)), grade=grade)
+    question, status = Output("l", QuerySetRows("p"), **asked), pb.Status(name=pb.STATUS_NAME_EXACT)
+    old = pb.OutputResponse(outputs=matrix.encode_matrix(np.ones((1, 1), np.float32)), status=status)
     with pytest.raises(ServiceError, match=r"^the server did not answer with the kernel ") as refused:
         call_of(question).answer(question, old)
     assert refused.value.hint == "It runs an older version of dualform: upgrade it, or ask the memory's folder."
-    linear = Output("l", ProbeRows("p"))
+    linear = Output("l", QuerySetRows("p"))
     assert call_of(linear).answer(linear, old).values.tolist() == [[1.0]]
 
 
 def test_a_softmax_without_effective_slots_is_refused():
     answer = pb.OutputResponse(
         outputs=matrix.encode_matrix(np.ones((1, 1), np.float32)),
-        grade=pb.Grade(name=pb.GRADE_NAME_EXACT),
+        status=pb.Status(name=pb.STATUS_NAME_EXACT),
         kernel=pb.KERNEL_SOFTMAX,
         temperature=1.0,
     )
-    question = Output("l", ProbeRows("p"), kernel="softmax")
+    question = Output("l", QuerySetRows("p"), kernel="softmax")
     with pytest.raises(ServiceError, match=r"^the server did not say over how many slots the softmax is spread\."):
         call_of(question).answer(question, answer)
 
@@ -234,14 +234,14 @@ def test_the_wire_has_a_number_for_each_kernel():
 
 
 def test_as_many_effective_slots_as_queries():
-    grade = pb.Grade(name=pb.GRADE_NAME_EXACT)
+    status = pb.Status(name=pb.STATUS_NAME_EXACT)
     outputs = matrix.encode_matrix(np.ones((2, 1), np.float32))
     with pytest.raises(BadInput, match=r"^effective_slots holds 8 bytes where 2 numbers"):
-        rebuilt.decode_outputs(pb.OutputResponse(outputs=outputs, grade=grade, effective_slots=bytes(8)))
+        rebuilt.decode_outputs(pb.OutputResponse(outputs=outputs, status=status, effective_slots=bytes(8)))
 
 
-def test_a_grade_that_is_not_given_is_never_exact():
-    with pytest.raises(BadInput, match=r"^grade is 0, which this version does not know\.$"):
+def test_a_status_that_is_not_given_is_never_exact():
+    with pytest.raises(BadInput, match=r"^status is 0, which this version does not know\.$"):
         rebuilt.decode_outputs(pb.OutputResponse(outputs=matrix.encode_matrix(np.ones((1, 1), np.float32))))
 
 
@@ -291,14 +291,14 @@ TWO = {"samples": bytes(16), "known": b"\1\1"}
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (pb.LookResponse(kind="images", **TWO, images=[PNG, b"<svg onload=alert(1)>"]), "an image is no PNG"),
-        (pb.LookResponse(kind="images", **TWO, images=[PNG]), "2 samples of kind images have 1 images"),
-        (pb.LookResponse(kind="texts", **TWO, images=[PNG, PNG], texts=["", ""]), "kind texts have 2 images"),
-        (pb.LookResponse(kind="html", **TWO), "a gallery is of kind 'html'"),
-        (pb.LookResponse(kind="texts", samples=bytes(16), known=b"\1"), "known holds 1 bytes"),
-        (pb.LookResponse(kind="table", **TWO, columns=pb.Columns(rows=1)), "2 samples have 1 rows"),
+        (pb.PreviewsResponse(kind="images", **TWO, images=[PNG, b"<svg onload=alert(1)>"]), "an image is no PNG"),
+        (pb.PreviewsResponse(kind="images", **TWO, images=[PNG]), "2 samples of kind images have 1 images"),
+        (pb.PreviewsResponse(kind="texts", **TWO, images=[PNG, PNG], texts=["", ""]), "kind texts have 2 images"),
+        (pb.PreviewsResponse(kind="html", **TWO), "a preview set is of kind 'html'"),
+        (pb.PreviewsResponse(kind="texts", samples=bytes(16), known=b"\1"), "known holds 1 bytes"),
+        (pb.PreviewsResponse(kind="table", **TWO, columns=pb.Columns(rows=1)), "2 samples have 1 rows"),
         (
-            pb.LookResponse(
+            pb.PreviewsResponse(
                 kind="texts",
                 **TWO,
                 texts=["", ""],
@@ -307,33 +307,35 @@ TWO = {"samples": bytes(16), "known": b"\1\1"}
             "offsets of 2 texts have 2 numbers",
         ),
         (
-            pb.LookResponse(
+            pb.PreviewsResponse(
                 kind="texts", **TWO, texts=["", ""], offsets=pb.Offsets(counts=b"\xff" * 8 + b"\1" + bytes(7))
             ),
             "offsets of 2 texts have 0 numbers",
         ),
         (
-            pb.LookResponse(kind="texts", **TWO, texts=["", ""], offsets=pb.Offsets(counts=bytes(16), firsts=bytes(8))),
+            pb.PreviewsResponse(
+                kind="texts", **TWO, texts=["", ""], offsets=pb.Offsets(counts=bytes(16), firsts=bytes(8))
+            ),
             "firsts holds 8 bytes",
         ),
     ],
 )
-def test_appearances_whose_parts_do_not_fit(message, says):
+def test_previews_whose_parts_do_not_fit(message, says):
     with pytest.raises(BadInput, match=says):
-        galleries.decode_appearances(message)
+        previews.decode_previews(message)
 
 
 def test_what_others_looked_like_is_no_answer():
-    question = AppearanceLookup(np.array([1, 2]), "mnist")
-    message = pb.LookResponse(kind="texts", **TWO, texts=["", ""])
+    question = PreviewLookup(np.array([1, 2]), "mnist")
+    message = pb.PreviewsResponse(kind="texts", **TWO, texts=["", ""])
     with pytest.raises(ServiceError, match="what other samples looked like"):
         call_of(question).answer(question, message)
 
 
-def test_too_many_samples_and_both_of_dataset_and_probe():
+def test_too_many_samples_and_both_of_dataset_and_query_set():
     with pytest.raises(BadInput, match="1025 samples are asked for at once"):
-        galleries.decode_appearance_lookup(pb.LookRequest(samples=bytes(8 * 1025)))
-    with pytest.raises(BadInput, match="a dataset and a probe are given"):
-        AppearanceLookup(np.array([1]), "mnist", "test")
-    with pytest.raises(BadInput, match="probe is 3"):
-        AppearanceLookup(np.array([1]), probe=3)  # type: ignore[arg-type]
+        previews.decode_preview_lookup(pb.PreviewsRequest(samples=bytes(8 * 1025)))
+    with pytest.raises(BadInput, match="a dataset and a query set are given"):
+        PreviewLookup(np.array([1]), "mnist", "test")
+    with pytest.raises(BadInput, match="query_set is 3"):
+        PreviewLookup(np.array([1]), query_set=3)  # type: ignore[arg-type]

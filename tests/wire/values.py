@@ -11,27 +11,26 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from dualform.answers import (
-    Appearances,
     Cancellation,
-    Certificate,
-    Certificates,
     Columns,
     Concentration,
     Contributions,
     Distributions,
-    Grade,
     GroupSums,
     Hits,
     LayerInfo,
     MemoryInfo,
     Outputs,
-    Probe,
-    ProbeInfo,
+    Previews,
+    QuerySet,
+    QuerySetInfo,
+    Reconstruction,
+    Reconstructions,
     Scan,
+    Status,
     Weights,
 )
 from dualform.questions import (
-    AppearanceLookup,
     Contribution,
     Distribution,
     ExampleGradients,
@@ -42,13 +41,14 @@ from dualform.questions import (
     MaskCancellation,
     NetworkWeights,
     Output,
-    ProbeLookup,
-    ProbeRows,
+    PreviewLookup,
+    QuerySetLookup,
+    QuerySetRows,
     SlotKeys,
     SlotLookup,
     SqlStatement,
+    Target,
     TopK,
-    Toward,
     Vectors,
 )
 
@@ -76,7 +76,7 @@ vectors = st.builds(
 )
 queries = st.one_of(
     vectors,
-    st.builds(ProbeRows, texts, st.none() | st.lists(int64s, max_size=4).map(tuple)),
+    st.builds(QuerySetRows, texts, st.none() | st.lists(int64s, max_size=4).map(tuple)),
     st.builds(SlotKeys, st.lists(int64s, max_size=4).map(tuple)),
 )
 names = st.lists(texts, max_size=3, unique=True).map(tuple)
@@ -84,24 +84,23 @@ steps = st.none() | counts
 
 
 @st.composite
-def towards(draw: Any) -> Toward:
+def targets(draw: Any) -> Target:
     """Along an output, a margin or vectors."""
     beside = {"at_step": draw(steps), "allow_inexact": draw(st.booleans())}
     output, minus = draw(st.lists(counts, min_size=2, max_size=2, unique=True))
     return draw(
-        st.sampled_from([Toward(output, **beside), Toward(output, minus, **beside)])
-        | st.builds(Toward, vectors=vectors, **{name: st.just(own) for name, own in beside.items()})
+        st.sampled_from([Target(output, **beside), Target(output, minus, **beside)])
+        | st.builds(Target, vectors=vectors, **{name: st.just(own) for name, own in beside.items()})
     )
 
 
 @st.composite
-def scored(draw: Any) -> tuple[str, bool, Toward | None]:
+def scored(draw: Any) -> tuple[str, bool, Target | None]:
     """A score, whether a part of the answer will do, and a direction where the score has one."""
-    score, toward = draw(
-        st.tuples(st.sampled_from(["signed", "abs", "cosine"]), st.none())
-        | st.tuples(st.just("contribution"), towards())
+    score, target = draw(
+        st.tuples(st.sampled_from(["dot", "abs", "cosine"]), st.none()) | st.tuples(st.just("contribution"), targets())
     )
-    return score, draw(st.booleans()), toward
+    return score, draw(st.booleans()), target
 
 
 @st.composite
@@ -119,8 +118,8 @@ def group_sum_questions(draw: Any) -> GroupSum:
 @st.composite
 def distribution_questions(draw: Any) -> Distribution:
     asked = texts, queries, st.none() | texts
-    score, _, toward = draw(scored())
-    return Distribution(*map(draw, asked), score, toward, draw(st.integers(11, 2**62)))
+    score, _, target = draw(scored())
+    return Distribution(*map(draw, asked), score, target, draw(st.integers(11, 2**62)))
 
 
 topks, group_sums, distributions = topk_questions(), group_sum_questions(), distribution_questions()
@@ -142,8 +141,8 @@ def example_gradients(draw: Any) -> ExampleGradients:
     return ExampleGradients(count, found)
 
 
-probe_examples = st.builds(ProbeRows, texts, st.none() | st.lists(int64s, min_size=1, max_size=4).map(tuple))
-examples = example_gradients() | probe_examples
+query_set_examples = st.builds(QuerySetRows, texts, st.none() | st.lists(int64s, min_size=1, max_size=4).map(tuple))
+examples = example_gradients() | query_set_examples
 gradient_top_ks = st.builds(GradientTopK, names, examples, st.integers(1, 2**62), st.none() | texts)
 gradient_sums = st.builds(
     GradientSum, names, examples, names.filter(bool), st.none() | texts, st.none() | st.integers(1, 2**62)
@@ -165,7 +164,7 @@ network_weights = st.builds(NetworkWeights, st.none() | masks, steps, st.boolean
 mask_cancellations = st.builds(MaskCancellation, masks.filter(bool), steps, st.none() | texts, st.booleans())
 slot_lookups = st.builds(SlotLookup, st.lists(int64s).map(lambda ids: np.array(ids, dtype=np.int64)), st.none() | texts)
 sql_statements = st.builds(SqlStatement, texts)
-probe_lookups = st.builds(ProbeLookup, texts, st.none() | texts)
+query_set_lookups = st.builds(QuerySetLookup, texts, st.none() | texts)
 scans = st.builds(Scan, counts, counts, counts, texts, finite, names, st.floats(0, 1))
 
 
@@ -195,9 +194,9 @@ slot_columns = st.builds(Columns, tables(), scans, texts)
 sql_rows = st.builds(Columns, tables(), scans)
 
 
-grades = st.builds(
-    Grade,
-    st.sampled_from(["exact", "exact to bfloat16", "off", "scores only"]),
+statuses = st.builds(
+    Status,
+    st.sampled_from(["exact", "exact to bfloat16", "approximate", "scores only"]),
     st.none() | finite,
     st.none() | finite,
     st.none() | counts,
@@ -221,7 +220,7 @@ def hits(draw: Any) -> Hits:
     total = int(each.sum())
     ids = draw(arrays.arrays(np.int64, total))
     weights = draw(arrays.arrays(np.float32, total))
-    return Hits(ids, weights, each, groups, by, draw(scans), draw(texts), draw(st.none() | grades))
+    return Hits(ids, weights, each, groups, by, draw(scans), draw(texts), draw(st.none() | statuses))
 
 
 @st.composite
@@ -233,28 +232,28 @@ def sums(draw: Any) -> GroupSums:
         shape, total = (queries, draw(st.integers(0, 3))), draw(counts)
         numbers = draw(arrays.arrays(np.int64, shape, elements=st.integers(0, len(groups) - 1)))
     values, members = draw(arrays.arrays(np.float64, shape)), draw(arrays.arrays(np.int64, len(groups)))
-    beside = map(draw, (scans, texts, st.none() | grades))
+    beside = map(draw, (scans, texts, st.none() | statuses))
     return GroupSums(groups, values, members, by, *beside, numbers, total)
 
 
 @st.composite
-def probes(draw: Any) -> Probe:
+def query_sets(draw: Any) -> QuerySet:
     rows = st.just(draw(st.integers(0, 4)))
     some = st.none() | matrices(np.float32, rows)
     labels = st.none() | rows.flatmap(lambda count: arrays.arrays(np.int64, count))
-    return Probe(draw(texts), draw(labels), draw(some), draw(some), draw(scans))
+    return QuerySet(draw(texts), draw(labels), draw(some), draw(some), draw(scans))
 
 
-appearance_lookups = st.lists(int64s).flatmap(
+preview_lookups = st.lists(int64s).flatmap(
     lambda ids: (
-        st.builds(AppearanceLookup, st.just(np.array(ids, dtype=np.int64)), st.none() | texts)
-        | st.builds(AppearanceLookup, st.just(np.array(ids, dtype=np.int64)), st.none(), texts)
+        st.builds(PreviewLookup, st.just(np.array(ids, dtype=np.int64)), st.none() | texts)
+        | st.builds(PreviewLookup, st.just(np.array(ids, dtype=np.int64)), st.none(), texts)
     )
 )
 
 
 @st.composite
-def appearances(draw: Any) -> Appearances:
+def previews(draw: Any) -> Previews:
     n = draw(FEW)
     known = draw(arrays.arrays(np.bool_, n))
     beside: dict[str, Any] = {"scan": draw(scans)}
@@ -271,11 +270,11 @@ def appearances(draw: Any) -> Appearances:
             beside["firsts"] = draw(st.none() | arrays.arrays(np.int64, n))
     else:
         beside["columns"] = {name: draw(column(n)) for name in draw(names)}
-    return Appearances(draw(arrays.arrays(np.int64, n)), kind, known, **beside)
+    return Previews(draw(arrays.arrays(np.int64, n)), kind, known, **beside)
 
 
 layer_infos = st.builds(
-    LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), grades, names, counts
+    LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), statuses, names, counts
 )
 
 
@@ -283,7 +282,7 @@ layer_infos = st.builds(
 def outputs_values(draw: Any) -> Outputs:
     values, (kernel, temperature) = draw(matrices(np.float32)), draw(kernels)
     effective = draw(arrays.arrays(np.float64, len(values))) if kernel == "softmax" else None
-    beside = map(draw, (texts, grades, finite, scans))
+    beside = map(draw, (texts, statuses, finite, scans))
     return Outputs(values, *beside, kernel, temperature, draw(st.booleans()), effective)
 
 
@@ -305,7 +304,7 @@ def contributions_values(draw: Any) -> Contributions:
         *doubles[1:],
         unexplained,
         by,
-        *map(draw, (texts, grades, scans)),
+        *map(draw, (texts, statuses, scans)),
     )
 
 
@@ -316,7 +315,7 @@ def distributions_values(draw: Any) -> Distributions:
         draw(arrays.arrays(np.int64, r)),
         draw(arrays.arrays(np.float32, (n, r))),
         *(draw(arrays.arrays(np.float64, shape)) for shape in ((n, r), n, n)),
-        *map(draw, (counts, scans, texts, st.none() | grades)),
+        *map(draw, (counts, scans, texts, st.none() | statuses)),
     )
 
 
@@ -333,7 +332,7 @@ def weights(draw: Any) -> Weights:
     layers = draw(st.lists(texts, max_size=3, unique=True))
     return Weights(
         draw(st.dictionaries(texts, parameters, max_size=3)),
-        {layer: draw(grades) for layer in layers},
+        {layer: draw(statuses) for layer in layers},
         {layer: draw(finite) for layer in layers},
         draw(names),
         draw(st.dictionaries(texts, counts, max_size=3)),
@@ -355,16 +354,18 @@ infos = st.builds(
     skipped=st.dictionaries(texts, texts, max_size=3),
     datasets=st.dictionaries(texts, counts, max_size=3),
     columns=st.dictionaries(texts, st.dictionaries(texts, texts, max_size=3), max_size=3),
-    probes=st.lists(st.builds(ProbeInfo, texts, counts, names, texts), max_size=3).map(tuple),
+    query_sets=st.lists(st.builds(QuerySetInfo, texts, counts, names, texts), max_size=3).map(tuple),
     cut_off=texts,
     final=st.dictionaries(texts, texts, max_size=3),
     sampling=texts,
     answered_by=texts,
-    galleries=st.dictionaries(texts, texts, max_size=3),
+    previews=st.dictionaries(texts, texts, max_size=3),
 )
-certificates = st.builds(
-    Certificates,
-    st.dictionaries(texts, st.builds(Certificate, st.none() | st.floats(allow_nan=False), grades, finite), max_size=3),
+reconstructions = st.builds(
+    Reconstructions,
+    st.dictionaries(
+        texts, st.builds(Reconstruction, st.none() | st.floats(allow_nan=False), statuses, finite), max_size=3
+    ),
     scans,
 )
 

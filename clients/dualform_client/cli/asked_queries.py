@@ -7,10 +7,10 @@ from typing import Any
 
 from dualform.errors import DualformError
 from dualform.methods import Answers
-from dualform.questions import ProbeRows, Queries
+from dualform.questions import Queries, QuerySetRows
 
 _OF_EXAMPLES = "sample"
-"""The slot space of layers whose rows are a probe's examples, and have its labels; others have rows of tokens."""
+"""The slot space of layers whose rows are a query set's examples, and have its labels; others have rows of tokens."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class AskedQuery:
     query: int
     """Its place among them, from 0."""
     name: str
-    """PROBE/ROW; where numbers were asked with, its place alone."""
+    """QUERY_SET/ROW; where numbers were asked with, its place alone."""
     label: int | None = None
     """None where it has none, or none is known."""
 
@@ -30,18 +30,18 @@ class AskedQuery:
 
 def asked_queries(memory: Answers, queries: Queries, count: int, space: str) -> list[AskedQuery]:
     """Those of an answer that has so many, for a layer whose slots are of that space."""
-    if not isinstance(queries, ProbeRows):
+    if not isinstance(queries, QuerySetRows):
         return [AskedQuery(query, str(query)) for query in range(count)]
     rows = range(count) if queries.rows is None else queries.rows[:count]
-    labels = _labels(memory, queries.probe) if space == _OF_EXAMPLES else {}
-    return [AskedQuery(query, f"{queries.probe}/{row}", labels.get(row)) for query, row in enumerate(rows)]
+    labels = _labels(memory, queries.query_set) if space == _OF_EXAMPLES else {}
+    return [AskedQuery(query, f"{queries.query_set}/{row}", labels.get(row)) for query, row in enumerate(rows)]
 
 
-def _labels(memory: Answers, probe: str) -> dict[int, int]:
+def _labels(memory: Answers, query_set: str) -> dict[int, int]:
     """By row, where it is known."""
     try:
-        labels = memory.probe(probe).labels
-    except DualformError:  # the question is answered: a server that does not give the whole probe spoils nothing
+        labels = memory.query_set(query_set).labels
+    except DualformError:  # the question is answered: a server that does not give the whole query set spoils nothing
         return {}
     return {} if labels is None else {row: label for row, label in enumerate(labels.tolist()) if label >= 0}
 

@@ -50,7 +50,7 @@ def compare(
     """Compare what the same queries attend to in two memories.
 
     A and B are folders or addresses. Hits are matched by dataset and sample; a stored query is each memory's own, of
-    the probe of that name.
+    the query set of that name.
 
     \b
     Example:

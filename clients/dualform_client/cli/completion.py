@@ -1,4 +1,4 @@
-"""dualform completion: what a shell runs to complete layers, probes, columns and studies."""
+"""dualform completion: what a shell runs to complete layers, query sets, columns and studies."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _VARIABLE = "_DUALFORM_COMPLETE"
 def completion(shell: str, as_json: bool) -> None:
     """Print the lines by which a shell completes commands.
 
-    Layers, probes and columns are completed once TARGET is on the line: those of a folder, or of a server that answers
-    at once. bash must be 4.4 or newer.
+    Layers, query sets and columns are completed once TARGET is on the line: those of a folder, or of a server that
+    answers at once. bash must be 4.4 or newer.
 
     \b
     Example:

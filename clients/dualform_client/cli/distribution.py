@@ -62,7 +62,7 @@ def distribution(
             "count": answer.count,
             "distributions": [_record(own) for own in answer],
             **names_record(asked),
-            **score.record(answer.grade),
+            **score.record(answer.status),
             "space": answer.space,
             **share(answer.scan),
         },
@@ -70,7 +70,7 @@ def distribution(
         list(columns),
         zip(*columns.values(), strict=True),
         Importance(("query", "rank", "score"), last=("share", "cumulative")),
-        [*sample_notes(answer.scan), *score.notes(layer, answer.grade)],
+        [*sample_notes(answer.scan), *score.notes(layer, answer.status)],
     )
 
 

@@ -54,7 +54,7 @@ def estimate(
 ) -> None:
     """Tell what recording a training takes, from its first steps.
 
-    That is bytes on disk, bytes a second, and seconds of questions and of a replay.
+    That is bytes on disk, bytes a second, and seconds of questions and of a rerun.
 
     FUNCTION trains; it takes one argument, which it calls in place of dualform.Recorder, and is stopped after some
     steps. MODULE is found as `python -m` finds it; FILE.py:FUNCTION names a file.

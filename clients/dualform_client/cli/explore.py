@@ -54,10 +54,10 @@ from dualform_proto.memory_name import is_served
     help="Seconds that a part of a page may take.",
 )
 @click.option(
-    "--look",
+    "--preview",
     metavar="MODULE:FUNCTION",
     help="A function of your own, also as FILE.py:FUNCTION, that says what a training sample looks like: "
-    "look(dataset, sample) returns an image, a text, a dict of columns, or None. It runs in this process alone; a "
+    "preview(dataset, sample) returns an image, a text, a dict of columns, or None. It runs in this process alone; a "
     "server is not told of it. Default: what is stored in the memory.",
 )
 @click.option(
@@ -70,7 +70,7 @@ from dualform_proto.memory_name import is_served
     "--item",
     "items",
     multiple=True,
-    metavar="PROBE/EXAMPLE",
+    metavar="QUERY_SET/EXAMPLE",
     help="With --export, a prediction; repeatable. Default: a dozen at most, misread ones that a mask corrects first.",
 )
 @click.option(
@@ -85,13 +85,13 @@ from dualform_proto.memory_name import is_served
 @json_option
 def explore(
     targets: tuple[str, ...],
-    memory: str | None,
+    ram: str | None,
     address: str,
     hosts: tuple[str, ...],
     access: Path | None,
     root_path: str,
     deadline: float,
-    look: str | None,
+    preview: str | None,
     export: Path | None,
     items: tuple[str, ...],
     without: tuple[str, ...],
@@ -104,18 +104,18 @@ def explore(
 
     Pages show a prediction, what in the training speaks for it, and what undoes it.
 
-    Nothing of a memory is changed, and nothing of it runs; --look names a function of your own that does, here.
+    Nothing of a memory is changed, and nothing of it runs; --preview names a function of your own that does, here.
     It goes on until Ctrl-C, or with --export until the file is written.
 
     \b
     Example:
       dualform explore runs/demo
       dualform explore 127.0.0.1:50051 --address 127.0.0.1:0 --open
-      dualform explore runs/mine --look looks.py:picture
+      dualform explore runs/mine --preview FILE.py:FUNCTION
       dualform explore runs/demo --export page.html --item test-digits/17 --without dataset:permuted-digits
     """
-    from dualform_explorer.look_function import check_look
     from dualform_explorer.memories import names_of
+    from dualform_explorer.preview_function import check_preview_function
     from dualform_explorer.server import ExplorerConfig, serve
 
     for target in targets:
@@ -126,11 +126,11 @@ def explore(
     given = {"--item": items, "--without": without, "--force": force}
     if export is None and (stray := [name for name, said in given.items() if said]):
         raise BadInput(f"{' and '.join(stray)}: only with --export FILE.", field="export")
-    function = None if look is None else named_function(look, "look")
+    function = None if preview is None else named_function(preview, "preview")
     if function is not None:
-        check_look(function)
+        check_preview_function(function)
     opened = {
-        name: partial(_opened, target, memory, {own: reach[own] for own in REACH})
+        name: partial(_opened, target, ram, {own: reach[own] for own in REACH})
         for name, target in zip(names_of(targets), targets, strict=True)
     }
     if export is not None:
@@ -151,7 +151,7 @@ def explore(
     serve(opened, config, ready, browse, function)
 
 
-def _opened(target: str, memory: str | None, reach: dict[str, Any]) -> Answers:
+def _opened(target: str, ram: str | None, reach: dict[str, Any]) -> Answers:
     token_file = reach["token_file"]
     served = not Path(target).exists()
     return connect(
@@ -162,5 +162,5 @@ def _opened(target: str, memory: str | None, reach: dict[str, Any]) -> Answers:
         authority=reach["tls_ca"],
         certificate=reach["tls_cert"],
         key=reach["tls_key"],
-        memory=None if served else memory,
+        ram=None if served else ram,
     )

@@ -22,24 +22,24 @@ def write_page(
     without: Sequence[str],
     force: bool,
     as_json: bool,
-    look: Callable[[str | None, int], Any] | None,
+    preview: Callable[[str | None, int], Any] | None,
 ) -> None:
-    """`opened`: by name, what opens or connects to a memory; `look`: what training samples look like, in place of its
-    galleries.
+    """`opened`: by name, what opens or connects to a memory; `preview`: what training samples look like, in place of
+    its preview sets.
 
     Raises BadInput for several, for what is not there and for a file that would be too large; AlreadyExists for one
     that is there, and FolderError where none can be.
     """
     from dualform_explorer.export.choice import choose
     from dualform_explorer.export.page import exported_page
-    from dualform_explorer.look_function import looked_at
+    from dualform_explorer.preview_function import with_previews
     from dualform_explorer.remembered import RememberedAnswers
 
     if len(opened) > 1:
         raise BadInput("One memory is exported at a time.", hint="Name one TARGET.", field="targets")
     check_output_file(out, force, "export")
     ((name, open_one),) = opened.items()
-    with RememberedAnswers(looked_at(open_one(), look)) as memory, progress_bars() as progress:
+    with RememberedAnswers(with_previews(open_one(), preview)) as memory, progress_bars() as progress:
         info = memory.info()
         choice = choose(memory, info, items, without)
         tell = progress and partial(progress, "drawing")

@@ -8,14 +8,14 @@ import click
 
 from dualform.answers import LayerInfo, MemoryInfo
 from dualform.methods import Answers
-from dualform_client.cli.grades import GRADE_COLUMNS, grade_entries
 from dualform_client.cli.importance import Importance
 from dualform_client.cli.options import json_option
 from dualform_client.cli.printing import print_json, print_line, print_table
+from dualform_client.cli.status_columns import STATUS_COLUMNS, status_entries
 from dualform_client.cli.target import asks_target
 
 _IMPORTANCE = Importance(
-    ("layer", "grade"),
+    ("layer", "status"),
     last=("reason", "slots", "d_in", "d_out", "values", "space", "distinct keys"),
     first=("rounding", "distance", "bias"),
 )
@@ -26,7 +26,7 @@ _IMPORTANCE = Importance(
 @asks_target
 @json_option
 def info(memory: Answers, as_json: bool) -> None:
-    """Show layers, slots, datasets, probes, and what was skipped.
+    """Show layers, slots, datasets, query sets and statuses.
 
     \b
     Example:
@@ -51,22 +51,27 @@ def info(memory: Answers, as_json: bool) -> None:
         print_table("datasets", ["dataset", "slots"], contents.datasets.items())
     for space, columns in contents.columns.items():
         print_table(f"columns of {space} slots", ["column", "type"], columns.items())
-    if contents.probes:
+    if contents.query_sets:
         every = tuple(layer.name for layer in contents.layers)
         rows = [
-            [probe.name, probe.rows, "all" if probe.layers == every else ", ".join(probe.layers), probe.gallery or "-"]
-            for probe in contents.probes
+            [
+                query_set.name,
+                query_set.rows,
+                "all" if query_set.layers == every else ", ".join(query_set.layers),
+                query_set.previews or "-",
+            ]
+            for query_set in contents.query_sets
         ]
-        print_table("probes", ["probe", "rows", "layers", "gallery"], rows)
-    if contents.galleries:
-        galleries = [[dataset or "-", kind] for dataset, kind in contents.galleries.items()]
-        print_table("galleries", ["dataset", "what samples looked like"], galleries)
+        print_table("query sets", ["query set", "rows", "layers", "previews"], rows)
+    if contents.previews:
+        preview_sets = [[dataset or "-", kind] for dataset, kind in contents.previews.items()]
+        print_table("previews", ["dataset", "what samples looked like"], preview_sets)
     if contents.skipped:
         print_table("skipped", ["layer", "reason"], contents.skipped.items())
 
 
 def _print_layers(contents: MemoryInfo) -> None:
-    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", *GRADE_COLUMNS]
+    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", *STATUS_COLUMNS]
     rows = [
         [
             _name_and_views(layer),
@@ -77,7 +82,7 @@ def _print_layers(contents: MemoryInfo) -> None:
             layer.slots,
             layer.distinct_keys,
             _yes(layer.values),
-            *grade_entries(layer.grade),
+            *status_entries(layer.status),
         ]
         for layer in contents.layers
     ]

@@ -19,14 +19,25 @@ import click
 from dualform_client.cli.failure import report_failure
 
 COMMANDS = (
-    "check", "compare", "completion", "copy", "demo", "distribution", "estimate", "explore", "forget", "health",
-    "info", "mcp",
-    "output", "serve", "sql", "study", "sums", "terms", "token", "topk", "verify", "weights",
+    "check", "compare", "completion", "contributions", "copy", "delete", "demo", "distribution", "estimate", "explore",
+    "group-sum", "health", "info", "mcp", "output", "serve", "sql", "study", "token", "topk", "verify", "weights",
 )  # fmt: skip
 """Each in a file of its name."""
 
 ASKING = frozenset(
-    ("serve", "info", "topk", "sums", "distribution", "output", "terms", "compare", "weights", "verify", "sql")
+    (
+        "serve",
+        "info",
+        "topk",
+        "group-sum",
+        "distribution",
+        "output",
+        "contributions",
+        "compare",
+        "weights",
+        "verify",
+        "sql",
+    )
 )
 """Commands that do nothing but answer questions about a memory."""
 
@@ -48,7 +59,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(import_module(f"dualform_client.cli.{cmd_name}"), cmd_name)
+        name = cmd_name.replace("-", "_")
+        found: click.Command = getattr(import_module(f"dualform_client.cli.{name}"), name)
         return found
 
 
@@ -138,8 +150,8 @@ def _read_ahead(given: Sequence[str]) -> None:
     from dualform.store.read_ahead import read_ahead
 
     layers = [name for text in _said(given, "--layer") for name in dict.fromkeys((text, *text.split(",")))]
-    probes = [text.partition("/")[0] for text in _said(given, "--query")]
-    read_ahead(folder, layers, probes, codes=given[0] == "topk")
+    query_sets = [text.partition("/")[0] for text in _said(given, "--query")]
+    read_ahead(folder, layers, query_sets, codes=given[0] == "topk")
 
 
 def _said(given: Sequence[str], option: str) -> list[str]:

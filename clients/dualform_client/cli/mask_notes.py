@@ -1,5 +1,5 @@
 """What is said wherever a mask is offered: what it means, how much the removed terms cancel or how far it moves the
-weights, and whose the grade is.
+weights, and whose the status is.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any
 
-from dualform.answers import Cancellation, Grade
-from dualform.answers.cancellation import WHOSE_GRADE
+from dualform.answers import Cancellation, Status
+from dualform.answers.cancellation import WHOSE_STATUS
 from dualform.errors import BadInput, Inexact
 from dualform.methods import Answers
 from dualform_client.cli.printing import print_note
@@ -17,7 +17,7 @@ from dualform_client.cli.printing import print_note
 _NOTHING = "moves nothing"
 WHAT_A_SOFTMAX_MASK_MEANS = (
     "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to the "
-    f"bias is taken out of it, by arithmetic. It is not retraining without them. {WHOSE_GRADE}"
+    f"bias is taken out of it, by arithmetic. It is not retraining without them. {WHOSE_STATUS}"
 )
 
 
@@ -58,11 +58,11 @@ def one_mask(where: str | None, by_space: Sequence[tuple[str, str]]) -> str | di
     return masks
 
 
-def describe_grade(grade: Grade, standing: float) -> str:
+def describe_status(status: Status, unrecorded_change: float) -> str:
     """A sentence or two on a record that is not exact, or in which more stands than its slots."""
-    reason = f": {grade.reason.rstrip('.')}" if grade.reason else ""
-    beside = f" What stands in it beside the slots is {standing:.2g} of the distance that its weights moved."
-    return f"{grade}{reason}.{beside if standing > 0 else ''}"
+    reason = f": {status.reason.rstrip('.')}" if status.reason else ""
+    beside = f" What stands in it beside the slots is {unrecorded_change:.2g} of the distance that its weights moved."
+    return f"{status}{reason}.{beside if unrecorded_change > 0 else ''}"
 
 
 def describe(removed: Cancellation | None) -> str:

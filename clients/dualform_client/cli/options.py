@@ -58,10 +58,10 @@ query_option = click.option(
     "queries",
     required=True,
     callback=_as_queries,
-    metavar="PROBE/ROW|FILE.npy",
+    metavar="QUERY_SET/ROW|FILE.npy",
     shell_complete=complete_query,
-    help="Stored queries (PROBE/17, PROBE/3,17, PROBE/10:20 for rows 10 to 19, PROBE for all), or float32[n, d] in "
-    "an .npy file.",
+    help="Stored queries (QUERY_SET/17, QUERY_SET/3,17, QUERY_SET/10:20 for rows 10 to 19, QUERY_SET for all), or "
+    "float32[n, d] in an .npy file.",
 )
 where_option = click.option("--where", metavar="SQL", help="Only slots for which this is true. Default: all slots.")
 at_step_option = click.option(
@@ -81,8 +81,8 @@ abs_option = click.option("--abs", "absolute", is_flag=True, help="Absolute valu
 score_option = click.option(
     "--score",
     metavar="NAME",
-    help="The score that ranks and is summed: signed, abs or cosine; or gradient, of a probe taken "
-    "with a loss, over all layers named. Default: signed.",
+    help="The score that ranks and is summed: dot, abs or cosine; or gradient, of a query set taken "
+    "with a loss, over all layers named. Default: dot.",
 )
 kernel_option = click.option(
     "--kernel",
@@ -102,7 +102,7 @@ no_initial_option = click.option(
 def one_score(absolute: bool, score: str | None) -> str:
     """What --abs and --score say together. Raises BadInput for both."""
     if not absolute:
-        return score or "signed"
+        return score or "dot"
     if score is not None:
         raise BadInput("--abs and --score are given together.", hint="--abs is short for --score abs.", field="score")
     return "abs"

@@ -19,7 +19,7 @@ from dualform_client.cli.mask_notes import (
     WHAT_A_SOFTMAX_MASK_MEANS,
     cancellation,
     describe,
-    describe_grade,
+    describe_status,
     figures,
 )
 from dualform_client.cli.options import (
@@ -74,8 +74,8 @@ def output(
     # What is left of a softmax grows: how far the removed terms cancel says nothing of it.
     removed = cancellation(memory, where, at_step, layer, allow_inexact) if kernel == "linear" else None
     notes = []
-    if not outputs.grade.exact or outputs.standing > 0:
-        notes.append(f"{layer}: {describe_grade(outputs.grade, outputs.standing)}")
+    if not outputs.status.exact or outputs.unrecorded_change > 0:
+        notes.append(f"{layer}: {describe_status(outputs.status, outputs.unrecorded_change)}")
     if where is not None:
         notes.append(WHAT_A_MASK_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_MASK_MEANS)
         notes += [said] if (said := describe(removed)) else []
@@ -87,7 +87,7 @@ def output(
 def _outputs(outputs: Outputs) -> dict[str, Any]:
     """As JSON has them; a temperature and effective slots are a softmax's."""
     record = {"outputs": outputs.values, "space": outputs.space, "kernel": outputs.kernel, "initial": outputs.initial}
-    record |= {"grade": asdict(outputs.grade), "standing": outputs.standing}
+    record |= {"status": asdict(outputs.status), "unrecorded_change": outputs.unrecorded_change}
     if outputs.effective_slots is None:
         return record
     return {**record, "temperature": outputs.temperature, "effective_slots": outputs.effective_slots}

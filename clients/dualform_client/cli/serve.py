@@ -50,7 +50,7 @@ def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: An
     \b
     Example:
       dualform serve runs/demo --address 127.0.0.1:50051
-      dualform serve runs/* --memory "4 GB"
+      dualform serve runs/* --ram "4 GB"
       dualform serve runs/demo --explore
     """
     for run in runs:
@@ -63,7 +63,7 @@ def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: An
     values = settings.values
     service = settings.config(len(runs))
 
-    log, memory, ray = _logging(values["log"]), values["memory"], values["ray"]
+    log, ram, ray = _logging(values["log"]), values["ram"], values["ray"]
     traces = Exporter() if values["tracing"] else None
     with _pages(service, runs) as pages:
 
@@ -78,17 +78,17 @@ def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: An
                     print_line(f"exploring {', '.join(runs)} at {pages.url}")
             sys.stdout.flush()
 
-        serve_memory(runs, service, ready, _opening(memory, ray, values["shard_deadline"], len(runs)), log, traces)
+        serve_memory(runs, service, ready, _opening(ram, ray, values["shard_deadline"], len(runs)), log, traces)
 
 
 def _opening(
-    memory: int | None, ray: str | None, shard_deadline: float, runs: int
+    ram: int | None, ray: str | None, shard_deadline: float, runs: int
 ) -> Callable[[Path], AbstractContextManager[Engine]]:
     """What opens a memory: in this process, or with the processes of a Ray cluster."""
     if ray is None:
         from dualform_service.opening import opening
 
-        return opening(memory, runs > 1)
+        return opening(ram, runs > 1)
     from dualform_service.lanes import ENGINE_THREADS
     from dualform_service.shards.opening import opened_on_ray
 

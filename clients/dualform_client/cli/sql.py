@@ -15,7 +15,7 @@ from dualform_client.cli.target import asks_target
 @click.argument("statement")
 @json_option
 def sql(memory: Answers, statement: str, as_json: bool) -> None:
-    """Run one read-only SELECT over slots, steps and other tables.
+    """Run one read-only SELECT over slots, steps and logs.
 
     \b
     Example:

@@ -38,7 +38,7 @@ _FOLDER = click.Path(path_type=Path)
     metavar="TEXT",
     help="aesop, wikitext2: a text to ask about; repeatable. Default: the paper's.",
 )
-@click.option("--replay", is_flag=True, help="aesop, wikitext2: store no keys, and train twice.")
+@click.option("--rerun", is_flag=True, help="aesop, wikitext2: store no keys, and train twice.")
 @click.option("--dry-run", is_flag=True, help="aesop, wikitext2: tell slots, bytes and seconds, and train nothing.")
 @click.option("--quick", is_flag=True, help="attribution: less of everything, for a look in minutes.")
 @json_option

@@ -1,4 +1,4 @@
-"""What a shell completes: layers, probes, columns and studies, as the memory that is named on the line has them.
+"""What a shell completes: layers, query sets, columns and studies, as the memory that is named on the line has them.
 
 A completion that fails completes nothing: whoever presses Tab has asked no question yet. A folder is opened, and no
 more than that; a server has half a second.
@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 SERVER_SECONDS = 0.5
 """That a server has to answer in."""
 _SHOWN_ROWS = 20
-"""Rows of a probe that are offered."""
+"""Rows of a query set that are offered."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -29,8 +29,8 @@ class _Names:
 
     spaces: dict[str, str] = field(default_factory=dict)
     """Layer, or a view of one -> its slot space."""
-    probes: dict[str, int] = field(default_factory=dict)
-    """Probe -> rows."""
+    query_sets: dict[str, int] = field(default_factory=dict)
+    """Query set -> rows."""
     columns: dict[str, Sequence[str]] = field(default_factory=dict)
     """Slot space -> columns."""
 
@@ -70,25 +70,25 @@ def complete_by(context: click.Context, parameter: click.Parameter, incomplete: 
 
 @_unfailing
 def complete_query(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """PROBE/ and, once one probe is left, its rows; the shell's own files where there is no such probe."""
+    """QUERY_SET/ and, once one query set is left, its rows; the shell's own files where there is no such query set."""
     name, slash, row = incomplete.rpartition("/")
-    probes = {
-        probe: rows
-        for probe, rows in _names(context).probes.items()
-        if (probe == name if slash else probe.startswith(incomplete))
+    query_sets = {
+        query_set: rows
+        for query_set, rows in _names(context).query_sets.items()
+        if (query_set == name if slash else query_set.startswith(incomplete))
     }
-    if not probes:
+    if not query_sets:
         return [CompletionItem(incomplete, type="file")]
-    if len(probes) > 1:
-        return [CompletionItem(f"{probe}/", help=f"{rows} rows") for probe, rows in probes.items()]
-    ((probe, rows),) = probes.items()
+    if len(query_sets) > 1:
+        return [CompletionItem(f"{query_set}/", help=f"{rows} rows") for query_set, rows in query_sets.items()]
+    ((query_set, rows),) = query_sets.items()
     fitting = [number for number in range(rows) if not slash or str(number).startswith(row)]
-    return [CompletionItem(f"{probe}/{number}") for number in fitting[:_SHOWN_ROWS]]
+    return [CompletionItem(f"{query_set}/{number}") for number in fitting[:_SHOWN_ROWS]]
 
 
 @_unfailing
-def complete_probe(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(probe) for probe in _names(context).probes if probe.startswith(incomplete)]
+def complete_query_set(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(query_set) for query_set in _names(context).query_sets if query_set.startswith(incomplete)]
 
 
 @_unfailing
@@ -120,8 +120,8 @@ def _names_of_folder(folder: str) -> _Names:
 
     snapshot = Snapshot.open(folder)
     spaces = {name: layer.space for layer in snapshot.layers.values() for name in (layer.name, *layer.view_names)}
-    probes = {name: probe.rows for name, probe in snapshot.probes.items()}
-    return _Names(spaces, probes, {space: tuple(snapshot.space(space).columns) for space in snapshot.spaces})
+    query_sets = {name: query_set.rows for name, query_set in snapshot.query_sets.items()}
+    return _Names(spaces, query_sets, {space: tuple(snapshot.space(space).columns) for space in snapshot.spaces})
 
 
 def _names_of_server(address: str, reach: dict[str, Any]) -> _Names:
@@ -131,5 +131,5 @@ def _names_of_server(address: str, reach: dict[str, Any]) -> _Names:
     with open_target(address, None, **said) as memory:
         info = memory.info()
     spaces = {name: layer.space for layer in info.layers for name in (layer.name, *layer.views)}
-    probes = {probe.name: probe.rows for probe in info.probes}
-    return _Names(spaces, probes, {space: tuple(columns) for space, columns in info.columns.items()})
+    query_sets = {query_set.name: query_set.rows for query_set in info.query_sets}
+    return _Names(spaces, query_sets, {space: tuple(columns) for space, columns in info.columns.items()})

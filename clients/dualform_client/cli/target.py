@@ -34,7 +34,7 @@ REACH = ("token_file", "tls", "tls_ca", "tls_cert", "tls_key", "timeout")
 
 
 @contextmanager
-def open_target(target: str, memory: Bound | None = None, **reach: Any) -> Iterator[Answers]:
+def open_target(target: str, ram: Bound | None = None, **reach: Any) -> Iterator[Answers]:
     """Whoever answers for the target; `reach` has a value for each of REACH.
 
     Raises NotAMemory or BadInput where it is neither a folder nor an address.
@@ -48,7 +48,7 @@ def open_target(target: str, memory: Bound | None = None, **reach: Any) -> Itera
         authority=reach["tls_ca"],
         certificate=reach["tls_cert"],
         key=reach["tls_key"],
-        memory=memory,
+        ram=ram,
     ) as answers:
         yield answers
 
@@ -71,11 +71,11 @@ def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def opened(
         target: str,
-        memory: str | None,
+        ram: str | None,
         **rest: Any,
     ) -> Any:
         reach = {name: rest.pop(name) for name in REACH}
-        with open_target(target, memory, **reach) as answers:
+        with open_target(target, ram, **reach) as answers:
             return command(answers, **rest)
 
     return reaching(opened, "target")
@@ -88,13 +88,13 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
     def opened(
         a: str,
         b: str,
-        memory: str | None,
+        ram: str | None,
         **rest: Any,
     ) -> Any:
         reach = {name: rest.pop(name) for name in REACH}
         served = [not Path(target).exists() and is_served(target) for target in (a, b)]
         # It is meant for the folder, if there is one; two share it.
-        bound = memory if memory is None or any(served) else _shared_bound(memory)
+        bound = ram if ram is None or any(served) else _shared_bound(ram)
         own = [None if one and not all(served) else bound for one in served]
         with open_target(a, own[0], **reach) as first, open_target(b, own[1], **reach) as second:
             return command((first, second), **rest)
@@ -102,11 +102,11 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
     return reaching(opened, "b", "a")
 
 
-def _shared_bound(memory: str) -> Bound:
+def _shared_bound(ram: str) -> Bound:
     from dualform.store.byte_counts import bytes_of
-    from dualform.store.memory_budget import MemoryBudget
+    from dualform.store.ram_budget import RamBudget
 
-    return MemoryBudget.shared(bytes_of(memory, "memory"))
+    return RamBudget.shared(bytes_of(ram, "ram"))
 
 
 def reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
@@ -114,7 +114,7 @@ def reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
     file = click.Path(path_type=Path)
     for option in (
         click.option(
-            "--memory",
+            "--ram",
             metavar="BYTES",
             help='What answering from folders may take, as "2 GB"; a server has an option of its own. Default: half '
             "of the machine's memory for keys and values, an eighth for their codes.",

@@ -41,14 +41,14 @@ def topk(
 ) -> LayerAnswer:
     """List the training datapoints that a query attends to most.
 
-    With --toward, those that brought most to an output of the layer. With --score gradient, those whose gradients
-    agree most with those of a probe that was taken with a loss, over all layers that --layer names.
+    With --target, those that brought most to an output of the layer. With --score gradient, those whose gradients
+    agree most with those of a query set that was taken with a loss, over all layers that --layer names.
 
     \b
     Example:
       dualform topk runs/demo --layer layer-0 --query test-digits/17 -k 5 --where "label <> 3"
       dualform topk runs/demo --layer "layer-*" --query test-digits/10:20 -k 1
-      dualform topk runs/demo --layer layer-2 --query test-digits/17 --toward 3
+      dualform topk runs/demo --layer layer-2 --query test-digits/17 --target 3
     """
     hits = memory.topk(layer, queries, k, where, by, **score.asked)
     found = list(_hits(hits, _slots_of(memory, hits)))
@@ -57,7 +57,7 @@ def topk(
     columns = [name for name in rows[0] if name != "group"] if rows else ["query", "slot", "score"]
     took = f"{hits.scan.slots_matching} of {hits.scan.slots_scanned} {hits.space} slots, {hits.scan.seconds:.3g} s"
     return LayerAnswer(
-        {"hits": found, **names_record(asked), **score.record(hits.grade), "space": hits.space, **share(hits.scan)},
+        {"hits": found, **names_record(asked), **score.record(hits.status), "space": hits.space, **share(hits.scan)},
         f"{score.title(layer)}, {took}",
         columns,
         ([row[name] for name in columns] for row in rows),
@@ -66,7 +66,7 @@ def topk(
             last=("label", "dataset", "sample", "step"),
             first=("call", "row", "position"),
         ),
-        [*sample_notes(hits.scan), *score.notes(layer, hits.grade)],
+        [*sample_notes(hits.scan), *score.notes(layer, hits.status)],
     )
 
 

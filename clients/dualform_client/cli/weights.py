@@ -15,7 +15,7 @@ from dualform.answers import Weights
 from dualform.answers.cancellation import WHAT_A_MASK_MEANS
 from dualform.errors import FolderError
 from dualform.methods import Answers
-from dualform_client.cli.mask_notes import cancellation, describe, describe_grade, figures, one_mask
+from dualform_client.cli.mask_notes import cancellation, describe, describe_status, figures, one_mask
 from dualform_client.cli.options import (
     allow_inexact_option,
     at_step_option,
@@ -71,9 +71,9 @@ def weights(
         print_json({"out": str(out), **_report(state), **masked})
         return
     print_table(f"{out}", ["parameter", "shape"], [[name, list(array.shape)] for name, array in state.arrays.items()])
-    for layer, grade in state.grades.items():
-        if not grade.exact or state.standing[layer] > 0:
-            print_note(f"{layer}: {describe_grade(grade, state.standing[layer])}")
+    for layer, status in state.statuses.items():
+        if not status.exact or state.unrecorded_change[layer] > 0:
+            print_note(f"{layer}: {describe_status(status, state.unrecorded_change[layer])}")
     if state.remark and not (state.ended and masks is None and at_step is None):
         print_note(f"{state.remark[0].upper()}{state.remark[1:]}.")
     if state.others and masks is not None:
@@ -85,8 +85,8 @@ def weights(
 def _report(state: Weights) -> dict[str, Any]:
     return {
         "parameters": {name: list(array.shape) for name, array in state.arrays.items()},
-        "grade": {layer: asdict(grade) for layer, grade in state.grades.items()},
-        "standing": state.standing,
+        "status": {layer: asdict(status) for layer, status in state.statuses.items()},
+        "unrecorded_change": state.unrecorded_change,
         "kept": state.kept,
         "not_recorded": list(state.not_recorded),
         "others": list(state.others),

@@ -12,8 +12,8 @@ from dualform.methods import Answers
 from dualform_explorer.chip import Chip, read_chip
 from dualform_explorer.examples import examples_of
 from dualform_explorer.output_layer import output_layer
-from dualform_explorer.reading import layer_of, layers_of, probe_of, read_state
-from dualform_explorer.start import MOST_DATASETS, probe_panel
+from dualform_explorer.reading import layer_of, layers_of, query_set_of, read_state
+from dualform_explorer.start import MOST_DATASETS, query_set_panel
 from dualform_explorer.state import State
 
 _MOST = 12
@@ -36,18 +36,18 @@ class Choice:
 
 
 def choose(memory: Answers, info: MemoryInfo, items: Sequence[str], without: Sequence[str]) -> Choice:
-    """`items`: PROBE/EXAMPLE each; of none, those that the start page leads to. `without`: COLUMN:VALUE each; of none,
-    each dataset where there are several.
+    """`items`: QUERY_SET/EXAMPLE each; of none, those that the start page leads to. `without`: COLUMN:VALUE each; of
+    none, each dataset where there are several.
 
     Raises BadInput for what there is not.
     """
-    if not info.probes:
+    if not info.query_sets:
         raise BadInput(
-            "This memory has no probe, whose predictions would be exported.",
-            hint='recorder.probe("test", inputs, label=labels) stores examples.',
+            "This memory has no query set, whose predictions would be exported.",
+            hint='recorder.query_set("test", inputs, label=labels) stores examples.',
             field="item",
         )
-    chosen = items or [f"{probe}/{row}" for probe, row in _worth_looking_at(memory, info)]
+    chosen = items or [f"{query_set}/{row}" for query_set, row in _worth_looking_at(memory, info)]
     states = list(dict.fromkeys(_state(memory, info, item) for item in chosen))
     return Choice(tuple(states), ((), *_masks(info, states, without)))
 
@@ -57,21 +57,24 @@ def _state(memory: Answers, info: MemoryInfo, item: str) -> State:
     state = reading.state
     if state is None:
         raise BadInput(" ".join(fault.message for fault in reading.faults), field="item")
-    examples = examples_of(memory, info, state.probe)
+    examples = examples_of(memory, info, state.query_set)
     if state.row >= examples.count:
         raise BadInput(
-            f"The probe {state.probe} has no example {state.row}: it has 0 to {examples.count - 1}.", field="item"
+            f"The query set {state.query_set} has no example {state.row}: it has 0 to {examples.count - 1}.",
+            field="item",
         )
     found = output_layer(memory, info, examples)
     return state if found is None else replace(state, layer=found.name)
 
 
 def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]]:
-    """Of each probe in turn: misread examples that a mask corrects, then others that are misread, or the first ones."""
-    probes = [probe for probe in info.probes if layers_of(info, probe)]
-    panels = [probe_panel(memory, info, probe.name) for probe in probes]
-    corrected = [[(one.probe, card.row) for own in one.corrections for card in own.cards] for one in panels]
-    others = [[(one.probe, card.row) for card in one.cards] for one in panels]
+    """Of each query set in turn: misread examples that a mask corrects, then others that are misread, or the first
+    ones.
+    """
+    query_sets = [query_set for query_set in info.query_sets if layers_of(info, query_set)]
+    panels = [query_set_panel(memory, info, query_set.name) for query_set in query_sets]
+    corrected = [[(one.query_set, card.row) for own in one.corrections for card in own.cards] for one in panels]
+    others = [[(one.query_set, card.row) for card in one.cards] for one in panels]
     return list(dict.fromkeys(chain(_in_turn(corrected), _in_turn(others))))[:_MOST]
 
 
@@ -85,8 +88,8 @@ def _masks(info: MemoryInfo, states: Sequence[State], without: Sequence[str]) ->
         return [(Chip.of(False, ("dataset",), (name,)),) for name in datasets]
     columns: dict[str, str] = {}
     for state in states:
-        layer, probe = layer_of(info, state.layer), probe_of(info, state.probe)
-        if layer is not None and probe is not None:
+        layer, query_set = layer_of(info, state.layer), query_set_of(info, state.query_set)
+        if layer is not None and query_set is not None:
             own = info.columns[layer.space]
             columns = {name: own[name] for name in own if name in columns} if columns else dict(own)
     masks: list[tuple[Chip, ...]] = []

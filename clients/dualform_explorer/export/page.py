@@ -134,7 +134,7 @@ class _Drawing:
 
     def _among_chosen(self, panel: QueryPanel, state: State) -> QueryPanel:
         """The reader goes through the examples of the file."""
-        rows = [own.row for own in self._choice.items if own.probe == state.probe]
+        rows = [own.row for own in self._choice.items if own.query_set == state.query_set]
         at = rows.index(state.row)
         return replace(
             panel,
@@ -170,13 +170,13 @@ class _Drawing:
         return self._to(replace(state, **changes))
 
     def _cards(self) -> dict[str, list[tuple[str, ExampleCard]]]:
-        """By probe: of each prediction its place in the file, and what it looks like."""
+        """By query set: of each prediction its place in the file, and what it looks like."""
         found: dict[str, list[tuple[str, ExampleCard]]] = {}
-        for probe in dict.fromkeys(own.probe for own in self._choice.items):
-            numbers = [number for number, own in enumerate(self._choice.items) if own.probe == probe]
+        for query_set in dict.fromkeys(own.query_set for own in self._choice.items):
+            numbers = [number for number, own in enumerate(self._choice.items) if own.query_set == query_set]
             rows = np.array([self._choice.items[number].row for number in numbers], dtype=np.int64)
-            cards, _ = example_cards(self._memory, self._info, examples_of(self._memory, self._info, probe), rows)
-            found[probe] = [(_view_name(number, 0), card) for number, card in zip(numbers, cards, strict=True)]
+            cards, _ = example_cards(self._memory, self._info, examples_of(self._memory, self._info, query_set), rows)
+            found[query_set] = [(_view_name(number, 0), card) for number, card in zip(numbers, cards, strict=True)]
         return found
 
 
@@ -185,7 +185,7 @@ def _view_name(item: int, mask: int) -> str:
 
 
 def _verifies(memory: Answers) -> bool:
-    """Whether certificates can be had: a server asks for a right to them."""
+    """Whether reconstruction errors can be had: a server asks for a right to them."""
     try:
         memory.verify()
     except DualformError:

@@ -13,7 +13,7 @@ from dualform_explorer.groups import GroupRow
 from dualform_explorer.panels.ranks import RanksPanel, ranks_panel
 from dualform_explorer.panels.steps import StepsPanel, steps_panel
 from dualform_explorer.panels.sums import sums_panel
-from dualform_explorer.reading import layer_of, layers_of, probe_of
+from dualform_explorer.reading import layer_of, layers_of, query_set_of
 from dualform_explorer.state import State
 
 _MOST_SUMMED = 12
@@ -57,11 +57,11 @@ class LayersPanel:
 
 
 def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel:
-    probe = probe_of(info, state.probe)
-    if probe is None:
-        raise NotFound(f"There is no probe {state.probe!r}.", field="item")
-    score = "signed" if state.score == "contribution" else state.score
-    own, chosen = layers_of(info, probe), layer_of(info, state.layer)
+    query_set = query_set_of(info, state.query_set)
+    if query_set is None:
+        raise NotFound(f"There is no query set {state.query_set!r}.", field="item")
+    score = "dot" if state.score == "contribution" else state.score
+    own, chosen = layers_of(info, query_set), layer_of(info, state.layer)
     asked = own if len(own) <= _MOST_SUMMED else [layer for layer in own if layer is chosen]
     scanned = sum(layer.distinct_keys * layer.d_in for layer in asked) <= _MOST_SCANNED
     cards = []

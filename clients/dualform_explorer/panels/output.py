@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Grade, MemoryInfo
+from dualform.answers import MemoryInfo, Status
 from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import examples_of, query_of
@@ -50,9 +50,9 @@ class OutputPanel:
     """The number of the largest output."""
     masked: int | None
     stored: int | None
-    """The number of the largest of the network's own outputs, when the probe was taken."""
-    grade: Grade
-    standing: float
+    """The number of the largest of the network's own outputs, when the query set was taken."""
+    status: Status
+    unrecorded_change: float
 
     @property
     def flips(self) -> bool:
@@ -70,7 +70,7 @@ class OutputPanel:
 
 
 def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel:
-    examples = examples_of(memory, info, state.probe)
+    examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
     name = state.layer if found is None else found.name
     layer = layer_of(info, name)
@@ -107,8 +107,8 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
         full=largest,
         masked=left,
         stored=stored,
-        grade=answer.grade,
-        standing=answer.standing,
+        status=answer.status,
+        unrecorded_change=answer.unrecorded_change,
     )
 
 

@@ -40,7 +40,7 @@ class PaperPanel:
 
 def paper_panel(memory: Answers, info: MemoryInfo, state: State, layer: str) -> PaperPanel:
     """Contributions are those of one layer: elsewhere the score is the signed one."""
-    score = state.score if layer == state.layer or state.score != "contribution" else "signed"
+    score = state.score if layer == state.layer or state.score != "contribution" else "dot"
     own = replace(state, layer=layer, score=score, k=120, by_sample=True)
     sums = sums_panel(memory, info, own)
     rows = [row for row in sums.rows if not row.gone]

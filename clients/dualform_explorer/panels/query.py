@@ -1,4 +1,4 @@
-"""What is asked about: one example of a probe, and what the network made of it."""
+"""What is asked about: one example of a query set, and what the network made of it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from dualform.answers import MemoryInfo
 from dualform.methods import Answers
 from dualform_explorer.examples import examples_of, token_of, tokens_of
 from dualform_explorer.labels import label_names
-from dualform_explorer.looks import NOTHING, Look, appearances_of_examples, look_of, unmarked
 from dualform_explorer.passage import Token, tokens_of_passage
+from dualform_explorer.previews import NOTHING, ShownPreview, previews_of_examples, shown_preview, unmarked
 from dualform_explorer.state import State
 
 
 @dataclass(frozen=True)
 class QueryPanel:
-    probe: str
+    query_set: str
     row: int
     count: int
-    """Examples of the probe."""
+    """Examples of the query set."""
     label: int | None
     label_name: str
     read: int | None
-    """The network's largest output when the probe was taken."""
+    """The network's largest output when the query set was taken."""
     read_name: str
     misread: int
-    """Examples of the probe whose largest output is not their label."""
+    """Examples of the query set whose largest output is not their label."""
     place: int | None
     """Of this example among those that are gone through, from 1; None where it is not one of them."""
     among: int
     """How many are gone through."""
     before: int | None
     after: int | None
-    look: Look
+    preview: ShownPreview
     passage: tuple[Token, ...]
     """Of a text that says where its tokens are: those around the one that is asked about, each of which can be picked;
     else none."""
@@ -50,7 +50,7 @@ class QueryPanel:
 
 
 def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
-    examples = examples_of(memory, info, state.probe)
+    examples = examples_of(memory, info, state.query_set)
     tokens = tokens_of(memory, info, examples, state.layer)
     token = token_of(examples, tokens, state)
     names = label_names(memory, info)
@@ -60,12 +60,12 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     after = at + 1 if here else at
     label = examples.label_at(state.row, token, tokens)
     read = None if examples.read is None else int(examples.read[state.row])
-    appearances, missing = appearances_of_examples(memory, info, state.probe, [state.row])
+    previews, missing = previews_of_examples(memory, info, state.query_set, [state.row])
     marked, why_unmarked = token, unmarked(info)
-    if why_unmarked and token is not None and appearances and appearances[0].offsets is not None:
+    if why_unmarked and token is not None and previews and previews[0].offsets is not None:
         marked, missing = None, missing or why_unmarked
     return QueryPanel(
-        probe=state.probe,
+        query_set=state.query_set,
         row=state.row,
         count=examples.count,
         label=label,
@@ -77,8 +77,8 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         among=len(rows),
         before=int(rows[at - 1]) if at > 0 else None,
         after=int(rows[after]) if after < len(rows) else None,
-        look=look_of(appearances[0], marked) if appearances else NOTHING,
-        passage=tokens_of_passage(appearances[0], marked) if appearances and marked is not None else (),
+        preview=shown_preview(previews[0], marked) if previews else NOTHING,
+        passage=tokens_of_passage(previews[0], marked) if previews and marked is not None else (),
         missing=missing,
         token=token,
         tokens=tokens,

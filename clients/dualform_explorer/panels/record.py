@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dualform.answers import Grade, MemoryInfo
+from dualform.answers import MemoryInfo, Status
 from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_explorer.questions import scored
@@ -15,8 +15,8 @@ from dualform_explorer.state import State
 @dataclass(frozen=True)
 class RecordPanel:
     layer: str
-    grade: Grade
-    certificate: float | None
+    status: Status
+    reconstruction: float | None
     """||W_T - rebuilt|| / ||W_T - W_0||; None where it was not asked for, or cannot be had."""
     verified: bool
     snapshot: int
@@ -39,12 +39,12 @@ def record_panel(memory: Answers, info: MemoryInfo, state: State) -> RecordPanel
     layer = layer_of(info, state.layer)
     if layer is None:
         raise NotFound(f"There is no layer {state.layer!r}.", field="layer")
-    certificate = memory.verify()[layer.name].relative_error if state.verify else None
+    reconstruction = memory.verify()[layer.name].reconstruction_error if state.verify else None
     scan = memory.topk(**scored(memory, info, state), k=state.k + 1).scan
     return RecordPanel(
         layer=layer.name,
-        grade=layer.grade,
-        certificate=certificate,
+        status=layer.status,
+        reconstruction=reconstruction,
         verified=state.verify,
         snapshot=scan.snapshot,
         cut_off=info.cut_off,

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dualform.answers import Grade, MemoryInfo
+from dualform.answers import MemoryInfo, Status
 from dualform.methods import Answers
 from dualform_explorer.groups import hue_of
 from dualform_explorer.labels import label_names
-from dualform_explorer.looks import Look, looks_of_slots
+from dualform_explorer.previews import ShownPreview, shown_of_slots
 from dualform_explorer.questions import scored
 from dualform_explorer.standard_columns import STANDARD
 from dualform_explorer.state import State
@@ -31,7 +31,7 @@ class Slot:
     """Of the slot's token in its sample, where it is one."""
     others: Mapping[str, Any]
     """Columns of one's own."""
-    look: Look
+    preview: ShownPreview
     hue: int
     times: int
     """How often its sample stands among the best; 1 where it is not known."""
@@ -59,7 +59,7 @@ class SlotsPanel:
     matching: int
     scanned: int
     space: str
-    grade: Grade | None
+    status: Status | None
 
 
 def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
@@ -68,12 +68,12 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
     shown = min(state.k, len(ids))
     rows = memory.slots(hits.slots[0][:shown], hits.space).records() if shown else []
     names = label_names(memory, info)
-    looks = looks_of_slots(memory, info, rows)
+    previews = shown_of_slots(memory, info, rows)
     # Where no sample was said, each slot is its own.
     keys = [_sample(row) or (None, None, slot) for row, slot in zip(rows, ids, strict=False)]
     times = Counter(keys)
     slots = []
-    for place, (row, key, look) in enumerate(zip(rows, keys, looks, strict=True)):
+    for place, (row, key, preview) in enumerate(zip(rows, keys, previews, strict=True)):
         if state.by_sample and key in keys[:place]:
             continue
         alike = [other for other, own in enumerate(keys) if own == key]
@@ -90,14 +90,14 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
                 sample=row.get("sample"),
                 position=row.get("position"),
                 others={name: value for name, value in row.items() if name not in STANDARD and value is not None},
-                look=look,
+                preview=preview,
                 hue=hue_of(info, state.by, [row.get(name) for name in state.by]),
                 times=times[key],
                 steps=(min(steps), max(steps)) if steps and state.by_sample else None,
                 total=float(sum(scores[other] for other in alike)),
             )
         )
-    kinds = [look.kind for look in looks if look.kind != "none"]
+    kinds = [own.kind for own in previews if own.kind != "none"]
     return SlotsPanel(
         slots=tuple(slots),
         k=shown,
@@ -105,11 +105,11 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
         gap=scores[state.k - 1] - scores[state.k] if len(ids) > state.k else None,
         largest=max(map(abs, scores[:shown]), default=0.0),
         kind=kinds[0] if kinds else "none",
-        missing=looks.missing,
+        missing=previews.missing,
         matching=hits.scan.slots_matching,
         scanned=hits.scan.slots_scanned,
         space=hits.space,
-        grade=hits.grade,
+        status=hits.status,
     )
 
 

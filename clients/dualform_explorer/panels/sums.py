@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dualform.answers import Grade, MemoryInfo
+from dualform.answers import MemoryInfo, Status
 from dualform.methods import Answers
 from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, rows_of
 from dualform_explorer.questions import scored
@@ -22,7 +22,7 @@ class SumsPanel:
     """How many groups there are under the mask."""
     matching: int
     scanned: int
-    grade: Grade | None
+    status: Status | None
 
 
 def sums_panel(memory: Answers, info: MemoryInfo, state: State) -> SumsPanel:
@@ -40,5 +40,5 @@ def sums_panel(memory: Answers, info: MemoryInfo, state: State) -> SumsPanel:
         total=sums.total or len(groups),
         matching=sums.scan.slots_matching,
         scanned=sums.scan.slots_scanned,
-        grade=sums.grade,
+        status=sums.status,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dualform.answers import Grade, MemoryInfo
+from dualform.answers import MemoryInfo, Status
 from dualform.methods import Answers
 from dualform_explorer.examples import examples_of, query_of
 from dualform_explorer.groups import MOST_GROUPS, hue_of, name_of
@@ -21,7 +21,9 @@ from dualform_explorer.state import State
 @dataclass(frozen=True)
 class Term:
     kind: str
-    """"group", "initial", "bias", "standing", "residual", "rest" (of the groups that are not shown) or "output"."""
+    """"group", "initial", "bias", "unrecorded change", "residual", "rest" (of the groups that are not shown) or
+    "output".
+    """
     said: tuple[Any, ...]
     """The values of a group's columns, or what else is to be said of the term."""
     name: str
@@ -53,11 +55,11 @@ class TermsPanel:
     by: tuple[str, ...]
     initial: bool
     """Whether W_0 and the bias are part of the page's output."""
-    grade: Grade
+    status: Status
 
 
 def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
-    examples = examples_of(memory, info, state.probe)
+    examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
     layer = state.layer if found is None else found.name
     query = query_of(memory, info, state, layer)
@@ -65,7 +67,9 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
     names = label_names(memory, info)
     own, output = answer.sums[0], answer.output[0]
     if not state.initial:
-        output = output - answer.initial[0] - answer.bias - answer.standing[0]  # what slots brought, as `output` has it
+        output = (
+            output - answer.initial[0] - answer.bias - answer.unrecorded_change[0]
+        )  # what slots brought, as `output` has it
     label = examples.label(state.row) if found is not None else None
     shown = _shown(output, label)
     order = np.argsort(-np.abs(own).max(axis=1, initial=0.0), kind="stable")[:MOST_GROUPS]
@@ -89,8 +93,8 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
         Term("initial", ("W₀",), "", _row(answer.initial[0], shown)),
         Term("bias", ("bias",), "", _row(answer.bias, shown)),
     ]
-    if np.any(answer.standing[0]):
-        others.append(Term("standing", ("outside the record",), "", _row(answer.standing[0], shown)))
+    if np.any(answer.unrecorded_change[0]):
+        others.append(Term("unrecorded_change", ("outside the record",), "", _row(answer.unrecorded_change[0], shown)))
     ends = [
         Term("residual", ("residual",), "", _row(answer.residual[0], shown)),
         Term("output", ("output",), "", _row(output, shown)),
@@ -108,7 +112,7 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
         unexplained=None if answer.unexplained is None else float(np.abs(answer.unexplained[0]).max(initial=0.0)),
         by=state.by,
         initial=state.initial,
-        grade=answer.grade,
+        status=answer.status,
     )
 
 

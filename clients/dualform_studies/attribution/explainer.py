@@ -50,8 +50,8 @@ class MemoryExplainer:
             found = self._memory.group_sum(self._layer, examples, by="sample", score="gradient")
         else:
             queries = self._memory.queries(self.model, test_data)[self._layer]
-            toward = self._toward(labels) if self._score == "contribution" else None
-            found = self._memory.group_sum(self._layer, queries, by="sample", score=self._score, toward=toward)
+            target = self._target(labels) if self._score == "contribution" else None
+            found = self._memory.group_sum(self._layer, queries, by="sample", score=self._score, target=target)
         scores = in_order(found.groups, np.asarray(found.sums, dtype=np.float64), len(self.train_dataset))
         return torch.from_numpy(scores.astype(np.float32))
 
@@ -65,7 +65,7 @@ class MemoryExplainer:
             start += len(labels)
         return torch.cat(own)
 
-    def _toward(self, labels: Tensor) -> NDArray[np.float32]:
+    def _target(self, labels: Tensor) -> NDArray[np.float32]:
         """float32[tests, d_out]: the output of each test's target."""
         width = next(layer.d_out for layer in self._memory.info().layers if layer.name == self._layer)
         directions: NDArray[np.float32] = np.eye(width, dtype=np.float32)[labels.numpy()]

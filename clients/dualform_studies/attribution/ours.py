@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 import dualform
 from dualform.influence.influence import Method
 from dualform.query.engine import Engine, open_memory
-from dualform_studies.attribution.recorded import PROBE, Recorded, losses
+from dualform_studies.attribution.recorded import QUERY_SET, Recorded, losses
 
 Scores = NDArray[np.float64]
 Way = Callable[[Recorded], Scores]
 
 LAYERS = ("0", "3", "6")
 """The linear layers of the network, by their names in it."""
-KINDS = ("signed", "abs", "cosine")
+KINDS = ("dot", "abs", "cosine")
 """Of attention."""
 
 
@@ -56,24 +56,24 @@ def contribution(recorded: Recorded) -> Scores:
     rows, labels = torch.arange(len(outputs)), recorded.attributed.labels
     others = outputs.clone()
     others[rows, labels] = -torch.inf
-    toward = torch.zeros_like(outputs)
-    toward[rows, labels] = 1
-    toward[rows, others.argmax(1)] -= 1
+    target = torch.zeros_like(outputs)
+    target[rows, labels] = 1
+    target[rows, others.argmax(1)] -= 1
     with open_memory(recorded.folder) as memory:
-        return _by_sample(memory, recorded, LAYERS[-1], "contribution", toward.numpy())
+        return _by_sample(memory, recorded, LAYERS[-1], "contribution", target.numpy())
 
 
 def _by_sample(
-    memory: Engine, recorded: Recorded, layer: str, score: str, toward: NDArray[np.float32] | None = None
+    memory: Engine, recorded: Recorded, layer: str, score: str, target: NDArray[np.float32] | None = None
 ) -> Scores:
-    found = memory.group_sum(layer, PROBE, by="sample", score=score, toward=toward)
+    found = memory.group_sum(layer, QUERY_SET, by="sample", score=score, target=target)
     return in_order(found.groups, np.asarray(found.sums, dtype=np.float64), len(recorded.trained))
 
 
 def _ledger(method: Method) -> Way:
     def follow(recorded: Recorded) -> Scores:
         examples = dualform.Influence(
-            PROBE, recorded.attributed.inputs, recorded.attributed.labels, losses, by=("sample",), method=method
+            QUERY_SET, recorded.attributed.inputs, recorded.attributed.labels, losses, by=("sample",), method=method
         )
         found = dualform.ledger(recorded.folder, recorded.network, examples)
         return in_order(found.groups, -found.sums, len(recorded.trained))

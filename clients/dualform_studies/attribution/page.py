@@ -131,7 +131,7 @@ def _ways(report: Report) -> Iterator[str]:
     theirs = f" ({listed(versions)})" if versions else ""
     yield (
         "dualform: `group_sum` by sample with each score of attention, at each linear layer; attention times value is "
-        '`score="gradient"` in one layer, GradDot in all of them; the contribution is `toward` the output of the '
+        '`score="gradient"` in one layer, GradDot in all of them; the contribution is `target` the output of the '
         "test's label less the strongest other; ledgers are `dualform.ledger` by both methods, with their signs turned."
     )
     yield (

@@ -1,4 +1,6 @@
-"""One training recorded, with the examples to attribute as a probe, and the checkpoints that other packages ask for."""
+"""One training recorded, with the examples to attribute as a query set, and the checkpoints that other packages ask
+for.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from dualform_studies.attribution.recipe import Recipe, seed_of_step
 from dualform_studies.attribution.schedule import Rows, batches_of
 from dualform_studies.progress import Progress, or_silent
 
-PROBE = "attributed"
+QUERY_SET = "attributed"
 _CHECKPOINTS = 5
 
 
@@ -75,7 +77,7 @@ def record(
             say("training", number + 1, len(steps))
         recorder.flush()
         seconds = perf_counter() - start
-        recorder.probe(PROBE, attributed.inputs, label=attributed.labels, loss=losses)
+        recorder.query_set(QUERY_SET, attributed.inputs, label=attributed.labels, loss=losses)
     return Recorded(folder, trained, attributed, network.eval(), tuple(checkpoints), recipe, seed, seconds)
 
 

@@ -10,7 +10,7 @@ from dualform_studies.pages.claims import Claim, verdict, verdict_at_most
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.words import percent
 
-STORAGE, COSTS, REPLAY = "Storage", "What it costs here", "Training again in place of storing"
+STORAGE, COSTS, RERUN = "Storage", "What it costs here", "Training again in place of storing"
 """Headings of the page."""
 
 _LINEAR, _ROUGHLY_LINEAR = 0.1, 0.3
@@ -28,16 +28,16 @@ def limits_claims(report: Report) -> Iterator[Claim]:
         yield _storage(measured)
         yield _scoring(measured)
     yield _asking(measured[-1])
-    replay = report["replay"]
-    same = replay["same"] / replay["questions"]
+    rerun = report["rerun"]
+    same = rerun["same"] / rerun["questions"]
     yield Claim(
         "appendix D",
         "A reproducible training can be run again to answer questions, without its datapoints being stored.",
         "an option",
-        f"{replay['same']} of {replay['questions']} answers equal to the last bit",
+        f"{rerun['same']} of {rerun['questions']} answers equal to the last bit",
         verdict(same, 1.0, 2 / 3),
         "all answers; in part two thirds",
-        REPLAY,
+        RERUN,
     )
 
 

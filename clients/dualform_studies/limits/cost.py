@@ -1,7 +1,7 @@
 """What a training of the paper's would take, in bytes and seconds, with keys stored and with it run again.
 
 `dualform.estimate` measures a training that is at hand; this is arithmetic on one that is not. For T slots, layers of
-widths d and n queries: stored keys are T * d numbers a layer, float32 or half of that; a replay keeps T rows of slot
+widths d and n queries: stored keys are T * d numbers a layer, float32 or half of that; a rerun keeps T rows of slot
 columns and two digests a step and layer, trains twice, and scores every key on its way past.
 """
 
@@ -41,7 +41,7 @@ class Cost:
         return self.key_bytes + self.table_bytes
 
     @property
-    def replay_bytes(self) -> int:
+    def rerun_bytes(self) -> int:
         """On disk, with the training run again."""
         return self.table_bytes + self.digest_bytes
 
@@ -51,7 +51,7 @@ class Cost:
         return self.training_seconds + self.answer_seconds
 
     @property
-    def replay_seconds(self) -> float:
+    def rerun_seconds(self) -> float:
         return 2 * self.training_seconds + self.answer_seconds
 
 

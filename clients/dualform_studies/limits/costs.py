@@ -14,7 +14,7 @@ from time import perf_counter
 
 import torch
 
-from dualform import Recorder, Replay
+from dualform import Recorder, Rerun
 from dualform.answers import GroupSums, Hits, Ledger
 from dualform.query.engine import Engine, open_memory
 from dualform.questions import GroupSum, TopK, Vectors
@@ -26,14 +26,14 @@ from dualform_studies.images.training.updates import train
 from dualform_studies.limits.sizes import sizes_of
 from dualform_studies.pages.folder import Report
 
-PROBE = "test-digits"
+QUERY_SET = "test-digits"
 MASK = "label != 3"
 """What the masked questions leave out: one class, trained among the others."""
 
 _REPEATS = 5
 _BEST = 10
-_REPLAYED = 20
-"""Test images that stored keys and a replay are both asked about."""
+_RERAN = 20
+"""Test images that stored keys and a rerun are both asked about."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Trial:
         return perf_counter() - start
 
     def record(self, folder: Path, *, keys: bool = True) -> float:
-        """Record it, and the test images as a probe; seconds of the training, until all is on disk."""
+        """Record it, and the test images as a query set; seconds of the training, until all is on disk."""
         network = build_network(self.recipe.widths(digits()), self.seed)
         optimizer = self.recipe.optimizer(network)
         dataset = digits()
@@ -66,17 +66,17 @@ class Trial:
             recorder.flush()
             seconds = perf_counter() - start
             if keys:
-                recorder.probe(PROBE, torch.from_numpy(dataset.inputs(dataset.test)), label=dataset.test.labels)
+                recorder.query_set(QUERY_SET, torch.from_numpy(dataset.inputs(dataset.test)), label=dataset.test.labels)
         return seconds
 
-    def replay(self, folder: Path, questions: list[TopK | GroupSum]) -> list[Hits | GroupSums | Ledger]:
+    def rerun(self, folder: Path, questions: list[TopK | GroupSum]) -> list[Hits | GroupSums | Ledger]:
         """The answers of the training run again; `folder` holds it without keys."""
         network = build_network(self.recipe.widths(digits()), self.seed)
         optimizer = self.recipe.optimizer(network)
-        replay = Replay(network, optimizer, folder, questions)
-        with replay:
-            train(network, optimizer, self._stream(digits()), self.recipe.clip, recorder=replay)
-        return replay.answers()
+        rerun = Rerun(network, optimizer, folder, questions)
+        with rerun:
+            train(network, optimizer, self._stream(digits()), self.recipe.clip, recorder=rerun)
+        return rerun.answers()
 
     def _stream(self, dataset: Dataset) -> Iterator[Batch]:
         return batches(dataset, batch_rows(dataset.split.trained, self.recipe, self.seed, part=0))
@@ -105,19 +105,19 @@ def measure(trial: Trial, folder: Path) -> Report:
 
 
 def _best(memory: Engine, layer: str) -> object:
-    return memory.topk(layer, f"{PROBE}/0", k=_BEST, score="abs")
+    return memory.topk(layer, f"{QUERY_SET}/0", k=_BEST, score="abs")
 
 
 def _signed(memory: Engine, layer: str) -> object:
-    return memory.group_sum(layer, f"{PROBE}/0", by="label")
+    return memory.group_sum(layer, f"{QUERY_SET}/0", by="label")
 
 
 def _absolute(memory: Engine, layer: str) -> object:
-    return memory.group_sum(layer, f"{PROBE}/0", by="label", score="abs")
+    return memory.group_sum(layer, f"{QUERY_SET}/0", by="label", score="abs")
 
 
 def _masked(memory: Engine, layer: str) -> object:
-    return memory.output(layer, f"{PROBE}/0", where=MASK)
+    return memory.output(layer, f"{QUERY_SET}/0", where=MASK)
 
 
 BEST_SLOTS, SIGNED_SUMS = "ten best slots", "signed weights summed over each label"
@@ -167,23 +167,23 @@ def scoring_seconds(folders: Sequence[Path], layers: Sequence[str]) -> list[floa
 
 
 def _best_of_all(memory: Engine, layer: str) -> object:
-    return memory.topk(layer, PROBE, k=_BEST, score="abs")
+    return memory.topk(layer, QUERY_SET, k=_BEST, score="abs")
 
 
-def compare_replay(trial: Trial, stored: Path, folder: Path) -> Report:
+def compare_rerun(trial: Trial, stored: Path, folder: Path) -> Report:
     """The same training recorded without keys into `folder`, run again, and asked what the stored one is asked."""
     trial.record(folder, keys=False)
     with open_memory(stored) as memory:
         questions: list[TopK | GroupSum] = []
         expected: list[Hits | GroupSums] = []
         for layer in trial.layers:
-            queries = memory.probe(PROBE, layer).queries
+            queries = memory.query_set(QUERY_SET, layer).queries
             assert queries is not None, "the layer was named"
-            asked = Vectors(queries[:_REPLAYED])
+            asked = Vectors(queries[:_RERAN])
             best, sums = TopK(layer, asked, _BEST), GroupSum(layer, asked, ("label",))
             questions += [best, sums]
             expected += [memory.ask(best), memory.ask(sums)]
-    found = trial.replay(folder, questions)
+    found = trial.rerun(folder, questions)
     same = [_numbers(one) == _numbers(other) for one, other in zip(expected, found, strict=True)]
     return {
         "questions": len(questions),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dualform_studies.limits.claims import COSTS, REPLAY, STORAGE, limits_claims
+from dualform_studies.limits.claims import COSTS, RERUN, STORAGE, limits_claims
 from dualform_studies.limits.costs import BEST_SLOTS, MASK, QUESTIONS, SIGNED_SUMS
 from dualform_studies.limits.sizes import PARTS
 from dualform_studies.limits.storage import GPT_3, in_bytes
@@ -25,23 +25,23 @@ def limits_page(out: Path, report: Report) -> Page:
     page.heading(STORAGE)
     page.paragraph(
         "Bytes of keys: datapoints, times the widths of the keys, times the bytes of a "
-        "number. A replay keeps no keys, only the columns of slots and digests of each step. The network's weights "
+        "number. A rerun keeps no keys, only the columns of slots and digests of each step. The network's weights "
         "before and after come on top either way."
     )
     page.show(_storage_table(report))
     page.heading(COSTS)
     page.paragraph(_costs(report))
     page.show(_costs_table(report))
-    page.heading(REPLAY)
-    page.paragraph(_replay(report))
-    page.show(_replay_table(report))
+    page.heading(RERUN)
+    page.paragraph(_rerun(report))
+    page.show(_rerun_table(report))
     return page
 
 
 def _limits_table(report: Report) -> Table:
     short, long = report["measured"][0], report["measured"][-1]
     gpt_3 = next(row for row in report["storage"] if row["name"] == GPT_3.name)
-    replayed, stored = report["replay"]["bytes"], short["bytes"]
+    reran, stored = report["rerun"]["bytes"], short["bytes"]
     best, signed = (1e3 * long["warm_seconds"][name] for name in (BEST_SLOTS, SIGNED_SUMS))
     slower = long["warm_seconds"][SIGNED_SUMS] / short["warm_seconds"][SIGNED_SUMS]
     cancelled = max(long["cancellation"].values())
@@ -65,8 +65,8 @@ def _limits_table(report: Report) -> Table:
         (
             "Storage limits experiments to small datasets (section 6).",
             f"Of the training of {short['slots']:,} slots, keys and values take "
-            f"{in_bytes(stored['keys'] + stored['values'])} and tables {in_bytes(stored['tables'])}; of its replay, "
-            f"{in_bytes(replayed['keys'] + replayed['values'])} and {in_bytes(replayed['tables'])}.",
+            f"{in_bytes(stored['keys'] + stored['values'])} and tables {in_bytes(stored['tables'])}; of its rerun, "
+            f"{in_bytes(reran['keys'] + reran['values'])} and {in_bytes(reran['tables'])}.",
             "A training that can be run again needs no stored keys: the first run gives the queries, the second "
             "answers them.",
         ),
@@ -100,16 +100,16 @@ def _storage_table(report: Report) -> Table:
     return Table(
         "storage",
         "Keys of the trainings that the paper reports, and of the one that it estimates. The paper's code keeps those "
-        "of its LSTMs in float16. The digests of GPT-3's replay are left out: the paper does not say how many updates "
+        "of its LSTMs in float16. The digests of GPT-3's rerun are left out: the paper does not say how many updates "
         "it took.",
-        ("training", "keys", "bytes", "the paper's text", "columns and digests of a replay"),
+        ("training", "keys", "bytes", "the paper's text", "columns and digests of a rerun"),
         [
             (
                 row["name"],
                 row["what"],
                 in_bytes(row["key_bytes"]),
                 row["text"] or "-",
-                in_bytes(row["replay_bytes"]),
+                in_bytes(row["rerun_bytes"]),
             )
             for row in report["storage"]
         ],
@@ -148,22 +148,22 @@ def _costs_table(report: Report) -> Table:
     return Table("costs", "Costs by the length of the training.", columns, rows)
 
 
-def _replay(report: Report) -> str:
-    replay, short = report["replay"], report["measured"][0]
+def _rerun(report: Report) -> str:
+    rerun, short = report["rerun"], report["measured"][0]
     return (
         f"The training of {short['steps']:,} updates was recorded once more without keys and values and run again to "
-        f"answer {replay['questions']} questions about the best slots and the sums over labels: {replay['same']} of "
+        f"answer {rerun['questions']} questions about the best slots and the sums over labels: {rerun['same']} of "
         "the answers are those of the stored memory to the last bit."
     )
 
 
-def _replay_table(report: Report) -> Table:
-    stored, replayed = report["measured"][0]["bytes"], report["replay"]["bytes"]
+def _rerun_table(report: Report) -> Table:
+    stored, reran = report["measured"][0]["bytes"], report["rerun"]["bytes"]
     return Table(
-        "replay",
-        "What either way stores, in kB. Probes are what the stored memory is asked about.",
-        ("", "keys stored", "replayed"),
-        [(words, *(_kilobytes(sizes[part]) for sizes in (stored, replayed))) for part, words in PARTS.items()],
+        "rerun",
+        "What either way stores, in kB. Query sets are what the stored memory is asked about.",
+        ("", "keys stored", "reran"),
+        [(words, *(_kilobytes(sizes[part]) for sizes in (stored, reran))) for part, words in PARTS.items()],
     )
 
 

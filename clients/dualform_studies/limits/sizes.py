@@ -6,14 +6,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-Part: TypeAlias = Literal["keys", "values", "tables", "weights", "probes", "marks"]
+Part: TypeAlias = Literal["keys", "values", "tables", "weights", "query_sets", "marks"]
 
 PARTS: dict[Part, str] = {
     "keys": "keys",
     "values": "values",
     "tables": "tables of slots and steps",
     "weights": "weights before and after",
-    "probes": "probes, the stored test images",
+    "query_sets": "query sets, the stored test images",
     "marks": "marks of the memory",
 }
 """In words."""
@@ -34,5 +34,5 @@ def _part(path: Path) -> Part:
     if path.parts[0] == "weights":
         return "weights"
     if path.parts[0] == "probes":
-        return "probes"
+        return "query_sets"
     return "tables" if path.suffix == ".duckdb" else "marks"

@@ -43,13 +43,13 @@ TRAININGS = (
 
 
 def storage_report(training: Training) -> Report:
-    """Bytes of the keys, and of what a replay keeps in their place; without digests where updates are not known."""
+    """Bytes of the keys, and of what a rerun keeps in their place; without digests where updates are not known."""
     cost = estimate(training.slots, training.widths, 0, training.updates or 0, 0.0, training.number_bytes)
     return {
         "name": training.name,
         "what": training.in_words(),
         "key_bytes": cost.key_bytes,
-        "replay_bytes": cost.replay_bytes,
+        "rerun_bytes": cost.rerun_bytes,
         "text": training.text,
     }
 

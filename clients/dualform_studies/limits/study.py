@@ -8,7 +8,7 @@ from time import perf_counter
 from dualform_studies.assignment import Assignment
 from dualform_studies.images.training.recipe import Recipe
 from dualform_studies.limits.claims import limits_claims
-from dualform_studies.limits.costs import Trial, compare_replay, measure, scoring_seconds
+from dualform_studies.limits.costs import Trial, compare_rerun, measure, scoring_seconds
 from dualform_studies.limits.page import limits_page
 from dualform_studies.limits.storage import GPT_3, TRAININGS, in_bytes, storage_report
 from dualform_studies.pages.claims import Beside
@@ -48,7 +48,7 @@ def run_limits(assignment: Assignment, recipe: Recipe | None = None) -> Report:
         "recipe": recipe.in_words(),
         "storage": [storage_report(training) for training in TRAININGS],
         "measured": measured,
-        "replay": compare_replay(trials["short"], out / "short", out / "replayed"),
+        "rerun": compare_rerun(trials["short"], out / "short", out / "reran"),
     }
     say("measuring what it costs", turns, turns)
     gpt_3 = storage_report(GPT_3)

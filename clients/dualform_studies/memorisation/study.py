@@ -13,7 +13,6 @@ import torch
 
 from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
-from dualform_studies.certificates import certificate_report, certificate_table
 from dualform_studies.memorisation.basis.chapters import basis_chapters
 from dualform_studies.memorisation.memory.heads_chapter import head_memory_chapter
 from dualform_studies.memorisation.memory.mask_chapters import mask_chapter
@@ -27,6 +26,7 @@ from dualform_studies.memorisation.transformer.training import Recipe, train_rec
 from dualform_studies.pages.claims import claims_table
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.pages.page import Page
+from dualform_studies.reconstructions import reconstruction_report, reconstruction_table
 
 _NO_SLOT = "step < 0"
 
@@ -59,11 +59,11 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
             "slots": slots,
             "facts": dict(zip(facts.names, facts.next_tokens.tolist(), strict=True)),
             "known": known,
-            "verify": {name: certificate_report(certificate) for name, certificate in verified.items()},
+            "verify": {name: reconstruction_report(reconstruction) for name, reconstruction in verified.items()},
             "cancellation": dict(memory.cancellation(where=_NO_SLOT)),
             "disk_bytes": bytes_on_disk(out),
         }
-        page.show(certificate_table(report["verify"], report["cancellation"], "all its terms"))
+        page.show(reconstruction_table(report["verify"], report["cancellation"], "all its terms"))
         maps_chapter(page, network, facts, recipe)
         seeds = range(seed, seed + recipe.seeds)
         siblings = train_siblings(recipe, seeds, progress=progress)

@@ -27,7 +27,7 @@ class CommandLine:
     @property
     def commands(self) -> list[str]:
         """What was asked, one of each kind: RUN stands for the memory, LAYER for the layers that were named in turn,
-        ROWS for lists of probe rows, PASSAGE for the passages that were masked, DRAWN for training images that were
+        ROWS for lists of query set rows, PASSAGE for the passages that were masked, DRAWN for training images that were
         drawn at random."""
         return list(self._said)
 
@@ -44,9 +44,9 @@ class CommandLine:
         return answer
 
 
-def probe_rows(probe: str, rows: Iterable[int]) -> str:
-    """Rows of a probe as --query takes them."""
-    return f"{probe}/{','.join(map(str, rows))}"
+def query_set_rows(query_set: str, rows: Iterable[int]) -> str:
+    """Rows of a query set as --query takes them."""
+    return f"{query_set}/{','.join(map(str, rows))}"
 
 
 def _short(words: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""What a language study will take, said before it trains: slots, bytes and seconds, with keys stored and by replay.
+"""What a language study will take, said before it trains: slots, bytes and seconds, with keys stored and by rerun.
 
 Some steps of the training are timed; what recording and answering add is arithmetic (dualform_studies/limits/cost.py).
-Where keys are stored, the study trains once more, to compare the recorded training with a plain one; a replay trains
+Where keys are stored, the study trains once more, to compare the recorded training with a plain one; a rerun trains
 twice as it is.
 """
 
@@ -51,9 +51,9 @@ def dry_run(
             "bytes": cost.store_bytes + weights,
             "seconds": cost.training_seconds + cost.store_seconds,
         },
-        "replay": {
-            "bytes": cost.replay_bytes + weights,
-            "seconds": cost.replay_seconds,
+        "rerun": {
+            "bytes": cost.rerun_bytes + weights,
+            "seconds": cost.rerun_seconds,
         },
     }
     report["tables"] = [_table(report).plain()]
@@ -61,7 +61,7 @@ def dry_run(
 
 
 def _table(report: Report) -> Table:
-    ways = {"stored": "keys stored, and trained plainly", "replay": "--replay: no keys stored, trained twice"}
+    ways = {"stored": "keys stored, and trained plainly", "rerun": "--rerun: no keys stored, trained twice"}
     return Table(
         "estimate",
         f"{report['study']}: {report['slots']:,} slots with keys of {report['key_width']:,} numbers, "

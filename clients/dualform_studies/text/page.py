@@ -48,7 +48,7 @@ def _describe(page: Page, report: Report) -> None:
     )
     if corpus["note"]:
         page.paragraph(corpus["note"])
-    way = "without keys, the questions answered while it ran a second time" if report["replay"] else "with its keys"
+    way = "without keys, the questions answered while it ran a second time" if report["rerun"] else "with its keys"
     page.paragraph(
         f"The training was recorded {way}: {report['slots']:,} datapoints, "
         f"{report['disk_bytes'] / 1e9:.2f} GB on disk. Attention weights are those of the LSTM's one linear "
@@ -82,20 +82,20 @@ def _show_perplexity(page: Page, report: Report) -> None:
 
 def _sameness(report: Report) -> str:
     if report["unharmed"] is None:
-        return "those of the second training, step by step (a replay refuses any other)"
+        return "those of the second training, step by step (a rerun refuses any other)"
     return "equal to the last bit to the plain training's" if report["unharmed"] else "DIFFERENT"
 
 
 def _asking_on(report: Report) -> str:
     study = report["study"]
-    if report["replay"]:
+    if report["rerun"]:
         return (
             "No keys are stored, so questions about other prompts need the training once more: give them to another "
-            f"run, `dualform study {study} --data DATA --out RUN --replay --prompt TEXT`."
+            f"run, `dualform study {study} --data DATA --out RUN --rerun --prompt TEXT`."
         )
     return (
         f"`dualform study {study} --data DATA --out RUN --prompt TEXT`, RUN being this run's folder, adds a prompt "
         "to this page without training again. The queries of the prompts asked last are in `report/queries.npy`, one a "
         "token: `dualform topk RUN --layer lstm --query RUN/report/queries.npy` lists single datapoints, "
-        "`dualform sums` with `--by position` every sum."
+        "`dualform group-sum` with `--by position` every sum."
     )

@@ -31,13 +31,13 @@ def check_same(report: Report, assignment: Assignment, digest: str) -> None:
                 f"{assignment.out} holds a run with {name} {there}, not {asked}.",
                 hint="Name another folder with --out, or ask this one without saying how to train.",
             )
-    if report["replay"] or assignment.replay:
+    if report["rerun"] or assignment.rerun:
         raise BadInput(
-            f"the run in {assignment.out} is there, and a replay trains anew.",
+            f"the run in {assignment.out} is there, and a rerun trains anew.",
             hint="Name another folder with --out and give all prompts at once."
-            if report["replay"]
-            else "It stored its keys: ask it without --replay.",
-            field="replay",
+            if report["rerun"]
+            else "It stored its keys: ask it without --rerun.",
+            field="rerun",
         )
     if digest != report["corpus"]["digest"]:
         raise BadInput(

@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from dualform import Recorder, Replay
+from dualform import Recorder, Rerun
 from dualform_studies.progress import Progress, or_silent
 from dualform_studies.recorded_memory import open_recorded
-from dualform_studies.text.appearance import passages, streams
 from dualform_studies.text.attention import Question
 from dualform_studies.text.corpora import Corpus
 from dualform_studies.text.network import LAYER, LanguageModel, build_network
+from dualform_studies.text.previews import passages, streams
 from dualform_studies.text.prompts import CONTEXT
 from dualform_studies.text.recipe import Recipe
 from dualform_studies.text.streams import chunks_of_a_pass
 from dualform_studies.text.tokens import Tokens, Vocabulary
 from dualform_studies.text.training import Watch, begin, train
 
-PROBE, PASSAGES = "test", 16
+QUERY_SET, PASSAGES = "test", 16
 """Passages of the test text, of CONTEXT tokens each, that are stored as queries."""
 
 
@@ -59,7 +59,7 @@ class Task:
         return network, perf_counter() - start
 
     def record(self, out: Path, *, keys: bool, watch: Watch) -> tuple[LanguageModel, float]:
-        """The same, recorded into a folder and watched; without keys for a replay."""
+        """The same, recorded into a folder and watched; without keys for a rerun."""
         network, optimizer = self._begin()
         names = {self.corpus.name: self.vocabulary.words}
         start = perf_counter()
@@ -73,29 +73,29 @@ class Task:
         return network, seconds
 
     def _show(self, recorder: Recorder) -> None:
-        """Store what the streams read, and passages of the test text as a probe, for whoever looks at the memory."""
-        recorder.gallery(self.corpus.name, streams(self.train, self.recipe))
+        """Store what the streams read, and passages of the test text as a query set."""
+        recorder.previews(self.corpus.name, streams(self.train, self.recipe))
         length = min(CONTEXT, len(self.test) - 1)
         begins = np.arange(min(PASSAGES, (len(self.test) - 1) // length)) * length
         places = begins[:, None] + np.arange(length)
         inputs, labels = (torch.from_numpy(self.test.ids[own]).to(self.device) for own in (places, places + 1))
-        recorder.probe(PROBE, inputs, label=labels, gallery=passages(self.test, begins.tolist(), length))
+        recorder.query_set(QUERY_SET, inputs, label=labels, previews=passages(self.test, begins.tolist(), length))
 
-    def replay(self, out: Path, questions: Sequence[Question]) -> tuple[list[Any], float]:
+    def rerun(self, out: Path, questions: Sequence[Question]) -> tuple[list[Any], float]:
         """Answers from the training run again, and the seconds it took."""
         network, optimizer = self._begin()
         start = perf_counter()
-        replay = Replay(network, optimizer, out, questions)
-        with replay:
-            self._train(network, optimizer, replay, "training again, for the answers")
-        return replay.answers(), perf_counter() - start
+        rerun = Rerun(network, optimizer, out, questions)
+        with rerun:
+            self._train(network, optimizer, rerun, "training again, for the answers")
+        return rerun.answers(), perf_counter() - start
 
     def ask_stored(self, out: Path, questions: Sequence[Question]) -> tuple[list[Any], float]:
         """Answers from stored keys, and the seconds it took."""
         start = perf_counter()
         say = or_silent(self.progress)
         answers: list[Any] = []
-        with open_recorded(out, memory=None) as memory:
+        with open_recorded(out, ram=None) as memory:
             for done, question in enumerate(questions):
                 say("asking the memory", done, len(questions))
                 answers.append(memory.ask(question))

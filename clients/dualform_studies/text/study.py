@@ -111,7 +111,7 @@ def _check_room(out: Path, recipe: Recipe) -> None:
     if needed > free:
         raise BadInput(
             f"the keys would take {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free.",
-            hint="Give --replay, which stores none, fewer --steps, or another --out; --dry-run tells slots and time.",
+            hint="Give --rerun, which stores none, fewer --steps, or another --out; --dry-run tells slots and time.",
             field="out",
         )
 
@@ -124,20 +124,20 @@ def _run(
     standards: Mapping[str, Standard],
     compared: Sequence[int],
 ) -> Report:
-    """The training: plain and recorded, or, where it is replayed, recorded and then run again for the answers."""
+    """The training: plain and recorded, or, where it is run again, recorded and then run again for the answers."""
     out, recipe, start = assignment.out, task.recipe, perf_counter()
-    if not assignment.replay:
+    if not assignment.rerun:
         _check_room(out, recipe)
     measured: dict[str, Surprise] = {}
     seconds: dict[str, float] = {}
     plain: LanguageModel | None = None
-    if not assignment.replay:
+    if not assignment.rerun:
         plain, seconds["training"] = task.run_plain()
         measured["plain"] = foretell(plain, task.test.ids, recipe.batch)
     of_a_pass = task.of_a_pass
     read = read_by(task.vocabulary, [prompts[number] for number in compared])
     taker = CheckpointTaker(updates_to_stop_at(recipe.steps, of_a_pass), read, task.test, recipe.batch)
-    network, seconds["recorded_training"] = task.record(out, keys=not assignment.replay, watch=taker)
+    network, seconds["recorded_training"] = task.record(out, keys=not assignment.rerun, watch=taker)
     measured["recorded"] = foretell(network, task.test.ids, recipe.batch)
     report: Report = {
         "study": study.name,
@@ -147,7 +147,7 @@ def _run(
         "preset": assignment.preset or next(iter(study.presets)),
         "recipe": asdict(recipe),
         "updates_of_the_paper": study.presets["paper"].steps,
-        "replay": assignment.replay,
+        "rerun": assignment.rerun,
         "corpus": describe_corpus(task),
         "slots": recipe.slots,
         "disk_bytes": bytes_on_disk(out),
@@ -164,9 +164,9 @@ def _run(
     samples = samples_of(prompts, standards, task)
     before = taker.taken[:-1] if compared else ()
     asking = prepare(network, task.vocabulary, prompts, compared, before, asked_of(samples))
-    way = task.replay if assignment.replay else task.ask_stored
+    way = task.rerun if assignment.rerun else task.ask_stored
     attention, took = _ask(out, report, task, asking, standards, samples, way)
-    seconds["training_again" if assignment.replay else "asking"] = took
+    seconds["training_again" if assignment.rerun else "asking"] = took
     report["course"] = course_of(asking, attention, standards, taker.taken, of_a_pass)
     seconds["all"] = perf_counter() - start
     return _write(study, out, report)
@@ -205,7 +205,7 @@ def _ask(
     folder = report_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "queries.npy", asking.queries)
-    with open_recorded(out, memory=None) as memory:
+    with open_recorded(out, ram=None) as memory:
         report["prompts"] += findings(asking, attention, memory, task, standards)
     report["prevalence"] += prevalence_of(samples, attention)
     for number, prompt in enumerate(asking.prompts):

@@ -23,7 +23,7 @@ from dualform_studies.text.streams import chunks
 from dualform_studies.text.tokens import Tokens
 
 StepContext: TypeAlias = Callable[..., AbstractContextManager[object]]
-"""`step` of a recorder or of a replay."""
+"""`step` of a recorder or of a rerun."""
 Watch: TypeAlias = Callable[[LanguageModel, int], None]
 """Told the network, and how many updates it has had."""
 

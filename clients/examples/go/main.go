@@ -1,6 +1,6 @@
-// Asks a server which training datapoints the queries of a probe attend to most, and prints those of the first one.
+// Asks a server which training datapoints the queries of a query_set attend to most, and prints those of the first one.
 //
-//	go run . ADDRESS LAYER PROBE K      with DUALFORM_TOKEN a token, and DUALFORM_CA a PEM file to trust, for TLS
+//	go run . ADDRESS LAYER QUERY_SET K      with DUALFORM_TOKEN a token, and DUALFORM_CA a PEM file to trust, for TLS
 package main
 
 import (
@@ -50,7 +50,7 @@ func matrix(rows, cols int64, numbers []float32) *pb.Matrix {
 	return &pb.Matrix{Rows: rows, Cols: cols, Dtype: pb.ElementType_ELEMENT_TYPE_FLOAT32, Data: data}
 }
 
-func ask(address, layer, probe string, k int64) error {
+func ask(address, layer, query_set string, k int64) error {
 	security := grpc.WithTransportCredentials(insecure.NewCredentials())
 	if authority := os.Getenv("DUALFORM_CA"); authority != "" {
 		trusted, err := credentials.NewClientTLSFromFile(authority, "")
@@ -74,7 +74,7 @@ func ask(address, layer, probe string, k int64) error {
 		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
 	}
 
-	stored, err := memory.Probe(ctx, &pb.ProbeRequest{Name: probe, Layer: &layer})
+	stored, err := memory.QuerySet(ctx, &pb.QuerySetRequest{Name: query_set, Layer: &layer})
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func explain(err error) {
 
 func main() {
 	if len(os.Args) != 5 {
-		fmt.Fprintln(os.Stderr, "usage: ask ADDRESS LAYER PROBE K")
+		fmt.Fprintln(os.Stderr, "usage: ask ADDRESS LAYER QUERY_SET K")
 		os.Exit(2)
 	}
 	k, err := strconv.ParseInt(os.Args[4], 10, 64)

@@ -1,6 +1,6 @@
-// Asks a server which training datapoints the queries of a probe attend to most, and prints those of the first one.
+// Asks a server which training datapoints the queries of a query_set attend to most, and prints those of the first one.
 //
-//     node ask.js ADDRESS LAYER PROBE K      with DUALFORM_TOKEN a token, and DUALFORM_CA a PEM file to trust, for TLS
+//     node ask.js ADDRESS LAYER QUERY_SET K      with DUALFORM_TOKEN a token, and DUALFORM_CA a PEM file to trust, for TLS
 
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
@@ -9,7 +9,7 @@ import grpc from "@grpc/grpc-js";
 import loader from "@grpc/proto-loader";
 import protobuf from "protobufjs";
 
-const [address, layer, probe, k] = process.argv.slice(2);
+const [address, layer, query_set, k] = process.argv.slice(2);
 const { DUALFORM_TOKEN: token, DUALFORM_CA: authority } = process.env;
 
 const proto = fileURLToPath(new URL("../../../protos/dualform_proto/v1/dualform.proto", import.meta.url));
@@ -54,7 +54,7 @@ function details(error) {
 }
 
 try {
-  const { queries } = await ask("Probe", { name: probe, layer });
+  const { queries } = await ask("QuerySet", { name: query_set, layer });
   const vectors = matrix(queries.rows, queries.cols, floats(queries.data));
   const hits = await ask("TopK", { layer, queries: { vectors }, k: Number(k) });
   const slots = longs(hits.ids);

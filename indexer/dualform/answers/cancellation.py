@@ -11,10 +11,10 @@ from dualform.answers.columns import Columns, column_of
 from dualform.answers.scan import Scan
 from dualform.answers.table import Shown
 
-WHOSE_GRADE = "The grade is that of the whole sum, of which a mask leaves a part."
+WHOSE_STATUS = "The status is that of the whole sum, of which a mask leaves a part."
 WHAT_A_MASK_MEANS = (
     "A mask takes terms out of this training's sum, by arithmetic; it is not retraining without them. What remains was "
-    f"learned beside what is masked. {WHOSE_GRADE}"
+    f"learned beside what is masked. {WHOSE_STATUS}"
 )
 """Said wherever a mask is offered, beside the figures."""
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns, column_of
-from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
 from dualform.answers.plots import axes_or_new, check_number, draw_terms, name_of
 from dualform.answers.scan import Scan
+from dualform.answers.status import Status
 from dualform.answers.table import Table, beside, counted, first_places, group_columns
 
 
@@ -21,7 +21,8 @@ from dualform.answers.table import Table, beside, counted, first_places, group_c
 class Contributions(Table):
     """The terms of a layer's output under a mask, all of which add up to it:
 
-    output = initial + bias + standing + the sum of `sums` over the groups + residual        (paper, equation 13)
+    output = initial + bias + unrecorded change + the sum of `sums` over the groups + residual        (paper, equation
+    13)
 
     Iterated, it gives the terms of one query after another, each as Contributions.
     """
@@ -36,8 +37,8 @@ class Contributions(Table):
     """float64[n, d_out]: what began before the record, a_0 W_0 q, and what the optimizer held then."""
     bias: NDArray[np.float64]
     """float64[d_out]: the whole bias as the mask leaves it, what the slots brought to it too; zeros without one."""
-    standing: NDArray[np.float64]
-    """float64[n, d_out]: what moved the weight outside the record, or was forgotten, whatever the mask leaves."""
+    unrecorded_change: NDArray[np.float64]
+    """float64[n, d_out]: what moved the weight outside the record, or was deleted, whatever the mask leaves."""
     residual: NDArray[np.float64]
     """float64[n, d_out]: the output that the same mask's weights give, less all of the above: roundings."""
     unexplained: NDArray[np.float64] | None = None
@@ -49,7 +50,7 @@ class Contributions(Table):
     """The columns that the question grouped by."""
     space: str = ""
     """The slot space of the layer, whose slots were grouped."""
-    grade: Grade = field(default_factory=lambda: Grade("exact"))
+    status: Status = field(default_factory=lambda: Status("exact"))
     """How exact the layer's record is as of the step that was asked for."""
     scan: Scan = field(default_factory=Scan)
 
@@ -66,7 +67,7 @@ class Contributions(Table):
             self,
             sums=self.sums[own],
             initial=self.initial[own],
-            standing=self.standing[own],
+            unrecorded_change=self.unrecorded_change[own],
             residual=self.residual[own],
             unexplained=unexplained,
         )
@@ -74,7 +75,9 @@ class Contributions(Table):
     @property
     def output(self) -> NDArray[np.float64]:
         """float64[n, d_out]: what all of it adds up to, which `output` gives under the same mask."""
-        total: NDArray[np.float64] = self.sums.sum(axis=1) + self.initial + self.bias + self.standing + self.residual
+        total: NDArray[np.float64] = (
+            self.sums.sum(axis=1) + self.initial + self.bias + self.unrecorded_change + self.residual
+        )
         return total
 
     def __len__(self) -> int:
@@ -94,7 +97,9 @@ class Contributions(Table):
         """
         n, groups, d_out = self.sums.shape
         query, place, output = first_places((n, groups + len(_TERMS), d_out), most)
-        others = np.stack([self.initial, np.broadcast_to(self.bias, (n, d_out)), self.standing, self.residual], axis=1)
+        others = np.stack(
+            [self.initial, np.broadcast_to(self.bias, (n, d_out)), self.unrecorded_change, self.residual], axis=1
+        )
         of_group, other = place < groups, np.maximum(place - groups, 0)
         value = others[query, other, output]
         value[of_group] = self.sums[query[of_group], place[of_group], output[of_group]]
@@ -115,7 +120,9 @@ class Contributions(Table):
         own = slice(_SHOWN_OUTPUTS)
         n, groups = self.sums.shape[:2]
         bias = np.broadcast_to(self.bias, self.initial.shape)
-        others = np.stack([part[:, own] for part in (self.initial, bias, self.standing, self.residual)], axis=1)
+        others = np.stack(
+            [part[:, own] for part in (self.initial, bias, self.unrecorded_change, self.residual)], axis=1
+        )
         brought = np.concatenate([others, self.sums[:, :, own]], axis=1)
         query, place = first_places((n, len(_TERMS) + groups), most)
         terms = [*_TERMS, *["group"] * groups]
@@ -136,7 +143,7 @@ class Contributions(Table):
         """
         own = self.sums[check_number(query, len(self), "query")]
         order = np.argsort(-np.abs(own).max(axis=1, initial=0.0), kind="stable")[:most]
-        others = [self.initial[query], self.bias, self.standing[query]]
+        others = [self.initial[query], self.bias, self.unrecorded_change[query]]
         axes = axes_or_new(axes)
         names = [name_of(self.by, self.groups[group]) for group in order.tolist()]
         draw_terms(axes, [*names, *_TERMS[:3]], np.stack([*own[order], *others]))
@@ -149,10 +156,10 @@ class Contributions(Table):
         outputs = counted(width, "output")
         shown = f" (the first {_SHOWN_OUTPUTS} are shown)" if width > _SHOWN_OUTPUTS else ""
         sizes = (counted(len(self), "query"), counted(len(self.groups), "group"), f"{outputs}{shown}")
-        return f"Contributions{by}: {', '.join(sizes)}; the layer's record is {self.grade}"
+        return f"Contributions{by}: {', '.join(sizes)}; the layer's record is {self.status}"
 
 
 _SHOWN_OUTPUTS = 6
 """Outputs that it shows of itself."""
-_TERMS = ("initial", "bias", "standing", "residual")
+_TERMS = ("initial", "bias", "unrecorded_change", "residual")
 """What no group has, in the order of the rows."""

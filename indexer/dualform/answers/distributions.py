@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns
-from dualform.answers.grade import Grade
 from dualform.answers.plots import axes_or_new, check_number, draw_curve
 from dualform.answers.scan import Scan
+from dualform.answers.status import Status
 from dualform.answers.table import Table, counted, first_places
 
 
@@ -40,7 +40,7 @@ class Distributions(Table):
     scan: Scan = field(default_factory=Scan)
     space: str = ""
     """The slot space whose slots were ranked."""
-    grade: Grade | None = None
+    status: Status | None = None
     """Of contributions, how exact the record of the layer is; None for scores of keys alone, which need no such."""
 
     @property

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns
-from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
 from dualform.answers.plots import axes_or_new, check_number, draw_bars, name_of
 from dualform.answers.scan import Scan
+from dualform.answers.status import Status
 from dualform.answers.table import Table, beside, counted, first_places, group_columns, slots_told
 
 
@@ -37,7 +37,7 @@ class GroupSums(Table):
     scan: Scan = field(default_factory=Scan)
     space: str = ""
     """The slot space whose slots were summed."""
-    grade: Grade | None = None
+    status: Status | None = None
     """Of contributions, how exact the record of the layer is; None for scores of keys alone, which need no such."""
     numbers: NDArray[np.int64] | None = None
     """int64[n, min(k, total)]: the group of each sum, by its place in `groups`; None without k."""
@@ -106,7 +106,7 @@ class GroupSums(Table):
         by = f" by {', '.join(self.by)}" if self.by else ""
         of = slots_told(self.scan, self.space)
         shown = "" if self.numbers is None else f"; the {self.numbers.shape[1]:,} largest of each query"
-        record = "" if self.grade is None else f"; the layer's record is {self.grade}"
+        record = "" if self.status is None else f"; the layer's record is {self.status}"
         return f"GroupSums{by}: {counted(len(self), 'query')}, {groups}{f' of {of}' if of else ''}{shown}{record}"
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns
-from dualform.answers.grade import Grade
 from dualform.answers.plots import axes_or_new, check_number, draw_ranks, name_of
 from dualform.answers.scan import Scan
+from dualform.answers.status import Status
 from dualform.answers.table import Table, beside, counted, group_columns, slots_told
 
 
@@ -56,7 +56,7 @@ class Hits(Table):
     scan: Scan = field(default_factory=Scan)
     space: str = ""
     """The slot space that `ids` count in."""
-    grade: Grade | None = None
+    status: Status | None = None
     """Of contributions, how exact the record of the layer is; None for scores of keys alone, which need no such."""
 
     @property
@@ -140,6 +140,6 @@ class Hits(Table):
 
     def title(self) -> str:
         among = slots_told(self.scan, self.space)
-        record = "" if self.grade is None else f"; the layer's record is {self.grade}"
+        record = "" if self.status is None else f"; the layer's record is {self.status}"
         hits = f"{counted(len(self), 'query')}, {counted(len(self.ids), 'hit')}"
         return f"Hits: {hits}{f' among {among}' if among else ''}{record}"

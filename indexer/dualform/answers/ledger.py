@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns, column_of
-from dualform.answers.grade import Grade
 from dualform.answers.hits import GroupKey
 from dualform.answers.plots import axes_or_new, check_number, draw_bars, name_of
+from dualform.answers.status import Status
 from dualform.answers.table import Table, beside, counted, first_places, group_columns
 
 _PLAUSIBLE = 50
@@ -55,7 +55,7 @@ class Ledger(Table):
     unexplained: NDArray[np.float64] | None = None
     """float64[n]: the loss of the network that the training ended with, less `final`, that of the one that was rebuilt:
     what the record does not explain of it. None where the training did not come to its end."""
-    grades: Mapping[str, Grade] = field(default_factory=dict)
+    statuses: Mapping[str, Status] = field(default_factory=dict)
     """By layer, how exact its record is."""
 
     @property

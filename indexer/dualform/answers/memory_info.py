@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dualform.answers.columns import Columns, column_of
-from dualform.answers.grade import Grade
+from dualform.answers.status import Status
 from dualform.answers.table import Table, counted
 
 
@@ -24,7 +24,7 @@ class LayerInfo:
     """Keys stored: fewer than slots where the layer's inputs repeat, 0 where none were kept (see `reason`)."""
     values: bool
     """Whether error signals were stored."""
-    grade: Grade
+    status: Status
     """How exact the layer's record is at the end of the training, as measured."""
     views: tuple[str, ...] = ()
     """Names of its parts that are asked like layers: the groups of a convolution, q, k and v of an attention."""
@@ -35,22 +35,22 @@ class LayerInfo:
     @property
     def exact(self) -> bool:
         """Whether outputs and weights rebuilt from the record are those of the training."""
-        return self.grade.exact
+        return self.status.exact
 
     @property
     def reason(self) -> str:
         """Why they are not, or, where they are, what stands in them beside the slots; else empty."""
-        return self.grade.reason
+        return self.status.reason
 
 
 @dataclass(frozen=True)
-class ProbeInfo:
+class QuerySetInfo:
     name: str
     rows: int
     """Its queries of the first of its layers: one an example or, of a layer that sees tokens, one a token."""
     layers: tuple[str, ...]
-    gallery: str = ""
-    """The kind of the gallery of its examples: "images", "texts" or "table"; empty where it has none."""
+    previews: str = ""
+    """The kind of the preview set of its examples: "images", "texts" or "table"; empty where it has none."""
     examples: int | None = None
     """How many there are; None where the record cannot tell."""
 
@@ -78,7 +78,7 @@ class MemoryInfo(Table):
     """Slots by dataset, over all spaces; slots without one are left out."""
     columns: Mapping[str, Mapping[str, str]]
     """By space, its slots' columns and their DuckDB types."""
-    probes: tuple[ProbeInfo, ...]
+    query_sets: tuple[QuerySetInfo, ...]
     cut_off: str = ""
     """Where the recording stands if it did not come to its end, in one sentence; empty if it did."""
     final: Mapping[str, str] = field(default_factory=dict)
@@ -87,9 +87,9 @@ class MemoryInfo(Table):
     """How slots were sampled to hold a budget, and what share is kept, in one sentence; empty where all are."""
     answered_by: str = ""
     """The backend that scores keys for whoever answers, and the compiled loops it has or why it has none."""
-    galleries: Mapping[str, str] = field(default_factory=dict)
-    """Dataset -> kind of its gallery ("images", "texts" or "table"), of those that have one; "" stands for samples that
-    were recorded without a dataset."""
+    previews: Mapping[str, str] = field(default_factory=dict)
+    """Dataset -> kind of its preview set ("images", "texts" or "table"), of those that have one; "" stands for samples
+    that were recorded without a dataset."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -112,7 +112,7 @@ class MemoryInfo(Table):
                 "d_out": column_of([own.d_out for own in layers]),
                 "slots": column_of([own.slots for own in layers]),
                 "values": column_of([own.values for own in layers]),
-                "grade": column_of([str(own.grade) for own in layers]),
+                "status": column_of([str(own.status) for own in layers]),
             }
         )
 
@@ -122,7 +122,7 @@ class MemoryInfo(Table):
         said = (counted(len(self.layers), "layer"), f"{counted(self.steps, 'step')} of {self.optimizer}", *slots, state)
         parts = [
             f"MemoryInfo: {', '.join(own for own in said if own)}",
-            f"probes: {_first({probe.name: probe.rows for probe in self.probes})}",
+            f"query sets: {_first({query_set.name: query_set.rows for query_set in self.query_sets})}",
             f"datasets (slots): {_first(self.datasets)}",
         ]
         skipped = f"{counted(len(self.skipped), 'layer')} not recorded (.skipped)" if self.skipped else ""
@@ -137,4 +137,4 @@ def _first(counts: Mapping[str, int]) -> str:
 
 
 _SHOWN_NAMES = 5
-"""Probes and datasets that a title names."""
+"""Query sets and datasets that a title names."""

@@ -11,8 +11,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns
-from dualform.answers.grade import Grade
 from dualform.answers.scan import Scan
+from dualform.answers.status import Status
 from dualform.answers.table import Shown, counted, slots_told
 
 
@@ -24,11 +24,11 @@ class Outputs(Shown, NDArrayOperatorsMixin):
     """float32[n, d_out]."""
     space: str
     """The slot space of the layer, whose slots the mask chose among."""
-    grade: Grade
+    status: Status
     """How exact the layer's record is as of the step that was asked for: that of the whole sum, whatever a mask
     leaves."""
-    standing: float = 0.0
-    """Size of what moved the weights outside the record, or was forgotten, and stands in them like W_0, relative to the
+    unrecorded_change: float = 0.0
+    """Size of what moved the weights outside the record, or was deleted, and stands in them like W_0, relative to the
     distance they moved; 0.0 where there is nothing of the kind, NaN where there is
     no end to tell how far they moved."""
     scan: Scan = field(default_factory=Scan)
@@ -104,7 +104,7 @@ class Outputs(Shown, NDArrayOperatorsMixin):
         weighed = "" if self.kernel == "linear" else f", weighed by a {self.kernel} at temperature {self.temperature:g}"
         initial = "" if self.initial else ", without W_0 and bias"
         sizes = f"{counted(len(self), 'query')}, {counted(width, 'output')}{shown}"
-        return f"Outputs: {sizes}{f', of {of}' if of else ''}{weighed}{initial}; the layer's record is {self.grade}"
+        return f"Outputs: {sizes}{f', of {of}' if of else ''}{weighed}{initial}; the layer's record is {self.status}"
 
 
 _SHOWN_OUTPUTS = 8

@@ -27,7 +27,7 @@ class Scan:
     """Of the slots that the training had in all of its steps, in the space that was asked or in all, the share that was
     recorded: less than 1.0 where they were sampled to hold a budget, and the answer is of the sample; 1.0 as of a step
     up to which all were kept. As of a later step it is still that of all steps, and of those before it mostly more
-    were kept. Forgetting samples does not change it."""
+    were kept. Deletion samples does not change it."""
 
     @property
     def sample(self) -> str:

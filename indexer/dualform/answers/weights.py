@@ -10,8 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns, column_of
-from dualform.answers.grade import Grade
 from dualform.answers.scan import Scan
+from dualform.answers.status import Status
 from dualform.answers.table import Shown, counted
 from dualform.extras import optional
 
@@ -27,11 +27,11 @@ class Weights(Shown, Mapping[str, Any]):
 
     arrays: Mapping[str, NDArray[Any]]
     """Every parameter and buffer: those of recorded layers in the order of the layers, then the others by name."""
-    grades: Mapping[str, Grade]
+    statuses: Mapping[str, Status]
     """By recorded layer: how exact its record is as of the step that was asked for. It is that of the whole sum,
     whatever a mask leaves."""
-    standing: Mapping[str, float]
-    """By recorded layer: the size of what moved its weights outside the record, or was forgotten, and stands in them
+    unrecorded_change: Mapping[str, float]
+    """By recorded layer: the size of what moved its weights outside the record, or was deleted, and stands in them
     like W_0, relative to the distance they moved; 0.0 where there is nothing of the kind, NaN where there is
     no end to tell how far they moved."""
     not_recorded: tuple[str, ...] = ()
@@ -84,8 +84,8 @@ class Weights(Shown, Mapping[str, Any]):
         ), len(self)
 
     def title(self) -> str:
-        off = {layer: str(grade) for layer, grade in self.grades.items() if not grade.exact}
-        exact = "every layer's record is exact" if not off else f"{counted(len(off), 'layer')} not exact (.grades)"
+        off = {layer: str(status) for layer, status in self.statuses.items() if not status.exact}
+        exact = "every layer's record is exact" if not off else f"{counted(len(off), 'layer')} not exact (.statuses)"
         kept = ", ".join(f"{count:,} {space}" for space, count in self.kept.items())
         parts = [f"Weights: {counted(len(self), 'tensor')}", exact, f"slots that speak: {kept}" if kept else ""]
         if self.not_recorded:

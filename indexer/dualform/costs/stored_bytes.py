@@ -48,7 +48,7 @@ class Stored:
     others: int
     """Of parameters and buffers that no slot explains."""
     weights: int
-    """Initial and final ones, what the optimizer kept before, and probes that were taken."""
+    """Initial and final ones, what the optimizer kept before, and query sets that were taken."""
     slots: Mapping[str, int]
     """By space."""
     told_once: tuple[str, ...]

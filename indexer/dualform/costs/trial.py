@@ -21,8 +21,8 @@ from dualform.record.recorder import Recorder
 from dualform.record.step import Step
 from dualform.record.wrappers import unwrapped_model
 from dualform.store.batch import Batch
-from dualform.store.galleries.gallery import Gallery
 from dualform.store.header import Header
+from dualform.store.previews.preview_set import PreviewSet
 from dualform.store.writer import Writer
 
 _INSTEAD = {"quiet": True, "resume": False}
@@ -134,7 +134,7 @@ class _NotedWriter(Writer):
         self._seen_batches.append(StepBytes(bytes_of_slots(batch), bytes_of_logs(batch)))
         super().append(batch)
 
-    def add_gallery(self, dataset: str | None, gallery: Gallery, most_bytes: int | None = None) -> None:
+    def add_preview_set(self, dataset: str | None, preview_set: PreviewSet, most_bytes: int | None = None) -> None:
         """What samples look like is not tried: encoding it takes as long as in the training itself."""
 
 

@@ -27,7 +27,7 @@ class Influence:
     name: str
     """What the ledger is called."""
     inputs: Inputs
-    """Of n examples, as `Recorder.probe` takes them."""
+    """Of n examples, as `Recorder.query_set` takes them."""
     labels: Any
     """What `loss` is given beside the model's output: a tensor or array whose first axis is the examples."""
     loss: Loss

@@ -60,7 +60,7 @@ def ledger(path: str | PathLike[str], model: nn.Module, influence: Influence, *,
     `model`: the network that was recorded, or one like it. `allow_inexact`: also of layers that the record does not
     explain well enough; the ledger is then that of the training as it was rebuilt. Raises what `dualform.open` raises,
     Inexact for layers that cannot be rebuilt, rules that take the numbers of a parameter together, weights of half
-    precision, memories without keys or values, and forgotten samples; BadInput for another model, for examples and a
+    precision, memories without keys or values, and deleted samples; BadInput for another model, for examples and a
     loss that do not fit, and for sums that the machine has no memory for; RecordingError for a model that is being
     recorded.
     """
@@ -84,7 +84,9 @@ class Walk:
     def __init__(self, view: View, model: nn.Module, influence: Influence, allow_inexact: bool, check: Check) -> None:
         self._view, self._model, self._influence, self._check = view, model, influence, check
         self._layers = _followed_layers(view)
-        self._grades = {name: require(view, layer, None, allow_inexact, check) for name, layer in self._layers.items()}
+        self._statuses = {
+            name: require(view, layer, None, allow_inexact, check) for name, layer in self._layers.items()
+        }
         taps = taps_named(model, self._layers.keys())
         _check_model(view, self._layers, taps, model)
         batch_dims = {name: layer.batch_dim for name, layer in self._layers.items()}
@@ -168,7 +170,7 @@ class Walk:
             by=tuple(self._influence.by),
             method=self._influence.method,
             unexplained=unexplained,
-            grades=self._grades,
+            statuses=self._statuses,
         )
         if found.remark:
             warnings.warn(f"{found.remark}.", RuntimeWarning, stacklevel=4)  # of `ledger`, which torch wraps
@@ -295,7 +297,7 @@ def _explained(view: View, blocks: Sequence[FollowedBlock]) -> set[str]:
 
 def _followed_layers(view: View) -> dict[str, Layer]:
     """By name; what layers without values train is among the other parameters. Raises Inexact where there are none, or
-    without their keys, and where samples were forgotten.
+    without their keys, and where samples were deleted.
     """
     layers = {layer.name: layer for layer in view.snapshot.layers.values() if layer.parameters and layer.values}
     without = [name for name, layer in layers.items() if not layer.keys]
@@ -304,9 +306,9 @@ def _followed_layers(view: View) -> dict[str, Layer]:
         raise Inexact(
             f"{which}: what slots did to a loss takes both.", hint="Record the training with both.", field="influence"
         )
-    if view.snapshot.forgotten:
+    if view.snapshot.deleted:
         raise Inexact(
-            "samples were forgotten, and what they brought stands in one sum as of the end of the training.",
+            "samples were deleted, and what they brought stands in one sum as of the end of the training.",
             hint="Record the training again without them.",
             field="influence",
         )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dualform.extras import missing_package
 from dualform.integrations.columns import Columns, said_of
 from dualform.integrations.folders import Folders
-from dualform.integrations.probes import LastWeights, Probes
+from dualform.integrations.query_sets import LastWeights, QuerySets
 from dualform.record.recorder import Recorder
 
 
@@ -56,18 +56,18 @@ class RecordCallback(_Callback):
         columns: Columns = (),
         *,
         dataset: str | None = None,
-        probes: Mapping[str, Any] | None = None,
-        probe_labels: Mapping[str, Any] | None = None,
-        probe_galleries: Mapping[str, Any] | None = None,
+        query_sets: Mapping[str, Any] | None = None,
+        query_set_labels: Mapping[str, Any] | None = None,
+        query_set_previews: Mapping[str, Any] | None = None,
         make: Callable[..., Recorder] = Recorder,
         **recorder: Any,
     ) -> None:
         """`columns`: of the memory -> place or name in a batch, or a function of it; or names alone where they are the
-        same, or a function from a batch to the arguments of `recorder.step`. `dataset`: the name of all data. `probes`:
-        name -> inputs of the module, taken as the training ends; `probe_labels`: name -> integers, their labels where
-        they have some; `probe_galleries`: name -> dualform.Gallery, what they look like. `make`: what is called for the
-        recorder, as dualform.estimate gives it. `recorder`: further arguments of the Recorder, such as `layers`. Raises
-        BadInput for labels or a gallery of a probe that is not given.
+        same, or a function from a batch to the arguments of `recorder.step`. `dataset`: the name of all data.
+        `query_sets`: name -> inputs of the module, taken as the training ends; `query_set_labels`: name -> integers,
+        their labels where they have some; `query_set_previews`: name -> dualform.PreviewSet, what they look like.
+        `make`: what is called for the recorder, as dualform.estimate gives it. `recorder`: further arguments of the
+        Recorder, such as `layers`. Raises BadInput for labels or a preview set of a query set that is not given.
         """
         super().__init__()
         self.recorder: Recorder | None = None
@@ -75,7 +75,7 @@ class RecordCallback(_Callback):
         self._folders, self._columns, self._arguments = Folders(path, bool(recorder.get("resume"))), columns, recorder
         self._make = make
         self._said = {} if dataset is None else {"dataset": dataset}
-        self._probes = Probes(probes, probe_labels, probe_galleries)
+        self._query_sets = QuerySets(query_sets, query_set_labels, query_set_previews)
         self._open = False
         self._last: LastWeights | None = None
         self._step: Any = None
@@ -95,7 +95,7 @@ class RecordCallback(_Callback):
         if trainer.gradient_clip_val and str(getattr(trainer.gradient_clip_algorithm, "value", "")) == "value":
             warnings.warn(
                 'gradient_clip_algorithm="value" edits single entries of gradients, which no slot explains: outputs '
-                'and weights will be graded off. Clip by "norm" to have them.',
+                'and weights will be approximate. Clip by "norm" to have them.',
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -132,8 +132,8 @@ class RecordCallback(_Callback):
         self._let_go()
         assert self.recorder is not None
         try:
-            self._probes.take(self.recorder)
-        finally:  # where a probe cannot be taken, the training is whole all the same
+            self._query_sets.take(self.recorder)
+        finally:  # where a query set cannot be taken, the training is whole all the same
             self._last = LastWeights(module, self.recorder.path)
             self._close(None)
 

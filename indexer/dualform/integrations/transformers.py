@@ -23,7 +23,7 @@ from dualform.errors import RecordingError
 from dualform.extras import missing_package
 from dualform.integrations.columns import Columns, next_token, places_of, said_of
 from dualform.integrations.folders import Folders
-from dualform.integrations.probes import LastWeights, Probes
+from dualform.integrations.query_sets import LastWeights, QuerySets
 from dualform.record.recorder import Recorder
 
 __all__ = ["RecordMixin", "RecordingTrainer", "next_token"]
@@ -50,9 +50,9 @@ class RecordMixin:
         record: str | PathLike[str] | None = None,
         columns: Columns = (),
         dataset: str | None = None,
-        probes: Mapping[str, Any] | None = None,
-        probe_labels: Mapping[str, Any] | None = None,
-        probe_galleries: Mapping[str, Any] | None = None,
+        query_sets: Mapping[str, Any] | None = None,
+        query_set_labels: Mapping[str, Any] | None = None,
+        query_set_previews: Mapping[str, Any] | None = None,
         recorder: Mapping[str, Any] | None = None,
         make: Callable[..., Recorder] = Recorder,
         **named: Any,
@@ -61,15 +61,19 @@ class RecordMixin:
         that it found (`auto_find_batch_size`), that is recorded beside it, in `mine-2`. `columns`: of the memory ->
         their names in a batch, or names alone where they are the same, or functions of a batch, such as `next_token`;
         those that the model does not take are kept from it, and need no `remove_unused_columns=False`. `dataset`: the
-        name of all data. `probes`: name -> inputs of the model, taken as the training ends; `probe_labels`: name ->
-        integers, their labels where they have some; `probe_galleries`: name -> dualform.Gallery, what they look like.
+        name of all data. `query_sets`: name -> inputs of the model, taken as the training ends; `query_set_labels`:
+        name -> integers, their labels where they have some; `query_set_previews`: name -> dualform.PreviewSet, what
+        they look like.
         `recorder`: further arguments of the Recorder, such as `layers`. `make`: what is called for it, as
-        dualform.estimate gives it. Raises BadInput for labels or a gallery of a probe that is not given.
+        dualform.estimate gives it. Raises BadInput for labels or a preview set of a query set that is not given.
         """
         self.recorder: Recorder | None = None
         """Of the training that runs, or ran last."""
         self._columns, self._dataset = columns, dataset
-        self._probes, self._recorder_arguments = Probes(probes, probe_labels, probe_galleries), dict(recorder or {})
+        self._query_sets, self._recorder_arguments = (
+            QuerySets(query_sets, query_set_labels, query_set_previews),
+            dict(recorder or {}),
+        )
         self._make = make
         self._folders = None if record is None else Folders(record, bool(self._recorder_arguments.get("resume")))
         self._recording, self._taken = False, frozenset[str]()
@@ -164,8 +168,8 @@ class RecordMixin:
         self._recording = False
         try:
             if error is None:
-                self._probes.take(self.recorder)
-        finally:  # where a probe cannot be taken, the training is whole all the same
+                self._query_sets.take(self.recorder)
+        finally:  # where a query set cannot be taken, the training is whole all the same
             self.recorder.__exit__(None if error is None else type(error), error, None)
 
 

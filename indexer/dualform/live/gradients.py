@@ -31,7 +31,7 @@ def gradients(
 ) -> ExampleGradients:
     """What the examples' losses send back to every recorded layer with values that the model calls for them.
 
-    `inputs` and `batch_dim` are as in `Recorder.probe`; `loss` gives a number for each example of what the model
+    `inputs` and `batch_dim` are as in `Recorder.query_set`; `loss` gives a number for each example of what the model
     returns and the labels. `info` is the memory's, whose layers the model must have. The model runs in eval mode, with
     gradients that are added to no parameter, and is left as it was. Where rows of a layer are of several examples
     together, as those of a table of places, the examples run one by one. Warns where the model's weights are not those

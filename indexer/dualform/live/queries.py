@@ -21,7 +21,7 @@ from dualform.record.found_layers import FoundLayers
 from dualform.record.model_arguments import Inputs
 from dualform.record.module_taps import taps_named
 from dualform.record.owners import Owners
-from dualform.record.probes import ProbeTaker
+from dualform.record.query_sets import QuerySetTaker
 from dualform.record.state import state_of
 from dualform.record.taps import Tap
 from dualform.record.wrappers import whole_model
@@ -37,15 +37,15 @@ def queries(
     """The queries of every recorded layer that the model calls for the inputs, and of its views, by name; of a layer
     that is called several times, those of its first call.
 
-    `inputs` and `batch_dim` are as in `Recorder.probe`; `info` is the memory's, whose layers the model must have. The
-    model runs in eval mode, without gradients, and is left as it was. Under an autocast around the call it computes in
-    half precision, and the queries are what its layers then take. Warns where its weights are not those that the
+    `inputs` and `batch_dim` are as in `Recorder.query_set`; `info` is the memory's, whose layers the model must have.
+    The model runs in eval mode, without gradients, and is left as it was. Under an autocast around the call it computes
+    in half precision, and the queries are what its layers then take. Warns where its weights are not those that the
     training ended with. Raises BadInput for a model that is not the recorded one, RecordingError for a
     call of a layer that has no keys.
     """
     model = whole_model(model)
     layers = {layer.name: layer for layer in info.layers}
-    taker = ProbeTaker(lambda tap: layers[tap.name].batch_dim if tap.name in layers else 0)
+    taker = QuerySetTaker(lambda tap: layers[tap.name].batch_dim if tap.name in layers else 0)
     with _listening(model, layers.keys(), taker) as taps:
         check_widths(taps.values(), layers)
         taker.run(model, inputs, batch_size, batch_dim)
@@ -72,13 +72,13 @@ def of_layer(found: Mapping[str, Vectors], layer: str) -> Vectors:
 
 
 @contextmanager
-def _listening(model: nn.Module, names: Iterable[str], taker: ProbeTaker) -> Iterator[dict[str, Tap]]:
+def _listening(model: nn.Module, names: Iterable[str], taker: QuerySetTaker) -> Iterator[dict[str, Tap]]:
     """The model's layers of some names hand their inputs to the taker."""
     taps = taps_named(model, set(names))
     owners = _Everything([], model)
     found = FoundLayers(model, owners)
     listener = Collector(owners, lambda tap: None, lambda tap, error: _raise(error), _raise)
-    listener.probe = taker
+    listener.query_set = taker
     try:
         for tap in taps.values():
             tap.attach(listener)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from dualform.query.search.tally import Tally
-from dualform.store.memory_budget import MemoryBudget
+from dualform.store.ram_budget import RamBudget
 
 Value = TypeVar("Value")
 _LOOK = 0.05
@@ -25,10 +25,10 @@ class _Held(NamedTuple):
 class Cache:
     """The values used last, up to a number of bytes: arrays, mappings of arrays, and whatever says its `nbytes`."""
 
-    def __init__(self, limit: int | MemoryBudget, tally: Tally | None = None) -> None:
+    def __init__(self, limit: int | RamBudget, tally: Tally | None = None) -> None:
         """`limit`: bytes, or the budget that it shares with other caches. `tally` counts what was found and made."""
         self._tally = tally or Tally()
-        self._budget = MemoryBudget(limit, limit // 2) if isinstance(limit, int) else limit
+        self._budget = RamBudget(limit, limit // 2) if isinstance(limit, int) else limit
         self._owner = object()
         self._making: dict[Hashable, threading.Event] = {}
         self._lock = threading.Lock()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dualform.query.score import backends
 from dualform.query.view import View
-from dualform.store.memory_budget import MemoryBudget
+from dualform.store.ram_budget import RamBudget
 from dualform.store.read_bytes import READ
 from dualform.store.segment_cache import SegmentCache
 
@@ -39,7 +39,7 @@ class Counts:
     """Whether the memory is still being recorded, or was cut off."""
 
 
-def counted(view: View, segments: SegmentCache | None, budget: MemoryBudget | None) -> Counts:
+def counted(view: View, segments: SegmentCache | None, budget: RamBudget | None) -> Counts:
     """Of the engine that answers from `view`, with what it keeps: under a budget, that of all who share it."""
     tally, backend = view.tally, view.backend
     codes = backend.screen.codes if isinstance(backend, backends.ScreenBackend) else None

@@ -20,7 +20,7 @@ from dualform.query.resolved import Resolved
 from dualform.query.score.canonical import as_float32
 from dualform.query.score.key_rows import KeyRows, key_rows
 from dualform.query.score.kinds import Kind, ProductKind
-from dualform.query.score.kinds.signed import Signed
+from dualform.query.score.kinds.dot import Dot
 from dualform.query.score.rescoring import score_every
 from dualform.query.search.scan import Scorer
 from dualform.query.search.searcher import Search
@@ -49,9 +49,9 @@ def distributions(resolved: Resolved[Distribution], check: Check) -> Distributio
         sums = np.cumsum(sizes)
         scores[query], cumulative[query] = as_float32(ranked[ranks - 1]), sums[ranks - 1]
         totals[query], effective[query] = sums[-1], effective_slots(sizes)
-    grade = None if resolved.directed is None else resolved.directed.grade
+    status = None if resolved.directed is None else resolved.directed.status
     return Distributions(
-        ranks, scores, cumulative, totals, effective, count, resolved.scan(), resolved.layer.space, grade
+        ranks, scores, cumulative, totals, effective, count, resolved.scan(), resolved.layer.space, status
     )
 
 
@@ -78,7 +78,7 @@ def effective_slots(sizes: NDArray[np.float64]) -> float:
 
 def _sorted_scores(resolved: Resolved[Distribution], check: Check) -> Iterator[NDArray[np.float64]]:
     """By query, float64[m]: the canonical scores of all entries, ascending."""
-    kind: Kind = resolved.score if resolved.directed is None else Signed()
+    kind: Kind = resolved.score if resolved.directed is None else Dot()
     if isinstance(kind, ProductKind):
         return _product_scores(resolved, kind, check)
     return _other_scores(resolved, kind, check)

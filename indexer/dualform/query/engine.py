@@ -30,11 +30,10 @@ from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.tally import Tally
 from dualform.query.search.top_k import top_k
 from dualform.query.sql.process import Sql
-from dualform.query.stored_probe import stored_probe
+from dualform.query.stored_query_set import stored_query_set
 from dualform.query.sums.group_sum import group_sum
 from dualform.query.view import Check, View
 from dualform.questions import (
-    AppearanceLookup,
     Contribution,
     Distribution,
     GradientSum,
@@ -44,7 +43,8 @@ from dualform.questions import (
     MaskCancellation,
     NetworkWeights,
     Output,
-    ProbeLookup,
+    PreviewLookup,
+    QuerySetLookup,
     Question,
     SlotLookup,
     SqlStatement,
@@ -54,14 +54,14 @@ from dualform.questions import (
 from dualform.store.allocator import return_large_blocks
 from dualform.store.byte_counts import bytes_of
 from dualform.store.forks import OwnProcess
-from dualform.store.memory_budget import MemoryBudget, anonymous_bytes, resident_bytes
+from dualform.store.ram_budget import RamBudget, anonymous_bytes, resident_bytes
 from dualform.store.runs import Runs, opened, opened_again
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.snapshot import Snapshot
 
 A = TypeVar("A")
 CACHE_BYTES = 1 << 30
-Bound: TypeAlias = int | str | MemoryBudget
+Bound: TypeAlias = int | str | RamBudget
 """Bytes, a text as "2 GB", or a budget that several memories share."""
 _FEWER_QUERIES = "Ask with fewer queries at once, or by fewer groups"
 _FEWER_EXAMPLES = "Ask with fewer examples at once, or by fewer groups"
@@ -74,7 +74,7 @@ def open_memory(
     backend: str | None = None,
     cache_bytes: int = CACHE_BYTES,
     held_bytes: int | None = None,
-    memory: Bound | None = None,
+    ram: Bound | None = None,
     whole_process: bool = False,
 ) -> Engine:
     """The memory in a folder, ready for questions; or in several, the runs of a training that was resumed, in order.
@@ -82,22 +82,22 @@ def open_memory(
     Steps and slots of a run follow those of the run before; the column `run` counts from 0.
     `backend` scores keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; None picks what fits the machine. All
     give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights), and
-    `held_bytes` the keys and values that are: half of the machine's memory where it is None. With `memory` (bytes, a
-    text as "2 GB", or a MemoryBudget that other engines draw on), all that the engine holds takes that much at most,
+    `held_bytes` the keys and values that are: half of the machine's RAM where it is None. With `ram` (bytes, a
+    text as "2 GB", or a RamBudget that other engines draw on), all that the engine holds takes that much at most,
     with what questions need while they are answered; `cache_bytes` and `held_bytes` then say nothing, and a question
     that needs more is refused. With `whole_process`, what the process holds already counts, the libraries it has loaded
     among it: all that is resident, now and whenever a question begins; and its allocator gives large blocks back early.
 
-    Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network and for too little memory,
+    Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network and for too little RAM,
     NotFound or MissingPackage for the backend.
     """
     runs = (path,) if isinstance(path, str | Path) else tuple(path) if isinstance(path, Iterable) else (path,)
     if not all(isinstance(run, str | Path) for run in runs):
         raise BadInput(f"the memory is {path!r}.", hint="Name its folder, or those of its runs.", field="path")
     before = anonymous_bytes()
-    budget = memory if isinstance(memory, MemoryBudget) else None
-    if budget is None and memory is not None:
-        budget = MemoryBudget.shared(bytes_of(memory, "memory"))
+    budget = ram if isinstance(ram, RamBudget) else None
+    if budget is None and ram is not None:
+        budget = RamBudget.shared(bytes_of(ram, "ram"))
     if budget is not None and whole_process:
         return_large_blocks()
     segments = SegmentCache(held_bytes, budget)
@@ -113,7 +113,7 @@ def open_memory(
         if isinstance(chosen, backends.ScreenBackend):
             chosen.screen.codes = CodesCache(budget.most_bytes // 2, budget)
     engine = Engine(found, chosen, cache_bytes, segments, budget)
-    bound = memory.given if isinstance(memory, MemoryBudget) else memory
+    bound = ram.given if isinstance(ram, RamBudget) else ram
     again = folders[0] if isinstance(path, str | Path) else folders
     engine._reopened = partial(open_memory, again, backend, cache_bytes, held_bytes, bound, whole_process)
     return engine
@@ -135,7 +135,7 @@ class Engine(Answers):
         backend: backends.Backend,
         cache_bytes: int = CACHE_BYTES,
         segments: SegmentCache | None = None,
-        budget: MemoryBudget | None = None,
+        budget: RamBudget | None = None,
     ) -> None:
         """`budget`: what all caches share, and questions claim their part of; None for caches of their own sizes."""
         self._backend, self._cache_bytes = backend, cache_bytes
@@ -200,15 +200,15 @@ class Engine(Answers):
             case SqlStatement():
                 with self._room(lambda: needs.of_sql(self._sql), check):
                     return self._sql.run(question.text, check, view.bounds.answer_bytes)
-            case ProbeLookup():
-                return stored_probe(view, question.name, question.layer)
-        # Loaded by the first who asks for them: scores need none of the rules and grades, and are asked first.
+            case QuerySetLookup():
+                return stored_query_set(view, question.name, question.layer)
+        # Loaded by the first who asks for them: scores need none of the rules and statuses, and are asked first.
         from dualform.query import info, network
-        from dualform.query.appearances import appearances
         from dualform.query.distribution import distributions
         from dualform.query.gradients.answers import gradient_sum, gradient_top_k
         from dualform.query.gradients.examples import examples_of
-        from dualform.query.weights import certificate, contributions
+        from dualform.query.previews import previews
+        from dualform.query.weights import contributions, reconstruction
 
         match question:
             case Distribution():
@@ -238,14 +238,14 @@ class Engine(Answers):
                 one = None if question.layer is None else view.snapshot.layer(question.layer)
                 with self._room(lambda: needs.of_weights(view, one), check, "" if one else "Ask of one layer"):
                     return network.cancellation(view, question, check)
-            case AppearanceLookup():
-                with self._room(needs.of_appearances, check, "Ask for fewer samples at once"):
-                    return appearances(view, question)
+            case PreviewLookup():
+                with self._room(needs.of_previews, check, "Ask for fewer samples at once"):
+                    return previews(view, question)
             case Inventory():
                 return info.describe(view)
             case Verification():
                 with self._room(lambda: needs.of_weights(view), check):
-                    return certificate.certify(view, check)
+                    return reconstruction.certify(view, check)
         raise BadInput(f"{type(question).__name__} is no question.", hint="See dualform.questions.", field="question")
 
     def _resolved(self, question: Q, view: View, check: Check) -> Resolved[Q]:

@@ -6,7 +6,7 @@ from dualform.answers import LayerInfo, MemoryInfo
 from dualform.query.sampling_note import sampling_note
 from dualform.query.score.backends import described
 from dualform.query.view import View
-from dualform.query.weights.exactness import grade
+from dualform.query.weights.exactness import status
 from dualform.store.layer import Layer
 
 
@@ -23,12 +23,12 @@ def describe(view: View) -> MemoryInfo:
         skipped=dict(memory.skipped),
         datasets=view.datasets(),
         columns={space: dict(memory.space(space).columns) for space in memory.spaces_of_layers},
-        probes=tuple(memory.probes.values()),
+        query_sets=tuple(memory.query_sets.values()),
         cut_off=memory.cut_off,
         sampling=sampling_note(view),
         final=dict(memory.final_digests),
         answered_by=described(view.backend),
-        galleries=dict(memory.galleries),
+        previews=dict(memory.preview_sets),
     )
 
 
@@ -44,7 +44,7 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         if layer.keys
         else 0,
         values=layer.values,
-        grade=grade(view, layer, None),
+        status=status(view, layer, None),
         views=layer.view_names,
         batch_dim=layer.batch_dim,
     )

@@ -4,7 +4,7 @@ Shapes: n queries, m entries that a mask leaves, H entries of a layer, G groups,
 
 Work goes block by block, so that most of it takes the same room however large the memory is (`WORK`), and no more than
 a layer's rows and their scores in a small one. What grows with the question is counted here: numbers for each entry,
-and the answer itself. Measured, not only counted (tests/query/test_memory_budget.py).
+and the answer itself. Measured, not only counted (tests/query/test_ram_budget.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dualform.answers.appearances import MOST_BYTES
+from dualform.answers.previews import MOST_BYTES
 from dualform.query.bounds import RANK_BYTES
 from dualform.query.resolved import Resolved
 from dualform.query.score.rescoring import HELD_BYTES
@@ -30,8 +30,8 @@ from dualform.questions import (
     Output,
     TopK,
 )
-from dualform.store.galleries.stored_gallery import HELD_BATCHES
 from dualform.store.layer import Layer
+from dualform.store.previews.stored_previews import HELD_BATCHES
 from dualform.store.snapshot import Snapshot
 from dualform.store.weights import WEIGHTS
 
@@ -73,8 +73,8 @@ def of_slots(view: View, count: int) -> int:
     return min(WORK, BASE + numbers) + count * max(widths)
 
 
-def of_appearances() -> int:
-    """Of what samples looked like: batches of a gallery, an answer, and the answer once more as it is put together."""
+def of_previews() -> int:
+    """Of previews: batches of a preview set, and an answer twice, as it is put together."""
     return HELD_BATCHES + 4 * MOST_BYTES
 
 
@@ -91,7 +91,7 @@ def of_top_k(resolved: Resolved[TopK]) -> int:
 
 def of_group_sum(resolved: Resolved[GroupSum]) -> int:
     assert resolved.groups is not None, "a GroupSum has columns to group by"
-    if resolved.question.toward is not None and resolved.directed is None:
+    if resolved.question.target is not None and resolved.directed is None:
         return of_contributions(resolved)
     groups, queries, entries = len(resolved.groups.counts), len(resolved.queries), resolved.selection.count
     absolute, answer = resolved.question.score == "abs", 8 * queries * groups

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Cancellation, Concentration, Grade, Outputs, Scan, Weights
+from dualform.answers import Cancellation, Concentration, Outputs, Scan, Status, Weights
 from dualform.errors import BadInput, NotFound
 from dualform.query.resolved import Resolved
 from dualform.query.slots import check_space
@@ -38,16 +38,16 @@ def output(resolved: Resolved[Output], check: Check) -> Outputs:
         case "softmax":
             weighed = softmax(view, layer, resolved.selection, question, resolved.queries, check)
             values, effective = weighed.values, weighed.effective_slots
-            grade, standing = weighed.grade, weighed.standing
+            status, unrecorded_change = weighed.status, weighed.unrecorded_change
         case "linear":
-            values, grade, standing = _linear(resolved, check)
+            values, status, unrecorded_change = _linear(resolved, check)
         case other:
             raise BadInput(f"the engine has no kernel {other!r}.", field="kernel")
     return Outputs(
         values,
         layer.space,
-        grade,
-        standing,
+        status,
+        unrecorded_change,
         resolved.scan(),
         question.kernel,
         question.temperature,
@@ -56,22 +56,22 @@ def output(resolved: Resolved[Output], check: Check) -> Outputs:
     )
 
 
-def _linear(resolved: Resolved[Output], check: Check) -> tuple[NDArray[np.float32], Grade, float]:
-    """The outputs, their grade, and how much stands of the weights whatever the mask leaves."""
+def _linear(resolved: Resolved[Output], check: Check) -> tuple[NDArray[np.float32], Status, float]:
+    """The outputs, their status, and how much stands of the weights whatever the mask leaves."""
     question, view, layer, selection = resolved.question, resolved.view, resolved.layer, resolved.selection
     at_step, inexact = question.at_step, question.allow_inexact
     partners = tied(view, layer.stored, question.where, check)
     check_step(at_step, view.snapshot.steps)
-    grade = require(view, layer.stored, at_step, inexact, check)
+    status = require(view, layer.stored, at_step, inexact, check)
     at_end = at_step is None or at_step == view.snapshot.steps
-    if question.initial and not partners and (grade.exact or not at_end):
+    if question.initial and not partners and (status.exact or not at_end):
         direct = direct_outputs(view, layer, selection, at_step, resolved.queries, check)
         if direct is not None:
-            return direct, grade, 0.0
+            return direct, status, 0.0
     weights = rebuild(view, layer.stored, selection, at_step, inexact, check, partners)
     if not question.initial:
         weights = weights.less(rebuild_without_slots(view, layer.stored, at_step, inexact, check))
-    return outputs(weights.of(layer), resolved.queries, check, layer.groups), weights.grade, weights.standing
+    return outputs(weights.of(layer), resolved.queries, check, layer.groups), weights.status, weights.unrecorded_change
 
 
 def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
@@ -86,8 +86,8 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
         network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
     found = Weights(
         arrays=_ordered(view, network.arrays),
-        grades=network.grades,
-        standing=network.standing,
+        statuses=network.statuses,
+        unrecorded_change=network.unrecorded_change,
         not_recorded=network.not_recorded,
         others=network.others,
         kept=network.kept,

@@ -21,7 +21,17 @@ from dualform.query.slots import entries_of, within
 from dualform.query.view import Check, View, never
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
-from dualform.questions import Contribution, Distribution, GroupSum, Output, ProbeRows, Queries, SlotKeys, TopK, Vectors
+from dualform.questions import (
+    Contribution,
+    Distribution,
+    GroupSum,
+    Output,
+    Queries,
+    QuerySetRows,
+    SlotKeys,
+    TopK,
+    Vectors,
+)
 from dualform.store.layer import Layer
 
 if TYPE_CHECKING:
@@ -60,8 +70,8 @@ class Resolved(Generic[Q]):
         slots, matching, space = len(self.selection.stays), self.selection.count, self.layer.space
         if isinstance(self.question, Output | Contribution):
             return self.view.scan(self.began, slots, matching, space=space, at_step=self.question.at_step)
-        toward = self.question.toward
-        at_step = None if toward is None else toward.at_step
+        target = self.question.target
+        at_step = None if target is None else target.at_step
         return self.view.scan(self.began, slots, matching, self.view.backend.name, space, at_step)
 
 
@@ -73,12 +83,12 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
     queries = vectors(view, layer, question.queries)
     selection = mask.require_entries(mask.selection(view, layer, question.where, check), question.where, view.datasets)
     directed = None
-    if isinstance(question, TopK | GroupSum | Distribution) and question.toward is not None:
+    if isinstance(question, TopK | GroupSum | Distribution) and question.target is not None:
         from dualform.query.directed.directed_values import directed_values  # scores of keys need none of it
         from dualform.query.weights.slot_values import WithoutValues
 
         try:
-            directed = directed_values(view, layer, selection, question.toward, len(queries), check)
+            directed = directed_values(view, layer, selection, question.target, len(queries), check)
             selection = directed.selection
         except WithoutValues:
             if not isinstance(question, GroupSum):
@@ -137,13 +147,14 @@ def _require_one(layer: Layer, question: TopK | GroupSum | Distribution | Output
         )
 
 
-def _require_examples(view: View, layer: Layer, probe: str) -> None:
-    """Raises BadInput where a layer is not given the examples of a probe one after another."""
+def _require_examples(view: View, layer: Layer, query_set: str) -> None:
+    """Raises BadInput where a layer is not given the examples of a query set one after another."""
     if view.snapshot.space(layer.space).extents.rowless:
         raise BadInput(
-            f"the rows of probe {probe!r} in layer {layer.name!r} are not its examples in their order: the network "
-            "chose them, or nothing tells whose they are.",
-            hint=f"Ask by all of them, as {probe!r}, or by vectors: memory.probe({probe!r}, {layer.name!r}).queries.",
+            f"the rows of query set {query_set!r} in layer {layer.name!r} are not its examples in their order: the "
+            f"network chose them, or nothing tells whose they are.",
+            hint=f"Ask by all of them, as {query_set!r}, or by vectors: memory.query_set({query_set!r}, "
+            f"{layer.name!r}).queries.",
             field="queries",
         )
 
@@ -151,8 +162,8 @@ def _require_examples(view: View, layer: Layer, probe: str) -> None:
 def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
     """float32[n, d_in], finite.
 
-    Raises BadInput for a wrong width, no query at all, and rows of a probe that are no example's; NotFound for a probe,
-    row or slot that does not exist.
+    Raises BadInput for a wrong width, no query at all, and rows of a query set that are no example's; NotFound for a
+    query set, row or slot that does not exist.
     """
     match queries:
         case Vectors(rows):
@@ -161,16 +172,20 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
                     f"layer {layer.name!r} takes {layer.d_in} numbers, got {rows.shape[1]}.", field="queries"
                 )
             return rows
-        case ProbeRows(probe, numbers):
-            stored = view.snapshot.probe(probe)
+        case QuerySetRows(query_set, numbers):
+            stored = view.snapshot.query_set(query_set)
             rows = view.cache.get(
-                ("probe", probe, layer.name),
+                ("query_set", query_set, layer.name),
                 lambda: np.ascontiguousarray(stored.queries(layer.stored.name)[:, layer.own_keys]),
             )
             if numbers is not None:
-                _require_examples(view, layer, probe)
+                _require_examples(view, layer, query_set)
                 view.bounds.require_queries(len(numbers), rows.shape[1])
-            found = rows if numbers is None else rows[within(numbers, len(rows), f"row of probe {probe!r}", "queries")]
+            found = (
+                rows
+                if numbers is None
+                else rows[within(numbers, len(rows), f"row of query set {query_set!r}", "queries")]
+            )
         case SlotKeys(slots):
             view.bounds.require_queries(len(slots), layer.d_in)
             ids = within(slots, view.snapshot.space(layer.space).count, "slot", "queries")

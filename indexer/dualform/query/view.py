@@ -17,8 +17,8 @@ from dualform.query.cache import Cache
 from dualform.query.score.backends import Backend
 from dualform.query.search.tally import Tally
 from dualform.store.layer import Layer
-from dualform.store.memory_budget import MemoryBudget
 from dualform.store.products import Products
+from dualform.store.ram_budget import RamBudget
 from dualform.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class View:
     """What one question is asked of; a question sees one snapshot from its start to its end."""
 
     def __init__(
-        self, snapshot: Snapshot, backend: Backend, cache_bytes: int | MemoryBudget, tally: Tally | None = None
+        self, snapshot: Snapshot, backend: Backend, cache_bytes: int | RamBudget, tally: Tally | None = None
     ) -> None:
         """`cache_bytes`: of masks, groups, norms, sums of keys and rebuilt weights; or the budget that they share with
         all else that is kept.

@@ -10,17 +10,17 @@ from dualform.questions.gradients import (
 )
 from dualform.questions.layer_question import LayerQuestion as LayerQuestion
 from dualform.questions.lookups import (
-    AppearanceLookup as AppearanceLookup,
     Inventory as Inventory,
-    ProbeLookup as ProbeLookup,
+    PreviewLookup as PreviewLookup,
+    QuerySetLookup as QuerySetLookup,
     SlotLookup as SlotLookup,
     SqlStatement as SqlStatement,
     Verification as Verification,
 )
 from dualform.questions.queries import (
-    ProbeRows as ProbeRows,
     Queries as Queries,
     QueriesLike as QueriesLike,
+    QuerySetRows as QuerySetRows,
     SlotKeys as SlotKeys,
     Vectors as Vectors,
     as_queries as as_queries,
@@ -33,8 +33,8 @@ from dualform.questions.rebuilt import (
     Output as Output,
 )
 from dualform.questions.scores import Distribution as Distribution, GroupSum as GroupSum, TopK as TopK
-from dualform.questions.toward import (
-    Toward as Toward,
-    TowardLike as TowardLike,
-    as_toward as as_toward,
+from dualform.questions.target import (
+    Target as Target,
+    TargetLike as TargetLike,
+    as_target as as_target,
 )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
 from dualform.questions.arguments import as_by, as_k, shown
-from dualform.questions.queries import ProbeRows, finite_rows
+from dualform.questions.queries import QuerySetRows, finite_rows
 from dualform.questions.question import Question
 
 GRADIENT = "gradient"
@@ -113,8 +113,8 @@ class GradientTopK(Question[Hits]):
 
     layers: tuple[str, ...]
     """Names, over which dot products are summed; empty for all that have keys and values."""
-    examples: ExampleGradients | ProbeRows
-    """Their gradients, or rows of a probe that was taken with a loss: its examples by number, or all of them."""
+    examples: ExampleGradients | QuerySetRows
+    """Their gradients, or rows of a query set that was taken with a loss: its examples by number, or all of them."""
     k: int = 10
     where: str | None = None
 
@@ -134,7 +134,7 @@ class GradientSum(Question[GroupSums]):
 
     layers: tuple[str, ...]
     """As in GradientTopK."""
-    examples: ExampleGradients | ProbeRows
+    examples: ExampleGradients | QuerySetRows
     """As in GradientTopK."""
     by: tuple[str, ...]
     where: str | None = None
@@ -166,11 +166,11 @@ def _as_layers(layers: Any) -> tuple[str, ...]:
 
 
 def _check_examples(examples: Any) -> None:
-    if not isinstance(examples, ExampleGradients | ProbeRows):
+    if not isinstance(examples, ExampleGradients | QuerySetRows):
         raise BadInput(
             f'score="gradient" is asked with gradients of examples, not with {type(examples).__name__}.',
-            hint="Take them with memory.gradients(model, inputs, labels, loss), or name a probe taken with loss=.",
+            hint="Take them with memory.gradients(model, inputs, labels, loss), or name a query set taken with loss=.",
             field="queries",
         )
-    if isinstance(examples, ProbeRows) and examples.rows == ():
+    if isinstance(examples, QuerySetRows) and examples.rows == ():
         raise BadInput("there are 0 examples.", hint="Give at least one.", field="queries")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Appearances, Certificates, Columns, MemoryInfo, Probe
+from dualform.answers import Columns, MemoryInfo, Previews, QuerySet, Reconstructions
 from dualform.errors import BadInput
 from dualform.questions.arguments import as_ids, check_layer, shown
 from dualform.questions.question import Question
@@ -15,7 +15,7 @@ from dualform.questions.question import Question
 
 @dataclass(frozen=True)
 class Inventory(Question[MemoryInfo]):
-    """What the memory holds: layers, slots, datasets, columns, probes."""
+    """What the memory holds: layers, slots, datasets, columns, query sets."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,32 +39,32 @@ class SqlStatement(Question[Columns]):
 
 
 @dataclass(frozen=True)
-class ProbeLookup(Question[Probe]):
-    """A stored probe, with the queries of a layer where one is named."""
+class QuerySetLookup(Question[QuerySet]):
+    """A stored query set, with the queries of a layer where one is named."""
 
     name: str
     layer: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise BadInput(f"the probe is {shown(self.name)}.", hint="Give a probe's name.", field="name")
+            raise BadInput(f"the query set is {shown(self.name)}.", hint="Give a query set's name.", field="name")
         if self.layer is not None:
             check_layer(self.layer)
 
 
 MOST_SAMPLES = 1024
-"""Whose appearances are asked for at once."""
+"""Whose previews are asked for at once."""
 
 
 @dataclass(frozen=True, eq=False)
-class AppearanceLookup(Question[Appearances]):
-    """What some samples of a dataset looked like, or some examples of a probe, in the order of `samples`."""
+class PreviewLookup(Question[Previews]):
+    """What some samples of a dataset looked like, or some examples of a query set, in the order of `samples`."""
 
     samples: NDArray[np.int64]
-    """int64[n]: of a dataset, the slots' column `sample`; of a probe, its examples, which count from 0."""
+    """int64[n]: of a dataset, the slots' column `sample`; of a query set, its examples, which count from 0."""
     dataset: str | None = None
     """None for samples that were recorded without one."""
-    probe: str | None = None
+    query_set: str | None = None
     """In place of a dataset."""
 
     def __post_init__(self) -> None:
@@ -75,13 +75,13 @@ class AppearanceLookup(Question[Appearances]):
                 hint=f"Ask for at most {MOST_SAMPLES} at a time.",
                 field="samples",
             )
-        if self.dataset is not None and self.probe is not None:
-            raise BadInput("a dataset and a probe are given.", hint="Give one of them.", field="probe")
-        for name in ("dataset", "probe"):
+        if self.dataset is not None and self.query_set is not None:
+            raise BadInput("a dataset and a query set are given.", hint="Give one of them.", field="query_set")
+        for name in ("dataset", "query_set"):
             if not isinstance(given := getattr(self, name), str | None):
                 raise BadInput(f"{name} is {shown(given)}.", hint="Give its name.", field=name)
 
 
 @dataclass(frozen=True)
-class Verification(Question[Certificates]):
+class Verification(Question[Reconstructions]):
     """How well the record rebuilds each layer's final weights; a pass over all keys and values."""

@@ -1,6 +1,6 @@
 """Queries: inputs of a layer. Shapes: n queries, d dimensions of a layer's input.
 
-They check themselves when they are made, as far as that needs no memory: widths and probes are checked by whoever
+They check themselves when they are made, as far as that needs no memory: widths and query sets are checked by whoever
 answers.
 """
 
@@ -82,13 +82,13 @@ class Vectors:
 
 
 @dataclass(frozen=True)
-class ProbeRows:
-    """Queries stored in the memory under a probe's name: the layer's own inputs when the probe was taken.
+class QuerySetRows:
+    """Queries stored in the memory under a query set's name: the layer's own inputs when the query set was taken.
 
-    Asking raises NotFound for a probe that is not there, or does not have the row.
+    Asking raises NotFound for a query set that is not there, or does not have the row.
     """
 
-    probe: str
+    query_set: str
     rows: tuple[int, ...] | None = None
     """Row numbers from 0; None asks with every row, as one must of a layer whose rows the network chooses."""
 
@@ -104,7 +104,7 @@ class ProbeRows:
     @property
     def kind(self) -> Hashable | None:
         """As Vectors.kind; None for what cannot be joined: every row, or none."""
-        return (ProbeRows, self.probe) if self.rows else None
+        return (QuerySetRows, self.query_set) if self.rows else None
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class SlotKeys:
         return SlotKeys if self.slots else None
 
 
-Queries: TypeAlias = Vectors | ProbeRows | SlotKeys
+Queries: TypeAlias = Vectors | QuerySetRows | SlotKeys
 QueriesLike: TypeAlias = Queries | ArrayLike | str
 
 
@@ -140,40 +140,41 @@ def joined_queries(queries: Sequence[Queries]) -> Queries:
     match queries[0]:
         case Vectors():
             return Vectors(np.concatenate([one.rows for one in queries if isinstance(one, Vectors)]))
-        case ProbeRows(probe):
-            rows = (one.rows or () for one in queries if isinstance(one, ProbeRows))
-            return ProbeRows(probe, tuple(chain.from_iterable(rows)))
+        case QuerySetRows(query_set):
+            rows = (one.rows or () for one in queries if isinstance(one, QuerySetRows))
+            return QuerySetRows(query_set, tuple(chain.from_iterable(rows)))
         case SlotKeys():
             slots = (one.slots for one in queries if isinstance(one, SlotKeys))
             return SlotKeys(tuple(chain.from_iterable(slots)))
 
 
 def as_queries(queries: QueriesLike) -> Queries:
-    """Vectors, ProbeRows or SlotKeys as they are; numbers as Vectors; "probe", "probe/3,17" and "probe/10:20", which is
-    rows 10 to 19, as ProbeRows.
+    """Vectors, QuerySetRows or SlotKeys as they are; numbers as Vectors; "query set", "query_set/3,17" and
+    "query_set/10:20", which is rows 10 to 19, as QuerySetRows.
 
     Raises BadInput where a text names no row numbers after its last slash, or a range of none or of too many.
     """
-    if isinstance(queries, Vectors | ProbeRows | SlotKeys):
+    if isinstance(queries, Vectors | QuerySetRows | SlotKeys):
         return queries
     if not isinstance(queries, str):
         return Vectors(queries)  # type: ignore[arg-type]  # it makes an array of them
     name, slash, rows = queries.rpartition("/")
     if not slash:
-        return ProbeRows(queries)
+        return QuerySetRows(queries)
     try:
         ranges = [_range_of(part) for part in rows.split(",")]
     except ValueError:
         raise BadInput(
-            f"{shown(queries)} names no probe row: {shown(rows)} is no row number.",
-            hint="Write PROBE/ROW, for example test-mnist/17, PROBE/3,17 for several, or PROBE/10:20 for 10 to 19.",
+            f"{shown(queries)} names no query set row: {shown(rows)} is no row number.",
+            hint="Write QUERY_SET/ROW, for example test-mnist/17, QUERY_SET/3,17 for several, or QUERY_SET/10:20 for "
+            "10 to 19.",
             field="queries",
         ) from None
     if not all(ranges):
         raise BadInput(f"{shown(queries)} has a range of no row.", hint="10:20 is rows 10 to 19.", field="queries")
     if sum(part.stop - part.start for part in ranges) > MOST_ROWS:
         raise BadInput(f"{shown(queries)} names more than {MOST_ROWS:,} rows.", hint="Ask in parts.", field="queries")
-    return ProbeRows(name, tuple(chain.from_iterable(ranges)))
+    return QuerySetRows(name, tuple(chain.from_iterable(ranges)))
 
 
 def _row_numbers(given: Any, what: str) -> tuple[int, ...]:

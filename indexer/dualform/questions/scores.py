@@ -10,7 +10,7 @@ from dualform.errors import BadInput
 from dualform.questions.arguments import as_by, as_flag, as_k, as_points, check_score
 from dualform.questions.layer_question import LayerQuestion
 from dualform.questions.question import Answer_co
-from dualform.questions.toward import Toward, as_toward
+from dualform.questions.target import Target, as_target
 
 POINTS = 200
 """Ranks at which a distribution is given, where nothing else is asked for: enough to draw it."""
@@ -22,20 +22,20 @@ class ScoreQuestion(LayerQuestion[Answer_co]):
     """What questions about scores have in common, beside their queries. Its kinds are dataclasses with these fields."""
 
     score: str
-    toward: Toward | None
+    target: Target | None
 
     @property
     def kind(self) -> Hashable | None:
-        return super().kind if self.toward is None or self.toward.joins else None
+        return super().kind if self.target is None or self.target.joins else None
 
     @property
     def rebuilds(self) -> bool:
-        return self.toward is not None
+        return self.target is not None
 
     def _check_score(self) -> None:
         """Raises BadInput for a score that is no name, or without the direction that it needs."""
         check_score(self.score)
-        object.__setattr__(self, "toward", as_toward(self.score, self.toward))
+        object.__setattr__(self, "target", as_target(self.score, self.target))
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class TopK(ScoreQuestion[Hits]):
     where: str | None = None
     by: tuple[str, ...] = ()
     """Columns; with any, the k best of each group."""
-    score: str = "signed"
-    """"signed", "abs" or "cosine", or "contribution" with `toward`."""
+    score: str = "dot"
+    """"dot", "abs" or "cosine", or "contribution" with `target`."""
     allow_partial: bool = False
     """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
-    toward: Toward | None = None
+    target: Target | None = None
     """Of "contribution": along which direction, and as of which step."""
 
     def __post_init__(self) -> None:
@@ -79,11 +79,11 @@ class GroupSum(ScoreQuestion[GroupSums]):
 
     by: tuple[str, ...]
     where: str | None = None
-    score: str = "signed"
+    score: str = "dot"
     """As in TopK."""
     allow_partial: bool = False
     """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
-    toward: Toward | None = None
+    target: Target | None = None
     """As in TopK."""
     k: int | None = None
     """Only the k groups of each query whose sums are largest, whatever their sign; None for all groups."""
@@ -112,9 +112,9 @@ class Distribution(ScoreQuestion[Distributions]):
     """
 
     where: str | None = None
-    score: str = "signed"
+    score: str = "dot"
     """As in TopK."""
-    toward: Toward | None = None
+    target: Target | None = None
     """As in TopK."""
     points: int = POINTS
     """At most so many ranks."""

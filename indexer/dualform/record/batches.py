@@ -21,12 +21,12 @@ from dualform.record.start import Start
 from dualform.record.state import state_of
 from dualform.record.summary import stored_bytes
 from dualform.store.batch import Batch
-from dualform.store.galleries.gallery import Gallery
 from dualform.store.header import Ending
 from dualform.store.layer import Layer
 from dualform.store.mark import Mark
 from dualform.store.others import OtherRow
-from dualform.store.probes import ProbeArrays
+from dualform.store.previews.preview_set import PreviewSet
+from dualform.store.query_sets import QuerySetArrays
 
 
 class Batches:
@@ -86,22 +86,22 @@ class Batches:
         else:
             self._sampler.flush()
 
-    def add_probe(self, probe: ProbeArrays) -> None:
-        """Store a probe. Raises BadInput for a name that is taken, and where the budget has no room for it."""
+    def add_query_set(self, query_set: QuerySetArrays) -> None:
+        """Store a query set. Raises BadInput for a name that is taken, and where the budget has no room for it."""
         if self._sampler is not None:
-            self._sampler.charge_probe(probe)
-            probe = replace(probe, gallery_bytes=self._sampler.room)
-        self.sink.add_probe(probe)
-        if self._sampler is not None and probe.gallery is not None:
+            self._sampler.charge_query_set(query_set)
+            query_set = replace(query_set, preview_set_bytes=self._sampler.room)
+        self.sink.add_query_set(query_set)
+        if self._sampler is not None and query_set.preview_set is not None:
             self._sampler.flush()
 
-    def add_gallery(self, dataset: str | None, gallery: Gallery) -> None:
-        """Store a gallery. Raises BadInput as the sink does, and where the budget has no room for it."""
+    def add_preview_set(self, dataset: str | None, preview_set: PreviewSet) -> None:
+        """Store a preview set. Raises BadInput as the sink does, and where the budget has no room for it."""
         if self._sampler is None:
-            self.sink.add_gallery(dataset, gallery)
+            self.sink.add_preview_set(dataset, preview_set)
         else:
             self._sampler.flush()
-            self.sink.add_gallery(dataset, gallery, self._sampler.room)
+            self.sink.add_preview_set(dataset, preview_set, self._sampler.room)
             self._sampler.flush()
 
     def look(self) -> None:

@@ -40,7 +40,7 @@ class Bytes:
     tables: int = 0
     """Of what is said of them."""
     files: int = 0
-    """Of files that are written at once, as a probe's."""
+    """Of files that are written at once, as a query set's."""
 
     @property
     def whole(self) -> int:

@@ -13,7 +13,7 @@ from dualform.errors import RecordingError
 from dualform.record.lineage import Known, KnownRows
 from dualform.record.metadata import Metadata
 from dualform.record.owners import Owners
-from dualform.record.probes import ProbeTaker
+from dualform.record.query_sets import QuerySetTaker
 from dualform.record.step_record import StepRecord
 from dualform.record.taps import Tap
 from dualform.record.taps.watcher import step_begins
@@ -23,7 +23,7 @@ _ARRIVALS = 1 << 32
 
 
 class Collector:
-    """Who the taps of a training report to: it hands everything to the step that runs, or to the probe."""
+    """Who the taps of a training report to: it hands everything to the step that runs, or to the query set."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Collector:
         """
         self.step: StepRecord | None = None
         """The step that runs."""
-        self.probe: ProbeTaker | None = None
-        """The probe that is being taken."""
+        self.query_set: QuerySetTaker | None = None
+        """The query set that is being taken."""
         self._before: weakref.ref[StepRecord] | None = None
         """The step that began last: what it collected is not kept alive for it."""
         self._owners, self._late, self._refused, self._failed = owners, late, refused, failed
@@ -63,13 +63,13 @@ class Collector:
         return self.step
 
     def forward_mode(self) -> str | None:
-        if self.probe is not None:
-            return "probe"
+        if self.query_set is not None:
+            return "query_set"
         return None if self.step is None else "step"
 
     def probed(self, tap: Tap, key: Tensor, rows: Known | None = None) -> None:
-        if self.probe is not None:
-            self.probe.probed(tap, key, rows)
+        if self.query_set is not None:
+            self.query_set.probed(tap, key, rows)
 
     def called(self, tap: Tap, raw: bool, rows: Known | None = None) -> int:
         if self.step is not None:
@@ -102,19 +102,19 @@ class Collector:
             self._told_unseen = True
             warnings.warn(
                 f"layer {tap.name!r}: {self.step.unseen[tap.name]}. What such calls add to gradients is not recorded, "
-                "here and wherever it happens again; layers whose weights are trained by it have a grade that says so. "
-                "Train by loss.backward() what is to be recorded.",
+                "here and wherever it happens again; layers whose weights are trained by it have a status that says "
+                "so. Train by loss.backward() what is to be recorded.",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def refused(self, tap: Tap, error: RecordingError) -> None:
-        if self.probe is not None:
+        if self.query_set is not None:
             raise error
         self._refused(tap, error)
 
     def failed(self, error: Exception, layer: str = "") -> None:
-        if self.probe is not None:
+        if self.query_set is not None:
             raise error
         self._failed(error, layer)
 

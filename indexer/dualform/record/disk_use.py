@@ -16,7 +16,7 @@ _SECTOR = 512
 
 def disk_use(memory: Path, shard: str | None = None) -> int:
     """Bytes that a memory's files and folders take: of all; or of one `shard` by the name of its folder, whose first
-    one counts weights, probes and whatever else is not a shard's.
+    one counts weights, query sets and whatever else is not a shard's.
     """
     return sum(_taken(entry) for entry in _entries(memory, shard, inside=shard is None))
 

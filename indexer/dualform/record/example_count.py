@@ -1,7 +1,7 @@
-"""How many examples a probe has: as many as its inputs hold along their axis, where nothing speaks against it.
+"""How many examples a query set has: as many as its inputs hold along their axis, where nothing speaks against it.
 
 Inputs whose batch is another axis than was said hold another number of examples along it. What layers took of them,
-outputs, labels and a gallery tell; where they do not, the number is unknown.
+outputs, labels and a preview set tell; where they do not, the number is unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ExampleCount:
 
     def known(self, outputs: int | None, labels: int | None, shown: bool) -> int | None:
         """The number of examples; None where it cannot be told. `outputs`, `labels`: how many there are of them, None
-        where there are none; `shown`: whether a gallery has as many samples.
+        where there are none; `shown`: whether a preview set has as many samples.
         """
         others = [own for own in (outputs, labels) if own is not None]
         if self._contradicted or any(self._square.values()) or any(own % self.given for own in others):

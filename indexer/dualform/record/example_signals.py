@@ -22,7 +22,7 @@ from torch.func import functional_call, jvp
 
 from dualform.errors import BadInput
 from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
-from dualform.record.probes import evaluating, uncompiled
+from dualform.record.query_sets import evaluating, uncompiled
 from dualform.record.signal_taker import SignalTaker
 from dualform.record.taps import Tap
 from dualform.record.taps.tap import is_transformed
@@ -46,7 +46,7 @@ class Examples:
     what: str
     """As refusals call them: "influence 'test'"."""
     inputs: Inputs
-    """Of n examples, as `Recorder.probe` takes them."""
+    """Of n examples, as `Recorder.query_set` takes them."""
     labels: Any
     """What `loss` is given beside the model's output: a tensor or array whose first axis is the examples."""
     loss: Loss

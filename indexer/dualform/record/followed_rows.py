@@ -36,7 +36,7 @@ from dualform.record.taps.tap import Listener
 
 
 class FollowedRows(KnownRows):
-    """Of the tensors of the step, or the probe, that runs. Attached to a model, it follows what its modules do."""
+    """Of the tensors of the step, or the query set, that runs. Attached to a model, it follows what its modules do."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class FollowedRows(KnownRows):
         self.around = threading.local()
 
     def attach(self, listener: Listener) -> None:
-        """Follow what runs in its steps and probes."""
+        """Follow what runs in its steps and query sets."""
         self._listener = listener
         self._hold()
         for module in self._model.modules():
@@ -108,7 +108,7 @@ class FollowedRows(KnownRows):
 
     def _runs(self) -> bool:
         """Whether what is called now is to be followed."""
-        asked = self._listener is not None and self._listener.forward_mode() in ("probe", "step")
+        asked = self._listener is not None and self._listener.forward_mode() in ("query_set", "step")
         return asked and not torch._C._are_functorch_transforms_active()
 
     def leave(self, *_: Any) -> None:

@@ -24,7 +24,7 @@ from dualform.record.module_taps import taps_named
 from dualform.record.open_models import OPEN
 from dualform.record.optimizers import around_each_update
 from dualform.record.plan import Plan
-from dualform.record.probes import ProbeTaker
+from dualform.record.query_sets import QuerySetTaker
 from dualform.record.ranks import Ranks
 from dualform.record.recording import Recording
 from dualform.record.sharded_parameters import check_unsharded
@@ -33,8 +33,8 @@ from dualform.record.taps import Tap, identity
 from dualform.record.taps.free_matrix import FreeTap
 from dualform.record.training_shard import leave
 from dualform.store.byte_counts import readable
-from dualform.store.galleries.gallery import Gallery
-from dualform.store.probes import ProbeArrays
+from dualform.store.previews.preview_set import PreviewSet
+from dualform.store.query_sets import QuerySetArrays
 
 
 class RecordedTraining:
@@ -55,7 +55,7 @@ class RecordedTraining:
         """Those that are attached by themselves."""
         self._flush_due = False
         """Whether the step that runs was flushed inside: it counts from its end."""
-        self._galleries: dict[str | None, Gallery] = {}
+        self._preview_sets: dict[str | None, PreviewSet] = {}
         """By dataset, those that wait for the memory to begin."""
         self._attached = ExitStack()
         """Takes away what hangs on the model and the optimizers."""
@@ -84,7 +84,7 @@ class RecordedTraining:
         reasons = self.recording.unreached or self._found.reasons
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
-    def probe(
+    def query_set(
         self,
         name: str,
         inputs: Inputs,
@@ -93,62 +93,62 @@ class RecordedTraining:
         batch_dim: int,
         store: bool,
         traced: Examples | None = None,
-        gallery: Gallery | None = None,
+        preview_set: PreviewSet | None = None,
     ) -> None:
         """Run the model on test examples, and `store` what its layers take, and what the loss of `traced` sends back to
         them. There is a memory.
         """
         assert self.ongoing is not None
-        self.collector.probe = taker = ProbeTaker(self.ongoing.axis_of)
+        self.collector.query_set = taker = QuerySetTaker(self.ongoing.axis_of)
         try:
             taker.run(self.plan.model, inputs, batch_size, batch_dim)
             if labels is not None and traced is None:  # a loss asks for one of each example, and says so
                 taker.check_labels(labels)
-            # Taps of their own: those of the training go on taking what they see for a probe's, which is done.
+            # Taps of their own: those of the training go on taking what they see for a query set's, which is done.
             gradients = None if traced is None else self._gradients(traced, batch_size)
         finally:
-            self.collector.probe = None
+            self.collector.query_set = None
         if store:
             try:
                 outputs = taker.outputs()
                 known = taker.examples.known(
                     outputs=None if outputs is None else len(outputs),
                     labels=None if labels is None else len(labels),
-                    shown=gallery is not None,
+                    shown=preview_set is not None,
                 )
-                arrays = ProbeArrays(
-                    name, taker.queries(), labels, outputs, known, gradients=gradients, gallery=gallery
+                arrays = QuerySetArrays(
+                    name, taker.queries(), labels, outputs, known, gradients=gradients, preview_set=preview_set
                 )
-                self.ongoing.add_probe(arrays)
+                self.ongoing.add_query_set(arrays)
             except BadInput:
                 raise
             except DualformError as error:
                 self.fail(error)
 
-    def gallery(self, dataset: str | None, gallery: Gallery) -> None:
+    def preview_set(self, dataset: str | None, preview_set: PreviewSet) -> None:
         """Store what samples look like, as soon as there is a memory. Raises BadInput as the sink does."""
         if self.stopped:
             return
         if self.ongoing is None:
-            if dataset in self._galleries:
-                raise BadInput(f"a gallery of {dataset!r} was given already.", field="dataset")
-            self._galleries[dataset] = gallery
+            if dataset in self._preview_sets:
+                raise BadInput(f"a preview set of {dataset!r} was given already.", field="dataset")
+            self._preview_sets[dataset] = preview_set
             return
         try:
-            self.ongoing.batches.add_gallery(dataset, gallery)
+            self.ongoing.batches.add_preview_set(dataset, preview_set)
         except BadInput:
             raise
         except DualformError as error:
             self.fail(error)
 
-    def _store_galleries(self) -> None:
+    def _store_preview_sets(self) -> None:
         """Those that were given before there was a memory: what is wrong with one must not end the training."""
-        while self._galleries and self.ongoing is not None and not self.stopped:
-            dataset = next(iter(self._galleries))
+        while self._preview_sets and self.ongoing is not None and not self.stopped:
+            dataset = next(iter(self._preview_sets))
             try:
-                self.gallery(dataset, self._galleries.pop(dataset))
+                self.preview_set(dataset, self._preview_sets.pop(dataset))
             except BadInput as error:
-                warnings.warn(f"the gallery of {dataset!r} was not stored: {error}", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"the preview set of {dataset!r} was not stored: {error}", RuntimeWarning, stacklevel=4)
 
     def _gradients(self, examples: Examples, batch_size: int) -> ExampleGradients:
         """Of the recorded layers with values."""
@@ -217,7 +217,7 @@ class RecordedTraining:
                 recording.forget(record)
             else:
                 self._finish(recording, record)
-            self._store_galleries()
+            self._store_preview_sets()
         except Exception as error:
             self.fail(error)
         if due:
@@ -293,7 +293,7 @@ class RecordedTraining:
     def close(self, error: BaseException | None) -> None:
         """The memory ends here; `error`: what ended the training, if anything did."""
         assert self.recording is not None
-        self._store_galleries()
+        self._store_preview_sets()
         try:
             self.recording.close(finished=error is None)
         except Exception as failure:

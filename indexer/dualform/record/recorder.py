@@ -34,7 +34,7 @@ from dualform.record.model_arguments import Arguments, Inputs
 from dualform.record.optimizers import check_followed
 from dualform.record.owners import Owners, optimizers_of
 from dualform.record.plan import Plan
-from dualform.record.probes import check_examples, labels_of
+from dualform.record.query_sets import check_examples, labels_of
 from dualform.record.ranks import shard_of
 from dualform.record.recorded_training import RecordedTraining
 from dualform.record.resumption import resumption_of
@@ -49,11 +49,11 @@ from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.wrappers import unwrapped_model
 from dualform.store.byte_counts import readable
 from dualform.store.forks import OwnProcess
-from dualform.store.galleries.gallery import Gallery
-from dualform.store.galleries.gallery_file import dataset_name
 from dualform.store.header import Header
 from dualform.store.new_folder import check_new_folder
-from dualform.store.probes import check_name
+from dualform.store.previews.preview_file import dataset_name
+from dualform.store.previews.preview_set import PreviewSet
+from dualform.store.query_sets import check_name
 from dualform.store.writer import Writer
 
 
@@ -90,7 +90,7 @@ class Recorder(Joinable):
 
         `layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
         gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
-        `keys=False`: keep a digest of each step instead of keys and values, for questions answered by a Replay.
+        `keys=False`: keep a digest of each step instead of keys and values, for questions answered by a Rerun.
 
         `spaces`: name or pattern of layers -> the slot space that their slots belong to. Without it a key [B, d] is a
         slot of "sample", and keys [B, L…, d] are slots of "token". `routed`: names or patterns of layers whose rows the
@@ -178,7 +178,7 @@ class Recorder(Joinable):
         self._failed = False
         self._refused: BadInput | None = None
         """What was refused last outside of a step."""
-        self._probes = set[str]()
+        self._query_sets = set[str]()
         """Names of those that were taken."""
         """Whether the last step was refused, or raised something."""
 
@@ -284,7 +284,7 @@ class Recorder(Joinable):
         self._require_open("flush")
         self._training.flush()
 
-    def probe(
+    def query_set(
         self,
         name: str,
         inputs: Inputs = None,
@@ -292,7 +292,7 @@ class Recorder(Joinable):
         batch_size: int = 1024,
         batch_dim: int = 0,
         loss: Loss | None = None,
-        gallery: Gallery | None = None,
+        previews: PreviewSet | None = None,
         **named: Any,
     ) -> None:
         """Store test examples as queries under a name, with the model's answers as it is now.
@@ -302,23 +302,23 @@ class Recorder(Joinable):
         such axis is the same for all. The model runs in eval mode, without gradients. A layer that sees tokens gets one
         query for each, [n * L, d_in], an example's tokens after one another; one that is called several times gets
         those of its first call. Of several ranks the first one's are stored; where they hold parts of a model that
-        `fully_shard` parted, all of them take the probe.
+        `fully_shard` parted, all of them take the query set.
 
         With `loss`, the gradients of the examples' own losses are stored too, for questions with score="gradient": what
         it makes of the model's answers and `label`, a number for each example, as cross_entropy(…, reduction="none")
         does. `label` is then whatever it takes, and is stored where it is integers.
 
-        `gallery`: what the examples look like, one after another, for memory.appearances(…, probe=name).
+        `previews`: what the examples look like, one after another, for memory.previews(…, query_set=name).
 
         Raises BadInput for a name that is taken, and for a loss that is not one finite number an example;
         RecordingError before the first recorded step. What is refused changes nothing, and if BadInput leaves the
         recorder, the memory has come to its end there.
         """
-        self._require_open("probe")
+        self._require_open("query_set")
         with self._refusing():
-            check_name(name, self._probes)
-            self._probe(name, inputs, label, batch_size, batch_dim, loss, gallery, named)
-            self._probes.add(name)
+            check_name(name, self._query_sets)
+            self._query_set(name, inputs, label, batch_size, batch_dim, loss, previews, named)
+            self._query_sets.add(name)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -330,7 +330,7 @@ class Recorder(Joinable):
                 self._refused = error
             raise
 
-    def _probe(
+    def _query_set(
         self,
         name: str,
         inputs: Inputs,
@@ -338,7 +338,7 @@ class Recorder(Joinable):
         batch_size: int,
         batch_dim: int,
         loss: Loss | None,
-        gallery: Gallery | None,
+        previews: PreviewSet | None,
         named: dict[str, Any],
     ) -> None:
         if named and inputs is not None:
@@ -351,7 +351,7 @@ class Recorder(Joinable):
         if training.stopped or (others and not training.plan.sharded):
             return
         if training.ongoing is None:
-            why = f"Take probes after it; so far: {training.why_empty}."
+            why = f"Take query sets after it; so far: {training.why_empty}."
             raise RecordingError("there is no memory before the first recorded step.", hint=why)
         traced = None
         if loss is not None:
@@ -361,32 +361,34 @@ class Recorder(Joinable):
                     hint="Take the gradients of the whole model: memory.gradients.",
                     field="loss",
                 )
-            traced = Examples(f"probe {name!r}", inputs, label, loss, batch_dim)
+            traced = Examples(f"query set {name!r}", inputs, label, loss, batch_dim)
         labels = labels_of(label, others=traced is not None)
-        if gallery is not None:
-            check_examples(gallery, Arguments(inputs, batch_dim).examples)
-        training.probe(name, inputs, labels, batch_size, batch_dim, store=not others, traced=traced, gallery=gallery)
+        if previews is not None:
+            check_examples(previews, Arguments(inputs, batch_dim).examples)
+        training.query_set(
+            name, inputs, labels, batch_size, batch_dim, store=not others, traced=traced, preview_set=previews
+        )
 
-    def gallery(self, dataset: str | None, gallery: Gallery) -> None:
-        """Store what the samples of a dataset look like, for memory.appearances(…): a dualform.Gallery.images(…),
-        .texts(…) or .table(…). `dataset` and the gallery's samples are what `step` says of them; None for steps without
-        a dataset.
+    def previews(self, dataset: str | None, previews: PreviewSet) -> None:
+        """Store what the samples of a dataset look like, for memory.previews(…): a dualform.PreviewSet.images(…),
+        .texts(…) or .table(…). `dataset` and the preview set's samples are what `step` says of them; None for steps
+        without a dataset.
 
         It is encoded while the training waits; one that is given before the first step is stored when that is over, and
         then a sample that cannot be stored is warned of. Of several ranks the first one's is stored. When the training
-        is over, gallery.store(path, dataset) does the same. Raises BadInput for a dataset that has a gallery, and for a
-        sample that cannot be stored.
+        is over, preview set.store(path, dataset) does the same. Raises BadInput for a dataset that has a preview set,
+        and for a sample that cannot be stored.
         """
-        self._require_open("gallery")
+        self._require_open("previews")
         with self._refusing():
-            if not isinstance(gallery, Gallery):
+            if not isinstance(previews, PreviewSet):
                 raise BadInput(
-                    f"{type(gallery).__name__} is no gallery.",
-                    hint="Make one: dualform.Gallery.images(…), .texts(…) or .table(…).",
-                    field="gallery",
+                    f"{type(previews).__name__} is no preview set.",
+                    hint="Make one: dualform.PreviewSet.images(…), .texts(…) or .table(…).",
+                    field="previews",
                 )
             if self._ranks is None or self._ranks.number == 0:
-                self._training.gallery(dataset_name(dataset) or None, gallery)
+                self._training.preview_set(dataset_name(dataset) or None, previews)
 
     def _run_out(self) -> None:
         self._training.run_out()

@@ -35,7 +35,7 @@ from dualform.record.taps import Tap
 from dualform.record.training import Training
 from dualform.record.training_shard import UPDATES
 from dualform.store.mark import Mark
-from dualform.store.probes import ProbeArrays
+from dualform.store.query_sets import QuerySetArrays
 
 
 class Recording:
@@ -106,11 +106,11 @@ class Recording:
         """Which axis of a layer's keys is the batch."""
         return self._spaces.axis_of(tap.name)
 
-    def add_probe(self, probe: ProbeArrays) -> None:
-        """Store a probe's queries of the layers that are recorded. Raises BadInput for a name that is taken."""
+    def add_query_set(self, query_set: QuerySetArrays) -> None:
+        """Store a query set's queries of the layers that are recorded. Raises BadInput for a name that is taken."""
         recorded = self._layers.names
-        queries = {name: rows for name, rows in probe.queries.items() if name in recorded}
-        self.batches.add_probe(replace(probe, queries=queries, steps=self.steps + self._midway))
+        queries = {name: rows for name, rows in query_set.queries.items() if name in recorded}
+        self.batches.add_query_set(replace(query_set, queries=queries, steps=self.steps + self._midway))
 
     def batch_dims(self) -> dict[str, int]:
         """By recorded layer with values, which axis of its keys is the batch."""

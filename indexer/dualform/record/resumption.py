@@ -173,10 +173,10 @@ class Resumption:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """A moment in which the further run is put on disk, and nobody forgets samples: from its end on, when every
+        """A moment in which the further run is put on disk, and nobody deletes samples: from its end on, when every
         process has begun its shard, it is part of the memory, and what it does not follow is none.
 
-        Raises RecordingError where samples were forgotten since the recorder was made, or a process does not begin.
+        Raises RecordingError where samples were deleted since the recorder was made, or a process does not begin.
         """
         assert self._begins is not None
         with folder_lock(self._folder, wait=True):
@@ -199,11 +199,11 @@ class Resumption:
                 time.sleep(0.01)
 
     def _manifest(self) -> Manifest:
-        """What the memory says of itself at this moment. Raises RecordingError where samples were forgotten."""
+        """What the memory says of itself at this moment. Raises RecordingError where samples were deleted."""
         found = Manifest.read(self._folder)
-        if found.forgotten is not None:
+        if found.deleted is not None:
             raise RecordingError(
-                f"samples of {self._folder} were forgotten, and what they brought stands in one sum as of its end.",
+                f"samples of {self._folder} were deleted, and what they brought stands in one sum as of its end.",
                 hint="Record into a new folder, and open both: dualform.open([first, second]).",
             )
         return found

@@ -14,7 +14,7 @@ from dualform.record.sampled_batch import check_keys, sampled, with_share
 from dualform.store.batch import Batch
 from dualform.store.byte_counts import readable
 from dualform.store.layer import Layer
-from dualform.store.probes import ProbeArrays
+from dualform.store.query_sets import QuerySetArrays
 
 _FILE = 8192
 """What a file takes beside its numbers at most: its header, the rest of its last block, and what the manifest says."""
@@ -106,16 +106,20 @@ class Sampler:
         """Bytes that are left beside what is logged of another step."""
         return max(0, int(self._budget.spare))
 
-    def charge_probe(self, probe: ProbeArrays) -> None:
-        """Raises BadInput, and charges nothing, where a probe does not fit, or would leave no room for another step."""
-        layers = dict.fromkeys([*probe.queries, *(() if probe.gradients is None else probe.gradients.layers)])
-        arrays = [*probe.arrays.values(), *(own for layer in layers for own in probe.arrays_of(layer).values())]
+    def charge_query_set(self, query_set: QuerySetArrays) -> None:
+        """Raises BadInput, and charges nothing, where a query set does not fit, or would leave no room for another
+        step.
+        """
+        layers = dict.fromkeys(
+            [*query_set.queries, *(() if query_set.gradients is None else query_set.gradients.layers)]
+        )
+        arrays = [*query_set.arrays.values(), *(own for layer in layers for own in query_set.arrays_of(layer).values())]
         size = sum(own.nbytes for own in arrays) + _FILE * len(arrays)
         self._budget.measure()
         if size > self._budget.spare:
             room = readable(max(0, self._budget.spare))
             raise BadInput(
-                f"probe {probe.name!r} takes {readable(size)}, and {room} of the budget is left for it.",
+                f"query set {query_set.name!r} takes {readable(size)}, and {room} of the budget is left for it.",
                 hint="Take fewer examples, or record with a larger budget.",
                 field="name",
             )

@@ -51,7 +51,7 @@ class SignalTaker:
         raise error
 
     def probed(self, tap: Tap, key: Tensor, rows: Known | None = None) -> None:
-        """No probe is taken."""
+        """No query set is taken."""
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
         self._found.setdefault(tap.name, {})[call] = (key, error)

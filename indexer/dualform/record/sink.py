@@ -11,9 +11,9 @@ from typing import Protocol, TypeAlias
 
 from dualform.errors import DualformError, RecordingError
 from dualform.store.batch import Batch
-from dualform.store.galleries.gallery import Gallery
 from dualform.store.header import Ending
-from dualform.store.probes import ProbeArrays
+from dualform.store.previews.preview_set import PreviewSet
+from dualform.store.query_sets import QuerySetArrays
 
 QUEUE_BYTES = 256 << 20
 """How much may wait to be written before the training waits too."""
@@ -33,10 +33,10 @@ class Sink(Protocol):
     def commit(self) -> None:
         """Make everything appended so far durable."""
 
-    def add_probe(self, probe: ProbeArrays) -> None:
-        """Store a probe. Raises BadInput for a name that is taken."""
+    def add_query_set(self, query_set: QuerySetArrays) -> None:
+        """Store a query set. Raises BadInput for a name that is taken."""
 
-    def add_gallery(self, dataset: str | None, gallery: Gallery, most_bytes: int | None = None) -> None:
+    def add_preview_set(self, dataset: str | None, preview_set: PreviewSet, most_bytes: int | None = None) -> None:
         """Store what the samples of a dataset looked like. Raises BadInput where that is known already."""
 
     def close(self, ending: Ending) -> None:
@@ -102,13 +102,13 @@ class SinkThread:
         """Returns once every batch is durable. Raises what went wrong with writing."""
         self._do(self.sink.commit)
 
-    def add_probe(self, probe: ProbeArrays) -> None:
-        """Store a probe behind all batches. Raises BadInput for a name that is taken."""
-        self._do(lambda: self.sink.add_probe(probe), fatal=False)
+    def add_query_set(self, query_set: QuerySetArrays) -> None:
+        """Store a query set behind all batches. Raises BadInput for a name that is taken."""
+        self._do(lambda: self.sink.add_query_set(query_set), fatal=False)
 
-    def add_gallery(self, dataset: str | None, gallery: Gallery, most_bytes: int | None = None) -> None:
-        """Store a gallery behind all batches, which waits for it. Raises BadInput as the sink does."""
-        self._do(lambda: self.sink.add_gallery(dataset, gallery, most_bytes), fatal=False)
+    def add_preview_set(self, dataset: str | None, preview_set: PreviewSet, most_bytes: int | None = None) -> None:
+        """Store a preview set behind all batches, which waits for it. Raises BadInput as the sink does."""
+        self._do(lambda: self.sink.add_preview_set(dataset, preview_set, most_bytes), fatal=False)
 
     def close(self, ending: Ending) -> None:
         """Everything is durable on return, and the thread has ended. Raises what went wrong with writing."""

@@ -110,7 +110,7 @@ def _numbers(taps: Iterable[Tap], trained: Mapping[int, Tensor]) -> int:
 
 def _answers(plan: Plan) -> str:
     if not plan.keys:
-        return "no keys are stored: a Replay answers for scores and sums"
+        return "no keys are stored: a Rerun answers for scores and sums"
     if not any(tap.values for tap in plan.taps):
         return "scores and sums can be asked; outputs and weights would need values=True"
     reasons = {type(optimizer).__name__: why_no_rule(optimizer) for optimizer in plan.owners.optimizers}

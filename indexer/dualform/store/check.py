@@ -30,12 +30,12 @@ def check_memory(path: str | Path, progress: Progress | None = None) -> list[str
     """
     problems = what_is_wrong(path, progress)
     try:
-        forgotten = Manifest.read(Path(path)).forgotten
+        deleted = Manifest.read(Path(path)).deleted
     except Damaged:  # which was said
         return problems
-    if forgotten:
+    if deleted:
         problems += [
-            f"{left} is no part of the memory, and may hold what was forgotten: forget once more, or remove it."
+            f"{left} is no part of the memory, and may hold what was deleted: delete once more, or remove it."
             for left in leftovers(Path(path))
         ]
     return problems

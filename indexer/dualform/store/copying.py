@@ -34,7 +34,7 @@ from dualform.store.folder_lock import held_alone
 from dualform.store.journal import journal_path
 from dualform.store.manifest import SHARD_FILE, Manifest, Shard
 from dualform.store.mark import ContinuedRun
-from dualform.store.missing_files import forgotten_meanwhile
+from dualform.store.missing_files import deleted_meanwhile
 from dualform.store.opening import at_one_moment
 from dualform.store.others import FOLDER
 from dualform.store.runs import opened
@@ -146,7 +146,7 @@ def write_run(
             place(run.path / name, target / name)
         except FileNotFoundError:
             missing = Damaged(f"{run.path / name} is missing.")
-            raise forgotten_meanwhile(run.path / name) or missing from None
+            raise deleted_meanwhile(run.path / name) or missing from None
     # memory.json comes last, as ever.
     for own in (*run.shards[1:], run.shards[0]):
         first = own is run.shards[0]
@@ -180,7 +180,7 @@ def _write_shard(own: StoredShard, source: Path, target: Path, ended: bool) -> l
 def _copy_tables(old: Path, new: Path) -> None:
     """While nobody changes them. What was committed since the moment of the manifest is no part of the copy."""
     if not old.is_file():
-        raise forgotten_meanwhile(old) or Damaged(f"{old} is missing.")
+        raise deleted_meanwhile(old) or Damaged(f"{old} is missing.")
     with read_only(old):
         copy_file(old, new)
 

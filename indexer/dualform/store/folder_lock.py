@@ -1,4 +1,4 @@
-"""One process at a time that names other shards or runs in a memory: it forgets samples, or begins a further run."""
+"""One process at a time that names other shards or runs in a memory: it deletes samples, or begins a further run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     Manifest.read(folder)
     refusal = Locked(
-        f"another process forgets samples of {folder}, or begins to record into it.", hint="Wait until it is done."
+        f"another process deletes samples of {folder}, or begins to record into it.", hint="Wait until it is done."
     )
     with held_alone(folder, None if wait else refusal) as held:
         if not held and not wait:
             warnings.warn(
-                f"this system has no locks of folders: let no other process forget samples of {folder}, or record into "
+                f"this system has no locks of folders: let no other process delete samples of {folder}, or record into "
                 "it, until this is done.",
                 RuntimeWarning,
                 stacklevel=3,

@@ -94,7 +94,7 @@ class KeptSlots:
         if space.extents.unknown_datapoints or len(self._samples.unknown()[0]):
             raise BadInput(
                 f"slots of space {name!r} are of rows that are not known, so that nobody can tell whose they are.",
-                hint="Record such layers in spaces whose rows are known; of this memory nothing can be forgotten.",
+                hint="Record such layers in spaces whose rows are known; of this memory nothing can be deleted.",
                 field="where",
             )
         return _KeptExtents(space, whole(self._tables, extents_table(name)), self.stays, self._new, last)

@@ -70,8 +70,8 @@ class Layer:
 
     value_source: str = "rows"
     """How its values are stored: one of VALUE_SOURCES."""
-    forgotten: int = 0
-    """How many of its slots were taken out of the memory (forgotten_samples.py)."""
+    deleted: int = 0
+    """How many of its slots were taken out of the memory (deleted_samples.py)."""
     sampled: bool = False
     """Whether the recorder held a budget, so that its slots may be a sample (sampling.py)."""
 
@@ -142,7 +142,8 @@ class Layer:
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""
-        said = {own.name: getattr(self, own.name) for own in fields(self)}
+        said = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "deleted"}
+        said["forgotten"] = self.deleted  # as format 2 calls it
         said["parameters"] = [block.to_json() for block in self.parameters]
         later = {"geometry": {}, "groups": 1, "batch_dim": 0, "value_source": "rows", "forgotten": 0, "sampled": False}
         return {name: own for name, own in said.items() if name not in later or own != later[name]}
@@ -150,6 +151,7 @@ class Layer:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Layer:
         """The layer that `to_json` described. Raises NotAMemory for what only a later version can have written."""
+        fields = {"deleted" if name == "forgotten" else name: own for name, own in fields.items()}
         unread = sorted(fields.keys() - cls.__dataclass_fields__.keys())
         geometry = fields.get("geometry", {})
         if fields["source"] not in FORMATS:

@@ -10,19 +10,19 @@ import re
 from pathlib import Path
 
 from dualform.errors import BadInput
-from dualform.store.galleries.gallery_file import FOLDER as GALLERIES
 from dualform.store.manifest import FILE, Manifest
+from dualform.store.previews.preview_file import FOLDER as PREVIEW_SETS
 
 _FOLDERS = re.compile(r"(shard|run)-\d{5}(-\d+)?")
 _WEIGHTS = re.compile(r"(initial|final|buffers|forgotten-\d{5})\.safetensors(\.tmp)?")
-_GALLERY = r"samples-\d{6}\.arrow(\.tmp)?"
-_OF_PROBES = re.compile(rf"((queries|errors|examples|error-keys)-.*|labels|outputs)\.npy(\.tmp)?|{_GALLERY}")
-_OF_GALLERIES = re.compile(_GALLERY)
+_PREVIEW_SET = r"samples-\d{6}\.arrow(\.tmp)?"
+_OF_QUERY_SETS = re.compile(rf"((queries|errors|examples|error-keys)-.*|labels|outputs)\.npy(\.tmp)?|{_PREVIEW_SET}")
+_OF_PREVIEW_SETS = re.compile(_PREVIEW_SET)
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Shards, runs, weights, probes and galleries that an interrupted rewriting or a resumed training left behind, in
-    order.
+    """Shards, runs, weights, query sets and preview sets that an interrupted rewriting or a resumed training left
+    behind, in order.
 
     Raises NotAMemory or Damaged as reading the manifest does.
     """
@@ -31,14 +31,14 @@ def leftovers(folder: Path) -> list[Path]:
     found = [path for path in folder.iterdir() if _FOLDERS.fullmatch(path.name) and path.name not in named]
     found += [path for path in (folder / f"{FILE}.tmp",) if path.exists()]
     found += [path for path in _within(folder / "weights", _WEIGHTS) if f"weights/{path.name}" not in manifest.files]
-    for probe in _within(folder / "probes", re.compile(".*")):
-        own = _within(probe, _OF_PROBES)
-        if probe.name not in manifest.probes and len(own) == len(_within(probe, re.compile(".*"))):
-            found.append(probe)
+    for query_set in _within(folder / "probes", re.compile(".*")):
+        own = _within(query_set, _OF_QUERY_SETS)
+        if query_set.name not in manifest.query_sets and len(own) == len(_within(query_set, re.compile(".*"))):
+            found.append(query_set)
         else:
             found += [path for path in own if path.relative_to(folder).as_posix() not in manifest.files]
-    for gallery in _within(folder / GALLERIES, re.compile(".*")):
-        own = _within(gallery, _OF_GALLERIES)
+    for preview_set in _within(folder / PREVIEW_SETS, re.compile(".*")):
+        own = _within(preview_set, _OF_PREVIEW_SETS)
         found += [path for path in own if path.relative_to(folder).as_posix() not in manifest.files]
     return sorted(found)
 
@@ -51,7 +51,7 @@ def check_no_links(folder: Path) -> None:
     whole = [path for path in folder.iterdir() if _FOLDERS.fullmatch(path.name)]
     own = [*whole, *(Path(at, name) for path in whole for at, inner, files in os.walk(path) for name in inner + files)]
     own += [folder / FILE, *_within(folder / "weights", _WEIGHTS)]
-    for parent, names in ((folder / "probes", _OF_PROBES), (folder / GALLERIES, _OF_GALLERIES)):
+    for parent, names in ((folder / "probes", _OF_QUERY_SETS), (folder / PREVIEW_SETS, _OF_PREVIEW_SETS)):
         each = _within(parent, re.compile(".*"))
         own += [folder / "weights", parent, *each, *(path for one in each for path in _within(one, names))]
     for path in sorted(set(own)):

@@ -15,8 +15,8 @@ from typing import Any
 from dualform.errors import Damaged, NotAMemory
 from dualform.faults import shortage
 from dualform.store.begun_folder import is_only_begun
+from dualform.store.deleted_samples import DeletedSamples
 from dualform.store.durable_files import checksum, read_regular, write_whole
-from dualform.store.forgotten_samples import ForgottenSamples
 from dualform.store.header import Header
 from dualform.store.layer import Layer
 from dualform.store.manifest_schema import check_fields
@@ -44,7 +44,7 @@ SHARD_FILE = "shard.json"
 
 @dataclass(frozen=True)
 class FileMark:
-    """A file beside the segments (weights, probes), as committed."""
+    """A file beside the segments (weights, query sets), as committed."""
 
     bytes: int
     checksum: str
@@ -103,10 +103,10 @@ class Manifest:
     the type of one slot."""
     shards: list[Shard]
     files: dict[str, FileMark] = field(default_factory=dict)
-    probes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Rows and layers of each probe, and how many steps were taken by then."""
-    galleries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By dataset, "" for samples without one: kind, file and number of samples of its gallery (galleries/)."""
+    query_sets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Rows and layers of each query set, and how many steps were taken by then."""
+    preview_sets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By dataset, "" for samples without one: kind, file and number of samples of its preview set (preview_sets/)."""
     buffers: dict[str, dict[str, str]] = field(default_factory=dict)
     """By parameter and buffer, the checksum of what the optimizer kept when the recorder left."""
     aliases: dict[str, str] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Manifest:
     """Moments at which the training may be resumed, ascending."""
     runs: list[ContinuedRun] = field(default_factory=list)
     """The further runs of a training that was resumed in this folder; of its first run alone."""
-    forgotten: ForgottenSamples | None = None
+    deleted: DeletedSamples | None = None
     """What was taken out of the memory, all runs of this folder together; of its first run alone."""
     sampling: Sampling | None = None
     """How slots were sampled to hold a budget; None where all were kept."""
@@ -162,13 +162,13 @@ class Manifest:
             "columns": self.columns,
             "shards": [shard.to_json() for shard in self.shards],
             "files": {name: vars(mark) for name, mark in sorted(self.files.items())},
-            "probes": self.probes,
+            "probes": self.query_sets,
             "buffers": self.buffers,
             "aliases": self.aliases,
             "recording": self.recording,
         }
-        if self.galleries:
-            fields["galleries"] = self.galleries
+        if self.preview_sets:
+            fields["galleries"] = self.preview_sets
         if self.halved:
             fields["halved"] = self.halved
         if self.others is not None:
@@ -181,8 +181,8 @@ class Manifest:
             fields["marks"] = [mark.to_json() for mark in self.marks]
         if self.runs:
             fields["runs"] = [vars(run) for run in self.runs]
-        if self.forgotten is not None:
-            fields["forgotten"] = self.forgotten.to_json()
+        if self.deleted is not None:
+            fields["forgotten"] = self.deleted.to_json()  # as format 2 calls it
         if self.sampling is not None:
             fields["sampling"] = self.sampling.to_json()
         if self.repaired:
@@ -255,8 +255,8 @@ class Manifest:
             columns=fields["columns"],
             shards=[Shard.from_json(shard) for shard in fields["shards"]],
             files={name: FileMark(**mark) for name, mark in fields["files"].items()},
-            probes=fields["probes"],
-            galleries=fields.get("galleries", {}),
+            query_sets=fields["probes"],
+            preview_sets=fields.get("galleries", {}),
             buffers=_buffers(fields.get("buffers", {})),
             aliases=fields.get("aliases", {}),  # older files of this format have none
             halved=fields.get("halved", {}),
@@ -264,7 +264,7 @@ class Manifest:
             final=fields.get("final", {}),
             marks=[Mark.from_json(mark) for mark in fields.get("marks", [])],
             runs=[ContinuedRun(**run) for run in fields.get("runs", [])],
-            forgotten=ForgottenSamples(**fields["forgotten"]) if "forgotten" in fields else None,
+            deleted=DeletedSamples(**fields["forgotten"]) if "forgotten" in fields else None,
             sampling=Sampling(**fields["sampling"]) if "sampling" in fields else None,
             repaired=fields.get("repaired", []),
             recording=fields["recording"],

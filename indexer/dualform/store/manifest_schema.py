@@ -19,7 +19,7 @@ from dualform.store.tables import KINDS, SAMPLES, SETTINGS, extents_table
 Check: TypeAlias = Callable[[Any, str], None]
 MOST_WIDTH = 2**31 - 1
 """Numbers of a key or value: a FAISS index counts no further."""
-PROBE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+QUERY_SET_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _FIRST_TABLES = (
     "samples", "entries", "key_rows", "steps", "parameter_groups", "factors", "defects", "watch", "labels", "digests",
     "segments",
@@ -167,10 +167,10 @@ _SHARD = _record(
     },
     {"journal": _DIGEST},
 )
-_GALLERY = _record({"kind": _text, "file": _FILE, "samples": _whole}, {})
-_PROBE = _record(
+_PREVIEW_SET = _record({"kind": _text, "file": _FILE, "samples": _whole}, {})
+_QUERY_SET = _record(
     {"rows": _whole, "layers": _items(_text)},
-    {"examples": _or_null(_whole), "steps": _whole, "gradients": _items(_text), "gallery": _GALLERY},
+    {"examples": _or_null(_whole), "steps": _whole, "gradients": _items(_text), "gallery": _PREVIEW_SET},
 )
 _TENSOR = _record({"name": _text, "dtype": _one_of(*STORED), "shape": _items(_whole)}, {})
 _MARK = _record({"step": _whole, "weights": _DIGEST, "buffers": _DIGEST, "updates": _items(_whole)}, {"rows": _ROWS})
@@ -191,13 +191,13 @@ _MANIFEST = _record(
         "columns": _by_name(_TYPES),
         "shards": _items(_SHARD, 1),
         "files": _by_name(_record({"bytes": _whole, "checksum": _DIGEST}, {}), _FILE),
-        "probes": _by_name(_PROBE, partial(_text, pattern=PROBE_NAME, wanted="a query set's name")),
+        "probes": _by_name(_QUERY_SET, partial(_text, pattern=QUERY_SET_NAME, wanted="a query set's name")),
         "recording": _flag,
     },
     {
         "buffers": _by_name(_buffers),
         "aliases": _by_name(_text),
-        "galleries": _by_name(_GALLERY),
+        "galleries": _by_name(_PREVIEW_SET),
         "halved": _by_name(_one_of("bfloat16", "float16")),
         "others": _record({"every": partial(_whole, least=1), "tensors": _items(_TENSOR)}, {}),
         "final": _by_name(_DIGEST),
@@ -270,15 +270,15 @@ def _check_files(fields: dict[str, Any], whole: bool) -> None:
     for name, entry in fields.get("galleries", {}).items():
         needed[entry["file"]] = f"galleries.{name}"
     layers = {layer["name"] for layer in fields["layers"]}
-    for name, probe in fields["probes"].items():
-        at, traced = f"probes.{name}", probe.get("gradients", [])
-        for layer in [*probe["layers"], *traced]:
+    for name, query_set in fields["probes"].items():
+        at, traced = f"probes.{name}", query_set.get("gradients", [])
+        for layer in [*query_set["layers"], *traced]:
             if layer not in layers:
                 _refuse(layer, at, "the name of a layer")
-        for kind, own in (("queries", probe["layers"]), ("errors", traced), ("examples", traced)):
+        for kind, own in (("queries", query_set["layers"]), ("errors", traced), ("examples", traced)):
             needed |= {f"probes/{name}/{kind}-{layer_folder(layer)}.npy": at for layer in own}
-        if "gallery" in probe:
-            needed[probe["gallery"]["file"]] = at
+        if "gallery" in query_set:
+            needed[query_set["gallery"]["file"]] = at
     for file, at in needed.items():
         if file not in files:
             raise ValueError(f"{at} needs {file!r}, which is not in files")

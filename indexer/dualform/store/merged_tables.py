@@ -3,7 +3,7 @@
 Shapes: E extents of a space over all shards; H entries of a layer.
 
 Datapoints and stored rows stand shard after shard, so that nothing of them is copied; extents are put in order, and
-with them the slots. Logs of the optimizer are the first shard's, whose process writes weights and probes, too.
+with them the slots. Logs of the optimizer are the first shard's, whose process writes weights and query sets, too.
 """
 
 from __future__ import annotations

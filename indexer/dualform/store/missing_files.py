@@ -18,10 +18,10 @@ def unreadable(file: Path, error: BaseException, said: str = "cannot be read") -
     """What is raised for a file that an error kept from being read: shortage is no damage."""
     reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
     short = shortage(error, f"{file} cannot be read: this process")
-    return short or forgotten_meanwhile(file) or Damaged(f"{file} {said}: {reason.rstrip('.')}.")
+    return short or deleted_meanwhile(file) or Damaged(f"{file} {said}: {reason.rstrip('.')}.")
 
 
-def forgotten_meanwhile(file: Path) -> Damaged | None:
+def deleted_meanwhile(file: Path) -> Damaged | None:
     """None for a file that is there, and for one that its memory still names: that is damage."""
     for child, folder in () if file.is_file() else pairwise([file, *file.parents]):
         try:
@@ -30,5 +30,5 @@ def forgotten_meanwhile(file: Path) -> Damaged | None:
         except (OSError, ValueError, LookupError, TypeError):
             continue
         if "forgotten" in said and child.name.startswith(("shard-", "run-")) and child.name not in named:
-            return Damaged(f"samples of {folder} were forgotten since it was opened.", hint="Open it again.")
+            return Damaged(f"samples of {folder} were deleted since it was opened.", hint="Open it again.")
     return None

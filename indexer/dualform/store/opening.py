@@ -18,7 +18,7 @@ from dualform.store.journal import Frames, JournalMark, check_begun, journal_mar
 from dualform.store.manifest import SHARD_FILE, Manifest, joined
 from dualform.store.mark import Cut
 from dualform.store.merged_tables import MergedTables
-from dualform.store.probes import probes_until
+from dualform.store.query_sets import query_sets_until
 from dualform.store.rows_for_slots import types_for_slots
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_sources import Sources, Stored, row_count, sources_of, stacked, stored_in_shard
@@ -98,7 +98,7 @@ def open_folder(folder: Path, cache: SegmentCache, cut: Cut | None = None) -> Fo
     last = _last_of_all(tables, state)
     if cut is not None:
         _check_reaches(folder, cut.steps, tables, state)
-        manifest = replace(manifest, recording=False, probes=probes_until(manifest.probes, cut.steps))
+        manifest = replace(manifest, recording=False, query_sets=query_sets_until(manifest.query_sets, cut.steps))
         last = cut.steps - 1
         if max(map(_last_step, tables)) < cut.steps and not _tells_more(tables[0], cut):
             cut, last = None, None
@@ -219,7 +219,7 @@ def _check_reaches(folder: Path, stop: int, tables: Sequence[ShardTables], state
 
 
 def _last_step(tables: ShardTables) -> int:
-    """The last step that a shard has rows of; extents stay where all rows of a step were forgotten."""
+    """The last step that a shard has rows of; extents stay where all rows of a step were deleted."""
     having = ["samples", *(name for name in tables.types if name.startswith("extents_"))]
     return max(int(np.asarray(tables.columns(name, ["step"])[0]).max(initial=-1)) for name in having)
 

@@ -17,13 +17,13 @@ READERS = 4
 """Threads: a disk reads several files at once sooner than one after the other."""
 
 
-def read_ahead(folder: str, layers: Sequence[str], probes: Sequence[str] = (), *, codes: bool = True) -> None:
-    """Has the system read a memory's tables, the queries that probes hold of some layers, and, with `codes`, the codes
-    of those layers' keys, in threads; errors go unsaid.
+def read_ahead(folder: str, layers: Sequence[str], query_sets: Sequence[str] = (), *, codes: bool = True) -> None:
+    """Has the system read a memory's tables, the queries that query sets hold of some layers, and, with `codes`, the
+    codes of those layers' keys, in threads; errors go unsaid.
 
-    A name that is no layer's, or no probe's, brings nothing.
+    A name that is no layer's, or no query set's, brings nothing.
     """
-    files, turn = _within(_memory() // 2, _files(folder, layers, probes, codes)), threading.Lock()
+    files, turn = _within(_memory() // 2, _files(folder, layers, query_sets, codes)), threading.Lock()
     for _ in range(READERS):
         threading.Thread(target=_read, args=(files, turn), name="dualform-ahead", daemon=True).start()
 
@@ -59,7 +59,7 @@ def _within(most: int, paths: Iterator[str]) -> Iterator[tuple[str, int]]:
                 yield path, status.st_size
 
 
-def _files(folder: str, layers: Sequence[str], probes: Sequence[str], codes: bool) -> Iterator[str]:
+def _files(folder: str, layers: Sequence[str], query_sets: Sequence[str], codes: bool) -> Iterator[str]:
     """In the order in which a question reads them."""
     from urllib.parse import quote  # as Layer.folder has it
 
@@ -67,7 +67,9 @@ def _files(folder: str, layers: Sequence[str], probes: Sequence[str], codes: boo
     yield os.path.join(folder, _MANIFEST)
     shards = sorted(entry.path for entry in _entries(folder) if entry.name.startswith("shard-"))
     yield from (os.path.join(shard, _TABLES) for shard in shards)
-    yield from (os.path.join(folder, "probes", probe, f"queries-{layer}.npy") for probe in probes for layer in own)
+    yield from (
+        os.path.join(folder, "probes", query_set, f"queries-{layer}.npy") for query_set in query_sets for layer in own
+    )
     for shard in shards if codes else ():
         for layer in own:
             files = _entries(os.path.join(shard, "layers", layer))

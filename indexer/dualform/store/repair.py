@@ -17,7 +17,7 @@ from dualform.store.copying import StoredRun, StoredShard, check_copy, runs_at_o
 from dualform.store.durable_files import block_checksum, checksum_file, open_regular, remove_all
 from dualform.store.journal import Frames, check_begun, read_frames
 from dualform.store.manifest import FileMark, Manifest, Shard, TableMark
-from dualform.store.probes import probes_until
+from dualform.store.query_sets import query_sets_until
 from dualform.store.runs import opened
 from dualform.store.segment_cache import SegmentCache
 from dualform.store.shard_tables import ShardTables
@@ -43,11 +43,11 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
         if (found := writing(place)).going_on:
             raise being_written(place, found)
     shown = list[str]()
-    runs = [_without_damaged_galleries(run, shown) for run in runs]
+    runs = [_without_damaged_preview_sets(run, shown) for run in runs]
     rewound, dropped = _rewound(runs[-1], folder)
-    if dropped and runs[0].shards[0].manifest.forgotten is not None:
+    if dropped and runs[0].shards[0].manifest.deleted is not None:
         raise Damaged(
-            f"{folder} cannot be repaired: {dropped[0]} Of what was forgotten one sum is kept, as of its end.",
+            f"{folder} cannot be repaired: {dropped[0]} Of what was deleted one sum is kept, as of its end.",
             hint="Take a copy from before.",
         )
     with unfinished(folder, Path(target)) as partial:
@@ -65,26 +65,26 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
     return [*shown, *dropped], opened(target, SegmentCache(most_bytes=0))
 
 
-def _without_damaged_galleries(run: StoredRun, dropped: list[str]) -> StoredRun:
-    """A run without the galleries whose files are damaged: nothing else is lost with them."""
+def _without_damaged_preview_sets(run: StoredRun, dropped: list[str]) -> StoredRun:
+    """A run without the preview sets whose files are damaged: nothing else is lost with them."""
     manifest, said = run.shards[0].manifest, list[str]()
-    galleries, probes, files = dict(manifest.galleries), dict(manifest.probes), dict(manifest.files)
-    for name, entry in manifest.galleries.items():
+    preview_sets, query_sets, files = dict(manifest.preview_sets), dict(manifest.query_sets), dict(manifest.files)
+    for name, entry in manifest.preview_sets.items():
         if not _is_whole(run.path / entry["file"], files[entry["file"]]):
             whose = f"dataset {name!r}" if name else "samples without a dataset"
-            said.append(f"The gallery of {whose} was dropped: {entry['file']} is damaged.")
-            del galleries[name], files[entry["file"]]
-    for name, probe in manifest.probes.items():
-        file = probe.get("gallery", {}).get("file", "")
+            said.append(f"The preview set of {whose} was dropped: {entry['file']} is damaged.")
+            del preview_sets[name], files[entry["file"]]
+    for name, query_set in manifest.query_sets.items():
+        file = query_set.get("gallery", {}).get("file", "")
         if file and not _is_whole(run.path / file, files[file]):
-            said.append(f"The gallery of the probe {name!r} was dropped: {file} is damaged.")
-            probes[name] = {key: own for key, own in probe.items() if key != "gallery"}
+            said.append(f"The preview set of the query set {name!r} was dropped: {file} is damaged.")
+            query_sets[name] = {key: own for key, own in query_set.items() if key != "gallery"}
             del files[file]
     if not said:
         return run
     dropped += said
     repaired = [*manifest.repaired, *said]
-    manifest = replace(manifest, galleries=galleries, probes=probes, files=files, repaired=repaired)
+    manifest = replace(manifest, preview_sets=preview_sets, query_sets=query_sets, files=files, repaired=repaired)
     return replace(run, shards=[replace(run.shards[0], manifest=manifest), *run.shards[1:]])
 
 
@@ -98,7 +98,7 @@ def _rewound(run: StoredRun, folder: Path) -> tuple[StoredRun, list[str]]:
     for own in run.shards:
         shards.append(_sound_part(run, own, folder, dropped))
     manifest = shards[0].manifest
-    files, probes = dict(manifest.files), dict(manifest.probes)
+    files, query_sets = dict(manifest.files), dict(manifest.query_sets)
     for name, mark in manifest.files.items():
         path = run.path / name
         if _is_whole(path, mark):
@@ -106,17 +106,23 @@ def _rewound(run: StoredRun, folder: Path) -> tuple[StoredRun, list[str]]:
         if name == _FINAL:
             dropped.append(f"The weights of the end were dropped: {path.relative_to(folder)} is damaged.")
         elif name.startswith("probes/"):
-            probe = name.split("/")[1]
-            if probes.pop(probe, None) is not None:
-                dropped.append(f"The probe {probe!r} was dropped: {path.relative_to(folder)} is damaged.")
-            files = {other: known for other, known in files.items() if not other.startswith(f"probes/{probe}/")}
+            query_set = name.split("/")[1]
+            if query_sets.pop(query_set, None) is not None:
+                dropped.append(f"The query set {query_set!r} was dropped: {path.relative_to(folder)} is damaged.")
+            files = {other: known for other, known in files.items() if not other.startswith(f"probes/{query_set}/")}
         else:
             raise Damaged(f"{path} is damaged, and nothing can be rebuilt without it.", hint="Take a copy from before.")
     if not dropped:
         return run, []
     files.pop(_FINAL, None)
     manifest = replace(
-        manifest, files=files, probes=probes, final={}, buffers={}, marks=[], repaired=[*manifest.repaired, *dropped]
+        manifest,
+        files=files,
+        query_sets=query_sets,
+        final={},
+        buffers={},
+        marks=[],
+        repaired=[*manifest.repaired, *dropped],
     )
     ended = [replace(shards[0], manifest=manifest), *shards[1:]]
     return replace(run, shards=[replace(own, manifest=replace(own.manifest, recording=True)) for own in ended]), dropped
@@ -193,8 +199,8 @@ def _is_sound(path: Path, size: int, blocks: bytes) -> bool:
 
 
 def _keep_what_is_reached(run: StoredRun, copy: Path) -> list[str]:
-    """Moments at which the training may still be resumed, and probes, are those that the copy reaches; returns which
-    probes were dropped, a sentence each.
+    """Moments at which the training may still be resumed, and query sets, are those that the copy reaches; returns
+    which query sets were dropped, a sentence each.
     """
     steps = Snapshot.open(copy).steps
     manifest, held = Manifest.read(copy), run.shards[0].manifest.shards[0].tables
@@ -204,13 +210,13 @@ def _keep_what_is_reached(run: StoredRun, copy: Path) -> list[str]:
         for mark in known
         if mark.step <= steps and all(name in held and held[name].rows >= rows for name, rows in mark.rows.items())
     ]
-    probes = probes_until(manifest.probes, steps)
-    behind = [name for name in manifest.probes if name not in probes]
-    said = [f"The probe {name!r} was dropped: it was taken behind what is left." for name in behind]
+    query_sets = query_sets_until(manifest.query_sets, steps)
+    behind = [name for name in manifest.query_sets if name not in query_sets]
+    said = [f"The query set {name!r} was dropped: it was taken behind what is left." for name in behind]
     inside = tuple(f"probes/{name}/" for name in behind)
     files = {name: mark for name, mark in manifest.files.items() if not name.startswith(inside)}
     repaired = [*manifest.repaired, *said]
-    replace(manifest, marks=kept, probes=probes, files=files, repaired=repaired).write(copy)
+    replace(manifest, marks=kept, query_sets=query_sets, files=files, repaired=repaired).write(copy)
     for name in behind:
         remove_all(copy / "probes" / name)
     return said

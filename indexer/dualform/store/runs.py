@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, NotFound
-from dualform.store.forgotten_sums import ForgottenPart
-from dualform.store.galleries.stored_gallery import StoredGallery
+from dualform.store.deleted_sums import DeletedPart
 from dualform.store.layer import PRECISIONS, Layer
 from dualform.store.manifest import Manifest, joined
 from dualform.store.mark import cuts
-from dualform.store.probes import StoredProbe
+from dualform.store.previews.stored_previews import StoredPreviewSet
+from dualform.store.query_sets import StoredQuerySet
 from dualform.store.rows import Rows
 from dualform.store.rows_for_slots import types_for_slots
 from dualform.store.run_tables import RUN, RunTables
@@ -108,28 +108,28 @@ class Runs(Snapshot):
         return self.runs[-1].ended
 
     @cached_property
-    def forgotten(self) -> Sequence[ForgottenPart]:
+    def deleted(self) -> Sequence[DeletedPart]:
         parts = zip(self.runs, self.first_steps, strict=True)
-        return [replace(part, before=part.before + first) for run, first in parts for part in run.forgotten]
+        return [replace(part, before=part.before + first) for run, first in parts for part in run.deleted]
 
     def buffers(self) -> dict[str, dict[str, NDArray[Any]]]:
         """What the optimizer already kept when the first run began."""
         return self.runs[0].buffers()
 
-    def probe(self, name: str) -> StoredProbe:
-        """The probe of the last run that has one of this name. Raises NotFound as `Snapshot.probe`."""
+    def query_set(self, name: str) -> StoredQuerySet:
+        """The query set of the last run that has one of this name. Raises NotFound as `Snapshot.query_set`."""
         for part in reversed(self.runs):
-            if name in part.manifest.probes:
-                return part.probe(name)
-        known = ", ".join(self.manifest.probes) or "none"
-        raise NotFound(f"there is no probe {name!r}.", hint=f"Probes: {known}.", field="probe")
+            if name in part.manifest.query_sets:
+                return part.query_set(name)
+        known = ", ".join(self.manifest.query_sets) or "none"
+        raise NotFound(f"there is no query set {name!r}.", hint=f"Query sets: {known}.", field="query_set")
 
-    def gallery(self, dataset: str) -> StoredGallery:
-        """The gallery of the last run that has one of this dataset. Raises as `Snapshot.gallery`."""
+    def preview_set(self, dataset: str) -> StoredPreviewSet:
+        """The preview set of the last run that has one of this dataset. Raises as `Snapshot.preview_set`."""
         for part in reversed(self.runs):
-            if dataset in part.manifest.galleries:
-                return part.gallery(dataset)
-        raise self._no_gallery(dataset)
+            if dataset in part.manifest.preview_sets:
+                return part.preview_set(dataset)
+        raise self._no_preview_set(dataset)
 
     def shard_rows(self, layer: str, kind: str) -> Sequence[int]:
         return [rows for part in self.runs for rows in part.shard_rows(layer, kind)]
@@ -188,10 +188,10 @@ def _of_all(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) -
         last,
         optimizers=joined_optimizers([manifest.optimizers for manifest in manifests]),
         files={},
-        forgotten=None,
+        deleted=None,
         sampling=next((manifest.sampling for manifest in reversed(manifests) if manifest.sampling), None),
-        probes={name: probe for manifest in manifests for name, probe in manifest.probes.items()},
-        galleries={name: entry for manifest in manifests for name, entry in manifest.galleries.items()},
+        query_sets={name: query_set for manifest in manifests for name, query_set in manifest.query_sets.items()},
+        preview_sets={name: entry for manifest in manifests for name, entry in manifest.preview_sets.items()},
     )
     return joined(manifests, base, _columns(manifests, paths, alone), _layer)
 
@@ -203,8 +203,8 @@ def _by_name(manifest: Manifest) -> dict[str, Layer]:
 def _layer(runs: Sequence[Layer]) -> Layer:
     """A layer of all runs, of which each has its own way to store keys that repeat."""
     coarsest = min((layer.dtype for layer in runs), key=PRECISIONS.index)
-    forgotten = sum(layer.forgotten for layer in runs)
-    return replace(runs[0], repeats=any(layer.repeats for layer in runs), dtype=coarsest, forgotten=forgotten)
+    deleted = sum(layer.deleted for layer in runs)
+    return replace(runs[0], repeats=any(layer.repeats for layer in runs), dtype=coarsest, deleted=deleted)
 
 
 def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path, alone: bool) -> None:

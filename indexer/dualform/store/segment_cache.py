@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 
 from dualform.store.machine_memory import memory_bytes
-from dualform.store.memory_budget import MemoryBudget
+from dualform.store.ram_budget import RamBudget
 from dualform.store.recent_blocks import RecentBlocks
 from dualform.store.segment import Segment, SegmentBuffer
 
@@ -14,9 +14,9 @@ from dualform.store.segment import Segment, SegmentBuffer
 class SegmentCache:
     """Content of segments held in memory, the least recently used dropped beyond a budget."""
 
-    def __init__(self, most_bytes: int | None = None, budget: MemoryBudget | None = None) -> None:
+    def __init__(self, most_bytes: int | None = None, budget: RamBudget | None = None) -> None:
         """`most_bytes`: half of the machine's memory where it is None, and no budget is shared with others."""
-        self._budget = budget or MemoryBudget(memory_bytes() // 2 if most_bytes is None else most_bytes)
+        self._budget = budget or RamBudget(memory_bytes() // 2 if most_bytes is None else most_bytes)
         self.shares = budget is not None
         """Whether others count on what is read being counted: then nothing is read past the cache."""
         self.recent = RecentBlocks()

@@ -203,7 +203,7 @@ def _others(
     }
 
 
-def manifest_of(old: Manifest, shards: list[Shard], forgotten: Mapping[str, int]) -> Manifest:
-    """What a manifest says once its shards were written anew; `forgotten`: of each layer, how many slots went."""
-    layers = [replace(own, forgotten=own.forgotten + forgotten.get(own.name, 0)) for own in old.layers]
+def manifest_of(old: Manifest, shards: list[Shard], deleted: Mapping[str, int]) -> Manifest:
+    """What a manifest says once its shards were written anew; `deleted`: of each layer, how many slots went."""
+    layers = [replace(own, deleted=own.deleted + deleted.get(own.name, 0)) for own in old.layers]
     return replace(old, shards=shards, layers=layers)

@@ -206,7 +206,7 @@ class ShardTables(Tables):
             if self._reading is not None:
                 yield
                 return
-            with _damaged_if_wrong(self._path):  # what is held is no answer once samples were forgotten
+            with _damaged_if_wrong(self._path):  # what is held is no answer once samples were deleted
                 self._path.stat()
             with ExitStack() as stack:
                 self._reading = stack

@@ -18,18 +18,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dualform.answers import ProbeInfo
+from dualform.answers import QuerySetInfo
 from dualform.errors import BadInput, Damaged, NotFound
+from dualform.store.deleted_sums import DeletedPart
 from dualform.store.dropped_slots import DroppedSlots, dropped_slots
 from dualform.store.durable_files import checksum
-from dualform.store.forgotten_sums import ForgottenPart
-from dualform.store.galleries.stored_gallery import StoredGallery
 from dualform.store.manifest import FILE, Manifest
 from dualform.store.mark import Cut
 from dualform.store.moment import Moment
 from dualform.store.opening import FolderContents, open_folder, read_state
 from dualform.store.others import OWNER, OtherRows
-from dualform.store.probes import StoredProbe, examples_in
+from dualform.store.previews.stored_previews import StoredPreviewSet
+from dualform.store.query_sets import StoredQuerySet, examples_in
 from dualform.store.rows import Rows
 from dualform.store.samples import Samples
 from dualform.store.segment_cache import SegmentCache
@@ -117,10 +117,10 @@ class Snapshot(StoredLayers):
         return self.runs[-1].manifest.final
 
     @cached_property
-    def forgotten(self) -> Sequence[ForgottenPart]:
-        """What was taken out of the memory: nothing, or one part for each folder that was forgotten from."""
-        entry = self.manifest.forgotten
-        return [ForgottenPart(entry, self.path, self.manifest)] if entry else []
+    def deleted(self) -> Sequence[DeletedPart]:
+        """What was taken out of the memory: nothing, or one part for each folder that had samples deleted."""
+        entry = self.manifest.deleted
+        return [DeletedPart(entry, self.path, self.manifest)] if entry else []
 
     @cached_property
     def dropped(self) -> Mapping[str, DroppedSlots]:
@@ -129,14 +129,14 @@ class Snapshot(StoredLayers):
 
     def share(self, spaces: Iterable[str], at_step: int | None = None) -> float:
         """Of the slots that a training had in some spaces in all of its steps, the share that the memory was given; 1.0
-        of none, and where all were kept until `at_step` steps were taken. Those that were forgotten since had been
+        of none, and where all were kept until `at_step` steps were taken. Those that were deleted since had been
         given to it.
         """
         chosen = list(spaces)
         lacking = [self.dropped[space] for space in chosen if space in self.dropped]
         if not lacking or (at_step is not None and at_step <= min(own.first_step for own in lacking)):
             return 1.0
-        given = sum(self.count(space) + sum(p.entry.slots.get(space, 0) for p in self.forgotten) for space in chosen)
+        given = sum(self.count(space) + sum(p.entry.slots.get(space, 0) for p in self.deleted) for space in chosen)
         return given / (given + sum(own.slots for own in lacking))
 
     @property
@@ -296,35 +296,35 @@ class Snapshot(StoredLayers):
         return read_buffers(self.path, self.manifest.files)
 
     @property
-    def probes(self) -> dict[str, ProbeInfo]:
-        return {name: _probe_info(name, entry) for name, entry in self.manifest.probes.items()}
+    def query_sets(self) -> dict[str, QuerySetInfo]:
+        return {name: _query_set_info(name, entry) for name, entry in self.manifest.query_sets.items()}
 
     @property
-    def galleries(self) -> Mapping[str, str]:
-        """By dataset, the kind of its gallery; "" stands for samples without a dataset."""
-        return {name: entry["kind"] for name, entry in self.manifest.galleries.items()}
+    def preview_sets(self) -> Mapping[str, str]:
+        """By dataset, the kind of its preview set; "" stands for samples without a dataset."""
+        return {name: entry["kind"] for name, entry in self.manifest.preview_sets.items()}
 
-    def gallery(self, dataset: str) -> StoredGallery:
-        """What the samples of a dataset looked like. Raises NotFound, listing the datasets that have a gallery, and
+    def preview_set(self, dataset: str) -> StoredPreviewSet:
+        """What the samples of a dataset looked like. Raises NotFound, listing the datasets that have a preview set, and
         Damaged, naming the file.
         """
-        if dataset not in self.manifest.galleries:
-            raise self._no_gallery(dataset)
-        return StoredGallery.of(self.path, self.manifest.galleries[dataset], self.manifest.files)
+        if dataset not in self.manifest.preview_sets:
+            raise self._no_preview_set(dataset)
+        return StoredPreviewSet.of(self.path, self.manifest.preview_sets[dataset], self.manifest.files)
 
-    def _no_gallery(self, dataset: str) -> NotFound:
-        known = ", ".join(own or "samples without a dataset" for own in self.manifest.galleries) or "none"
+    def _no_preview_set(self, dataset: str) -> NotFound:
+        known = ", ".join(own or "samples without a dataset" for own in self.manifest.preview_sets) or "none"
         whose = f"dataset {dataset!r}" if dataset else "samples without a dataset"
-        return NotFound(f"there is no gallery of {whose}.", hint=f"Galleries: {known}.", field="dataset")
+        return NotFound(f"there is no preview set of {whose}.", hint=f"Preview sets: {known}.", field="dataset")
 
-    def probe(self, name: str) -> StoredProbe:
-        """Raises NotFound, listing the probes that exist."""
-        if name not in self.manifest.probes:
-            known = ", ".join(self.manifest.probes) or "none"
-            raise NotFound(f"there is no probe {name!r}.", hint=f"Probes: {known}.", field="probe")
-        return StoredProbe(self.path, name, self.manifest)
+    def query_set(self, name: str) -> StoredQuerySet:
+        """Raises NotFound, listing the query sets that exist."""
+        if name not in self.manifest.query_sets:
+            known = ", ".join(self.manifest.query_sets) or "none"
+            raise NotFound(f"there is no query set {name!r}.", hint=f"Query sets: {known}.", field="query_set")
+        return StoredQuerySet(self.path, name, self.manifest)
 
 
-def _probe_info(name: str, entry: Mapping[str, Any]) -> ProbeInfo:
-    gallery = entry.get("gallery", {}).get("kind", "")
-    return ProbeInfo(name, entry["rows"], tuple(entry["layers"]), gallery, examples_in(entry))
+def _query_set_info(name: str, entry: Mapping[str, Any]) -> QuerySetInfo:
+    preview_set = entry.get("gallery", {}).get("kind", "")
+    return QuerySetInfo(name, entry["rows"], tuple(entry["layers"]), preview_set, examples_in(entry))

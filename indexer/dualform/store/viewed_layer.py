@@ -19,7 +19,7 @@ from dualform.store.sources import KeyFormat
 
 @dataclass(frozen=True)
 class ViewedLayer(Layer):
-    """A view: all that a question needs to know of a layer. Logs and grades are those of the stored one."""
+    """A view: all that a question needs to know of a layer. Logs and statuses are those of the stored one."""
 
     whole: Layer = field(kw_only=True)
     """The stored layer that it is a part of."""

@@ -24,8 +24,6 @@ from dualform.store import shard
 from dualform.store.batch import Batch
 from dualform.store.direct_file import Blocks
 from dualform.store.durable_files import checksum, digest_of, make_folder, sync_folder
-from dualform.store.galleries.gallery import Gallery
-from dualform.store.galleries.gallery_file import FOLDER, dataset_name, free_name, gallery_folder, write_gallery
 from dualform.store.header import Ending, Header
 from dualform.store.increment import Increment, summed
 from dualform.store.journal import JournalWriter
@@ -36,7 +34,9 @@ from dualform.store.manifest import FILE, SHARD_FILE, FileMark, Manifest, Shard,
 from dualform.store.mark import TOLD, Mark
 from dualform.store.new_folder import beginning, check_new_shard
 from dualform.store.others_writer import OthersWriter
-from dualform.store.probes import ProbeArrays, write_probe
+from dualform.store.previews.preview_file import FOLDER, dataset_name, free_name, preview_folder, write_preview_set
+from dualform.store.previews.preview_set import PreviewSet
+from dualform.store.query_sets import QuerySetArrays, write_query_set
 from dualform.store.slot_rows import SlotRows
 from dualform.store.tables import OTHERS, TABLES, rows_table
 from dualform.store.views import view_statements
@@ -254,25 +254,27 @@ class Writer:
                 self.manifest.marks.append(replace(mark, rows=told))
         del self.manifest.marks[:-MOST_MARKS]
 
-    def add_probe(self, probe: ProbeArrays) -> None:
+    def add_query_set(self, query_set: QuerySetArrays) -> None:
         """Store queries under a name. Raises BadInput for a name that is taken or no plain word."""
-        files, entry = write_probe(self.path, self.manifest, probe)
+        files, entry = write_query_set(self.path, self.manifest, query_set)
         self.manifest.files |= files
-        self.manifest.probes[probe.name] = entry
+        self.manifest.query_sets[query_set.name] = entry
         self._write_manifest()
 
-    def add_gallery(self, dataset: str | None, gallery: Gallery, most_bytes: int | None = None) -> None:
+    def add_preview_set(self, dataset: str | None, preview_set: PreviewSet, most_bytes: int | None = None) -> None:
         """Store what the samples of a dataset looked like. Raises BadInput where that is known already, for a sample
         that cannot be stored, and for more than `most_bytes`.
         """
         name = dataset_name(dataset)
-        if name in self.manifest.galleries:
+        if name in self.manifest.preview_sets:
             said = f"of dataset {name!r}" if name else "of samples without a dataset"
-            raise BadInput(f"there is a gallery {said} already.", hint="A dataset has one gallery.", field="dataset")
+            raise BadInput(
+                f"there is a preview set {said} already.", hint="A dataset has one preview set.", field="dataset"
+            )
         self._save()  # encoding may take long, and what came before must not wait for it
-        file = free_name(f"{FOLDER}/{gallery_folder(name)}", self.manifest.files)
-        mark, entry = write_gallery(self.path, file, gallery.samples, gallery.content, most_bytes)
-        self.manifest.files[file], self.manifest.galleries[name] = mark, entry
+        file = free_name(f"{FOLDER}/{preview_folder(name)}", self.manifest.files)
+        mark, entry = write_preview_set(self.path, file, preview_set.samples, preview_set.content, most_bytes)
+        self.manifest.files[file], self.manifest.preview_sets[name] = mark, entry
         self._write_manifest()
 
     def close(self, ending: Ending = Ending()) -> None:  # noqa: B008 - it is frozen

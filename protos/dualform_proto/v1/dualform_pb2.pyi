@@ -83,16 +83,16 @@ class _Score:
 class _ScoreEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Score.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     SCORE_UNSPECIFIED: _Score.ValueType  # 0
-    SCORE_SIGNED: _Score.ValueType  # 1
+    SCORE_DOT: _Score.ValueType  # 1
     SCORE_ABS: _Score.ValueType  # 2
     SCORE_NAMED: _Score.ValueType  # 3
     """the one that score_name names: scores get no further numbers"""
 
 class Score(_Score, metaclass=_ScoreEnumTypeWrapper):
-    """Unspecified is read as signed."""
+    """Unspecified is read as dot."""
 
 SCORE_UNSPECIFIED: Score.ValueType  # 0
-SCORE_SIGNED: Score.ValueType  # 1
+SCORE_DOT: Score.ValueType  # 1
 SCORE_ABS: Score.ValueType  # 2
 SCORE_NAMED: Score.ValueType  # 3
 """the one that score_name names: scores get no further numbers"""
@@ -120,26 +120,26 @@ KERNEL_SOFTMAX: Kernel.ValueType  # 2
 """the softmax of the inner products over the temperature"""
 Global___Kernel: typing_extensions.TypeAlias = Kernel
 
-class _GradeName:
+class _StatusName:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
 
-class _GradeNameEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_GradeName.ValueType], builtins.type):
+class _StatusNameEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_StatusName.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    GRADE_NAME_UNSPECIFIED: _GradeName.ValueType  # 0
-    GRADE_NAME_EXACT: _GradeName.ValueType  # 1
-    GRADE_NAME_EXACT_TO_BFLOAT16: _GradeName.ValueType  # 2
-    GRADE_NAME_OFF: _GradeName.ValueType  # 3
-    GRADE_NAME_SCORES_ONLY: _GradeName.ValueType  # 4
+    STATUS_NAME_UNSPECIFIED: _StatusName.ValueType  # 0
+    STATUS_NAME_EXACT: _StatusName.ValueType  # 1
+    STATUS_NAME_EXACT_TO_BFLOAT16: _StatusName.ValueType  # 2
+    STATUS_NAME_APPROXIMATE: _StatusName.ValueType  # 3
+    STATUS_NAME_SCORES_ONLY: _StatusName.ValueType  # 4
 
-class GradeName(_GradeName, metaclass=_GradeNameEnumTypeWrapper): ...
+class StatusName(_StatusName, metaclass=_StatusNameEnumTypeWrapper): ...
 
-GRADE_NAME_UNSPECIFIED: GradeName.ValueType  # 0
-GRADE_NAME_EXACT: GradeName.ValueType  # 1
-GRADE_NAME_EXACT_TO_BFLOAT16: GradeName.ValueType  # 2
-GRADE_NAME_OFF: GradeName.ValueType  # 3
-GRADE_NAME_SCORES_ONLY: GradeName.ValueType  # 4
-Global___GradeName: typing_extensions.TypeAlias = GradeName
+STATUS_NAME_UNSPECIFIED: StatusName.ValueType  # 0
+STATUS_NAME_EXACT: StatusName.ValueType  # 1
+STATUS_NAME_EXACT_TO_BFLOAT16: StatusName.ValueType  # 2
+STATUS_NAME_APPROXIMATE: StatusName.ValueType  # 3
+STATUS_NAME_SCORES_ONLY: StatusName.ValueType  # 4
+Global___StatusName: typing_extensions.TypeAlias = StatusName
 
 @typing.final
 class Matrix(google.protobuf.message.Message):
@@ -226,36 +226,36 @@ class Queries(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VECTORS_FIELD_NUMBER: builtins.int
-    PROBE_FIELD_NUMBER: builtins.int
+    QUERY_SET_FIELD_NUMBER: builtins.int
     SLOTS_FIELD_NUMBER: builtins.int
     @property
     def vectors(self) -> Global___Matrix:
         """float32[n, d], finite"""
 
     @property
-    def probe(self) -> Global___ProbeRows: ...
+    def query_set(self) -> Global___QuerySetRows: ...
     @property
     def slots(self) -> Global___SlotKeys: ...
     def __init__(
         self,
         *,
         vectors: Global___Matrix | None = ...,
-        probe: Global___ProbeRows | None = ...,
+        query_set: Global___QuerySetRows | None = ...,
         slots: Global___SlotKeys | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["probe", b"probe", "queries", b"queries", "slots", b"slots", "vectors", b"vectors"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["probe", b"probe", "queries", b"queries", "slots", b"slots", "vectors", b"vectors"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["queries", b"queries"]) -> typing.Literal["vectors", "probe", "slots"] | None: ...
+    def HasField(self, field_name: typing.Literal["queries", b"queries", "query_set", b"query_set", "slots", b"slots", "vectors", b"vectors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["queries", b"queries", "query_set", b"query_set", "slots", b"slots", "vectors", b"vectors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["queries", b"queries"]) -> typing.Literal["vectors", "query_set", "slots"] | None: ...
 
 Global___Queries: typing_extensions.TypeAlias = Queries
 
 @typing.final
-class ProbeRows(google.protobuf.message.Message):
+class QuerySetRows(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    PROBE_FIELD_NUMBER: builtins.int
+    QUERY_SET_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
-    probe: builtins.str
+    query_set: builtins.str
     @property
     def rows(self) -> Global___RowNumbers:
         """absent: every row"""
@@ -263,13 +263,13 @@ class ProbeRows(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        probe: builtins.str = ...,
+        query_set: builtins.str = ...,
         rows: Global___RowNumbers | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["rows", b"rows"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["probe", b"probe", "rows", b"rows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["query_set", b"query_set", "rows", b"rows"]) -> None: ...
 
-Global___ProbeRows: typing_extensions.TypeAlias = ProbeRows
+Global___QuerySetRows: typing_extensions.TypeAlias = QuerySetRows
 
 @typing.final
 class RowNumbers(google.protobuf.message.Message):
@@ -349,7 +349,7 @@ class Scan(google.protobuf.message.Message):
 Global___Scan: typing_extensions.TypeAlias = Scan
 
 @typing.final
-class Grade(google.protobuf.message.Message):
+class Status(google.protobuf.message.Message):
     """How exact the record of a layer is as of a step: measured while the training ran or, where its rule was not watched,
     by a pass over the slots.
     """
@@ -361,7 +361,7 @@ class Grade(google.protobuf.message.Message):
     ROUNDING_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
-    name: Global___GradeName.ValueType
+    name: Global___StatusName.ValueType
     error: builtins.float
     """of the rebuilt weights, relative to the way the real ones went; absent: not measured"""
     rounding: builtins.float
@@ -373,7 +373,7 @@ class Grade(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        name: Global___GradeName.ValueType = ...,
+        name: Global___StatusName.ValueType = ...,
         error: builtins.float | None = ...,
         rounding: builtins.float | None = ...,
         since: builtins.int | None = ...,
@@ -388,7 +388,7 @@ class Grade(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
 
-Global___Grade: typing_extensions.TypeAlias = Grade
+Global___Status: typing_extensions.TypeAlias = Status
 
 @typing.final
 class InfoRequest(google.protobuf.message.Message):
@@ -413,13 +413,13 @@ class InfoResponse(google.protobuf.message.Message):
     LAYERS_FIELD_NUMBER: builtins.int
     SKIPPED_FIELD_NUMBER: builtins.int
     DATASETS_FIELD_NUMBER: builtins.int
-    PROBES_FIELD_NUMBER: builtins.int
+    QUERY_SETS_FIELD_NUMBER: builtins.int
     CUT_OFF_FIELD_NUMBER: builtins.int
     COLUMNS_FIELD_NUMBER: builtins.int
     FINAL_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     ANSWERED_BY_FIELD_NUMBER: builtins.int
-    GALLERIES_FIELD_NUMBER: builtins.int
+    PREVIEWS_FIELD_NUMBER: builtins.int
     format: builtins.int
     snapshot: builtins.int
     recording: builtins.bool
@@ -444,7 +444,7 @@ class InfoResponse(google.protobuf.message.Message):
     @property
     def datasets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]: ...
     @property
-    def probes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ProbeInfo]: ...
+    def query_sets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___QuerySetInfo]: ...
     @property
     def columns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SpaceColumns]: ...
     @property
@@ -452,8 +452,8 @@ class InfoResponse(google.protobuf.message.Message):
         """parameter or buffer -> digest of it at the end of the training"""
 
     @property
-    def galleries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Remark]:
-        """by dataset, the kind of its gallery: images, texts or table; "": samples without one"""
+    def previews(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Remark]:
+        """by dataset, the kind of its preview set: images, texts or table; "": samples without one"""
 
     def __init__(
         self,
@@ -467,15 +467,15 @@ class InfoResponse(google.protobuf.message.Message):
         layers: collections.abc.Iterable[Global___LayerInfo] | None = ...,
         skipped: collections.abc.Iterable[Global___Remark] | None = ...,
         datasets: collections.abc.Iterable[Global___Count] | None = ...,
-        probes: collections.abc.Iterable[Global___ProbeInfo] | None = ...,
+        query_sets: collections.abc.Iterable[Global___QuerySetInfo] | None = ...,
         cut_off: builtins.str = ...,
         columns: collections.abc.Iterable[Global___SpaceColumns] | None = ...,
         final: collections.abc.Iterable[Global___Remark] | None = ...,
         sampling: builtins.str = ...,
         answered_by: builtins.str = ...,
-        galleries: collections.abc.Iterable[Global___Remark] | None = ...,
+        previews: collections.abc.Iterable[Global___Remark] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "galleries", b"galleries", "layers", b"layers", "optimizer", b"optimizer", "probes", b"probes", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "previews", b"previews", "query_sets", b"query_sets", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
 
@@ -550,7 +550,7 @@ class LayerInfo(google.protobuf.message.Message):
     VALUES_FIELD_NUMBER: builtins.int
     EXACT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
-    GRADE_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
     VIEWS_FIELD_NUMBER: builtins.int
     BATCH_DIM_FIELD_NUMBER: builtins.int
     name: builtins.str
@@ -562,13 +562,13 @@ class LayerInfo(google.protobuf.message.Message):
     distinct_keys: builtins.int
     values: builtins.bool
     exact: builtins.bool
-    """as `grade` says, for readers that know no grades"""
+    """as `status` says, for readers that know no statuses"""
     reason: builtins.str
     """likewise"""
     batch_dim: builtins.int
     """which axis of the layer's inputs was the batch, where they had tokens"""
     @property
-    def grade(self) -> Global___Grade: ...
+    def status(self) -> Global___Status: ...
     @property
     def views(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -584,28 +584,28 @@ class LayerInfo(google.protobuf.message.Message):
         values: builtins.bool = ...,
         exact: builtins.bool = ...,
         reason: builtins.str = ...,
-        grade: Global___Grade | None = ...,
+        status: Global___Status | None = ...,
         views: collections.abc.Iterable[builtins.str] | None = ...,
         batch_dim: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["grade", b"grade"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_dim", b"batch_dim", "bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "grade", b"grade", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "values", b"values", "views", b"views"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch_dim", b"batch_dim", "bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "status", b"status", "values", b"values", "views", b"views"]) -> None: ...
 
 Global___LayerInfo: typing_extensions.TypeAlias = LayerInfo
 
 @typing.final
-class ProbeInfo(google.protobuf.message.Message):
+class QuerySetInfo(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     LAYERS_FIELD_NUMBER: builtins.int
-    GALLERY_FIELD_NUMBER: builtins.int
+    PREVIEWS_FIELD_NUMBER: builtins.int
     EXAMPLES_FIELD_NUMBER: builtins.int
     name: builtins.str
     rows: builtins.int
-    gallery: builtins.str
-    """the kind of the gallery of its examples: images, texts or table; empty where it has none"""
+    previews: builtins.str
+    """the kind of the preview set of its examples: images, texts or table; empty where it has none"""
     examples: builtins.int
     """absent where the record cannot tell how many there are"""
     @property
@@ -616,14 +616,14 @@ class ProbeInfo(google.protobuf.message.Message):
         name: builtins.str = ...,
         rows: builtins.int = ...,
         layers: collections.abc.Iterable[builtins.str] | None = ...,
-        gallery: builtins.str = ...,
+        previews: builtins.str = ...,
         examples: builtins.int | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_examples", b"_examples", "examples", b"examples"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_examples", b"_examples", "examples", b"examples", "gallery", b"gallery", "layers", b"layers", "name", b"name", "rows", b"rows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_examples", b"_examples", "examples", b"examples", "layers", b"layers", "name", b"name", "previews", b"previews", "rows", b"rows"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_examples", b"_examples"]) -> typing.Literal["examples"] | None: ...
 
-Global___ProbeInfo: typing_extensions.TypeAlias = ProbeInfo
+Global___QuerySetInfo: typing_extensions.TypeAlias = QuerySetInfo
 
 @typing.final
 class TopKRequest(google.protobuf.message.Message):
@@ -637,7 +637,7 @@ class TopKRequest(google.protobuf.message.Message):
     SCORE_FIELD_NUMBER: builtins.int
     SCORE_NAME_FIELD_NUMBER: builtins.int
     ALLOW_PARTIAL_FIELD_NUMBER: builtins.int
-    TOWARD_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
     layer: builtins.str
     k: builtins.int
     where: builtins.str
@@ -651,7 +651,7 @@ class TopKRequest(google.protobuf.message.Message):
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
-    def toward(self) -> Global___Toward:
+    def target(self) -> Global___Target:
         """of the score "contribution", which needs it; no other has it"""
 
     def __init__(
@@ -665,16 +665,16 @@ class TopKRequest(google.protobuf.message.Message):
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
         allow_partial: builtins.bool = ...,
-        toward: Global___Toward | None = ...,
+        target: Global___Target | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "toward", b"toward", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "toward", b"toward", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___TopKRequest: typing_extensions.TypeAlias = TopKRequest
 
 @typing.final
-class Toward(google.protobuf.message.Message):
+class Target(google.protobuf.message.Message):
     """What contributions are measured along: an output of the layer, one output less another, or vectors."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -714,7 +714,7 @@ class Toward(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_vectors", b"_vectors"]) -> typing.Literal["vectors"] | None: ...
 
-Global___Toward: typing_extensions.TypeAlias = Toward
+Global___Target: typing_extensions.TypeAlias = Target
 
 @typing.final
 class TopKResponse(google.protobuf.message.Message):
@@ -726,7 +726,7 @@ class TopKResponse(google.protobuf.message.Message):
     GROUPS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     SPACE_FIELD_NUMBER: builtins.int
-    GRADE_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
     ids: builtins.bytes
     """int64, query after query, group after group, best first"""
     scores: builtins.bytes
@@ -744,7 +744,7 @@ class TopKResponse(google.protobuf.message.Message):
     @property
     def scan(self) -> Global___Scan: ...
     @property
-    def grade(self) -> Global___Grade:
+    def status(self) -> Global___Status:
         """of contributions; absent for scores of keys alone"""
 
     def __init__(
@@ -756,10 +756,10 @@ class TopKResponse(google.protobuf.message.Message):
         groups: Global___Columns | None = ...,
         scan: Global___Scan | None = ...,
         space: builtins.str = ...,
-        grade: Global___Grade | None = ...,
+        status: Global___Status | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counts", b"counts", "grade", b"grade", "groups", b"groups", "scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "grade", b"grade", "groups", b"groups", "ids", b"ids", "scan", b"scan", "scores", b"scores", "space", b"space"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "scan", b"scan", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "ids", b"ids", "scan", b"scan", "scores", b"scores", "space", b"space", "status", b"status"]) -> None: ...
 
 Global___TopKResponse: typing_extensions.TypeAlias = TopKResponse
 
@@ -774,7 +774,7 @@ class GroupSumRequest(google.protobuf.message.Message):
     SCORE_FIELD_NUMBER: builtins.int
     SCORE_NAME_FIELD_NUMBER: builtins.int
     ALLOW_PARTIAL_FIELD_NUMBER: builtins.int
-    TOWARD_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
     K_FIELD_NUMBER: builtins.int
     layer: builtins.str
     where: builtins.str
@@ -790,7 +790,7 @@ class GroupSumRequest(google.protobuf.message.Message):
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
-    def toward(self) -> Global___Toward:
+    def target(self) -> Global___Target:
         """as in TopKRequest"""
 
     def __init__(
@@ -803,11 +803,11 @@ class GroupSumRequest(google.protobuf.message.Message):
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
         allow_partial: builtins.bool = ...,
-        toward: Global___Toward | None = ...,
+        target: Global___Target | None = ...,
         k: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "k", b"k", "queries", b"queries", "toward", b"toward", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "toward", b"toward", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "k", b"k", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_k", b"_k"]) -> typing.Literal["k"] | None: ...
     @typing.overload
@@ -824,7 +824,7 @@ class GroupSumResponse(google.protobuf.message.Message):
     COUNTS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     SPACE_FIELD_NUMBER: builtins.int
-    GRADE_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
     NUMBERS_FIELD_NUMBER: builtins.int
     TOTAL_FIELD_NUMBER: builtins.int
     counts: builtins.bytes
@@ -843,7 +843,7 @@ class GroupSumResponse(google.protobuf.message.Message):
     @property
     def scan(self) -> Global___Scan: ...
     @property
-    def grade(self) -> Global___Grade:
+    def status(self) -> Global___Status:
         """of contributions; absent for scores of keys alone"""
 
     @property
@@ -858,12 +858,12 @@ class GroupSumResponse(google.protobuf.message.Message):
         counts: builtins.bytes = ...,
         scan: Global___Scan | None = ...,
         space: builtins.str = ...,
-        grade: Global___Grade | None = ...,
+        status: Global___Status | None = ...,
         numbers: Global___Matrix | None = ...,
         total: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_numbers", b"_numbers", "_total", b"_total", "grade", b"grade", "groups", b"groups", "numbers", b"numbers", "scan", b"scan", "sums", b"sums", "total", b"total"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_numbers", b"_numbers", "_total", b"_total", "counts", b"counts", "grade", b"grade", "groups", b"groups", "numbers", b"numbers", "scan", b"scan", "space", b"space", "sums", b"sums", "total", b"total"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_numbers", b"_numbers", "_total", b"_total", "groups", b"groups", "numbers", b"numbers", "scan", b"scan", "status", b"status", "sums", b"sums", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_numbers", b"_numbers", "_total", b"_total", "counts", b"counts", "groups", b"groups", "numbers", b"numbers", "scan", b"scan", "space", b"space", "status", b"status", "sums", b"sums", "total", b"total"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_numbers", b"_numbers"]) -> typing.Literal["numbers"] | None: ...
     @typing.overload
@@ -934,22 +934,22 @@ class Examples(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GRADIENTS_FIELD_NUMBER: builtins.int
-    PROBE_FIELD_NUMBER: builtins.int
+    QUERY_SET_FIELD_NUMBER: builtins.int
     @property
     def gradients(self) -> Global___ExampleGradients: ...
     @property
-    def probe(self) -> Global___ProbeRows:
-        """of a probe that was taken with a loss, by number"""
+    def query_set(self) -> Global___QuerySetRows:
+        """of a query set that was taken with a loss, by number"""
 
     def __init__(
         self,
         *,
         gradients: Global___ExampleGradients | None = ...,
-        probe: Global___ProbeRows | None = ...,
+        query_set: Global___QuerySetRows | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["examples", b"examples", "gradients", b"gradients", "probe", b"probe"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["examples", b"examples", "gradients", b"gradients", "probe", b"probe"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["examples", b"examples"]) -> typing.Literal["gradients", "probe"] | None: ...
+    def HasField(self, field_name: typing.Literal["examples", b"examples", "gradients", b"gradients", "query_set", b"query_set"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["examples", b"examples", "gradients", b"gradients", "query_set", b"query_set"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["examples", b"examples"]) -> typing.Literal["gradients", "query_set"] | None: ...
 
 Global___Examples: typing_extensions.TypeAlias = Examples
 
@@ -1108,14 +1108,14 @@ class OutputResponse(google.protobuf.message.Message):
     OUTPUTS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     SPACE_FIELD_NUMBER: builtins.int
-    GRADE_FIELD_NUMBER: builtins.int
-    STANDING_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
+    UNRECORDED_CHANGE_FIELD_NUMBER: builtins.int
     KERNEL_FIELD_NUMBER: builtins.int
     TEMPERATURE_FIELD_NUMBER: builtins.int
     WITHOUT_INITIAL_FIELD_NUMBER: builtins.int
     EFFECTIVE_SLOTS_FIELD_NUMBER: builtins.int
     space: builtins.str
-    standing: builtins.float
+    unrecorded_change: builtins.float
     """size of what moved the weights outside the record and was added, relative to their way"""
     kernel: Global___Kernel.ValueType
     """this and the next two as they were asked for: a server that knows no kernels says nothing here"""
@@ -1130,22 +1130,22 @@ class OutputResponse(google.protobuf.message.Message):
     @property
     def scan(self) -> Global___Scan: ...
     @property
-    def grade(self) -> Global___Grade: ...
+    def status(self) -> Global___Status: ...
     def __init__(
         self,
         *,
         outputs: Global___Matrix | None = ...,
         scan: Global___Scan | None = ...,
         space: builtins.str = ...,
-        grade: Global___Grade | None = ...,
-        standing: builtins.float = ...,
+        status: Global___Status | None = ...,
+        unrecorded_change: builtins.float = ...,
         kernel: Global___Kernel.ValueType = ...,
         temperature: builtins.float | None = ...,
         without_initial: builtins.bool = ...,
         effective_slots: builtins.bytes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_effective_slots", b"_effective_slots", "_temperature", b"_temperature", "effective_slots", b"effective_slots", "grade", b"grade", "outputs", b"outputs", "scan", b"scan", "temperature", b"temperature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_effective_slots", b"_effective_slots", "_temperature", b"_temperature", "effective_slots", b"effective_slots", "grade", b"grade", "kernel", b"kernel", "outputs", b"outputs", "scan", b"scan", "space", b"space", "standing", b"standing", "temperature", b"temperature", "without_initial", b"without_initial"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_effective_slots", b"_effective_slots", "_temperature", b"_temperature", "effective_slots", b"effective_slots", "outputs", b"outputs", "scan", b"scan", "status", b"status", "temperature", b"temperature"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_effective_slots", b"_effective_slots", "_temperature", b"_temperature", "effective_slots", b"effective_slots", "kernel", b"kernel", "outputs", b"outputs", "scan", b"scan", "space", b"space", "status", b"status", "temperature", b"temperature", "unrecorded_change", b"unrecorded_change", "without_initial", b"without_initial"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_effective_slots", b"_effective_slots"]) -> typing.Literal["effective_slots"] | None: ...
     @typing.overload
@@ -1193,7 +1193,7 @@ Global___ContributionsRequest: typing_extensions.TypeAlias = ContributionsReques
 
 @typing.final
 class ContributionsResponse(google.protobuf.message.Message):
-    """Output = initial + bias + standing + residual + the sum of `sums` over the groups."""
+    """Output = initial + bias + unrecorded change + residual + the sum of `sums` over the groups."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1202,9 +1202,9 @@ class ContributionsResponse(google.protobuf.message.Message):
     SUMS_FIELD_NUMBER: builtins.int
     INITIAL_FIELD_NUMBER: builtins.int
     BIAS_FIELD_NUMBER: builtins.int
-    STANDING_FIELD_NUMBER: builtins.int
+    UNRECORDED_CHANGE_FIELD_NUMBER: builtins.int
     RESIDUAL_FIELD_NUMBER: builtins.int
-    GRADE_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     SPACE_FIELD_NUMBER: builtins.int
     UNEXPLAINED_FIELD_NUMBER: builtins.int
@@ -1226,15 +1226,15 @@ class ContributionsResponse(google.protobuf.message.Message):
         """float64[n, d_out]: what began before the record"""
 
     @property
-    def standing(self) -> Global___Matrix:
-        """float64[n, d_out]: what moved the weight outside the record, or was forgotten"""
+    def unrecorded_change(self) -> Global___Matrix:
+        """float64[n, d_out]: what moved the weight outside the record, or was deleted"""
 
     @property
     def residual(self) -> Global___Matrix:
         """float64[n, d_out]"""
 
     @property
-    def grade(self) -> Global___Grade: ...
+    def status(self) -> Global___Status: ...
     @property
     def scan(self) -> Global___Scan: ...
     @property
@@ -1249,15 +1249,15 @@ class ContributionsResponse(google.protobuf.message.Message):
         sums: Global___Matrix | None = ...,
         initial: Global___Matrix | None = ...,
         bias: builtins.bytes = ...,
-        standing: Global___Matrix | None = ...,
+        unrecorded_change: Global___Matrix | None = ...,
         residual: Global___Matrix | None = ...,
-        grade: Global___Grade | None = ...,
+        status: Global___Status | None = ...,
         scan: Global___Scan | None = ...,
         space: builtins.str = ...,
         unexplained: Global___Matrix | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_unexplained", b"_unexplained", "grade", b"grade", "groups", b"groups", "initial", b"initial", "residual", b"residual", "scan", b"scan", "standing", b"standing", "sums", b"sums", "unexplained", b"unexplained"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_unexplained", b"_unexplained", "bias", b"bias", "counts", b"counts", "grade", b"grade", "groups", b"groups", "initial", b"initial", "residual", b"residual", "scan", b"scan", "space", b"space", "standing", b"standing", "sums", b"sums", "unexplained", b"unexplained"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_unexplained", b"_unexplained", "groups", b"groups", "initial", b"initial", "residual", b"residual", "scan", b"scan", "status", b"status", "sums", b"sums", "unexplained", b"unexplained", "unrecorded_change", b"unrecorded_change"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_unexplained", b"_unexplained", "bias", b"bias", "counts", b"counts", "groups", b"groups", "initial", b"initial", "residual", b"residual", "scan", b"scan", "space", b"space", "status", b"status", "sums", b"sums", "unexplained", b"unexplained", "unrecorded_change", b"unrecorded_change"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_unexplained", b"_unexplained"]) -> typing.Literal["unexplained"] | None: ...
 
 Global___ContributionsResponse: typing_extensions.TypeAlias = ContributionsResponse
@@ -1407,21 +1407,21 @@ class LayerRecord(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LAYER_FIELD_NUMBER: builtins.int
-    GRADE_FIELD_NUMBER: builtins.int
-    STANDING_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
+    UNRECORDED_CHANGE_FIELD_NUMBER: builtins.int
     layer: builtins.str
-    standing: builtins.float
+    unrecorded_change: builtins.float
     @property
-    def grade(self) -> Global___Grade: ...
+    def status(self) -> Global___Status: ...
     def __init__(
         self,
         *,
         layer: builtins.str = ...,
-        grade: Global___Grade | None = ...,
-        standing: builtins.float = ...,
+        status: Global___Status | None = ...,
+        unrecorded_change: builtins.float = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["grade", b"grade"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grade", b"grade", "layer", b"layer", "standing", b"standing"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["layer", b"layer", "status", b"status", "unrecorded_change", b"unrecorded_change"]) -> None: ...
 
 Global___LayerRecord: typing_extensions.TypeAlias = LayerRecord
 
@@ -1614,7 +1614,7 @@ class SqlResponse(google.protobuf.message.Message):
 Global___SqlResponse: typing_extensions.TypeAlias = SqlResponse
 
 @typing.final
-class ProbeRequest(google.protobuf.message.Message):
+class QuerySetRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
@@ -1631,10 +1631,10 @@ class ProbeRequest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_layer", b"_layer", "layer", b"layer", "name", b"name"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_layer", b"_layer"]) -> typing.Literal["layer"] | None: ...
 
-Global___ProbeRequest: typing_extensions.TypeAlias = ProbeRequest
+Global___QuerySetRequest: typing_extensions.TypeAlias = QuerySetRequest
 
 @typing.final
-class ProbeResponse(google.protobuf.message.Message):
+class QuerySetResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
@@ -1668,7 +1668,7 @@ class ProbeResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["_labels", b"_labels", "labels", b"labels", "name", b"name", "outputs", b"outputs", "queries", b"queries", "scan", b"scan"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_labels", b"_labels"]) -> typing.Literal["labels"] | None: ...
 
-Global___ProbeResponse: typing_extensions.TypeAlias = ProbeResponse
+Global___QuerySetResponse: typing_extensions.TypeAlias = QuerySetResponse
 
 @typing.final
 class VerifyRequest(google.protobuf.message.Message):
@@ -1684,61 +1684,61 @@ Global___VerifyRequest: typing_extensions.TypeAlias = VerifyRequest
 class VerifyResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    CERTIFICATES_FIELD_NUMBER: builtins.int
+    RECONSTRUCTIONS_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     @property
-    def certificates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Certificate]: ...
+    def reconstructions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Reconstruction]: ...
     @property
     def scan(self) -> Global___Scan: ...
     def __init__(
         self,
         *,
-        certificates: collections.abc.Iterable[Global___Certificate] | None = ...,
+        reconstructions: collections.abc.Iterable[Global___Reconstruction] | None = ...,
         scan: Global___Scan | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["certificates", b"certificates", "scan", b"scan"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reconstructions", b"reconstructions", "scan", b"scan"]) -> None: ...
 
 Global___VerifyResponse: typing_extensions.TypeAlias = VerifyResponse
 
 @typing.final
-class Certificate(google.protobuf.message.Message):
+class Reconstruction(google.protobuf.message.Message):
     """||W_T - rebuilt|| / ||W_T - W_0|| of one layer, bias included."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LAYER_FIELD_NUMBER: builtins.int
-    RELATIVE_ERROR_FIELD_NUMBER: builtins.int
+    RECONSTRUCTION_ERROR_FIELD_NUMBER: builtins.int
     EXACT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
-    GRADE_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
     ROUNDING_SHARE_FIELD_NUMBER: builtins.int
     layer: builtins.str
-    relative_error: builtins.float
+    reconstruction_error: builtins.float
     """absent where the layer cannot be rebuilt at all"""
     exact: builtins.bool
-    """as `grade` says"""
+    """as `status` says"""
     reason: builtins.str
     """likewise"""
     rounding_share: builtins.float
     """of the way, in biases whose gradient was rounding alone: no slot's part"""
     @property
-    def grade(self) -> Global___Grade: ...
+    def status(self) -> Global___Status: ...
     def __init__(
         self,
         *,
         layer: builtins.str = ...,
-        relative_error: builtins.float | None = ...,
+        reconstruction_error: builtins.float | None = ...,
         exact: builtins.bool = ...,
         reason: builtins.str = ...,
-        grade: Global___Grade | None = ...,
+        status: Global___Status | None = ...,
         rounding_share: builtins.float = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_relative_error", b"_relative_error", "grade", b"grade", "relative_error", b"relative_error"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_relative_error", b"_relative_error", "exact", b"exact", "grade", b"grade", "layer", b"layer", "reason", b"reason", "relative_error", b"relative_error", "rounding_share", b"rounding_share"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_relative_error", b"_relative_error"]) -> typing.Literal["relative_error"] | None: ...
+    def HasField(self, field_name: typing.Literal["_reconstruction_error", b"_reconstruction_error", "reconstruction_error", b"reconstruction_error", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_reconstruction_error", b"_reconstruction_error", "exact", b"exact", "layer", b"layer", "reason", b"reason", "reconstruction_error", b"reconstruction_error", "rounding_share", b"rounding_share", "status", b"status"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_reconstruction_error", b"_reconstruction_error"]) -> typing.Literal["reconstruction_error"] | None: ...
 
-Global___Certificate: typing_extensions.TypeAlias = Certificate
+Global___Reconstruction: typing_extensions.TypeAlias = Reconstruction
 
 @typing.final
 class DistributionRequest(google.protobuf.message.Message):
@@ -1749,7 +1749,7 @@ class DistributionRequest(google.protobuf.message.Message):
     WHERE_FIELD_NUMBER: builtins.int
     SCORE_FIELD_NUMBER: builtins.int
     SCORE_NAME_FIELD_NUMBER: builtins.int
-    TOWARD_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
     POINTS_FIELD_NUMBER: builtins.int
     layer: builtins.str
     where: builtins.str
@@ -1761,7 +1761,7 @@ class DistributionRequest(google.protobuf.message.Message):
     @property
     def queries(self) -> Global___Queries: ...
     @property
-    def toward(self) -> Global___Toward:
+    def target(self) -> Global___Target:
         """as in TopKRequest"""
 
     def __init__(
@@ -1772,11 +1772,11 @@ class DistributionRequest(google.protobuf.message.Message):
         where: builtins.str | None = ...,
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
-        toward: Global___Toward | None = ...,
+        target: Global___Target | None = ...,
         points: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_points", b"_points", "_where", b"_where", "points", b"points", "queries", b"queries", "toward", b"toward", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_points", b"_points", "_where", b"_where", "layer", b"layer", "points", b"points", "queries", b"queries", "score", b"score", "score_name", b"score_name", "toward", b"toward", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_points", b"_points", "_where", b"_where", "points", b"points", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_points", b"_points", "_where", b"_where", "layer", b"layer", "points", b"points", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_points", b"_points"]) -> typing.Literal["points"] | None: ...
     @typing.overload
@@ -1798,7 +1798,7 @@ class DistributionResponse(google.protobuf.message.Message):
     COUNT_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     SPACE_FIELD_NUMBER: builtins.int
-    GRADE_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
     ranks: builtins.bytes
     """int64[r], ascending, from 1 to count; each of the first ten"""
     totals: builtins.bytes
@@ -1819,7 +1819,7 @@ class DistributionResponse(google.protobuf.message.Message):
     @property
     def scan(self) -> Global___Scan: ...
     @property
-    def grade(self) -> Global___Grade:
+    def status(self) -> Global___Status:
         """of contributions; absent for scores of keys alone"""
 
     def __init__(
@@ -1833,41 +1833,41 @@ class DistributionResponse(google.protobuf.message.Message):
         count: builtins.int = ...,
         scan: Global___Scan | None = ...,
         space: builtins.str = ...,
-        grade: Global___Grade | None = ...,
+        status: Global___Status | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cumulative", b"cumulative", "grade", b"grade", "scan", b"scan", "scores", b"scores"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["count", b"count", "cumulative", b"cumulative", "effective_slots", b"effective_slots", "grade", b"grade", "ranks", b"ranks", "scan", b"scan", "scores", b"scores", "space", b"space", "totals", b"totals"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cumulative", b"cumulative", "scan", b"scan", "scores", b"scores", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "cumulative", b"cumulative", "effective_slots", b"effective_slots", "ranks", b"ranks", "scan", b"scan", "scores", b"scores", "space", b"space", "status", b"status", "totals", b"totals"]) -> None: ...
 
 Global___DistributionResponse: typing_extensions.TypeAlias = DistributionResponse
 
 @typing.final
-class LookRequest(google.protobuf.message.Message):
+class PreviewsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SAMPLES_FIELD_NUMBER: builtins.int
     DATASET_FIELD_NUMBER: builtins.int
-    PROBE_FIELD_NUMBER: builtins.int
+    QUERY_SET_FIELD_NUMBER: builtins.int
     samples: builtins.bytes
     """int64[n], at most 1024"""
     dataset: builtins.str
-    """neither this nor a probe: samples without a dataset"""
-    probe: builtins.str
-    """its samples are the probe's examples, which count from 0"""
+    """neither this nor a query set: samples without a dataset"""
+    query_set: builtins.str
+    """its samples are the query set's examples, which count from 0"""
     def __init__(
         self,
         *,
         samples: builtins.bytes = ...,
         dataset: builtins.str = ...,
-        probe: builtins.str = ...,
+        query_set: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["dataset", b"dataset", "of", b"of", "probe", b"probe"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dataset", b"dataset", "of", b"of", "probe", b"probe", "samples", b"samples"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["of", b"of"]) -> typing.Literal["dataset", "probe"] | None: ...
+    def HasField(self, field_name: typing.Literal["dataset", b"dataset", "of", b"of", "query_set", b"query_set"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dataset", b"dataset", "of", b"of", "query_set", b"query_set", "samples", b"samples"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["of", b"of"]) -> typing.Literal["dataset", "query_set"] | None: ...
 
-Global___LookRequest: typing_extensions.TypeAlias = LookRequest
+Global___PreviewsRequest: typing_extensions.TypeAlias = PreviewsRequest
 
 @typing.final
-class LookResponse(google.protobuf.message.Message):
+class PreviewsResponse(google.protobuf.message.Message):
     """At most 8 MiB. Nothing of it is code: images are PNGs, 8 bits, grey or RGB."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1886,7 +1886,7 @@ class LookResponse(google.protobuf.message.Message):
     samples: builtins.bytes
     """int64[n], as they were asked for"""
     known: builtins.bytes
-    """one byte a sample, 1 where the gallery has it"""
+    """one byte a sample, 1 where the preview set has it"""
     @property
     def images(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """n PNGs of kind images, empty where a sample is not known"""
@@ -1897,7 +1897,7 @@ class LookResponse(google.protobuf.message.Message):
 
     @property
     def offsets(self) -> Global___Offsets:
-        """of kind texts, where the gallery has them"""
+        """of kind texts, where the preview set has them"""
 
     @property
     def columns(self) -> Global___Columns:
@@ -1925,7 +1925,7 @@ class LookResponse(google.protobuf.message.Message):
     def HasField(self, field_name: typing.Literal["columns", b"columns", "offsets", b"offsets", "scale", b"scale", "scan", b"scan"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["columns", b"columns", "images", b"images", "kind", b"kind", "known", b"known", "offsets", b"offsets", "samples", b"samples", "scale", b"scale", "scan", b"scan", "texts", b"texts"]) -> None: ...
 
-Global___LookResponse: typing_extensions.TypeAlias = LookResponse
+Global___PreviewsResponse: typing_extensions.TypeAlias = PreviewsResponse
 
 @typing.final
 class Offsets(google.protobuf.message.Message):

@@ -89,10 +89,10 @@ class MemoryStub(object):
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.SqlRequest.SerializeToString,
                 response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.SqlResponse.FromString,
                 _registered_method=True)
-        self.Probe = channel.unary_unary(
-                '/dualform.v1.Memory/Probe',
-                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.ProbeRequest.SerializeToString,
-                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.ProbeResponse.FromString,
+        self.QuerySet = channel.unary_unary(
+                '/dualform.v1.Memory/QuerySet',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.QuerySetRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.QuerySetResponse.FromString,
                 _registered_method=True)
         self.Verify = channel.unary_unary(
                 '/dualform.v1.Memory/Verify',
@@ -104,10 +104,10 @@ class MemoryStub(object):
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionRequest.SerializeToString,
                 response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionResponse.FromString,
                 _registered_method=True)
-        self.Look = channel.unary_unary(
-                '/dualform.v1.Memory/Look',
-                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.LookRequest.SerializeToString,
-                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.LookResponse.FromString,
+        self.Previews = channel.unary_unary(
+                '/dualform.v1.Memory/Previews',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.PreviewsRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.PreviewsResponse.FromString,
                 _registered_method=True)
 
 
@@ -115,7 +115,7 @@ class MemoryServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Info(self, request, context):
-        """What the memory holds: layers, slots, datasets, columns, probes.
+        """What the memory holds: layers, slots, datasets, columns, query sets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,7 +191,7 @@ class MemoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Probe(self, request, context):
+    def QuerySet(self, request, context):
         """A stored set of queries, with labels and the model's outputs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -212,8 +212,8 @@ class MemoryServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Look(self, request, context):
-        """What samples of a dataset, or examples of a probe, looked like: images, texts, or rows of a table.
+    def Previews(self, request, context):
+        """What samples of a dataset, or examples of a query set, looked like: images, texts, or rows of a table.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -277,10 +277,10 @@ def add_MemoryServicer_to_server(servicer, server):
                     request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.SqlRequest.FromString,
                     response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.SqlResponse.SerializeToString,
             ),
-            'Probe': grpc.unary_unary_rpc_method_handler(
-                    servicer.Probe,
-                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.ProbeRequest.FromString,
-                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.ProbeResponse.SerializeToString,
+            'QuerySet': grpc.unary_unary_rpc_method_handler(
+                    servicer.QuerySet,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.QuerySetRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.QuerySetResponse.SerializeToString,
             ),
             'Verify': grpc.unary_unary_rpc_method_handler(
                     servicer.Verify,
@@ -292,10 +292,10 @@ def add_MemoryServicer_to_server(servicer, server):
                     request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionRequest.FromString,
                     response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.DistributionResponse.SerializeToString,
             ),
-            'Look': grpc.unary_unary_rpc_method_handler(
-                    servicer.Look,
-                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.LookRequest.FromString,
-                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.LookResponse.SerializeToString,
+            'Previews': grpc.unary_unary_rpc_method_handler(
+                    servicer.Previews,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.PreviewsRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.PreviewsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -606,7 +606,7 @@ class Memory(object):
             _registered_method=True)
 
     @staticmethod
-    def Probe(request,
+    def QuerySet(request,
             target,
             options=(),
             channel_credentials=None,
@@ -619,9 +619,9 @@ class Memory(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/dualform.v1.Memory/Probe',
-            dualform__proto_dot_v1_dot_dualform__pb2.ProbeRequest.SerializeToString,
-            dualform__proto_dot_v1_dot_dualform__pb2.ProbeResponse.FromString,
+            '/dualform.v1.Memory/QuerySet',
+            dualform__proto_dot_v1_dot_dualform__pb2.QuerySetRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.QuerySetResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -687,7 +687,7 @@ class Memory(object):
             _registered_method=True)
 
     @staticmethod
-    def Look(request,
+    def Previews(request,
             target,
             options=(),
             channel_credentials=None,
@@ -700,9 +700,9 @@ class Memory(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/dualform.v1.Memory/Look',
-            dualform__proto_dot_v1_dot_dualform__pb2.LookRequest.SerializeToString,
-            dualform__proto_dot_v1_dot_dualform__pb2.LookResponse.FromString,
+            '/dualform.v1.Memory/Previews',
+            dualform__proto_dot_v1_dot_dualform__pb2.PreviewsRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.PreviewsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -206,19 +206,19 @@ _MemorySqlType = typing_extensions.TypeVar(
     ],
 )
 
-_MemoryProbeType = typing_extensions.TypeVar(
-    '_MemoryProbeType',
+_MemoryQuerySetType = typing_extensions.TypeVar(
+    '_MemoryQuerySetType',
     grpc.UnaryUnaryMultiCallable[
-        dualform_proto.v1.dualform_pb2.ProbeRequest,
-        dualform_proto.v1.dualform_pb2.ProbeResponse,
+        dualform_proto.v1.dualform_pb2.QuerySetRequest,
+        dualform_proto.v1.dualform_pb2.QuerySetResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        dualform_proto.v1.dualform_pb2.ProbeRequest,
-        dualform_proto.v1.dualform_pb2.ProbeResponse,
+        dualform_proto.v1.dualform_pb2.QuerySetRequest,
+        dualform_proto.v1.dualform_pb2.QuerySetResponse,
     ],
     default=grpc.UnaryUnaryMultiCallable[
-        dualform_proto.v1.dualform_pb2.ProbeRequest,
-        dualform_proto.v1.dualform_pb2.ProbeResponse,
+        dualform_proto.v1.dualform_pb2.QuerySetRequest,
+        dualform_proto.v1.dualform_pb2.QuerySetResponse,
     ],
 )
 
@@ -254,23 +254,23 @@ _MemoryDistributionType = typing_extensions.TypeVar(
     ],
 )
 
-_MemoryLookType = typing_extensions.TypeVar(
-    '_MemoryLookType',
+_MemoryPreviewsType = typing_extensions.TypeVar(
+    '_MemoryPreviewsType',
     grpc.UnaryUnaryMultiCallable[
-        dualform_proto.v1.dualform_pb2.LookRequest,
-        dualform_proto.v1.dualform_pb2.LookResponse,
+        dualform_proto.v1.dualform_pb2.PreviewsRequest,
+        dualform_proto.v1.dualform_pb2.PreviewsResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        dualform_proto.v1.dualform_pb2.LookRequest,
-        dualform_proto.v1.dualform_pb2.LookResponse,
+        dualform_proto.v1.dualform_pb2.PreviewsRequest,
+        dualform_proto.v1.dualform_pb2.PreviewsResponse,
     ],
     default=grpc.UnaryUnaryMultiCallable[
-        dualform_proto.v1.dualform_pb2.LookRequest,
-        dualform_proto.v1.dualform_pb2.LookResponse,
+        dualform_proto.v1.dualform_pb2.PreviewsRequest,
+        dualform_proto.v1.dualform_pb2.PreviewsResponse,
     ],
 )
 
-class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryGradientTopKType, _MemoryGradientSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryProbeType, _MemoryVerifyType, _MemoryDistributionType, _MemoryLookType]):
+class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryGradientTopKType, _MemoryGradientSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryQuerySetType, _MemoryVerifyType, _MemoryDistributionType, _MemoryPreviewsType]):
     @typing.overload
     def __init__(self: MemoryStub[
         grpc.UnaryUnaryMultiCallable[
@@ -318,8 +318,8 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.SqlResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
-            dualform_proto.v1.dualform_pb2.ProbeRequest,
-            dualform_proto.v1.dualform_pb2.ProbeResponse,
+            dualform_proto.v1.dualform_pb2.QuerySetRequest,
+            dualform_proto.v1.dualform_pb2.QuerySetResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.VerifyRequest,
@@ -330,8 +330,8 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.DistributionResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
-            dualform_proto.v1.dualform_pb2.LookRequest,
-            dualform_proto.v1.dualform_pb2.LookResponse,
+            dualform_proto.v1.dualform_pb2.PreviewsRequest,
+            dualform_proto.v1.dualform_pb2.PreviewsResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -382,8 +382,8 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.SqlResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
-            dualform_proto.v1.dualform_pb2.ProbeRequest,
-            dualform_proto.v1.dualform_pb2.ProbeResponse,
+            dualform_proto.v1.dualform_pb2.QuerySetRequest,
+            dualform_proto.v1.dualform_pb2.QuerySetResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.VerifyRequest,
@@ -394,13 +394,13 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.DistributionResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
-            dualform_proto.v1.dualform_pb2.LookRequest,
-            dualform_proto.v1.dualform_pb2.LookResponse,
+            dualform_proto.v1.dualform_pb2.PreviewsRequest,
+            dualform_proto.v1.dualform_pb2.PreviewsResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     Info: _MemoryInfoType
-    """What the memory holds: layers, slots, datasets, columns, probes."""
+    """What the memory holds: layers, slots, datasets, columns, query sets."""
 
     TopK: _MemoryTopKType
     """The k training datapoints that each query attends to most."""
@@ -432,7 +432,7 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
     Sql: _MemorySqlType
     """A read-only SQL statement over the tables of slots and steps."""
 
-    Probe: _MemoryProbeType
+    QuerySet: _MemoryQuerySetType
     """A stored set of queries, with labels and the model's outputs."""
 
     Verify: _MemoryVerifyType
@@ -441,8 +441,8 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
     Distribution: _MemoryDistributionType
     """How the scores of each query are spread over all training datapoints, by rank."""
 
-    Look: _MemoryLookType
-    """What samples of a dataset, or examples of a probe, looked like: images, texts, or rows of a table."""
+    Previews: _MemoryPreviewsType
+    """What samples of a dataset, or examples of a query set, looked like: images, texts, or rows of a table."""
 
 MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -490,8 +490,8 @@ MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
         dualform_proto.v1.dualform_pb2.SqlResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        dualform_proto.v1.dualform_pb2.ProbeRequest,
-        dualform_proto.v1.dualform_pb2.ProbeResponse,
+        dualform_proto.v1.dualform_pb2.QuerySetRequest,
+        dualform_proto.v1.dualform_pb2.QuerySetResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.VerifyRequest,
@@ -502,8 +502,8 @@ MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
         dualform_proto.v1.dualform_pb2.DistributionResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
-        dualform_proto.v1.dualform_pb2.LookRequest,
-        dualform_proto.v1.dualform_pb2.LookResponse,
+        dualform_proto.v1.dualform_pb2.PreviewsRequest,
+        dualform_proto.v1.dualform_pb2.PreviewsResponse,
     ],
 ]
 
@@ -514,7 +514,7 @@ class MemoryServicer(metaclass=abc.ABCMeta):
         request: dualform_proto.v1.dualform_pb2.InfoRequest,
         context: _ServicerContext,
     ) -> typing.Union[dualform_proto.v1.dualform_pb2.InfoResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.InfoResponse]]:
-        """What the memory holds: layers, slots, datasets, columns, probes."""
+        """What the memory holds: layers, slots, datasets, columns, query sets."""
 
     @abc.abstractmethod
     def TopK(
@@ -597,11 +597,11 @@ class MemoryServicer(metaclass=abc.ABCMeta):
         """A read-only SQL statement over the tables of slots and steps."""
 
     @abc.abstractmethod
-    def Probe(
+    def QuerySet(
         self,
-        request: dualform_proto.v1.dualform_pb2.ProbeRequest,
+        request: dualform_proto.v1.dualform_pb2.QuerySetRequest,
         context: _ServicerContext,
-    ) -> typing.Union[dualform_proto.v1.dualform_pb2.ProbeResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.ProbeResponse]]:
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.QuerySetResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.QuerySetResponse]]:
         """A stored set of queries, with labels and the model's outputs."""
 
     @abc.abstractmethod
@@ -621,11 +621,11 @@ class MemoryServicer(metaclass=abc.ABCMeta):
         """How the scores of each query are spread over all training datapoints, by rank."""
 
     @abc.abstractmethod
-    def Look(
+    def Previews(
         self,
-        request: dualform_proto.v1.dualform_pb2.LookRequest,
+        request: dualform_proto.v1.dualform_pb2.PreviewsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[dualform_proto.v1.dualform_pb2.LookResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.LookResponse]]:
-        """What samples of a dataset, or examples of a probe, looked like: images, texts, or rows of a table."""
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.PreviewsResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.PreviewsResponse]]:
+        """What samples of a dataset, or examples of a query set, looked like: images, texts, or rows of a table."""
 
 def add_MemoryServicer_to_server(servicer: MemoryServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -13,7 +13,7 @@ from tests.explorer.served import Served
 class Study:
     memory: Answers
     pages: Served
-    probe: str
+    query_set: str
     """Of the dataset that was learned first."""
     other: str
     """The dataset that was learned after it, and made the network forget."""

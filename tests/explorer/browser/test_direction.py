@@ -37,7 +37,7 @@ def test_numbers_beside_a_text_that_turns_the_direction_are_seen_as_they_are(pag
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])).backward()
                 optimizer.step()
-        recorder.probe("test", torch.eye(2), label=[0, 1])
+        recorder.query_set("test", torch.eye(2), label=[0, 1])
     with served_to(page, {"run": lambda: dualform.open(tmp_path / "run")}) as pages:
         page.goto(f"{pages.url}explore?item=test/1&by=note,size&without=note:other;size:1234&without=size:567")
         settle(page)

@@ -12,14 +12,14 @@ from tests.explorer.browser.shown import corrected_card, numbers, panels, settle
 @pytest.fixture
 def corrected(study) -> int:
     """An example that was misread, and is read right without the other dataset."""
-    probe, layer = study.memory.probe(study.probe), study.layers[-1]
-    full = np.asarray(study.memory.output(layer, study.probe)).argmax(axis=1)
-    masked = np.asarray(study.memory.output(layer, study.probe, study.where)).argmax(axis=1)
-    return int(np.flatnonzero((full != probe.labels) & (masked == probe.labels))[0])
+    query_set, layer = study.memory.query_set(study.query_set), study.layers[-1]
+    full = np.asarray(study.memory.output(layer, study.query_set)).argmax(axis=1)
+    masked = np.asarray(study.memory.output(layer, study.query_set, study.where)).argmax(axis=1)
+    return int(np.flatnonzero((full != query_set.labels) & (masked == query_set.labels))[0])
 
 
 def test_leaving_a_dataset_out_shows_the_apis_values_and_flips_and_taking_it_back_restores_all(page, study, corrected):
-    memory, layer, item = study.memory, study.layers[-1], f"{study.probe}/{corrected}"
+    memory, layer, item = study.memory, study.layers[-1], f"{study.query_set}/{corrected}"
     page.goto(study.url(item))
     settle(page)
     before = panels(page)
@@ -67,7 +67,7 @@ class Clicks:
 def test_a_first_time_user_finds_why_it_was_misread_and_what_undoes_it_in_six_clicks(page, study):
     memory, layer, click = study.memory, study.layers[-1], Clicks()
     page.goto(study.pages.url)
-    card = corrected_card(page, study.probe, study.other)
+    card = corrected_card(page, study.query_set, study.other)
     label, read = (int(own) for own in card.locator(".caption b").all_text_contents())
     assert label != read
     click(card, page)
@@ -76,10 +76,10 @@ def test_a_first_time_user_finds_why_it_was_misread_and_what_undoes_it_in_six_cl
 
     # Why: what each dataset brought to the output that was read, less the right one.
     click(page.get_by_role("link", name="contribution"), page)
-    expect(page.locator("#toward")).to_have_value(f"{read}-{label}")
+    expect(page.locator("#target")).to_have_value(f"{read}-{label}")
     click(page.locator("#panel-sums").get_by_role("link", name="dataset", exact=True), page)
     item = page.locator("#item").input_value()
-    answer = memory.group_sum(layer, item, by="dataset", score="contribution", toward=f"{read}-{label}")
+    answer = memory.group_sum(layer, item, by="dataset", score="contribution", target=f"{read}-{label}")
     assert numbers(page.locator("#sums .sum data")) == answer.sums[0].tolist()
     brought = answer.sums[0][answer.groups.index((study.other,))]
     output = np.asarray(memory.output(layer, item), dtype=np.float64)[0]

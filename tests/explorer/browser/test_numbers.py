@@ -10,10 +10,10 @@ from tests.explorer.browser.shown import numbers, settle
 
 
 def test_the_best_500_slots_are_those_of_brute_force_in_float64(page, study):
-    memory, layer, item = study.memory, study.layers[-1], f"{study.probe}/3"
+    memory, layer, item = study.memory, study.layers[-1], f"{study.query_set}/3"
     page.goto(study.url(item, k="500"))
     settle(page)
-    query = memory.probe(study.probe, layer).queries[3].astype(np.float64)
+    query = memory.query_set(study.query_set, layer).queries[3].astype(np.float64)
     scores = np.concatenate([own.astype(np.float64) @ query for own in np.array_split(memory.keys(layer), 64)])
     best = np.lexsort((np.arange(len(scores)), -scores))[:500]
     slots = page.locator("#slots .slot")
@@ -24,7 +24,7 @@ def test_the_best_500_slots_are_those_of_brute_force_in_float64(page, study):
 
 
 def test_sums_are_the_apis_and_terms_add_up_to_the_output_within_the_residual_shown(page, study):
-    memory, (*others, layer), item = study.memory, study.layers, f"{study.probe}/3"
+    memory, (*others, layer), item = study.memory, study.layers, f"{study.query_set}/3"
     page.goto(study.url(item))
     settle(page)
     sums = memory.group_sum(layer, item, by=("dataset", "label"))

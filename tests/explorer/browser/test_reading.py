@@ -14,7 +14,7 @@ MASKED = address("shapes/3", without="label:1", k="12")
 PAGES = {
     "start": "",
     "explore": address("shapes/3", k="12"),
-    "masked": MASKED + "&score=contribution&toward=3-0&at=50&as=samples&verify=yes&w0=off",
+    "masked": MASKED + "&score=contribution&target=3-0&at=50&as=samples&verify=yes&w0=off",
     "empty mask": address("shapes/3", where="label = 99"),
     "paper": "paper" + MASKED.removeprefix("explore"),
     "faults": address("shapes/3", "9"),
@@ -35,7 +35,7 @@ def reach(page: Page, selector: str, key: str = "Tab") -> None:
 def test_the_whole_task_is_done_by_keyboard(page, pages, memory):
     page.goto(pages.url)
     row = corrected_card(page, "shapes", "noise <b>").get_attribute("data-row")
-    reach(page, f"[data-probe='shapes'] .cards a[data-row='{row}']")
+    reach(page, f"[data-query-set='shapes'] .cards a[data-row='{row}']")
     page.keyboard.press("Enter")
     expect(page.locator("#answers")).to_be_attached()
     settle(page)

@@ -55,7 +55,7 @@ def test_a_damaged_manifest_is_named(page, folder, tmp_path, watch):
         expect(page.locator(".failure")).to_contain_text("memory.json")
 
 
-def test_a_damaged_gallery_is_named_where_its_images_stood(page, folder, tmp_path, memory):
+def test_a_damaged_preview_set_is_named_where_its_images_stood(page, folder, tmp_path, memory):
     copy = shutil.copytree(folder, tmp_path / "copy")
     files = [file for file in (copy / "gallery").rglob("*.arrow") if "noise" in file.parent.name]
     (file,) = files

@@ -80,7 +80,7 @@ def test_every_answer_has_the_bits_of_one_engine(memory, data, tmp_path_factory)
             layer = data.draw(st.sampled_from(list(WIDTHS)))
             own, where = queries(layer, 3, seed), data.draw(st.sampled_from(MASKS))
             by = data.draw(st.sampled_from(["label", ("dataset", "label"), "step", "sample"]))
-            score = data.draw(st.sampled_from(["signed", "abs", "cosine"]))
+            score = data.draw(st.sampled_from(["dot", "abs", "cosine"]))
             at_step = data.draw(st.integers(0, one.info().steps))
             _compared(one, front, lambda e: e.output(layer, own, where, at_step, allow_inexact=True))  # noqa: B023
             if layer == "grouped":
@@ -89,7 +89,7 @@ def test_every_answer_has_the_bits_of_one_engine(memory, data, tmp_path_factory)
             _compared(one, front, lambda e: e.topk(layer, own, k, where, None, score))  # noqa: B023
             _compared(one, front, lambda e: e.topk(layer, own, k, where, by, score))  # noqa: B023
             _compared(one, front, lambda e: e.distribution(layer, own, where, score))  # noqa: B023
-            sums = "signed" if score == "abs" else score
+            sums = "dot" if score == "abs" else score
             _compared(one, front, lambda e: e.group_sum(layer, own, by, where, sums))  # noqa: B023
             _compared(one, front, lambda e: e.group_sum(layer, own, by, where, "abs"), _close)  # noqa: B023
     shutil.rmtree(path)
@@ -126,7 +126,7 @@ def test_keys_are_asked_for_where_a_sum_may_be_rounded_and_nowhere_else(engines,
 def test_with_very_many_groups_scores_are_added_in_order(engines, asked, monkeypatch):
     monkeypatch.setattr(grouping, "BUDGET", 0)
     for layer in ("plain", "repeated", "late"):
-        for score in ("signed", "abs", "cosine"):
+        for score in ("dot", "abs", "cosine"):
             own = [engine.group_sum(layer, queries(layer, 20), "step", "label > 0", score) for engine in engines[:2]]
             if score == "abs":  # the whole takes float64 products
                 np.testing.assert_allclose(own[0].sums, own[1].sums, rtol=1e-13)
@@ -209,7 +209,7 @@ def test_an_answerer_reads_no_other_shard(engines, folder, tmp_path):
     memory = opened(tmp_path / "memory")
     for other in ("shard-00000", "shard-00002"):
         shutil.rmtree(tmp_path / "memory" / other / "layers")
-    share = BestShare("plain", Source(None), (), queries("plain"), 99, "signed")
+    share = BestShare("plain", Source(None), (), queries("plain"), 99, "dot")
     replies = [
         ShardEngine(memory, n, choose("numpy")).reply(ShardQuestion(share, memory.moment), 60.0) for n in range(3)
     ]
@@ -247,13 +247,13 @@ def test_errors_are_those_of_one_engine(engines, asked):
     ):
         with pytest.raises((ValueError, LookupError, Inexact), match=error):
             ask()
-    assert {share for share, _ in asked} <= {SlotSumShare}  # which the last one's grade asks for
+    assert {share for share, _ in asked} <= {SlotSumShare}  # which the last one's status asks for
 
 
 def test_shards_that_see_another_moment_say_so(engines):
     _, front, shards = engines
     moment = front._view.snapshot.moment
-    share = BestShare("plain", Source(None), (), queries("plain"), 9, "signed")
+    share = BestShare("plain", Source(None), (), queries("plain"), 9, "dot")
     reply = shards.engines[0].reply(ShardQuestion(share, moment._replace(frames=1)), 60.0)
     assert isinstance(reply.error, Unavailable)
     assert "moved on" in str(reply.error)

@@ -100,7 +100,7 @@ def flat(parts) -> tuple[list[int], bytes]:
 
 
 def test_the_best_slots(engine, pair):
-    for score, where, by in product(["signed", "abs"], [None, "label = 3 OR step = 2"], [None, "label"]):
+    for score, where, by in product(["dot", "abs"], [None, "label = 3 OR step = 2"], [None, "label"]):
         found, wanted = (
             engine.topk(layer.name, queries(pair), k=3, where=where, by=by, score=score)
             for layer in (pair.layer, pair.twin)
@@ -111,7 +111,7 @@ def test_the_best_slots(engine, pair):
 
 
 def test_sums(engine, pair):
-    for score in ("signed", "abs"):
+    for score in ("dot", "abs"):
         found, wanted = (
             engine.group_sum(layer.name, queries(pair), by="label", score=score) for layer in (pair.layer, pair.twin)
         )
@@ -143,11 +143,11 @@ def test_values_of_single_slots(engine, pair):
     assert found.tobytes() == wanted.tobytes()
 
 
-def test_certificates(tmp_path):
+def test_reconstructions(tmp_path):
     found = dualform.open(committed(tmp_path / "memory")).verify()
     for pair in PAIRS:
         assert found[pair.layer.name] == found[pair.twin.name]
-        assert found[pair.layer.name].relative_error is not None
+        assert found[pair.layer.name].reconstruction_error is not None
 
 
 def test_nothing_is_wrong_with_the_memory(memory):

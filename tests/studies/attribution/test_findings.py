@@ -20,7 +20,7 @@ REPORT = {
     "sizes": {"shares": [0.5]},
     "ways": {
         "random": way("none", 0.0),
-        "attention, layer 1, signed": way("dualform", 0.005, 12.0),
+        "attention, layer 1, dot": way("dualform", 0.005, 12.0),
         "ledger, path": way("dualform", 0.3, 5.0),
         "captum TracInCP": way("captum", 0.4, 9.0),
     },
@@ -49,7 +49,7 @@ def test_each_kind_is_told_with_its_best():
     told = list(findings(REPORT))
     assert [text.split()[0] for text in told] == ["Attention", "The", "captum's", "By"]
     assert "LDS with 0.5 kept 0.30" in told[1]
-    said = 'By LDS with 0.5 kept, every way but "attention, layer 1, signed" did better than the floor called random'
+    said = 'By LDS with 0.5 kept, every way but "attention, layer 1, dot" did better than the floor called random'
     assert said in told[-1]
 
 

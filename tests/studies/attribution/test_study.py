@@ -126,7 +126,7 @@ def test_scores_are_of_every_test_and_every_sample(recorded):
 
 
 def test_attention_is_the_sum_of_inner_products_with_a_samples_inputs(recorded):
-    scores = ours.ways()["attention, layer 1, signed"](recorded)
+    scores = ours.ways()["attention, layer 1, dot"](recorded)
     products = recorded.attributed.inputs.double() @ recorded.trained.inputs.double().T
     np.testing.assert_allclose(scores, 2 * products.numpy(), rtol=1e-5)
 
@@ -162,13 +162,13 @@ def test_an_explainer_gives_the_scores_as_quanda_takes_them(recorded):
         own = explainer.self_influence(batch_size=16)
         assert own.shape == (40,)
         np.testing.assert_allclose(own[17], explainer.explain(*[part[17:18] for part in rows.tensors])[0, 17])
-        attention = MemoryExplainer(recorded.network, rows, memory, layer="0", score="signed")
-        expected = ours.ways()["attention, layer 1, signed"](recorded)
+        attention = MemoryExplainer(recorded.network, rows, memory, layer="0", score="dot")
+        expected = ours.ways()["attention, layer 1, dot"](recorded)
         np.testing.assert_allclose(attention.explain(tested.inputs, tested.labels.tolist()), expected, rtol=1e-5)
         brought = MemoryExplainer(recorded.network, rows, memory, layer="6", score="contribution")
         assert brought.explain(tested.inputs, tested.labels).shape == (6, 40)
-        with pytest.raises(BadInput, match="score='signed' is of one layer"):
-            MemoryExplainer(recorded.network, rows, memory, score="signed")
+        with pytest.raises(BadInput, match="score='dot' is of one layer"):
+            MemoryExplainer(recorded.network, rows, memory, score="dot")
 
 
 def test_a_way_of_another_package_that_fails_is_told_and_one_of_ours_raises(recorded):

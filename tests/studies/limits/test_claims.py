@@ -26,7 +26,7 @@ def made_up(*slots: int, power: float = 1.0, cold: float = 0.001) -> Report:
         }
         for count in slots
     ]
-    return {"measured": measured, "replay": {"same": 6, "questions": 6}}
+    return {"measured": measured, "rerun": {"same": 6, "questions": 6}}
 
 
 def verdicts(report: Report) -> dict[str, str]:

@@ -6,16 +6,16 @@ import dualform
 from dualform.errors import BadInput
 from dualform.store.snapshot import Snapshot
 from dualform_studies.limits.cost import estimate
-from tests.replay.trained import Training
+from tests.rerun.trained import Training
 
 
-def test_the_papers_language_model_takes_hundreds_of_gigabytes_stored_and_a_fraction_replayed():
+def test_the_papers_language_model_takes_hundreds_of_gigabytes_stored_and_a_fraction_reran():
     # WikiText-2 (section 5.5): batch 128, unroll 100, 10,000 steps, one LSTM layer whose key is [h; x], 200 + 200.
     cost = estimate(slots=128 * 100 * 10_000, layers=[400], queries=10, steps=10_000, seconds_per_step=0.5)
     assert cost.key_bytes == 128 * 100 * 10_000 * 400 * 4
     assert cost.store_bytes - cost.key_bytes == cost.table_bytes
-    assert cost.replay_bytes < cost.store_bytes / 100
-    assert (cost.store_seconds, cost.replay_seconds) == (5512.0, 10512.0)
+    assert cost.rerun_bytes < cost.store_bytes / 100
+    assert (cost.store_seconds, cost.rerun_seconds) == (5512.0, 10512.0)
 
 
 def test_a_layer_of_gpt_3_takes_petabytes():

@@ -41,7 +41,7 @@ def test_bytes_and_slots_are_those_on_disk(miniature):
         assert measured["bytes"]["keys"] == pytest.approx(measured["slots"] * 4 * (32 + 24), rel=0.1, abs=4 * 64 * 1500)
         assert measured["bytes"]["values"] == pytest.approx(measured["slots"] * 4 * (32 + 24 + 10), rel=0.1)
         assert measured["bytes"]["weights"] == bytes_on_disk(folder / "weights")
-        assert measured["bytes"]["probes"] == bytes_on_disk(folder / "probes")
+        assert measured["bytes"]["query_sets"] == bytes_on_disk(folder / "probes")
         with dualform.open(folder) as memory:
             assert sum(memory.info().slots.values()) == measured["slots"]
             assert measured["cancellation"] == dict(memory.cancellation(where="label != 3"))
@@ -49,12 +49,12 @@ def test_bytes_and_slots_are_those_on_disk(miniature):
             assert all(seconds > 0 for seconds in measured[f"{way}_seconds"].values())
 
 
-def test_a_replay_answers_as_the_stored_memory_and_keeps_less(miniature):
+def test_a_rerun_answers_as_the_stored_memory_and_keeps_less(miniature):
     _, report = miniature
-    replay = report["replay"]
-    assert replay["same"] == replay["questions"] == 6
-    assert replay["bytes"]["keys"] == replay["bytes"]["values"] == 0 < replay["bytes"]["tables"]
-    assert replay["bytes"]["weights"] == report["measured"][0]["bytes"]["weights"]
+    rerun = report["rerun"]
+    assert rerun["same"] == rerun["questions"] == 6
+    assert rerun["bytes"]["keys"] == rerun["bytes"]["values"] == 0 < rerun["bytes"]["tables"]
+    assert rerun["bytes"]["weights"] == report["measured"][0]["bytes"]["weights"]
 
 
 def test_the_papers_figures_come_out():
@@ -66,10 +66,10 @@ def test_the_papers_figures_come_out():
     assert found["single task, 5,000 updates"] == 640_000 * 2384 * 4
 
 
-def test_a_replay_keeps_digests_of_every_update():
+def test_a_rerun_keeps_digests_of_every_update():
     single = TRAININGS[0]
-    columns = storage_report(replace(single, updates=None))["replay_bytes"]
-    assert storage_report(single)["replay_bytes"] == columns + 5000 * 3 * DIGEST_BYTES
+    columns = storage_report(replace(single, updates=None))["rerun_bytes"]
+    assert storage_report(single)["rerun_bytes"] == columns + 5000 * 3 * DIGEST_BYTES
 
 
 @pytest.mark.parametrize(

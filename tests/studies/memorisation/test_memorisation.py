@@ -49,11 +49,11 @@ def watched():
     return Watched(FACTS, RECIPE, 2)
 
 
-def test_the_certificate_covers_every_matrix(miniature):
+def test_the_reconstruction_covers_every_matrix(miniature):
     report = miniature[1]
     assert report["slots"] == {"sample": 25 * 30, "token": 50 * 30}
     assert set(report["verify"]) == {"word", "position", "query", "key", "value", "output", "unembedding"}
-    assert all(layer["exact"] and layer["relative_error"] < 1e-4 for layer in report["verify"].values())
+    assert all(layer["exact"] and layer["reconstruction_error"] < 1e-4 for layer in report["verify"].values())
 
 
 def test_slots_say_pair_token_and_label(memory):
@@ -157,7 +157,7 @@ def test_the_page_shows_every_figure_and_table(miniature):
     }  # fmt: skip
     assert all(f'src="{name}"' in page and (folder / name).with_suffix(".svg").is_file() for name in drawn)
     assert [table["name"] for table in report["tables"]] == [
-        "certificate", "pattern", "edge-measures", "heads", "overlap", "overlaps", "patterns", "ways", "falls",
+        "reconstruction", "pattern", "edge-measures", "heads", "overlap", "overlaps", "patterns", "ways", "falls",
         "falls-statements", "enough", "top-slots", "head-memory", "left-out", "claims",
     ]  # fmt: skip
     headings = [line[3:] for line in (folder / "index.md").read_text().splitlines() if line.startswith("## ")]

@@ -46,7 +46,7 @@ def fables(data: Path) -> Fables:
 def test_every_layer_is_recorded_and_exact(run: tuple[Path, Report]) -> None:
     report = run[1]
     assert len(report["verify"]) == 2 + 4 * _RECIPE.blocks + 1
-    assert all(one["exact"] and one["relative_error"] < 1e-4 for one in report["verify"].values())
+    assert all(one["exact"] and one["reconstruction_error"] < 1e-4 for one in report["verify"].values())
     assert all("LayerNorm" in reason for reason in report["skipped"].values())
     assert report["predictions"]["as_the_network"] == 1.0
     assert report["nats"]["network"] > 0
@@ -65,7 +65,7 @@ def test_slots_know_their_token_and_the_one_that_follows(run: tuple[Path, Report
 def test_a_slots_token_is_found_in_its_passage(run: tuple[Path, Report], fables: Fables) -> None:
     with dualform.open(run[0]) as memory:
         slots = memory.sql("SELECT sample, position, place FROM slots ORDER BY slot LIMIT 40").records()
-        shown = memory.appearances([slot["sample"] for slot in slots], "aesop")
+        shown = memory.previews([slot["sample"] for slot in slots], "aesop")
         for slot, own in zip(slots, shown, strict=True):
             start, end = (int(at[slot["place"]]) for at in (fables.train.starts, fables.train.ends))
             marked = own.marked(slot["position"])
@@ -74,7 +74,7 @@ def test_a_slots_token_is_found_in_its_passage(run: tuple[Path, Report], fables:
                 assert marked[1] == fables.train.text[start:end]
                 assert "".join(marked) in fables.train.text
         last = len(fables.passages(fables.test)) - 1
-        (text,) = memory.appearances([last], probe="test").texts
+        (text,) = memory.previews([last], query_set="test").texts
         assert text is not None
         assert fables.test.text[fables.test.starts[last * 16] :].startswith(text)
 
@@ -85,7 +85,7 @@ def test_examples_and_likeness_are_those_of_every_key(run: tuple[Path, Report], 
         info = next(layer for layer in memory.info().layers if layer.name == _LAYER)
         keys = memory.keys(_LAYER, np.arange(info.slots)).astype(np.float64)
         slots = memory.slots(np.arange(info.slots), "token")
-        queries = memory.probe("test", _LAYER).queries.astype(np.float64)
+        queries = memory.query_set("test", _LAYER).queries.astype(np.float64)
     learned = slots["position"] < _RECIPE.length - 1
     for example in report["examples"]:
         scores = np.where(learned, keys @ queries[example["row"]], -np.inf)
@@ -133,9 +133,9 @@ def test_the_page_names_the_commands_that_were_asked(run: tuple[Path, Report]) -
     assert len(report["commands"]) == len(set(report["commands"])) <= 8
 
 
-def test_the_probe_has_the_tokens_that_follow_as_its_labels(run: tuple[Path, Report], fables: Fables) -> None:
+def test_the_query_set_has_the_tokens_that_follow_as_its_labels(run: tuple[Path, Report], fables: Fables) -> None:
     with dualform.open(run[0]) as memory:
-        labels = memory.probe("test").labels
+        labels = memory.query_set("test").labels
     count = fables.passages(fables.test).size
     np.testing.assert_array_equal(labels[: count - 1], fables.test.ids[1:count])
 

@@ -37,7 +37,7 @@ def run(coarse_figures: None, made_up_data: Path, tmp_path_factory: pytest.TempP
 def test_every_layer_is_recorded_and_exact(run: tuple[Path, Report]) -> None:
     report = run[1]
     assert len(report["verify"]) == 1 + 16 + 3 + 1
-    assert all(one["exact"] and one["relative_error"] < 1e-3 for one in report["verify"].values())
+    assert all(one["exact"] and one["reconstruction_error"] < 1e-3 for one in report["verify"].values())
     assert all("BatchNorm2d" in reason for reason in report["skipped"].values())
     assert report["asked"]["as_the_network"] == 1.0
     with dualform.open(run[0]) as memory:
@@ -52,8 +52,8 @@ def test_attention_to_classes_and_images_is_that_of_every_key(run: tuple[Path, R
         info = next(layer for layer in memory.info().layers if layer.name == _LAYER)
         keys = memory.keys(_LAYER, np.arange(info.slots)).astype(np.float64)
         slots = memory.slots(np.arange(info.slots), info.space)
-        queries = memory.probe("test", _LAYER).queries.astype(np.float64).reshape(_RECIPE.asked, -1, info.d_in)
-        labels = memory.probe("test").labels
+        queries = memory.query_set("test", _LAYER).queries.astype(np.float64).reshape(_RECIPE.asked, -1, info.d_in)
+        labels = memory.query_set("test").labels
     told = report["attention"][_LAYER]
     assert queries.shape[1] == told["places"] == 16
     scores = np.einsum("qpd,sd->qps", queries, keys).sum(1)
@@ -77,12 +77,12 @@ def test_attention_to_classes_and_images_is_that_of_every_key(run: tuple[Path, R
         assert one["of_mean"] == pytest.approx(of_images[at].max() / of_images[at].mean(), rel=1e-4)
 
 
-def test_samples_and_the_probe_know_what_they_looked_like(run: tuple[Path, Report], made_up_data: Path) -> None:
+def test_samples_and_the_query_set_know_what_they_looked_like(run: tuple[Path, Report], made_up_data: Path) -> None:
     with dualform.open(run[0]) as memory:
-        (dataset,) = memory.info().galleries
+        (dataset,) = memory.info().previews
         samples = memory.sql("SELECT DISTINCT sample FROM slots ORDER BY sample").arrays["sample"]
-        assert memory.appearances(samples[:1000], dataset).known.all()
-        assert memory.info().probes[0].gallery == "images"
+        assert memory.previews(samples[:1000], dataset).known.all()
+        assert memory.info().query_sets[0].previews == "images"
 
 
 def test_the_mask_of_a_class_stands_beside_as_many_images_drawn_at_random(run: tuple[Path, Report]) -> None:
@@ -127,7 +127,7 @@ def test_the_page_shows_each_example_and_names_the_commands(run: tuple[Path, Rep
         assert f"(images-{example['kind']}.png)" in page
     for command in (
         "verify RUN",
-        "sums RUN --layer LAYER --query QUERIES.npy --by sample,label",
+        "group-sum RUN --layer LAYER --query QUERIES.npy --by sample,label",
         "weights RUN --where",
     ):
         assert f"dualform {command}" in page

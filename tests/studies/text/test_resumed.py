@@ -14,7 +14,7 @@ from dualform_studies.text.resumed import check_same
 _THERE = {
     "seed": 3,
     "preset": "laptop",
-    "replay": False,
+    "rerun": False,
     "recipe": {"steps": 20},
     "corpus": {"digest": "d"},
 }

@@ -31,8 +31,8 @@ def test_prompts_can_be_asked_of_a_finished_run(texts: Path, tmp_path: Path) -> 
     for change, what in (({"seed": 4}, "seed 3, not 4"), ({"steps": 9}, "steps 20, not 9")):
         with pytest.raises(AlreadyExists, match=what):
             run_aesop(replace(assignment, prompts=("x",), **change))
-    with pytest.raises(BadInput, match="a replay trains anew"):
-        run_aesop(replace(assignment, prompts=("x",), replay=True))
+    with pytest.raises(BadInput, match="a rerun trains anew"):
+        run_aesop(replace(assignment, prompts=("x",), rerun=True))
     with pytest.raises(AlreadyExists, match="already holds the study aesop"):
         run_aesop(assignment, recipe)
     with pytest.raises(AlreadyExists, match="already holds the study aesop"):
@@ -106,14 +106,14 @@ def test_a_dry_run_says_what_it_would_take_and_leaves_nothing(texts: Path, tmp_p
     # Further queries of the test text: those of Tables 3 and 4 are the only ones of their forms, and of either form of
     # Table 5, whose query is of the training text, there are twelve.
     assert report["queries"] == pytest.approx(3 * (24 + 3) + 3 * 9 * 0.5 + 24, abs=0.6)
-    assert report["stored"]["bytes"] > report["slots"] * 15 * 4 > report["replay"]["bytes"] / 3
+    assert report["stored"]["bytes"] > report["slots"] * 15 * 4 > report["rerun"]["bytes"] / 3
     # Either way trains twice: plainly and recorded, or recorded and again.
-    assert report["replay"]["seconds"] == pytest.approx(report["stored"]["seconds"])
+    assert report["rerun"]["seconds"] == pytest.approx(report["stored"]["seconds"])
     assert report["stored"]["seconds"] > 2 * 70 * report["step_seconds"] > 0
     (table,) = report["tables"]
     assert [row[0] for row in table["rows"]] == [
         "keys stored, and trained plainly",
-        "--replay: no keys stored, trained twice",
+        "--rerun: no keys stored, trained twice",
     ]
 
 
@@ -137,5 +137,5 @@ def test_what_is_wrong_is_said_before_the_training(
         run(Assignment(out=out, data=texts), replace(RECIPE, batch=90_000))
     with pytest.raises(BadInput, match=r"the keys would take .* GB") as error:
         run(Assignment(out=out, data=texts, steps=10**9), RECIPE)
-    assert "--replay" in (error.value.hint or "")
+    assert "--rerun" in (error.value.hint or "")
     assert not out.exists()

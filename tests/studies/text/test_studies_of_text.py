@@ -76,15 +76,15 @@ def test_a_slots_token_is_found_in_what_its_stream_read(stored: Run, oracle: Any
     _, tokens, _, _ = oracle
     with dualform.open(stored[0]) as memory:
         rows = memory.sql("SELECT sample, position FROM slots ORDER BY slot DESC LIMIT 40").records()
-        shown = {own.sample: own for own in memory.appearances(sorted({row["sample"] for row in rows}), "aesop")}
+        shown = {own.sample: own for own in memory.previews(sorted({row["sample"] for row in rows}), "aesop")}
         for row in rows:
             marked = shown[row["sample"]].marked(row["position"])
             assert marked is not None
             assert marked[1] == tokens.word(row["position"])
             assert "".join(marked) in tokens.text
-        probe = memory.info().probes[0]
-        assert (probe.name, probe.gallery) == ("test", "texts")
-        labels, examples = memory.probe("test").labels, memory.appearances([0, 1], probe="test")
+        query_set = memory.info().query_sets[0]
+        assert (query_set.name, query_set.previews) == ("test", "texts")
+        labels, examples = memory.query_set("test").labels, memory.previews([0, 1], query_set="test")
         assert examples.offsets is not None
         length = len(examples.offsets[0])
         assert len(labels) % length == 0
@@ -224,9 +224,9 @@ def test_the_page_shows_the_papers_passages_beside_ours(stored: Run) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_replay_gives_the_same_page_without_storing_a_key(stored: Run, texts: Path, tmp_path: Path) -> None:
+def test_a_rerun_gives_the_same_page_without_storing_a_key(stored: Run, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "aesop"
-    report = run_aesop(Assignment(out=out, data=texts, prompts=_PROMPTS, seed=3, replay=True), RECIPE)
+    report = run_aesop(Assignment(out=out, data=texts, prompts=_PROMPTS, seed=3, rerun=True), RECIPE)
     for one, other in zip(report["prompts"], stored[1]["prompts"], strict=True):
         # Ids, scores and signed sums to the last bit; absolute ones of so few positions to 1e-6.
         assert one["digests"] == other["digests"]
@@ -243,6 +243,6 @@ def test_a_replay_gives_the_same_page_without_storing_a_key(stored: Run, texts: 
     assert set(report["seconds"]) == {"recorded_training", "training_again", "all"}
     assert not list(out.rglob("*.faiss"))
     assert report["disk_bytes"] < stored[1]["disk_bytes"]
-    with pytest.raises(BadInput, match="a replay trains anew") as error:
+    with pytest.raises(BadInput, match="a rerun trains anew") as error:
         run_aesop(Assignment(out=out, data=texts, prompts=("more",), seed=3))
     assert error.value.hint == "Name another folder with --out and give all prompts at once."

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform_studies.assignment import Assignment
-from dualform_studies.certificates import certificate_report, certificate_table
 from dualform_studies.images.cifar10.files import HOME, LABEL_NAMES, read_cifar10
 from dualform_studies.images.data.datasets import Dataset, Images, Rows
 from dualform_studies.images.data.split import choose_trained
@@ -30,6 +29,7 @@ from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.page import Page
 from dualform_studies.pages.words import percent
+from dualform_studies.reconstructions import reconstruction_report, reconstruction_table
 from dualform_studies.recorded_memory import open_recorded
 
 CIFAR10_RECIPE = Recipe(steps=5000)
@@ -88,7 +88,7 @@ def run_cifar10(assignment: Assignment, recipe: Recipe | None = None) -> Report:
     layers, checkpoint = layer_names(recipe.widths(dataset)), Checkpoint(dataset, recipe.steps, last=True)
     [cells], [accuracy] = ask_checkpoints(out, layers, [checkpoint])
     with open_recorded(out) as memory:
-        verify = {name: certificate_report(certificate) for name, certificate in memory.verify().items()}
+        verify = {name: reconstruction_report(reconstruction) for name, reconstruction in memory.verify().items()}
     report: Report = {
         "study": "cifar10",
         "command": assignment.command("cifar10"),
@@ -137,8 +137,8 @@ def _page(out: Path, report: Report) -> Page:
     )
     page.heading(_ATTENTION)
     page.show(_cells(report))
-    page.heading("The certificate")
-    page.show(certificate_table(report["verify"]))
+    page.heading("The reconstruction error")
+    page.show(reconstruction_table(report["verify"]))
     return page
 
 

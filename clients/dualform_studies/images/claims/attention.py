@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
 from dualform.methods import Answers
-from dualform.questions import ProbeRows
+from dualform.questions import QuerySetRows
 from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.training.recorded import Checkpoint
@@ -73,9 +73,9 @@ def ask_attention(
     found = []
     rows = np.arange(len(checkpoint.dataset.test))
     for layer in layers:
-        probe, where = ProbeRows(checkpoint.probe), checkpoint.where
-        answer = memory.group_sum(layer, probe, by=_BY, where=where, score="abs")
-        best = best_images(memory, layer, checkpoint.probe, rows, datapoints, where, "abs")
+        query_set, where = QuerySetRows(checkpoint.query_set), checkpoint.where
+        answer = memory.group_sum(layer, query_set, by=_BY, where=where, score="abs")
+        best = best_images(memory, layer, checkpoint.query_set, rows, datapoints, where, "abs")
         found.append(LayerAttention(layer, classes_of(datasets), _spread(answer.sums, answer.groups, datasets), best))
     return found
 
@@ -83,18 +83,19 @@ def ask_attention(
 def best_images(
     memory: Answers,
     layer: str,
-    probe: str,
+    query_set: str,
     rows: NDArray[np.int64],
     datapoints: Datapoints,
     where: str | None,
     score: str,
 ) -> NDArray[np.int64]:
-    """int64[n, TOP]: the images of greatest score of each row of a probe, best first, numbered as `Datapoints.images`.
+    """int64[n, TOP]: the images of greatest score of each row of a query set, best first, numbered as
+    `Datapoints.images`.
 
     An image's score is that of its best visit. Visits are those of the mask `where`; the best image stands again where
     there are fewer than TOP.
     """
-    slots = best_slots(memory, layer, probe, rows, enough_for_distinct(datapoints), where, score)
+    slots = best_slots(memory, layer, query_set, rows, enough_for_distinct(datapoints), where, score)
     return distinct(datapoints.images[slots])
 
 
@@ -111,15 +112,16 @@ def distinct(best: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def best_slots(
-    memory: Answers, layer: str, probe: str, rows: NDArray[np.int64], k: int, where: str | None, score: str
+    memory: Answers, layer: str, query_set: str, rows: NDArray[np.int64], k: int, where: str | None, score: str
 ) -> NDArray[np.int64]:
-    """int64[n, k]: the k slots of greatest score of each row of a probe, best first; fewer than k if there are no more.
+    """int64[n, k]: the k slots of greatest score of each row of a query set, best first; fewer than k if there are no
+    more.
 
     The slots are those of the mask `where`.
     """
     parts = []
     for start in range(0, len(rows), _AT_ONCE):
-        queries = ProbeRows(probe, tuple(rows[start : start + _AT_ONCE].tolist()))
+        queries = QuerySetRows(query_set, tuple(rows[start : start + _AT_ONCE].tolist()))
         hits = memory.topk(layer, queries, k=k, where=where, score=score)
         parts.append(hits.ids.reshape(len(hits), -1))
     return np.concatenate(parts)
@@ -135,7 +137,7 @@ def ask_greatest(
     memory: Answers, layer: str, checkpoint: Checkpoint, rows: NDArray[np.int64], datasets: Sequence[Dataset]
 ) -> NDArray[np.float64]:
     """float64[n, G]: the greatest absolute weight in each class, of some test images; 0 without datapoints."""
-    queries = ProbeRows(checkpoint.probe, tuple(rows.tolist()))
+    queries = QuerySetRows(checkpoint.query_set, tuple(rows.tolist()))
     hits = memory.topk(layer, queries, k=1, where=checkpoint.where, by=_BY, score="abs")
     scores = hits.flat_scores.reshape(len(rows), -1).astype(np.float64)
     return _spread(scores, hits.groups or (), datasets)

@@ -131,12 +131,12 @@ def ask_dates(
     for layer in layers:
 
         def dated(rows: NDArray[np.int64], score: str, layer: str = layer) -> Dates:
-            best = best_slots(memory, layer, checkpoint.probe, rows, BEST, period.where, score)
+            best = best_slots(memory, layer, checkpoint.query_set, rows, BEST, period.where, score)
             return Dates(datapoints.steps[best], period)
 
         lengths = by_step(norms[layer][within], datapoints.steps[within], period)
-        alone = dated(np.array([shown]), "signed")
-        found.append(LayerDates(layer, alone, dated(rows, "signed"), dated(rows, "cosine"), *lengths))
+        alone = dated(np.array([shown]), "dot")
+        found.append(LayerDates(layer, alone, dated(rows, "dot"), dated(rows, "cosine"), *lengths))
     return found
 
 

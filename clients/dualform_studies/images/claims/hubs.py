@@ -109,7 +109,7 @@ def ask_hubs(
 
     def compared(layer: str, score: str) -> Hubs:
         best = [
-            best_images(memory, layer, checkpoint.probe, rows, datapoints, checkpoint.where, score)
+            best_images(memory, layer, checkpoint.query_set, rows, datapoints, checkpoint.where, score)
             for checkpoint, rows in drawn
         ]
         return hubs_of(np.concatenate(best), total)
@@ -118,7 +118,7 @@ def ask_hubs(
         LayerHubs(
             one.layer,
             hubs_of(np.concatenate([layers[at].best for _, layers in attention]), total),
-            compared(one.layer, "signed"),
+            compared(one.layer, "dot"),
             compared(one.layer, "cosine"),
             datapoints.mean_by_image(norms[one.layer]),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dualform_studies.certificates import certificate_table
 from dualform_studies.images.compact.claims import ORDER, RANKS, SAME_ANSWER, SPAN, remarks
 from dualform_studies.images.compact.figure import draw_ranks
 from dualform_studies.images.compact.order import BEST
@@ -14,6 +13,7 @@ from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
 from dualform_studies.pages.words import listed, percent
+from dualform_studies.reconstructions import reconstruction_table
 
 
 def compact_page(out: Path, report: Report) -> Page:
@@ -50,8 +50,8 @@ def compact_page(out: Path, report: Report) -> Page:
     page.heading("What one direction is made of")
     page.paragraph(_mixture(report))
     page.show(_mixture_table(report))
-    page.heading("The certificate")
-    page.show(certificate_table(report["verify"]))
+    page.heading("The reconstruction error")
+    page.show(reconstruction_table(report["verify"]))
     return page
 
 

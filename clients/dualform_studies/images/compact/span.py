@@ -44,13 +44,13 @@ def key_blocks(memory: Engine, layer: str) -> Iterator[NDArray[np.float32]]:
         yield memory.keys(layer, np.sort(first)[start : start + _KEYS_AT_ONCE])
 
 
-def ask_span(memory: Engine, layer: str, probe: str, initial: NDArray[np.float64]) -> Report:
+def ask_span(memory: Engine, layer: str, query_set: str, initial: NDArray[np.float64]) -> Report:
     """How much of the test queries lies outside the keys' span, and what a query wholly outside is answered.
 
     `initial` is the layer's weight before training with its bias as the last column, float64[d_out, d_in + 1]. The
     query is the outside part of the test query that has most of it, made as long as that test query is.
     """
-    queries = memory.probe(probe, layer).queries
+    queries = memory.query_set(query_set, layer).queries
     assert queries is not None, "the layer was named"
     basis = orthogonal_directions(key_blocks(memory, layer), queries.shape[1])
     parts = queries.astype(np.float64) @ basis

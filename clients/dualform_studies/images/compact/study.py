@@ -9,7 +9,6 @@ import numpy as np
 
 from dualform.query.engine import Engine
 from dualform_studies.assignment import Assignment
-from dualform_studies.certificates import certificate_report
 from dualform_studies.images.compact.claims import remarks
 from dualform_studies.images.compact.order import compare_orders, pairs_of
 from dualform_studies.images.compact.page import compact_page
@@ -27,10 +26,11 @@ from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.data.download import load_dataset
 from dualform_studies.images.training.network import layer_names
 from dualform_studies.images.training.recipe import Recipe
-from dualform_studies.images.training.recorded import probe_name, record
+from dualform_studies.images.training.recorded import query_set_name, record
 from dualform_studies.images.training.stream import batch_rows, batches
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
 from dualform_studies.progress import Progress, or_silent
+from dualform_studies.reconstructions import reconstruction_report
 from dualform_studies.recorded_memory import open_recorded
 
 COMPACT_RECIPE = Recipe(steps=5000)
@@ -73,7 +73,7 @@ def run_compact(assignment: Assignment, recipe: Recipe | None = None) -> Report:
 def _examine(out: Path, dataset: Dataset, recipe: Recipe, seed: int, progress: Progress | None) -> Report:
     """Everything that the memory is asked. Its keys, gigabytes of them, are let go on return."""
     say, widths = or_silent(progress), recipe.widths(dataset)
-    layers, probe = layer_names(widths), probe_name(dataset)
+    layers, query_set = layer_names(widths), query_set_name(dataset)
     with open_recorded(out) as memory:
         initial, final = memory.weights(at_step=0), memory.weights()
         updates = {layer: update_of(layer, initial, final) for layer in layers}
@@ -81,26 +81,26 @@ def _examine(out: Path, dataset: Dataset, recipe: Recipe, seed: int, progress: P
         say("asking the memory", 0, 3)
         report: Report = {
             "slots": slots,
-            "verify": {name: certificate_report(certificate) for name, certificate in memory.verify().items()},
-            "span": {layer: ask_span(memory, layer, probe, with_bias(layer, initial)) for layer in layers},
+            "verify": {name: reconstruction_report(reconstruction) for name, reconstruction in memory.verify().items()},
+            "span": {layer: ask_span(memory, layer, query_set, with_bias(layer, initial)) for layer in layers},
         }
         say("asking the memory", 1, 3)
         report["mixture"] = {layer: mixture(memory, update, _MIXED) for layer, update in updates.items()}
         say("asking the memory", 2, 3)
-        report["order"] = _shuffle(memory, probe, slots, seed)
+        report["order"] = _shuffle(memory, query_set, slots, seed)
         say("asking the memory", 3, 3)
     return report | _truncate(updates, widths, dataset, slots, progress)
 
 
-def _shuffle(memory: Engine, probe: str, slots: int, seed: int) -> Report:
+def _shuffle(memory: Engine, query_set: str, slots: int, seed: int) -> Report:
     """Pairs drawn from the whole training, as they stand and shuffled."""
     draw = np.random.default_rng(seed)
     chosen = np.sort(draw.choice(slots, size=min(_PAIRS, slots), replace=False))
     queries = {}
     for layer in memory.info().layers:
-        of_probe = memory.probe(probe, layer.name).queries
-        assert of_probe is not None, "the layer was named"
-        queries[layer.name] = of_probe[:_QUERIES]
+        of_query_set = memory.query_set(query_set, layer.name).queries
+        assert of_query_set is not None, "the layer was named"
+        queries[layer.name] = of_query_set[:_QUERIES]
     layers = compare_orders(pairs_of(memory, chosen), draw.permutation(len(chosen)), queries)
     return {"pairs": len(chosen), "queries": min(map(len, queries.values())), "layers": layers}
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dualform.query.engine import Engine
-from dualform_studies.certificates import relative_errors
 from dualform_studies.images.training.network import accuracy, layer_names, with_weights
 from dualform_studies.images.training.recipe import Recipe
 from dualform_studies.images.training.succession import Pair, TrainedNetwork, Weights, without
 from dualform_studies.pages.folder import Report
 from dualform_studies.progress import Progress
+from dualform_studies.reconstructions import reconstruction_errors
 
 _LAST_OF_3000 = (30, 100, 300, 600, 1000, 2000, 2900)
 """Last steps to leave out, of 3,000; of another number of steps, as large a share."""
@@ -102,7 +102,7 @@ def sweep(
                 "masked": judged(masked),
                 "retrained": judged(other),
                 "cancellation": dict(memory.cancellation(where=part.mask)),
-                "moved": relative_errors(whole, masked, initial, layer_names(widths)),
+                "moved": reconstruction_errors(whole, masked, initial, layer_names(widths)),
             }
         )
     return rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dualform_studies.certificates import certificate_table
 from dualform_studies.images.claims.crossing import crossing_table
 from dualform_studies.images.claims.forgetting import HEADING
 from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
@@ -17,6 +16,7 @@ from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
 from dualform_studies.pages.words import percent
+from dualform_studies.reconstructions import reconstruction_table
 
 _TEXT = {
     "after_first": {"mnist": "97 %"},
@@ -60,10 +60,10 @@ def continual_page(out: Path, report: Report, pair: Pair, beside: Mapping[str, P
     show_hubs(page, report["hubs"])
     show_dates(page, report["dates"])
     _show_masks(page, report, pair)
-    page.heading("The certificate")
+    page.heading("The reconstruction error")
     left_out = f"the terms that the mask `{report['mask']}` leaves out"
     page.show(
-        certificate_table(report["verify"], report["cancellation"], left_out),
+        reconstruction_table(report["verify"], report["cancellation"], left_out),
         _rebuilt_table(report),
     )
     same = "the same weights, bit for bit" if report["unharmed"] else "OTHER WEIGHTS"

@@ -14,7 +14,6 @@ import torch
 
 from dualform.query.engine import Engine
 from dualform_studies.assignment import Assignment
-from dualform_studies.certificates import certificate_report, relative_errors
 from dualform_studies.images.claims.continual import MISTAKE, choose_recognised_as, continual_findings
 from dualform_studies.images.claims.crossing import crossing, crossing_prevalence
 from dualform_studies.images.claims.dates import Period
@@ -48,6 +47,7 @@ from dualform_studies.pages.folder import (
     report_folder,
 )
 from dualform_studies.progress import Progress, named, or_silent
+from dualform_studies.reconstructions import reconstruction_errors, reconstruction_report
 from dualform_studies.recorded_memory import open_recorded
 
 CONTINUAL_RECIPE = Recipe(steps=3000)
@@ -98,7 +98,7 @@ def _examine(
     say("rebuilding networks", 0, 4)
     weights = weights_by_moment(memory, trained, pair, recipe)
     judged = judge(weights, pair, recipe)
-    say("checking the certificate", 1, 4)
+    say("checking the reconstruction error", 1, 4)
     verified = memory.verify()
     initial = dict(build_network(recipe.widths(pair[0]), seed).state_dict())
     say("asking for cancellation", 2, 4)
@@ -113,8 +113,8 @@ def _examine(
         "mask": without(pair[1]),
         "slots": sum(memory.info().slots.values()),
         "accuracy": judged.accuracy(),
-        "verify": {name: certificate_report(certificate) for name, certificate in verified.items()},
-        "weights_as_of_first": relative_errors(trained.after_first, weights["as_of_first"], initial, layers),
+        "verify": {name: reconstruction_report(reconstruction) for name, reconstruction in verified.items()},
+        "weights_as_of_first": reconstruction_errors(trained.after_first, weights["as_of_first"], initial, layers),
         "cancellation": dict(memory.cancellation(where=without(pair[1]))),
         "disk_bytes": bytes_on_disk(out),
         "interference": {

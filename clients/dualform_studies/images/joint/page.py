@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dualform_studies.certificates import certificate_table
 from dualform_studies.images.claims.crossing import crossing_table
 from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.prediction.example import PaperFigures, show_example
@@ -16,6 +15,7 @@ from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 from dualform_studies.pages.page import Page
 from dualform_studies.pages.words import percent
+from dualform_studies.reconstructions import reconstruction_table
 
 _TEXT = {"mnist": "97 %", "fashion-mnist": "87 %"}
 _CODE = {"mnist": "96.1 %", "fashion-mnist": "87.0 %"}
@@ -50,8 +50,8 @@ def joint_page(out: Path, report: Report, beside: Mapping[str, PaperFigures]) ->
         show_example(page, name, example, beside[name])
     show_hubs(page, report["hubs"])
     show_dates(page, report["dates"])
-    page.heading("The certificate")
-    page.show(certificate_table(report["verify"]))
+    page.heading("The reconstruction error")
+    page.show(reconstruction_table(report["verify"]))
     return page
 
 

@@ -9,7 +9,6 @@ from time import perf_counter
 
 from dualform.query.engine import Engine
 from dualform_studies.assignment import Assignment
-from dualform_studies.certificates import certificate_report
 from dualform_studies.images.claims.crossing import crossing
 from dualform_studies.images.claims.dates import Period
 from dualform_studies.images.claims.examined import ask_all_attention, ask_hubs_and_dates
@@ -27,6 +26,7 @@ from dualform_studies.images.training.stream import mixed_batches
 from dualform_studies.images.training.updates import train
 from dualform_studies.pages.folder import Report, bytes_on_disk, check_free, report_folder
 from dualform_studies.progress import Progress, counting, or_silent
+from dualform_studies.reconstructions import reconstruction_report
 from dualform_studies.recorded_memory import open_recorded
 
 JOINT_RECIPE = Recipe(steps=5000)
@@ -119,7 +119,7 @@ def _ask(
         "examples": examples,
         "crossing": {name: crossing(layers, points, name) for name, layers in attention.layers.items()},
     }
-    say("checking the certificate", 2, 3)
-    report["verify"] = {name: certificate_report(certificate) for name, certificate in memory.verify().items()}
-    say("checking the certificate", 3, 3)
+    say("checking the reconstruction error", 2, 3)
+    report["verify"] = {name: reconstruction_report(reconstruction) for name, reconstruction in memory.verify().items()}
+    say("checking the reconstruction error", 3, 3)
     return report

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.methods import Answers
-from dualform.questions import ProbeRows
+from dualform.questions import QuerySetRows
 from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.prediction.figures import draw_distribution, draw_sums, draw_top_images
 from dualform_studies.images.prediction.spotlight import LayerSpotlight, ask_spotlight, clearest_interference
 from dualform_studies.images.prediction.tables import describe, example_tables
 from dualform_studies.images.query_figure import Query
-from dualform_studies.images.training.recorded import probe_name
+from dualform_studies.images.training.recorded import query_set_name
 from dualform_studies.images.training.succession import Verdict
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.page import Page
@@ -49,7 +49,7 @@ def choose_interference(
         rows = judged.interfered()
     rows = rows[:_CANDIDATES]
     given = judged.classes["final"][first.name]
-    row = clearest_interference(memory, layer, probe_name(first), rows, given[rows], second.name)
+    row = clearest_interference(memory, layer, query_set_name(first), rows, given[rows], second.name)
     return None if row is None else Query(first, row, int(given[row]))
 
 
@@ -73,25 +73,25 @@ def draw_example(
     beside: PaperFigures,
     *,
     masked: int | None = None,
-    probe: str | None = None,
+    query_set: str | None = None,
     where: str | None = None,
     how: str = "",
 ) -> Report:
     """Ask for one query's attention at each layer; write three figures, and return what they show.
 
-    `datasets` in the order of training; `masked` is the class that the masked network gives the query; `probe` holds
-    it, the one of all its dataset's test images where none is named; `where` limits what is asked about; `how` says why
-    this query is shown.
+    `datasets` in the order of training; `masked` is the class that the masked network gives the query; `query_set`
+    holds it, the one of all its dataset's test images where none is named; `where` limits what is asked about; `how`
+    says why this query is shown.
     """
-    probe = probe or probe_name(query.dataset)
+    query_set = query_set or query_set_name(query.dataset)
     names = [dataset.name for dataset in datasets]
-    spotlight = ask_spotlight(memory, layers, ProbeRows(probe, (query.row,)), names, where=where)
+    spotlight = ask_spotlight(memory, layers, QuerySetRows(query_set, (query.row,)), names, where=where)
     figures = [
         draw_distribution(folder / f"{name}-distribution.png", spotlight, query, datasets, beside.distribution),
         draw_sums(folder / f"{name}-sums.png", spotlight, query, datasets, beside.sums),
         draw_top_images(folder / f"{name}-top-images.png", spotlight, query, datasets, beside.top_images),
     ]
-    return _report(query, probe, masked, spotlight) | {"how": how, "figures": [figure.name for figure in figures]}
+    return _report(query, query_set, masked, spotlight) | {"how": how, "figures": [figure.name for figure in figures]}
 
 
 def show_example(page: Page, name: str, example: Report, beside: PaperFigures) -> None:
@@ -110,12 +110,12 @@ def show_example(page: Page, name: str, example: Report, beside: PaperFigures) -
     page.show(*example_tables(name, example))
 
 
-def _report(query: Query, probe: str, masked: int | None, layers: Sequence[LayerSpotlight]) -> Report:
+def _report(query: Query, query_set: str, masked: int | None, layers: Sequence[LayerSpotlight]) -> Report:
     """One query, what it is recognised as (with the mask, too, where there is one), and the attention of each layer."""
     names = query.dataset.label_names
     given = {"final": names[query.given]} | ({} if masked is None else {"masked": names[masked]})
     return {
-        "query": f"{probe}/{query.row}",
+        "query": f"{query_set}/{query.row}",
         "label": names[query.label],
         "group": [query.dataset.name, query.label],
         "recognised_as": given,

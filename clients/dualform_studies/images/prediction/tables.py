@@ -1,4 +1,4 @@
-"""Tables of the image studies: accuracies, the certificate, and what a prediction attends to."""
+"""Tables of the image studies: accuracies, the reconstruction error, and what a prediction attends to."""
 
 from __future__ import annotations
 

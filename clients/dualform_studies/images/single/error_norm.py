@@ -31,13 +31,13 @@ def error_norms(memory: Engine, layer: str, at_step: int | None = None) -> NDArr
 
 
 def error_norm_sums(
-    memory: Engine, layer: str, probe: str, at_step: int | None = None
+    memory: Engine, layer: str, query_set: str, at_step: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """int64[G], the labels in ascending order, and float64[n, G], the sums of each row of a probe.
+    """int64[G], the labels in ascending order, and float64[n, G], the sums of each row of a query set.
 
-    Raises NotFound where the layer, its values or the probe are missing.
+    Raises NotFound where the layer, its values or the query set are missing.
     """
-    queries, info = memory.probe(probe, layer).queries, layer_info(memory, layer)
+    queries, info = memory.query_set(query_set, layer).queries, layer_info(memory, layer)
     assert queries is not None, "the layer was named"
     slots = np.arange(info.slots)
     labels = memory.slots(slots, info.space)["label"]

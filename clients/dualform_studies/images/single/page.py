@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dualform_studies.certificates import certificate_table
 from dualform_studies.images.claims import error_norm
 from dualform_studies.images.claims.page import show_dates, show_hubs, show_prevalence
 from dualform_studies.images.kernels.page import show_kernels
@@ -19,6 +18,7 @@ from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
 from dualform_studies.pages.words import percent
+from dualform_studies.reconstructions import reconstruction_table
 
 _TEXT, _CODE = {3000: "97 %"}, {5000: "97.2 %, 97.4 %"}
 """Accuracies by number of updates: that of section 5.2, and those that the paper's code gave with the seeds 1 and 2."""
@@ -63,8 +63,8 @@ def single_page(out: Path, report: Report) -> Page:
     )
     show_dates(page, report["dates"])
     show_kernels(page, report["kernels"])
-    page.heading("The certificate")
-    page.show(certificate_table(report["verify"]))
+    page.heading("The reconstruction error")
+    page.show(reconstruction_table(report["verify"]))
     return page
 
 

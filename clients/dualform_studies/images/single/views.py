@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.certificates import certificate_report
 from dualform_studies.images.claims.dates import Period
 from dualform_studies.images.claims.error_norm import trend_claims, trends
 from dualform_studies.images.claims.examined import ask_all_attention, ask_hubs_and_dates
@@ -23,6 +22,7 @@ from dualform_studies.images.table1.cells import count_cells
 from dualform_studies.images.training.recorded import Checkpoint
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.progress import Progress, or_silent
+from dualform_studies.reconstructions import reconstruction_report
 from dualform_studies.recorded_memory import open_recorded
 
 BESIDE = {
@@ -35,7 +35,9 @@ BESIDE = {
 def ask_single(
     dataset: Dataset, layers: Sequence[str], checkpoint: Checkpoint, out: Path, progress: Progress | None
 ) -> Report:
-    """Claims and the examples that show them, hubs, dates, sums weighted by the error's norm, and the certificate."""
+    """Claims and the examples that show them, hubs, dates, sums weighted by the error's norm, and the reconstruction
+    error.
+    """
     say = or_silent(progress)
     say("asking what all test images attend to", 0, 2)
     report, query = _ask(out, dataset, layers, checkpoint)
@@ -65,7 +67,7 @@ def _ask(out: Path, dataset: Dataset, layers: Sequence[str], checkpoint: Checkpo
                 name: draw_example(memory, choice.query, layers, [dataset], folder, name, BESIDE[name], how=choice.how)
                 for name, choice in found.shown.items()
             },
-            "verify": {name: certificate_report(certificate) for name, certificate in memory.verify().items()},
+            "verify": {name: reconstruction_report(reconstruction) for name, reconstruction in memory.verify().items()},
         }
         return report, queries[0]
 
@@ -80,7 +82,7 @@ def _weigh(
     with open_recorded(out) as memory:
         given, labels = checkpoint.classes_given(memory), dataset.test.labels
         for layer in layers:
-            classes, sums = error_norm_sums(memory, layer, checkpoint.probe, checkpoint.step)
+            classes, sums = error_norm_sums(memory, layer, checkpoint.query_set, checkpoint.step)
             cells[layer] = count_cells(classes[sums.argmax(axis=1)], labels, given)
             shown[layer] = trends(sums, classes, labels, given == labels)
             drawn.append(_spotlight(dataset, layer, classes, sums[query.row]))

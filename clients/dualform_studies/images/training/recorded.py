@@ -1,4 +1,4 @@
-"""One training on a stream of batches, recorded, with the test images as probes at chosen moments."""
+"""One training on a stream of batches, recorded, with the test images as query sets at chosen moments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dualform import Recorder
 from dualform.methods import Answers
-from dualform_studies.images.data.appearance import examples_of, trained_gallery
 from dualform_studies.images.data.datasets import Dataset
+from dualform_studies.images.data.previews import examples_of, trained_preview_set
 from dualform_studies.images.training.network import build_network
 from dualform_studies.images.training.recipe import Recipe
 from dualform_studies.images.training.stream import Batch
@@ -23,7 +23,7 @@ from dualform_studies.images.training.updates import train
 from dualform_studies.progress import Progress
 
 
-def probe_name(dataset: Dataset, at_step: int | None = None) -> str:
+def query_set_name(dataset: Dataset, at_step: int | None = None) -> str:
     """Of all test images of a dataset, as the network of the end, or of an earlier step, sees them."""
     return f"test-{dataset.name}" if at_step is None else f"test-{dataset.name}-at-{at_step}"
 
@@ -37,8 +37,8 @@ class Checkpoint:
     last: bool = False
 
     @property
-    def probe(self) -> str:
-        return probe_name(self.dataset, None if self.last else self.step)
+    def query_set(self) -> str:
+        return query_set_name(self.dataset, None if self.last else self.step)
 
     @property
     def where(self) -> str:
@@ -47,7 +47,7 @@ class Checkpoint:
 
     def classes_given(self, memory: Answers) -> NDArray[np.int64]:
         """int64[n]: the class that the network gave each test image."""
-        outputs = memory.probe(self.probe).outputs
+        outputs = memory.query_set(self.query_set).outputs
         assert outputs is not None, "record stores what the network answers"
         return np.asarray(outputs.argmax(axis=1), dtype=np.int64)
 
@@ -65,8 +65,8 @@ def record(
 ) -> float:
     """Train a fresh network for `recipe.steps` updates into a memory; seconds of the updates, until all is on disk.
 
-    Probes of every dataset's test images are taken at the end and, under `probe_name`, at `moments`, ascending numbers
-    of updates below the last. Raises AlreadyExists where the folder holds something.
+    Query sets of every dataset's test images are taken at the end and, under `query_set_name`, at `moments`, ascending
+    numbers of updates below the last. Raises AlreadyExists where the folder holds something.
     """
     network = build_network(recipe.widths(datasets[0]), seed)
     optimizer = recipe.optimizer(network)
@@ -87,8 +87,8 @@ def record(
             done = moment
             for dataset in datasets:
                 images = torch.from_numpy(dataset.inputs(dataset.test))
-                name = probe_name(dataset, None if moment == recipe.steps else moment)
-                recorder.probe(name, images, label=dataset.test.labels, gallery=examples_of(dataset))
+                name = query_set_name(dataset, None if moment == recipe.steps else moment)
+                recorder.query_set(name, images, label=dataset.test.labels, previews=examples_of(dataset))
         for dataset in datasets:
-            recorder.gallery(dataset.name, trained_gallery(dataset))
+            recorder.previews(dataset.name, trained_preview_set(dataset))
     return seconds

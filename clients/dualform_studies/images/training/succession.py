@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from dualform import Recorder
 from dualform.query.engine import Engine
-from dualform_studies.images.data.appearance import examples_of, trained_gallery
 from dualform_studies.images.data.datasets import Dataset
+from dualform_studies.images.data.previews import examples_of, trained_preview_set
 from dualform_studies.images.query_figure import Query
 from dualform_studies.images.training.network import build_network, predictions, with_weights
 from dualform_studies.images.training.recipe import Recipe
-from dualform_studies.images.training.recorded import probe_name
+from dualform_studies.images.training.recorded import query_set_name
 from dualform_studies.images.training.updates import train_part
 from dualform_studies.progress import Progress
 
@@ -45,8 +45,8 @@ def train_in_succession(
 ) -> TrainedNetwork:
     """Train a fresh network on both datasets, recorded into the folder `record_to` where there is one.
 
-    A recorded training stores the probes `test-NAME`, all test images of each dataset with their labels, at its end,
-    and what both kinds of images look like.
+    A recorded training stores the query sets `test-NAME`, all test images of each dataset with their labels, at its
+    end, and what both kinds of images look like.
     Raises AlreadyExists where the folder holds something.
     """
     network = build_network(recipe.widths(pair[0]), seed)
@@ -58,9 +58,9 @@ def train_in_succession(
     with recorder:
         trained = _train(network, optimizer, pair, recipe, seed, recorder, progress)
         for dataset in pair:
-            recorder.gallery(dataset.name, trained_gallery(dataset))
-            images, gallery = torch.from_numpy(dataset.inputs(dataset.test)), examples_of(dataset)
-            recorder.probe(probe_name(dataset), images, label=dataset.test.labels, gallery=gallery)
+            recorder.previews(dataset.name, trained_preview_set(dataset))
+            images, preview_set = torch.from_numpy(dataset.inputs(dataset.test)), examples_of(dataset)
+            recorder.query_set(query_set_name(dataset), images, label=dataset.test.labels, previews=preview_set)
     return trained
 
 

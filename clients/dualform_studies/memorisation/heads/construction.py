@@ -161,12 +161,12 @@ def _network(
 ) -> AttentionOnly:
     """The network in float64; `labels` int64[H] are the next tokens that the heads speak for."""
     heads = len(planes)
-    toward = on_circle(torch.from_numpy(directions)) / WIDTH**0.5
+    target = on_circle(torch.from_numpy(directions)) / WIDTH**0.5
     normal = torch.from_numpy(_NORMAL)
     weights = {
         "word": on_circle(torch.from_numpy(angles)).T,
         "position": torch.stack([torch.zeros(WIDTH, dtype=torch.float64), normal], dim=1),
-        "unembedding": toward,
+        "unembedding": target,
         # The query is (m of the head)^T x_2, the key x_j: their product parts the two tokens by m . f.
         "query": torch.from_numpy(planes).reshape(heads, WIDTH, WIDTH).mT.reshape(-1, WIDTH) * HEAD_WIDTH**0.5,
         "key": torch.eye(WIDTH, dtype=torch.float64).repeat(heads, 1),
@@ -174,7 +174,7 @@ def _network(
         "output": torch.zeros(WIDTH, heads, HEAD_WIDTH, dtype=torch.float64),
     }
     weights["value"][:, 0] = normal
-    weights["output"][:, :, 0] = _STRENGTH * toward[torch.from_numpy(labels)].T
+    weights["output"][:, :, 0] = _STRENGTH * target[torch.from_numpy(labels)].T
     weights |= {"value": weights["value"].reshape(-1, WIDTH), "output": weights["output"].reshape(WIDTH, -1)}
     network = AttentionOnly(heads).double()
     network.load_state_dict({f"{name}.weight": weight.contiguous() for name, weight in weights.items()})

@@ -10,7 +10,7 @@ from dualform_studies.memorisation.memory.retrieval import ask_two_levels, most_
 from dualform_studies.memorisation.memory.retrieval_figures import draw_scores, draw_two_levels
 from dualform_studies.memorisation.transformer.facts import TOKENS, Facts
 from dualform_studies.memorisation.transformer.network import AttentionOnly
-from dualform_studies.memorisation.transformer.training import PROBE
+from dualform_studies.memorisation.transformer.training import QUERY_SET
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.page import Page
 
@@ -48,7 +48,9 @@ def retrieval_chapter(page: Page, memory: Engine, network: AttentionOnly, facts:
         "one step, token and place hold the same key, so ten lines stand for all of them.",
     )
     page.show(tables.top_slots(memory, facts, pair))
-    page.paragraph(f'Ask for more: `dualform topk RUN --layer value --query {PROBE}/{2 * pair} --where "step < 100"`.')
+    page.paragraph(
+        f'Ask for more: `dualform topk RUN --layer value --query {QUERY_SET}/{2 * pair} --where "step < 100"`.'
+    )
     return {
         "pair": name,
         "next_token": TOKENS[true],

@@ -16,7 +16,7 @@ class Circle:
 
     centre: NDArray[np.float64]
     """float64[n]."""
-    towards: NDArray[np.float64]
+    targets: NDArray[np.float64]
     """float64[2, n]: from the centre to the points at 0 and at 90 degrees."""
 
     @classmethod
@@ -33,11 +33,11 @@ class Circle:
 
     def at(self, angle: float) -> NDArray[np.float64]:
         """float64[n]: the point at an angle in radians."""
-        return np.asarray(self.centre + np.array([np.cos(angle), np.sin(angle)]) @ self.towards)
+        return np.asarray(self.centre + np.array([np.cos(angle), np.sin(angle)]) @ self.targets)
 
     def angle_of(self, point: NDArray[np.float64]) -> float:
         """The angle in radians, from 0 up to 2 pi, of a point of the circle."""
-        across, up = self.towards @ (point - self.centre)
+        across, up = self.targets @ (point - self.centre)
         return float(np.arctan2(up, across) % (2 * np.pi))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy
 
-from dualform import Gallery, Recorder
+from dualform import PreviewSet, Recorder
 from dualform.errors import BadInput
 from dualform_studies.memorisation.transformer.ensemble import Optimize
 from dualform_studies.memorisation.transformer.facts import TOKENS, Facts
@@ -17,7 +17,7 @@ from dualform_studies.memorisation.transformer.network import AttentionOnly, bui
 from dualform_studies.progress import Progress
 
 DATASET = "pairs"
-PROBE = "pairs"
+QUERY_SET = "pairs"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def train_recorded(
 
     Slots have the columns `first` and `second`, a pair's tokens in letters, `sample`, the pair's number, and `label`,
     its next token; those of the layers that see both tokens of a pair also `token`, the letter that the slot is of. The
-    probe `pairs` holds what each layer is asked by the trained network. Samples of both know their pair as a text.
+    query set `pairs` holds what each layer is asked by the trained network. Samples of both know their pair as a text.
     Raises AlreadyExists where the folder holds something, RecordingError where the training diverges.
     """
     network = build_network(seed)
@@ -91,7 +91,7 @@ def train_recorded(
                 optimizer.step()
             if progress is not None:
                 progress("training (recorded)", done, recipe.steps)
-        gallery = Gallery.texts(facts.names, offsets=[[(0, 1), (1, 2)]] * len(facts))
-        recorder.gallery(DATASET, gallery)
-        recorder.probe(PROBE, facts.pairs, label=facts.next_tokens, gallery=gallery)
+        preview_set = PreviewSet.texts(facts.names, offsets=[[(0, 1), (1, 2)]] * len(facts))
+        recorder.previews(DATASET, preview_set)
+        recorder.query_set(QUERY_SET, facts.pairs, label=facts.next_tokens, previews=preview_set)
     return network.eval()

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dualform_studies.networks.command_line import CommandLine, probe_rows
+from dualform_studies.networks.command_line import CommandLine, query_set_rows
 from dualform_studies.networks.gpt2.predictions import Hits, Predictions, best_passage, learning
 from dualform_studies.networks.gpt2.text import Fables
-from dualform_studies.networks.gpt2.training import PROBE
+from dualform_studies.networks.gpt2.training import QUERY_SET
 from dualform_studies.pages.folder import Report
 from dualform_studies.progress import Progress, or_silent
 from dualform_studies.text.passages import cut
@@ -54,9 +54,9 @@ def _about(fables: Fables, predictions: Predictions, hits: Mapping[str, Hits], k
 
 
 def _sums(memory: CommandLine, fables: Fables, predictions: Predictions, layer: str, numbers: Sequence[int]) -> Any:
-    query = probe_rows(PROBE, predictions.rows[list(numbers)].tolist())
+    query = query_set_rows(QUERY_SET, predictions.rows[list(numbers)].tolist())
     return memory.ask(
-        "sums", "--layer", layer, "--query", query, "--by", "sample,fable", "--abs", "--where", learning(fables)
+        "group-sum", "--layer", layer, "--query", query, "--by", "sample,fable", "--abs", "--where", learning(fables)
     )  # fmt: skip
 
 

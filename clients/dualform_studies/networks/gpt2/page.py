@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from dualform_studies.networks.certificates import show_certificates
 from dualform_studies.networks.commands import show_commands
 from dualform_studies.networks.gpt2.figures import draw_agreement, draw_likeness
 from dualform_studies.networks.gpt2.findings import (
@@ -18,6 +17,7 @@ from dualform_studies.networks.gpt2.findings import (
     share_that_moves_less,
 )
 from dualform_studies.networks.gpt2.likeness import LIKENESSES
+from dualform_studies.networks.reconstructions import show_reconstructions
 from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.items import Cell
 from dualform_studies.pages.page import Page
@@ -40,7 +40,7 @@ def gpt2_page(out: Path, report: Report) -> Page:
     _show_likeness(page, report)
     _show_agreement(page, report)
     _show_masks(page, report)
-    show_certificates(page, report)
+    show_reconstructions(page, report)
     show_commands(page, report)
     return page
 

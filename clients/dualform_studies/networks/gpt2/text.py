@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from dualform import Gallery
+from dualform import PreviewSet
 from dualform.extras import missing_package
 from dualform_studies.networks.gpt2.recipe import Recipe
-from dualform_studies.text.appearance import passages
 from dualform_studies.text.corpora import Corpus
+from dualform_studies.text.previews import passages
 from dualform_studies.text.tokens import Tokens
 
 
@@ -45,7 +45,7 @@ class Fables:
         """int64[n, L]: the text in passages that follow one another; what is left at its end is not read."""
         return tokens.ids[: len(tokens) // self.length * self.length].reshape(-1, self.length)
 
-    def gallery(self, tokens: Tokens) -> Gallery:
+    def preview_set(self, tokens: Tokens) -> PreviewSet:
         """What the passages look like, with the place of each token."""
         whole = len(tokens) // self.length * self.length
         return passages(tokens, range(0, whole, self.length), self.length)

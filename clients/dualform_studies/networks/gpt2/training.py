@@ -16,7 +16,7 @@ from dualform_studies.networks.gpt2.recipe import Recipe
 from dualform_studies.networks.gpt2.text import Fables, TrainingPassages
 
 COLUMNS = {"sample": "passage", "place": "place", "fable": "fable", "label": "next"}
-DATASET, PROBE = "aesop", "test"
+DATASET, QUERY_SET = "aesop", "test"
 
 
 def build_network(recipe: Recipe, vocabulary: int, seed: int) -> Any:
@@ -54,13 +54,13 @@ def train(fables: Fables, recipe: Recipe, seed: int, out: Path) -> tuple[Any, fl
         test = fables.passages(fables.test)
         trainer: Any = RecordingTrainer(
             model=network, args=arguments, train_dataset=TrainingPassages(fables), record=out, columns=COLUMNS,
-            dataset=DATASET, probes={PROBE: {"input_ids": torch.from_numpy(test)}},
-            probe_labels={PROBE: np.append(fables.test.ids, -1)[1 : test.size + 1]},
-            probe_galleries={PROBE: fables.gallery(fables.test)}, recorder={"quiet": True},
+            dataset=DATASET, query_sets={QUERY_SET: {"input_ids": torch.from_numpy(test)}},
+            query_set_labels={QUERY_SET: np.append(fables.test.ids, -1)[1 : test.size + 1]},
+            query_set_previews={QUERY_SET: fables.preview_set(fables.test)}, recorder={"quiet": True},
         )  # fmt: skip
         trainer.train()
     seconds = perf_counter() - start
-    fables.gallery(fables.train).store(out, DATASET)
+    fables.preview_set(fables.train).store(out, DATASET)
     return network.cpu().eval(), seconds
 
 

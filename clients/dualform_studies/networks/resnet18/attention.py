@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import dualform
 from dualform_studies.networks.command_line import CommandLine
-from dualform_studies.networks.resnet18.training import PROBE
+from dualform_studies.networks.resnet18.training import QUERY_SET
 from dualform_studies.progress import Progress, or_silent
 
 Ints = NDArray[np.int64]
@@ -52,7 +52,7 @@ class Attention:
 def ask_attention(
     memory: CommandLine, run: Path, layers: Sequence[str], images: int, progress: Progress | None
 ) -> dict[str, Attention]:
-    """By layer, of the `images` of the probe.
+    """By layer, of the `images` of the query set.
 
     A layer has a query for each of the P places of a test image. A score is linear in the query, so that attention of
     all places of an image together is that of the sum of their queries, which is asked.
@@ -61,11 +61,11 @@ def ask_attention(
     with dualform.open(run) as opened, TemporaryDirectory() as scratch:
         file = Path(scratch) / "QUERIES.npy"
         for done, layer in enumerate(layers, start=1):
-            queries = opened.probe(PROBE, layer).queries
+            queries = opened.query_set(QUERY_SET, layer).queries
             assert queries is not None, "a layer of convolutions has queries"
             by_image = queries.astype(np.float64).reshape(images, -1, queries.shape[1])
             np.save(file, by_image.sum(1))
-            answer = memory.ask("sums", "--layer", layer, "--query", str(file), "--by", "sample,label")
+            answer = memory.ask("group-sum", "--layer", layer, "--query", str(file), "--by", "sample,label")
             found[layer] = _attention(answer["groups"], np.array(answer["sums"], dtype=np.float64), by_image.shape[1])
             tell("asking every layer for images", done, len(layers))
     return found

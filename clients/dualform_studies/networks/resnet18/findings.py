@@ -59,8 +59,8 @@ def classes_finding(report: Report) -> str:
         f"{report['recipe']['images']:,} training images, {span([one['images'] for one in before], 'd')} lead for any "
         f"of the {report['asked']['images']} test images at a layer before layer4 and "
         f"{span([one['images'] for one in last], 'd')} at a later one; at {short(worst)} a single one leads for "
-        f"{percent(max(told[worst]['leads_for'].values()))}. Where few images lead for all, the gallery of an example "
-        "shows them, whatever was asked."
+        f"{percent(max(told[worst]['leads_for'].values()))}. Where few images lead for all, the preview set of an "
+        f"example shows them, whatever was asked."
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dualform_studies.networks.certificates import show_certificates
 from dualform_studies.networks.commands import show_commands
+from dualform_studies.networks.reconstructions import show_reconstructions
 from dualform_studies.networks.resnet18.figures import draw_classes, draw_images, short
 from dualform_studies.networks.resnet18.findings import classes_finding, example_finding, masks_finding
 from dualform_studies.pages.folder import Report, report_folder
@@ -29,7 +29,7 @@ def resnet18_page(out: Path, report: Report) -> Page:
         _show_example(page, example, report)
     _show_classes(page, report)
     _show_masks(page, report)
-    show_certificates(page, report)
+    show_reconstructions(page, report)
     show_commands(page, report)
     return page
 

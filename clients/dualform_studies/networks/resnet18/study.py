@@ -18,7 +18,7 @@ from dualform_studies.networks.resnet18.masks import ask_masks, draw_masks
 from dualform_studies.networks.resnet18.network import ResNet18
 from dualform_studies.networks.resnet18.page import resnet18_page
 from dualform_studies.networks.resnet18.recipe import Recipe
-from dualform_studies.networks.resnet18.training import PROBE, logits, pictures, train, trained_rows
+from dualform_studies.networks.resnet18.training import QUERY_SET, logits, pictures, train, trained_rows
 from dualform_studies.networks.study import run_network
 from dualform_studies.pages.folder import Report, bytes_on_disk
 from dualform_studies.progress import Progress
@@ -56,7 +56,7 @@ def ask(out: Path, dataset: Dataset, recipe: Recipe, network: ResNet18, seed: in
     layers = [one["name"] for one in info["layers"]]
     rows = probed_rows(dataset, recipe, seed)
     true = dataset.test.labels[rows]
-    answer = np.array(memory.ask("output", "--layer", layers[-1], "--query", PROBE)["outputs"])
+    answer = np.array(memory.ask("output", "--layer", layers[-1], "--query", QUERY_SET)["outputs"])
     test = pictures(dataset, dataset.test)
     own, said = logits(network, test), answer.argmax(1)
     attention = ask_attention(memory, out, layers, len(rows), progress)

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dualform.extras import missing_package
-from dualform_studies.images.data.appearance import examples_of, gallery_of
 from dualform_studies.images.data.datasets import Dataset, Images, Rows
+from dualform_studies.images.data.previews import examples_of, preview_set_of
 from dualform_studies.networks.other_weights import other_weights
 from dualform_studies.networks.resnet18.network import ResNet18, build_network
 from dualform_studies.networks.resnet18.recipe import Recipe
 
 COLUMNS = {"label": 1, "sample": 2}
 """Of a batch of images, labels and rows in the training file."""
-PROBE = "test"
+QUERY_SET = "test"
 
 
 def pictures(dataset: Dataset, images: Images, rows: Rows = slice(None)) -> Tensor:
@@ -39,8 +39,8 @@ def trained_rows(dataset: Dataset, recipe: Recipe) -> NDArray[np.int64]:
 
 
 def train(dataset: Dataset, recipe: Recipe, seed: int, out: Path, probed: NDArray[np.int64]) -> tuple[ResNet18, float]:
-    """The trained network, whose memory is in `out`, with the test images `probed` as a probe; and the seconds that the
-    training took. Raises MissingPackage where Lightning is not installed."""
+    """The trained network, whose memory is in `out`, with the test images `probed` as a query set; and the seconds that
+    the training took. Raises MissingPackage where Lightning is not installed."""
     try:
         import pytorch_lightning as lightning
     except ImportError as error:
@@ -57,8 +57,9 @@ def train(dataset: Dataset, recipe: Recipe, seed: int, out: Path, probed: NDArra
     order = torch.Generator().manual_seed(seed)
     loader = DataLoader(data, recipe.batch, shuffle=True, generator=order)
     record = RecordCallback(
-        out, columns=COLUMNS, dataset=dataset.name, probes={PROBE: pictures(dataset, dataset.test, probed)},
-        probe_labels={PROBE: dataset.test.labels[probed]}, probe_galleries={PROBE: examples_of(dataset, probed)},
+        out, columns=COLUMNS, dataset=dataset.name, query_sets={QUERY_SET: pictures(dataset, dataset.test, probed)},
+        query_set_labels={QUERY_SET: dataset.test.labels[probed]},
+        query_set_previews={QUERY_SET: examples_of(dataset, probed)},
         label_names={dataset.name: list(dataset.label_names)}, quiet=True,
     )  # fmt: skip
     with warnings.catch_warnings():
@@ -70,7 +71,7 @@ def train(dataset: Dataset, recipe: Recipe, seed: int, out: Path, probed: NDArra
         )  # fmt: skip
         trainer.fit(_module(lightning, network, recipe), loader)
     seconds = perf_counter() - start
-    gallery_of(dataset, dataset.train, rows).store(out, dataset.name)
+    preview_set_of(dataset, dataset.train, rows).store(out, dataset.name)
     return network.cpu().eval(), seconds
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dualform.query.directed.directed_values import DirectedValues
 from dualform.query.directed.row_factors import most_queries, row_factors
 from dualform.query.groups import group_entries
-from dualform.query.score.kinds.signed import Signed
+from dualform.query.score.kinds.dot import Dot
 from dualform.query.score.rescoring import score_pairs
 from dualform.query.search.best_of_groups import best_of_groups
 from dualform.query.search.cells import best_of_cells
@@ -84,7 +84,7 @@ def _scanned(search: Search, values: DirectedValues, queries: NDArray[np.float32
     if search.groups is None:
         groups = group_entries(search.view, values.layer, values.selection, (), search.check)
         search = replace(search, groups=groups)
-    score = Signed()
+    score = Dot()
     return best_of_groups(
         search,
         queries[left],

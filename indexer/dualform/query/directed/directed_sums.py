@@ -39,20 +39,20 @@ def directed_sums(
     check = grouping.check
     if grouping.many or not values.shared:
         return grouping.by_slot(queries, factors_of=lambda query: values.of(first + query, check))
-    name = ("toward", *astuple(values.toward))
+    name = ("target", *astuple(values.target))
     return score_rows(grouping.scaled_key_sums(name, values.of(0, check)), queries)
 
 
 def sums_of_group_weights(resolved: Resolved[GroupSum], check: Check) -> GroupSums:
     """Raises as `contributions`."""
     question = resolved.question
-    toward = question.toward
-    assert toward is not None, "a contribution has a direction"
-    at_step, inexact = toward.at_step, toward.allow_inexact
+    target = question.target
+    assert target is not None, "a contribution has a direction"
+    at_step, inexact = target.at_step, target.allow_inexact
     asked = Contribution(question.layer, question.queries, question.by, question.where, at_step, inexact)
     view, layer, selection, groups = resolved.view, resolved.layer, resolved.selection, resolved.groups
     whole = Resolved(asked, view, layer, resolved.queries, selection, groups, began=resolved.began)
     found = contributions(whole, check)
-    directions = toward.rows(*found.initial.shape)
+    directions = target.rows(*found.initial.shape)
     sums = [canonical_scores(own, row) for own, row in zip(found.sums, directions, strict=True)]
-    return GroupSums(found.groups, np.stack(sums), found.counts, found.by, resolved.scan(), found.space, found.grade)
+    return GroupSums(found.groups, np.stack(sums), found.counts, found.by, resolved.scan(), found.space, found.status)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Grade
+from dualform.answers import Status
 from dualform.errors import BadInput, EmptyMask, Inexact
 from dualform.query.score.rescoring import score_block, score_pairs
 from dualform.query.view import Check, View
@@ -24,7 +24,7 @@ from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_products import block_size, blocks, places
 from dualform.query.weights.slot_values import Remedy, refuse_without_values, slot_values
 from dualform.query.where.mask import Selection
-from dualform.questions import Toward
+from dualform.questions import Target
 from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.rows import Rows
@@ -40,8 +40,8 @@ class DirectedValues:
     layer: Layer
     selection: Selection
     """Those entries, at least one. No other process makes them, as `source` says."""
-    toward: Toward
-    grade: Grade
+    target: Target
+    status: Status
     coefficients: NDArray[np.float64]
     """float64[m]."""
 
@@ -50,19 +50,19 @@ class DirectedValues:
 
         Raises Inexact where a value is not finite: such a contribution has no place in any order.
         """
-        toward, vectors = self.toward, self.toward.vectors
+        target, vectors = self.target, self.target.vectors
         if vectors is not None:
             return self._made(vectors.rows[query if vectors.count > 1 else 0], check)
-        asked = toward.at_step, toward.allow_inexact, toward.output, toward.minus
+        asked = target.at_step, target.allow_inexact, target.output, target.minus
         key = ("directed", self.layer.name, self.selection.identity, *asked)
         return self.view.cache.get(key, lambda: self._made(None, check), check)
 
     def of_entries(self, queries: NDArray[np.int64], entries: NDArray[np.int64], check: Check) -> NDArray[np.float64]:
         """float64[c]: the same of some of the m entries, int64[c], each for the direction of its query."""
         own = np.searchsorted(self.selection.entries, entries)
-        if self.toward.vectors is None:
+        if self.target.vectors is None:
             return self.of(0, check)[own]
-        vectors, values = self.toward.vectors.rows, self.view.snapshot.values(self.layer.name)
+        vectors, values = self.target.vectors.rows, self.view.snapshot.values(self.layer.name)
         rows = entries if values.order is None else values.order[entries]
         number = queries if len(vectors) > 1 else np.zeros(len(queries), dtype=np.int64)
         found = score_pairs(Rows(values.sources, values.width), rows, number, vectors, check)
@@ -74,7 +74,7 @@ class DirectedValues:
     @property
     def shared(self) -> bool:
         """Whether all queries have the same."""
-        return self.toward.vectors is None
+        return self.target.vectors is None
 
     def _made(self, direction: NDArray[np.float32] | None, check: Check) -> NDArray[np.float64]:
         values, entries = self.view.snapshot.values(self.layer.name), self.selection.entries
@@ -91,7 +91,7 @@ class DirectedValues:
         return found
 
     def _output(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
-        output, minus = self.toward.output, self.toward.minus
+        output, minus = self.target.output, self.target.minus
         assert output is not None, "a direction without vectors names an output"
         found = values[:, output].astype(np.float64)
         return found if minus is None else found - values[:, minus]
@@ -107,37 +107,37 @@ class DirectedValues:
 
 
 def directed_values(
-    view: View, layer: Layer, selection: Selection, toward: Toward, queries: int, check: Check
+    view: View, layer: Layer, selection: Selection, target: Target, queries: int, check: Check
 ) -> DirectedValues:
     """Raises BadInput where the layer has no such output, vectors are not as wide as it or not as many as the queries;
     Inexact as `require` says; WithoutValues where slots have no values of their own; EmptyMask where no update before
     `at_step` used a slot's gradient.
     """
-    _check_width(layer, toward, queries)
-    check_step(toward.at_step, view.snapshot.steps)
-    grade = require(view, layer.stored, toward.at_step, toward.allow_inexact, check)
+    _check_width(layer, target, queries)
+    check_step(target.at_step, view.snapshot.steps)
+    status = require(view, layer.stored, target.at_step, target.allow_inexact, check)
     refuse_without_values(view, layer.stored, _REMEDY)
 
     def made() -> _UsedEntries:
-        slots = slot_values(view, layer, selection, toward.at_step, grade, check, _REMEDY)
+        slots = slot_values(view, layer, selection, target.at_step, status, check, _REMEDY)
         used = replace(selection, source=None)
         if len(slots.entries) < selection.count:
             stays = np.zeros_like(selection.stays)
             stays[slots.entries] = True
             # No SQL reads like this, so no mask has this identity. Layers are updated when their optimizers are.
-            identity = f"used of {layer.name!r} before step {toward.at_step}: {selection.identity}"
+            identity = f"used of {layer.name!r} before step {target.at_step}: {selection.identity}"
             used = Selection(identity, stays, stored=False)
         return _UsedEntries(used, slots.coefficients)
 
-    key = ("used entries", layer.name, selection.identity, toward.at_step, toward.allow_inexact)
+    key = ("used entries", layer.name, selection.identity, target.at_step, target.allow_inexact)
     used_entries = view.cache.get(key, made, check)
     if not used_entries.selection.count:
         raise EmptyMask(
-            f"no update before step {toward.at_step} used the gradient of a slot that is left.",
+            f"no update before step {target.at_step} used the gradient of a slot that is left.",
             hint="Ask as of a later step.",
             field="at_step",
         )
-    return DirectedValues(view, layer, used_entries.selection, toward, grade, used_entries.coefficients)
+    return DirectedValues(view, layer, used_entries.selection, target, status, used_entries.coefficients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,25 +152,25 @@ class _UsedEntries:
         return self.selection.nbytes + self.coefficients.nbytes
 
 
-def _check_width(layer: Layer, toward: Toward, queries: int) -> None:
+def _check_width(layer: Layer, target: Target, queries: int) -> None:
     """Raises BadInput where a direction does not fit a layer's outputs or the number of queries."""
-    for number in (toward.output, toward.minus):
+    for number in (target.output, target.minus):
         if number is not None and number >= layer.d_out:
             raise BadInput(
-                f"layer {layer.name!r} has {layer.d_out} outputs, and toward names output {number}.",
+                f"layer {layer.name!r} has {layer.d_out} outputs, and target names output {number}.",
                 hint=f"They count from 0 to {layer.d_out - 1}.",
-                field="toward",
+                field="target",
             )
-    if toward.vectors is None:
+    if target.vectors is None:
         return
-    count, width = toward.vectors.rows.shape
+    count, width = target.vectors.rows.shape
     if width != layer.d_out:
         raise BadInput(
-            f"layer {layer.name!r} has {layer.d_out} outputs, and toward is {width} numbers wide.", field="toward"
+            f"layer {layer.name!r} has {layer.d_out} outputs, and target is {width} numbers wide.", field="target"
         )
     if count not in (1, queries):
         raise BadInput(
-            f"toward holds {count} directions for {queries} queries.",
+            f"target holds {count} directions for {queries} queries.",
             hint="Give one for all of them, or one for each.",
-            field="toward",
+            field="target",
         )

@@ -36,10 +36,10 @@ def row_factors(
 ) -> RowFactors | None:
     """Of some queries of the question, int64[n]; None where codes cannot tell."""
     rows, check = search.rows, search.check
-    if values.toward.vectors is None:
-        key = ("row factors", search.layer, rows.identity, values.toward)
+    if values.target.vectors is None:
+        key = ("row factors", search.layer, rows.identity, values.target)
         return search.view.cache.get(key, lambda: _known(rows, values, check), check)
-    vectors = values.toward.vectors.rows
+    vectors = values.target.vectors.rows
     directions = vectors[queries] if len(vectors) > 1 else vectors
     stored = values.view.snapshot.values(values.layer.name)
     if not 0 < stored.width <= WIDEST or not can_quantise(directions).all():

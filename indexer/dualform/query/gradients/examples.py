@@ -1,32 +1,35 @@
-"""Whose gradients a question about gradients is asked with: given in it, or a probe's. Shapes: n examples."""
+"""Whose gradients a question about gradients is asked with: given in it, or a query set's. Shapes: n examples."""
 
 from __future__ import annotations
 
 from dualform.errors import BadInput
 from dualform.query.slots import within
 from dualform.query.view import View
-from dualform.questions import ExampleGradients, ProbeRows
+from dualform.questions import ExampleGradients, QuerySetRows
 
 
-def examples_of(view: View, given: ExampleGradients | ProbeRows) -> ExampleGradients:
-    """Raises NotFound for a probe or example that there is not, BadInput for a probe that was taken without a loss."""
+def examples_of(view: View, given: ExampleGradients | QuerySetRows) -> ExampleGradients:
+    """Raises NotFound for a query set or example that there is not, BadInput for a query set that was taken without a
+    loss.
+    """
     if isinstance(given, ExampleGradients):
         return given
-    stored = view.snapshot.probe(given.probe)
+    stored = view.snapshot.query_set(given.query_set)
     if stored.examples is None or not stored.traced:  # with a loss the number is known
         raise BadInput(
-            f"probe {given.probe!r} has no error signals: it was taken without a loss.",
-            hint="Take it with recorder.probe(…, loss=…), or ask with memory.gradients(model, inputs, labels, loss).",
+            f"query set {given.query_set!r} has no error signals: it was taken without a loss.",
+            hint="Take it with recorder.query_set(…, loss=…), or ask with memory.gradients(model, inputs, labels, "
+            "loss).",
             field="queries",
         )
     count = stored.examples
     whole: ExampleGradients = view.cache.get(
-        ("probe's gradients", given.probe),
+        ("query set's gradients", given.query_set),
         lambda: ExampleGradients(count, {layer: stored.gradients(layer) for layer in stored.traced}),
     )
     if given.rows is None:
         return whole
-    numbers = within(given.rows, count, f"example of probe {given.probe!r}", "queries").tolist()
+    numbers = within(given.rows, count, f"example of query set {given.query_set!r}", "queries").tolist()
     width = sum(own.keys.shape[1] + own.errors.shape[1] for own in whole.layers.values())
     view.bounds.require_queries(len(numbers), width)
     chosen = {name: own.chosen(numbers) for name, own in whole.layers.items()}

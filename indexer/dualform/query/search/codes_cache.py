@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from dualform.query.search.codes import Codes, quantise_source
 from dualform.query.search.stored_codes import StoredCodes, write_codes
 from dualform.store.machine_memory import memory_bytes
-from dualform.store.memory_budget import MemoryBudget
+from dualform.store.ram_budget import RamBudget
 from dualform.store.sources.key_source import KeySource
 
 
 class CodesCache:
     """Codes of key sources, which never change; the least recently used dropped beyond a budget."""
 
-    def __init__(self, most_bytes: int | None = None, budget: MemoryBudget | None = None) -> None:
+    def __init__(self, most_bytes: int | None = None, budget: RamBudget | None = None) -> None:
         """`most_bytes`: an eighth of the machine's memory where it is None. `budget`: what is shared with other caches;
         None for one of `most_bytes`.
         """
         self.most_bytes = most_bytes = memory_bytes() // 8 if most_bytes is None else most_bytes
         """Of the codes of one layer: beyond it they are not held, since each question would push them out."""
-        self._budget = budget or MemoryBudget(most_bytes)
+        self._budget = budget or RamBudget(most_bytes)
         self._owner = object()
         self._passed = set[Hashable]()
         """Sources whose stored codes were screened without being held."""

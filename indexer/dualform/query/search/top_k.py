@@ -31,8 +31,8 @@ def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     scores = as_float32(np.concatenate([scores for _, scores in found]))
     keys, by = (None, ()) if groups is None else (groups.keys, groups.by)
     ids = view.snapshot.entries(layer.name).slots_of(entries)
-    grade = None if resolved.directed is None else resolved.directed.grade
-    return Hits(ids, scores, counts, keys, by, resolved.scan(), layer.space, grade)
+    status = None if resolved.directed is None else resolved.directed.status
+    return Hits(ids, scores, counts, keys, by, resolved.scan(), layer.space, status)
 
 
 def _found(resolved: Resolved[TopK], search: Search) -> list[Ranked]:

@@ -19,7 +19,7 @@ from dualform.answers import Columns
 from dualform.errors import BadInput, DualformError, TimedOut
 from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW
 from dualform.query.view import Check, View
-from dualform.store.memory_budget import CHILDREN
+from dualform.store.ram_budget import CHILDREN
 from dualform.store.samples import as_numpy
 from dualform.store.tables import extents_table
 from dualform.store.user_columns import alike_but_for_case

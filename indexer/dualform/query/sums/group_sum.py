@@ -22,7 +22,7 @@ LARGEST = 64 << 20
 def group_sum(resolved: Resolved[GroupSum], check: Check) -> GroupSums:
     """Raises BadInput where the score is unknown, Inexact where a key is not finite."""
     check()  # a cached answer takes no time, but nobody should get one after giving up
-    if resolved.question.toward is not None and resolved.directed is None:
+    if resolved.question.target is not None and resolved.directed is None:
         from dualform.query.directed.directed_sums import sums_of_group_weights  # scores of keys need none of it
 
         every = sums_of_group_weights(resolved, check)
@@ -38,8 +38,10 @@ def group_sum(resolved: Resolved[GroupSum], check: Check) -> GroupSums:
         for start in range(0, count, size):
             best.append(largest(_sums(resolved, start, min(start + size, count), check), k))
         sums, numbers = (np.concatenate(parts) for parts in zip(*best, strict=True))
-    grade = None if resolved.directed is None else resolved.directed.grade
-    answer = GroupSums(groups.keys, sums, groups.counts, groups.by, resolved.scan(), layer.space, grade, numbers, total)
+    status = None if resolved.directed is None else resolved.directed.status
+    answer = GroupSums(
+        groups.keys, sums, groups.counts, groups.by, resolved.scan(), layer.space, status, numbers, total
+    )
     return answer.part(0, count)
 
 

@@ -1,1 +1,1 @@
-"""The weights of a layer, rebuilt from the record: coefficients, outputs, certificates."""
+"""The weights of a layer, rebuilt from the record: coefficients, outputs, reconstruction errors."""

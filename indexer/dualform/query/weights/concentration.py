@@ -3,8 +3,8 @@
     share       sum over the furthest 1 % of the entries of (w - w_whole)^2  /  sum over all of them
     greatest    max |w - w_whole|  /  ||W_T - W_0||
 
-w: the entries of [W | b] as the slots that stay make them, through the scales that all slots made. No certificate sees
-what these say: shares add up to the whole however far single ones go.
+w: the entries of [W | b] as the slots that stay make them, through the scales that all slots made. No reconstruction
+error sees what these say: shares add up to the whole however far single ones go.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def contributions(resolved: Resolved[Contribution], check: Check) -> Contributio
     for number, weights in enumerate(_weights(view, stored, groups, at_step, check)):
         sums[:, number] = answered(weights)
     initial = answered(before_the_record(view, stored, at_step, check))
-    standing = answered(rebuild_without_slots(view, stored, at_step, inexact, check)) - initial
-    residual = answered(whole) - (sums.sum(axis=1) + initial + standing)
+    unrecorded_change = answered(rebuild_without_slots(view, stored, at_step, inexact, check)) - initial
+    residual = answered(whole) - (sums.sum(axis=1) + initial + unrecorded_change)
     bias = whole.of(layer).bias
     return Contributions(
         tuple(group.key for group in groups),
@@ -67,12 +67,12 @@ def contributions(resolved: Resolved[Contribution], check: Check) -> Contributio
         np.array([group.selection.count for group in groups], dtype=np.int64),
         initial,
         np.zeros(layer.d_out) if bias is None else bias,
-        standing,
+        unrecorded_change,
         residual,
         _unexplained(resolved, answered, check),
         question.by,
         layer.space,
-        whole.grade,
+        whole.status,
         resolved.scan(),
     )
 

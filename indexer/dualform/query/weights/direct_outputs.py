@@ -46,7 +46,7 @@ _SLACK = 1 + 2.0**-10
 def direct_outputs(
     view: View, layer: Layer, selection: Selection, at_step: int | None, queries: NDArray[np.float32], check: Check
 ) -> NDArray[np.float32] | None:
-    """float32[n, d_out], of a record that has no standing term.
+    """float32[n, d_out], of a record that has no unrecorded change.
 
     None where the weights answer: they are at hand, were asked for before, take no longer, or leave less in doubt; and
     where the slots of this layer alone do not make them.
@@ -68,7 +68,7 @@ def _slots_alone(view: View, layer: Layer) -> bool:
     """Whether a linear rule makes the layer's one weight, and one bias, of its own slots in one shard."""
     memory = view.snapshot
     one = layer.stored.name == layer.name and layer.groups == 1 and len(layer.weights) == 1 >= len(layer.biases)
-    here = view.shards is None and len(shard_names(memory)) == 1 and not memory.forgotten
+    here = view.shards is None and len(shard_names(memory)) == 1 and not memory.deleted
     return one and here and all(BlockRules(memory, block).linear for block in layer.parameters)
 
 

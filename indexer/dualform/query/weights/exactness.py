@@ -1,11 +1,11 @@
 """How exact the record of a layer is as of a step, as measured while the training ran.
 
-It is called by the worst of its blocks (block_grades.py), or "scores only" where it cannot be rebuilt: no values, no
+It is called by the worst of its blocks (block_status.py), or "scores only" where it cannot be rebuilt: no values, no
 keys, or an optimizer without an update rule.
 
 Distances are the watch's. A gradient that the slots do not explain makes no layer inexact: where the watch found one
 so, it is given as the reason. Of a block whose rule was not watched, or that moved in other numbers than the watched
-ones alone, as an embedding of which few rows are used may, only a pass over the slots can tell (certificate.py).
+ones alone, as an embedding of which few rows are used may, only a pass over the slots can tell (reconstruction.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow.compute as pc
 
-from dualform.answers import Grade
+from dualform.answers import Status
 from dualform.query.view import View
-from dualform.query.weights import dropped_terms, forgotten_terms
-from dualform.query.weights.block_grades import EXACT, BlockDistance, name_of, precision
+from dualform.query.weights import deleted_terms, dropped_terms
 from dualform.query.weights.block_rules import BlockRules
+from dualform.query.weights.block_status import EXACT, BlockDistance, name_of, precision
 from dualform.query.weights.distances import Distances, distances
 from dualform.query.weights.moves_below_rounding import moved_less_than_rounding
 from dualform.query.weights.scores_only import why_scores_only
@@ -34,69 +34,69 @@ from dualform.store.parameter import Parameter
 _UNMEASURED = "the training was cut off before its weights were held against the record"
 
 
-def grade(view: View, layer: Layer, at_step: int | None = None) -> Grade:
-    """The grade of a layer once `at_step` recorded steps were taken; None for all. Reads no slot."""
+def status(view: View, layer: Layer, at_step: int | None = None) -> Status:
+    """The status of a layer once `at_step` recorded steps were taken; None for all. Reads no slot."""
     stop = view.snapshot.steps if at_step is None else at_step
     if reason := why_scores_only(view, layer, stop):
-        return Grade("scores only", reason=reason + _lacks(view, layer))
+        return Status("scores only", reason=reason + _lacks(view, layer))
     if stop == 0:
-        return Grade("exact", 0.0, 0.0)
-    if part := forgotten_terms.lost_meanwhile(view, layer, stop):
-        return Grade("off", since=part.first_step, reason=forgotten_terms.said_meanwhile(part))
+        return Status("exact", 0.0, 0.0)
+    if part := deleted_terms.lost_meanwhile(view, layer, stop):
+        return Status("approximate", since=part.first_step, reason=deleted_terms.said_meanwhile(part))
     first = dropped_terms.first_step(view, layer)
     if first is not None and first < stop:
-        return Grade(
-            "off", since=first, reason=f"{dropped_terms.said(view, layer)}: what the others brought is missing."
+        return Status(
+            "approximate", since=first, reason=f"{dropped_terms.said(view, layer)}: what the others brought is missing."
         )
     found = _measured(view, layer, stop)
-    return replace(found, reason=forgotten_terms.said(view, layer, stop)) if not found.reason else found
+    return replace(found, reason=deleted_terms.said(view, layer, stop)) if not found.reason else found
 
 
-def with_precision(view: View, layer: Layer, found: Grade) -> Grade:
-    """An exact grade that also says where the weights are finer than the record."""
+def with_precision(view: View, layer: Layer, found: Status) -> Status:
+    """An exact status that also says where the weights are finer than the record."""
     initial = view.stored_weights("initial")
     if not found.exact or found.reason or all(initial[block.name].dtype != np.float64 for block in layer.parameters):
         return found
     return replace(found, reason="float64 weights; keys and error signals are stored in float32.")
 
 
-def _measured(view: View, layer: Layer, stop: int) -> Grade:
+def _measured(view: View, layer: Layer, stop: int) -> Status:
     """As the watch had it."""
-    found, why = grade_of_watched(view, layer, stop), unwatched(view, layer)
+    found, why = status_of_watched(view, layer, stop), unwatched(view, layer)
     if not why:
         return found
-    if found.name == "off":  # it is so whatever the others are; how far the layer is, nobody knows
+    if found.name == "approximate":  # it is so whatever the others are; how far the layer is, nobody knows
         return replace(found, error=None, rounding=None)
-    return Grade("off", reason=f"{why} while training; `verify` measures the end of it.")
+    return Status("approximate", reason=f"{why} while training; `verify` measures the end of it.")
 
 
-def grade_of_watched(view: View, layer: Layer, stop: int) -> Grade:
-    """The grade that the blocks of a layer have together that were watched; exact for none."""
+def status_of_watched(view: View, layer: Layer, stop: int) -> Status:
+    """The status that the blocks of a layer have together that were watched; exact for none."""
     found = _seen(view, layer, stop)
     known = [seen for seen in found if seen is not None]
     if len(known) < len(found):
-        return Grade("off", reason=f"{_UNMEASURED}.")
+        return Status("approximate", reason=f"{_UNMEASURED}.")
     error = _joint([seen.accumulated for seen in known], known)
     rounding = _joint([seen.rounding for seen in known], known)
     seams = _seams(known, stop)
-    if (name := name_of(view, known)) != "off" and not seams:
+    if (name := name_of(view, known)) != "approximate" and not seams:
         unseen = _unseen(view, layer, known, stop)
         if unseen:
-            return Grade("off", error, rounding, *unseen)
-        return Grade(name, error, rounding, reason=_rounded_away(error, rounding) if name == "exact" else "")
+            return Status("approximate", error, rounding, *unseen)
+        return Status(name, error, rounding, reason=_rounded_away(error, rounding) if name == "exact" else "")
     if not math.isfinite(error) and seams:
-        return Grade("off", since=seams[0].step, reason=_first_of(seams))
+        return Status("approximate", since=seams[0].step, reason=_first_of(seams))
     if math.isnan(error) and not _defects(view, layer, stop):
         unmeasured = _UNMEASURED if view.snapshot.cut_off else "the update rule makes NaN or infinity of the record"
-        return Grade("off", reason=f"{unmeasured}.")
+        return Status("approximate", reason=f"{unmeasured}.")
     if still := moved_less_than_rounding(view, layer.dtype, known, stop):
-        return Grade("off", reason=still)
+        return Status("approximate", reason=still)
     jumps = [step for seen in known if (step := seen.of.jump(seen.row)) is not None]
     since = min(jumps, default=None)
     reason = _first_of([seam for seam in seams if seam.step == since]) or _reason(view, layer, stop, since)
     if not math.isfinite(error):  # no way to hold the distance against, or nothing there to look at
-        return Grade("off", since=since, reason=reason)
-    return Grade("off", error, rounding, since, reason)
+        return Status("approximate", since=since, reason=reason)
+    return Status("approximate", error, rounding, since, reason)
 
 
 def _rounded_away(error: float, rounding: float) -> str:
@@ -118,7 +118,7 @@ def stood_still(view: View, layer: Layer) -> bool:
     """
     stop = view.snapshot.steps
     known = [seen for seen in _seen(view, layer, stop) if seen is not None]
-    return name_of(view, known) == "off" and bool(moved_less_than_rounding(view, layer.dtype, known, stop))
+    return name_of(view, known) == "approximate" and bool(moved_less_than_rounding(view, layer.dtype, known, stop))
 
 
 def roundings(view: View, layer: Layer) -> dict[str, float]:

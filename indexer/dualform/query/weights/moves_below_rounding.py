@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dualform.query.view import View
-from dualform.query.weights.block_grades import BlockDistance
+from dualform.query.weights.block_status import BlockDistance
 from dualform.query.weights.coefficients import updates
 from dualform.rules.half_precision import UNIT_ROUNDOFF, HalfType
 

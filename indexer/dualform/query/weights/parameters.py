@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Grade
+from dualform.answers import Status
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.view import Check, View
 from dualform.query.weights import other_parameters
@@ -34,9 +34,9 @@ class _Rebuilt:
     """By name, float64 where the training's are, else float32."""
     partly: Sequence[str]
     """Names of those of which only some blocks are recorded, and the rest is as it was given."""
-    grades: Mapping[str, Grade]
+    statuses: Mapping[str, Status]
     """As Network has them; so are the next two."""
-    standing: Mapping[str, float]
+    unrecorded_change: Mapping[str, float]
     kept: Mapping[str, int]
 
 
@@ -53,9 +53,9 @@ class Network:
     """
     others: tuple[str, ...]
     """The same, of those that stand as they were at the step that was asked for."""
-    grades: Mapping[str, Grade]
+    statuses: Mapping[str, Status]
     """By layer."""
-    standing: Mapping[str, float]
+    unrecorded_change: Mapping[str, float]
     """By layer: the norm of what stands whatever a mask leaves, relative to the distance that the weights moved."""
     kept: Mapping[str, int]
     """By slot space: how many slots the mask left, of the layer that keeps most."""
@@ -79,7 +79,7 @@ def state_dict(
     names = {**{name: name for name in sorted(others)}, **{name: f"the rest of {name}" for name in rebuilt.partly}}
     at_end = tuple(said for name, said in names.items() if name in unexplained.as_at_the_end)
     at_the_step = tuple(said for name, said in names.items() if name not in unexplained.as_at_the_end)
-    return Network({**arrays, **others}, at_end, at_the_step, rebuilt.grades, rebuilt.standing, rebuilt.kept)
+    return Network({**arrays, **others}, at_end, at_the_step, rebuilt.statuses, rebuilt.unrecorded_change, rebuilt.kept)
 
 
 def _asked(view: View, where: str | Mapping[str, str] | None) -> dict[str, tuple[Layer, str | None]]:
@@ -149,13 +149,13 @@ def _recorded(
     if where and not any(kept.values()):
         raise EmptyMask(f"where leaves no slot: {where}", field="where")
     blocks = dict[Parameter, NDArray[np.float64]]()
-    grades, standing = dict[str, Grade](), dict[str, float]()
+    statuses, unrecorded_change = dict[str, Status](), dict[str, float]()
     for name, layer in layers.items():
         rebuilt = rebuild(view, layer, selections[name], at_step, allow_inexact, check, selections)
         blocks |= {block: rebuilt.parameters[block.block_name] for block in layer.parameters}
-        grades[name], standing[name] = with_precision(view, layer, rebuilt.grade), rebuilt.standing
+        statuses[name], unrecorded_change[name] = with_precision(view, layer, rebuilt.status), rebuilt.unrecorded_change
     arrays, partly = _placed(view, blocks, unexplained)
-    return _Rebuilt(arrays, partly, grades, standing, kept)
+    return _Rebuilt(arrays, partly, statuses, unrecorded_change, kept)
 
 
 def _placed(

@@ -7,8 +7,8 @@ training's sum, not a training without the others. W_0 and the buffers that the 
 began (momentum, Adam's averages) are no slots, so no mask removes them.
 
 Where the record is not exact, the end of the training has one more term, W_T minus the sum over all slots: what moved
-outside the record. It stands like W_0 whatever the mask leaves, and it is no part of the grade. So does the sum of what
-was forgotten (forgotten_terms.py).
+outside the record. It stands like W_0 whatever the mask leaves, and it is no part of the status. So does the sum of
+what was deleted (deleted_terms.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dualform.answers import Grade
+from dualform.answers import Status
 from dualform.errors import BadInput
 from dualform.query.view import Check, View
-from dualform.query.weights import forgotten_terms
-from dualform.query.weights.recorded_blocks import build, length, standing_terms, way
+from dualform.query.weights import deleted_terms
+from dualform.query.weights.recorded_blocks import build, length, unrecorded_changes, way
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
@@ -42,9 +42,9 @@ class RebuiltWeights:
     """float64[d_out]: the sum of all biases; None where there is none."""
     parameters: Mapping[str, Doubles] = field(default_factory=dict)
     """By block, as the layer uses it; float64[d_out, columns] and float64[d_out]."""
-    grade: Grade = field(default_factory=lambda: Grade("exact"))
-    standing: float = 0.0
-    """Norm of the standing terms relative to the distance that the weights moved; 0.0 where it is not used."""
+    status: Status = field(default_factory=lambda: Status("exact"))
+    unrecorded_change: float = 0.0
+    """Norm of the unrecorded changes relative to the distance that the weights moved; 0.0 where it is not used."""
 
     def of(self, layer: Layer) -> RebuiltWeights:
         """Those of a view, of the weights of its stored layer."""
@@ -59,7 +59,7 @@ class RebuiltWeights:
 
     def less(self, other: RebuiltWeights) -> RebuiltWeights:
         """The difference of the weights, without a bias."""
-        return replace(self, weight=self.weight - other.weight, bias=None, parameters={}, standing=0.0)
+        return replace(self, weight=self.weight - other.weight, bias=None, parameters={}, unrecorded_change=0.0)
 
     @property
     def nbytes(self) -> int:
@@ -76,15 +76,15 @@ def rebuild(
     check: Check,
     partners: Mapping[str, Selection] | None = None,
 ) -> RebuiltWeights:
-    """The weights as the selected slots leave them, with the standing term where the record is not exact.
+    """The weights as the selected slots leave them, with the unrecorded change where the record is not exact.
 
     `partners`: by layer, the entries that stay of other layers that hold the same parameters. Raises Inexact as
     `require` says.
     """
     check_step(at_step, view.snapshot.steps)
-    grade = require(view, layer, at_step, allow_inexact, check)
+    status = require(view, layer, at_step, allow_inexact, check)
     key = ("weights", layer.name, selection.identity, _identity(partners), at_step)
-    return view.cache.get(key, lambda: _rebuild(view, layer, selection, at_step, grade, check, partners), check)
+    return view.cache.get(key, lambda: _rebuild(view, layer, selection, at_step, status, check, partners), check)
 
 
 def rebuild_without_slots(
@@ -103,8 +103,8 @@ def recorded(
     check: Check,
     partners: Mapping[str, Selection] | None = None,
 ) -> RebuiltWeights:
-    """What the record alone makes of the weights, whatever its grade: without what moved them outside of it."""
-    return _joined(layer, build(view, layer, selection, at_step, check, partners), Grade("exact"), 0.0)
+    """What the record alone makes of the weights, whatever its status: without what moved them outside of it."""
+    return _joined(layer, build(view, layer, selection, at_step, check, partners), Status("exact"), 0.0)
 
 
 def recorded_without_slots(view: View, layer: Layer, at_step: int | None, check: Check) -> RebuiltWeights:
@@ -114,18 +114,18 @@ def recorded_without_slots(view: View, layer: Layer, at_step: int | None, check:
 
 
 def before_the_record(view: View, layer: Layer, at_step: int | None, check: Check) -> RebuiltWeights:
-    """What of that began before: a_0 W_0 and the optimizer's first buffers, without what was forgotten."""
+    """What of that began before: a_0 W_0 and the optimizer's first buffers, without what was deleted."""
     found = recorded_without_slots(view, layer, at_step, check).parameters
-    forgotten = forgotten_terms.added(view, layer, {}, at_step)
-    blocks = {name: own - forgotten[name] if name in forgotten else own for name, own in found.items()}
-    return _joined(layer, blocks, Grade("exact"), 0.0)
+    deleted = deleted_terms.added(view, layer, {}, at_step)
+    blocks = {name: own - deleted[name] if name in deleted else own for name, own in found.items()}
+    return _joined(layer, blocks, Status("exact"), 0.0)
 
 
 def missed_by_the_record(view: View, layer: Layer, check: Check) -> RebuiltWeights | None:
     """The final weights, less what the record of all slots makes of them; None where there are none of their shape."""
     every = {name: mask.selection(view, other, None, check) for name, other in view.snapshot.layers.items()}
-    blocks = standing_terms(view, layer, every[layer.name], check, every)
-    return _joined(layer, blocks, Grade("exact"), 0.0) if blocks else None
+    blocks = unrecorded_changes(view, layer, every[layer.name], check, every)
+    return _joined(layer, blocks, Status("exact"), 0.0) if blocks else None
 
 
 def no_slot(view: View, layer: Layer) -> Selection:
@@ -142,18 +142,18 @@ def _rebuild(
     layer: Layer,
     selection: Selection,
     at_step: int | None,
-    grade: Grade,
+    status: Status,
     check: Check,
     partners: Mapping[str, Selection] | None,
 ) -> RebuiltWeights:
     parameters = build(view, layer, selection, at_step, check, partners)
-    standing = 0.0
+    unrecorded_change = 0.0
     at_end = at_step is None or at_step == view.snapshot.steps
-    terms = standing_terms(view, layer, selection, check, partners) if at_end and not grade.exact else {}
+    terms = unrecorded_changes(view, layer, selection, check, partners) if at_end and not status.exact else {}
     parameters = {name: own + terms[name] if name in terms else own for name, own in parameters.items()}
-    if whole := forgotten_terms.added(view, layer, terms, at_step):
-        standing = length(whole) / (length(way(view, layer)) or math.nan)
-    return _joined(layer, parameters, grade, standing)
+    if whole := deleted_terms.added(view, layer, terms, at_step):
+        unrecorded_change = length(whole) / (length(way(view, layer)) or math.nan)
+    return _joined(layer, parameters, status, unrecorded_change)
 
 
 def tied(view: View, layer: Layer, where: str | None, check: Check) -> dict[str, Selection]:
@@ -186,7 +186,7 @@ def _of_samples(view: View, where: str, *layers: Layer) -> bool:
     return all(space.sample_columns.issuperset(columns) for space in spaces)
 
 
-def _joined(layer: Layer, blocks: Mapping[str, Doubles], grade: Grade, standing: float) -> RebuiltWeights:
+def _joined(layer: Layer, blocks: Mapping[str, Doubles], status: Status, unrecorded_change: float) -> RebuiltWeights:
     """The blocks in their places of [W | b]; those that are weights as parts of it."""
     weight = np.empty((layer.d_out, layer.weight_width))
     placed = dict(blocks)
@@ -194,4 +194,4 @@ def _joined(layer: Layer, blocks: Mapping[str, Doubles], grade: Grade, standing:
         weight[:, place.start : place.stop] = blocks[place.block_name]
         placed[place.block_name] = weight[:, place.start : place.stop]
     biases = [blocks[place.block_name] for place in layer.biases]
-    return RebuiltWeights(weight, np.sum(biases, axis=0) if biases else None, placed, grade, standing)
+    return RebuiltWeights(weight, np.sum(biases, axis=0) if biases else None, placed, status, unrecorded_change)

@@ -1,8 +1,8 @@
-"""What the record of a layer makes of its parameter blocks, whatever its grade, and how far its weights moved.
+"""What the record of a layer makes of its parameter blocks, whatever its status, and how far its weights moved.
 
     W_T = a_0 W_0 + a_B B_0 + sum_t a_t delta_t x_t^T        b_T likewise, with x_t = 1
 
-and what was forgotten brought beside it (forgotten_terms.py),
+and what was deleted brought beside it (deleted_terms.py),
 
 under a linear update rule; under any other the trajectory is run again (trajectory.py). Either is done for every
 parameter block of the layer, which may be some of W's columns and has coefficients of its own, over the slots that a
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.view import Check, View
-from dualform.query.weights import forgotten_terms
+from dualform.query.weights import deleted_terms
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.slot_gradients import Holder
 from dualform.query.weights.slot_sum import slot_sum
@@ -43,7 +43,7 @@ def build(
     whole: bool = False,
     afresh: bool = False,
 ) -> dict[str, Doubles]:
-    """The layer's blocks by name, of the record alone, whatever its grade; the `whole` is what all slots make of them,
+    """The layer's blocks by name, of the record alone, whatever its status; the `whole` is what all slots make of them,
     as it came out beside what the slots which stay make, and `afresh` what they make of it now, whatever was kept.
     """
     found: dict[str, Doubles] = {}
@@ -60,7 +60,7 @@ def build(
     return found
 
 
-def standing_terms(
+def unrecorded_changes(
     view: View,
     layer: Layer,
     selection: Selection,
@@ -122,7 +122,7 @@ def _summed(
         term = _term(view, holder, place, chosen, at_step, check)
         terms.append(term if place.transposed == block.transposed else term.T)
     summed: Doubles = np.add.reduce(terms) + initial_block(view, layer, block, at_step)
-    brought = forgotten_terms.brought(view, block, at_step)
+    brought = deleted_terms.brought(view, block, at_step)
     return summed if brought is None else summed + brought
 
 

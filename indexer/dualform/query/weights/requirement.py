@@ -1,12 +1,12 @@
-"""Whether a layer is answered as its record has it, or refused: what is asked of its grade."""
+"""Whether a layer is answered as its record has it, or refused: what is asked of its status."""
 
 from __future__ import annotations
 
-from dualform.answers import Grade
+from dualform.answers import Status
 from dualform.errors import Inexact
 from dualform.query.view import Check, View
-from dualform.query.weights.certificate import certificate
-from dualform.query.weights.exactness import grade, unwatched
+from dualform.query.weights.exactness import status, unwatched
+from dualform.query.weights.reconstruction import reconstruction
 from dualform.store.layer import Layer
 
 BOUND = 0.1
@@ -15,13 +15,14 @@ allow_inexact=True.
 """
 
 
-def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, check: Check) -> Grade:
-    """The grade. Raises Inexact where a layer cannot be rebuilt, and where that would tell too little of its weights.
+def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, check: Check) -> Status:
+    """The status. Raises Inexact where a layer cannot be rebuilt, and where that would tell too little of its weights.
 
     That is so beyond BOUND, and at an earlier step than the end once the record has parted from the weights. Of a rule
-    that was not watched, the end has the grade that its certificate gives it: a pass over the slots, once a snapshot.
+    that was not watched, the end has the status that its reconstruction error gives it: a pass over the slots, once a
+    snapshot.
     """
-    found, at_end = grade(view, layer, at_step), at_step is None or at_step == view.snapshot.steps
+    found, at_end = status(view, layer, at_step), at_step is None or at_step == view.snapshot.steps
     if found.name == "scores only":
         hint = (
             "Its scores (topk, group_sum) are exact for the slots that are stored."
@@ -30,8 +31,8 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, 
         )
         raise Inexact(f"layer {layer.name!r} cannot be rebuilt: {found.reason}", hint=hint, field="layer")
     if at_end and not found.exact and unwatched(view, layer):
-        found = certificate(view, layer, check).grade
-    if found.name != "off" or allow_inexact:
+        found = reconstruction(view, layer, check).status
+    if found.name != "approximate" or allow_inexact:
         return found
     if found.error is not None and found.error <= BOUND and (at_end or found.since is None):
         return found
@@ -43,15 +44,15 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, 
     )
 
 
-def _elsewhere(found: Grade, known: bool) -> str:
+def _elsewhere(found: Status, known: bool) -> str:
     """Where else in the training to ask; `known`: whether the moment that was asked for was looked at."""
     if not known:
         return ", or as of the end of the training, which is measured when it is asked for"
     return "" if found.since is None else f", or as of step {found.since} or before"
 
 
-def sentence(grade: Grade) -> str:
-    """A grade that is off, as the end of a sentence."""
-    if grade.error is None:
-        return f"not known to be exact: {grade.reason}"
-    return f"{grade}: {grade.reason}"
+def sentence(status: Status) -> str:
+    """A status that is off, as the end of a sentence."""
+    if status.error is None:
+        return f"not known to be exact: {status.reason}"
+    return f"{status}: {status.reason}"

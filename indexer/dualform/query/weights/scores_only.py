@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dualform.query.view import View
-from dualform.query.weights import dropped_terms, forgotten_terms
+from dualform.query.weights import deleted_terms, dropped_terms
 from dualform.rules import named
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
@@ -19,7 +19,7 @@ def why_scores_only(view: View, layer: Layer, at_step: int | None = None) -> str
     if not layer.values:
         return f"{layer.reason or 'its error signals were not recorded (values=False)'}."
     stop = view.snapshot.steps if at_step is None else at_step
-    return forgotten_terms.why_lost(view, layer, stop) or dropped_terms.why_lost(view, layer, stop)
+    return deleted_terms.why_lost(view, layer, stop) or dropped_terms.why_lost(view, layer, stop)
 
 
 def _why_not_rebuilt(view: View, block: Parameter) -> str:

@@ -4,7 +4,7 @@ Shapes: m slots, H entries of the layer, T recorded steps, w parts of its weight
 
 A weight may have parts that the optimizer updates one by one, as an LSTM's of its inputs and of its state. Their slots
 have one value where the parts moved alike: settings of the same numbers, and gradient factors, which are measured, as
-far apart as the grade of the layer allows. A part to which no slot of a step brought anything says nothing of that
+far apart as the status of the layer allows. A part to which no slot of a step brought anything says nothing of that
 step: its gradient is zero, and no factor can be told from it.
 """
 
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Grade
+from dualform.answers import Status
 from dualform.errors import Inexact
 from dualform.query.score.key_rows import key_norms
 from dualform.query.view import Check, View
-from dualform.query.weights.block_grades import BFLOAT16, EXACT
 from dualform.query.weights.block_rules import weighs_no_slot
+from dualform.query.weights.block_status import BFLOAT16, EXACT
 from dualform.query.weights.coefficients import updates
 from dualform.query.weights.slot_products import block_size
 from dualform.query.where.mask import Selection
@@ -56,7 +56,7 @@ def slot_values(
     layer: Layer,
     selection: Selection,
     at_step: int | None,
-    grade: Grade,
+    status: Status,
     check: Check,
     remedy: Remedy,
 ) -> SlotValues:
@@ -64,7 +64,7 @@ def slot_values(
 
     Raises WithoutValues where the parts of its weight moved apart.
     """
-    parts, allowed = _Parts.of(view, layer, at_step), _allowed(layer, grade)
+    parts, allowed = _Parts.of(view, layer, at_step), _allowed(layer, status)
     steps = view.slot_steps(layer)[selection.entries]
     asked = np.unique(steps[parts.used[:, steps].any(axis=0)])
     speaks = np.ones(parts.used.shape, dtype=np.bool_)
@@ -102,10 +102,10 @@ def refuse_without_values(view: View, layer: Layer, remedy: Remedy) -> None:
             )
 
 
-def _allowed(layer: Layer, grade: Grade) -> float:
+def _allowed(layer: Layer, status: Status) -> float:
     """Relative: how far apart the measured factors of two parts may be."""
     least = BFLOAT16 if layer.dtype == "bfloat16" else EXACT
-    return max(least, grade.error) if grade.error is not None and math.isfinite(grade.error) else least
+    return max(least, status.error) if status.error is not None and math.isfinite(status.error) else least
 
 
 @dataclass(frozen=True, eq=False)

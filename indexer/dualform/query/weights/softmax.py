@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Grade
+from dualform.answers import Status
 from dualform.kernels.workers import divide
 from dualform.query.score.canonical import as_float32, divisors
 from dualform.query.score.key_rows import KeyRows, key_rows
@@ -54,8 +54,8 @@ class SoftmaxOutputs:
     """float32[n, d_out]."""
     effective_slots: NDArray[np.float64]
     """float64[n]: 1 / sum_t p_t^2, 0.0 where no slot attends."""
-    grade: Grade
-    standing: float
+    status: Status
+    unrecorded_change: float
     """As RebuiltWeights has it; 0.0 without the initial weights."""
 
 
@@ -67,11 +67,15 @@ def softmax(
     assert temperature is not None, "a softmax has one"
     check_step(at_step, view.snapshot.steps)
     refuse_without_values(view, layer.stored, _REMEDY)
-    grade, standing, beside = require(view, layer.stored, at_step, question.allow_inexact, check), 0.0, np.zeros(1)
-    slots = slot_values(view, layer, selection, at_step, grade, check, _REMEDY)
+    status, unrecorded_change, beside = (
+        require(view, layer.stored, at_step, question.allow_inexact, check),
+        0.0,
+        np.zeros(1),
+    )
+    slots = slot_values(view, layer, selection, at_step, status, check, _REMEDY)
     if question.initial:
         initial = rebuild_without_slots(view, layer.stored, at_step, question.allow_inexact, check).of(layer)
-        beside, standing = score_rows(initial.weight, queries), initial.standing
+        beside, unrecorded_change = score_rows(initial.weight, queries), initial.unrecorded_change
         if initial.bias is not None:
             beside += initial.bias + bias_sum(view, layer, selection, at_step, check)
         # No weight is shared: that was refused.
@@ -85,7 +89,7 @@ def softmax(
         weighed = _Weighed(queries[part], temperature, layer.d_out)
         weighed.add_all(rows, view.snapshot.values(layer.name), slots, check)
         sums[part], effective[part] = weighed.means(), weighed.effective_slots()
-    return SoftmaxOutputs(as_float32(beside + sums), effective, grade, standing)
+    return SoftmaxOutputs(as_float32(beside + sums), effective, status, unrecorded_change)
 
 
 @dataclass(frozen=True, eq=False)

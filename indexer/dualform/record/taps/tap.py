@@ -57,7 +57,7 @@ class Listener(Protocol):
     """Who a tap reports to."""
 
     def forward_mode(self) -> str | None:
-        """ "step" to record, "probe" to take inputs only, None to let the call pass."""
+        """ "step" to record, "query set" to take inputs only, None to let the call pass."""
 
     began: Tensor
     """int64 scalar: which step runs."""
@@ -89,7 +89,7 @@ class Listener(Protocol):
         """As FailureListener has it (hook.py)."""
 
     def probed(self, tap: Tap, key: Tensor, rows: Known | None = None) -> None:
-        """A forward call while a probe is taken."""
+        """A forward call while a query set is taken."""
 
     def received(self, tap: Tap, call: int, key: Tensor, error: Tensor, cast: int | None) -> None:
         """The error signal of a call has arrived, in backward: [..., d_out], or any gradient of the layer's outputs
@@ -216,7 +216,7 @@ class Tap(ABC):
             listener.refused(self, RecordingError(f"layer {self.name!r} was given {why}.", hint=_OTHER_INPUT))
             return None
         key = call.key if call.key.layout == torch.strided else call.key.to_dense()
-        if mode == "probe":
+        if mode == "query_set":
             listener.probed(self, key, rows)
         elif not any(tensor.requires_grad for tensor in self.trained):
             if not traced:

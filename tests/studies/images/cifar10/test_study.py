@@ -78,7 +78,7 @@ def test_the_study_trains_records_and_judges(data: Path, tmp_path: Path):
     assert claim["verdict"] != "holds"
     with dualform.open(out) as memory:
         assert memory.info().layers[0].d_in == 3072
-        given = memory.probe("test-cifar-10").outputs.argmax(axis=1)
+        given = memory.query_set("test-cifar-10").outputs.argmax(axis=1)
     assert report["accuracy"] == (given == read_cifar10(data)[1].labels).mean()
     assert all(layer["exact"] for layer in report["verify"].values())
     assert "not above 50 %" in (out / "report" / "index.md").read_text()

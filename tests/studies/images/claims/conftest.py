@@ -37,7 +37,7 @@ class Recorded:
 
     def products(self, layer: str, number: int, rows: np.ndarray | None = None) -> np.ndarray:
         """Float64 scores of the test images of a dataset, and of all slots."""
-        queries = self.memory.probe(self.checkpoint(number).probe, layer).queries.astype(np.float64)
+        queries = self.memory.query_set(self.checkpoint(number).query_set, layer).queries.astype(np.float64)
         return queries[slice(None) if rows is None else rows] @ self.keys(layer).T
 
     def keys(self, layer: str) -> np.ndarray:

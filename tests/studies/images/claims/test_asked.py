@@ -106,7 +106,7 @@ def test_hubs_are_those_of_float64(recorded: Recorded):
         keys = recorded.keys(hubs.layer)
         products = [recorded.products(hubs.layer, number) for number in (0, 1)]
         queries = [
-            recorded.memory.probe(one.probe, hubs.layer).queries.astype(np.float64)
+            recorded.memory.query_set(one.query_set, hubs.layer).queries.astype(np.float64)
             for one in (recorded.checkpoint(0), recorded.checkpoint(1))
         ]
         signed = np.concatenate(products)
@@ -130,7 +130,7 @@ def test_dates_are_those_of_float64(recorded: Recorded):
         expected = points.steps[within][ranked(products)[:, :500]]
         np.testing.assert_array_equal(dates.product.steps, expected)
         np.testing.assert_array_equal(dates.shown.steps, expected[7:8])
-        queries = recorded.memory.probe("test-fashion-mnist", dates.layer).queries.astype(np.float64)
+        queries = recorded.memory.query_set("test-fashion-mnist", dates.layer).queries.astype(np.float64)
         cosine = cosines(products, recorded.keys(dates.layer)[within], queries)
         np.testing.assert_array_equal(dates.cosine.steps, points.steps[within][ranked(cosine)[:, :500]])
         lengths = norms[dates.layer].reshape(STEPS, BATCH)[20:50]
@@ -139,6 +139,6 @@ def test_dates_are_those_of_float64(recorded: Recorded):
 
 
 def test_best_slots_are_those_of_the_mask(recorded: Recorded):
-    found = best_slots(recorded.memory, "layer-1", "test-mnist", np.array([3, 5]), 4, "step < 10", "signed")
+    found = best_slots(recorded.memory, "layer-1", "test-mnist", np.array([3, 5]), 4, "step < 10", "dot")
     assert (found < 10 * BATCH).all()
     assert found.shape == (2, 4)

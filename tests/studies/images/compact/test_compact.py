@@ -101,7 +101,7 @@ def test_a_query_outside_the_span_is_answered_by_what_training_began_with(miniat
     assert "layer-0" in asked  # 320 images span no 784 pixels
     for layer, found in asked.items():
         memory = Snapshot.open(out)
-        test = memory.probe("test-mnist").queries(layer)[found["query"]["row"]].astype(np.float64)
+        test = memory.query_set("test-mnist").queries(layer)[found["query"]["row"]].astype(np.float64)
         keys = memory.keys(layer)
         stored = keys.block(0, keys.rows).astype(np.float64)
         span = np.linalg.svd(stored, full_matrices=False)
@@ -142,10 +142,10 @@ def test_recorded_pairs_are_the_memory_that_they_came_from(miniature, tmp_path: 
     with dualform.open(out) as memory:
         pairs = pairs_of(memory, np.arange(STEPS * BATCH))
         record_pairs(pairs, np.arange(len(pairs)), tmp_path / "again")
-        queries = memory.probe("test-mnist", "layer-1").queries[:5]
+        queries = memory.query_set("test-mnist", "layer-1").queries[:5]
         start = np.asarray(memory.output("layer-1", queries, at_step=0))
         with dualform.open(tmp_path / "again") as again:
-            assert all(certificate.exact for certificate in again.verify().values())
+            assert all(reconstruction.exact for reconstruction in again.verify().values())
             np.testing.assert_allclose(
                 np.asarray(again.output("layer-1", queries)) + start,
                 np.asarray(memory.output("layer-1", queries)),
@@ -164,7 +164,7 @@ def test_pairs_that_are_not_the_same_are_told_apart(miniature):
         assert layer["same_best"] == 1.0
     with dualform.open(out) as memory:
         pairs = pairs_of(memory, np.arange(200))
-        queries = {"layer-1": memory.probe("test-mnist", "layer-1").queries[:5]}
+        queries = {"layer-1": memory.query_set("test-mnist", "layer-1").queries[:5]}
     # One pair stands twice and another not at all.
     order = np.arange(200)
     order[7] = 8

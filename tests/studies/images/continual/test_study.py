@@ -38,7 +38,7 @@ def check_report(report: dict[str, Any], slots: int) -> None:
     first = report["accuracy"]["mnist"]
     assert first["as_of_first"] == pytest.approx(first["after_first"], abs=0.002)
     assert set(report["verify"]) == {"layer-0", "layer-1", "layer-2"}
-    assert all(layer["exact"] and layer["relative_error"] < 1e-4 for layer in report["verify"].values())
+    assert all(layer["exact"] and layer["reconstruction_error"] < 1e-4 for layer in report["verify"].values())
     assert all(error < 1e-4 for error in report["weights_as_of_first"].values())
     assert report["unharmed"] is True
 
@@ -54,12 +54,15 @@ def test_miniature_reports_what_the_full_study_does(miniature):
     assert json.loads((out / "report" / "report.json").read_text()) == report
 
 
-def test_miniature_leaves_a_memory_with_probes_and_label_names(miniature):
+def test_miniature_leaves_a_memory_with_query_sets_and_label_names(miniature):
     with dualform.open(miniature[0]) as memory:
         info = memory.info()
         assert info.datasets == {"mnist": 40 * 32, "fashion-mnist": 40 * 32}
-        assert {probe.name: probe.rows for probe in info.probes} == {"test-mnist": 60, "test-fashion-mnist": 60}
-        assert memory.probe("test-mnist").labels.tolist() == [row % 10 for row in range(60)]
+        assert {query_set.name: query_set.rows for query_set in info.query_sets} == {
+            "test-mnist": 60,
+            "test-fashion-mnist": 60,
+        }
+        assert memory.query_set("test-mnist").labels.tolist() == [row % 10 for row in range(60)]
         names = memory.sql("SELECT name FROM labels WHERE dataset = 'fashion-mnist' AND label = 9")
         assert names["name"].tolist() == ["ankle boot"]
         repeating = {layer.name: layer.distinct_keys for layer in info.layers}

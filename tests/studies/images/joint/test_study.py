@@ -33,7 +33,7 @@ def test_miniature_says_what_the_full_study_says(miniature):
     assert all(accuracy > 0.8 for accuracy in report["accuracy"].values())
     assert list(report["variants"]) == ["no clipping", "all 800 training images"]
     assert all(set(found) == {"mnist", "fashion-mnist"} for found in report["variants"].values())
-    assert all(layer["exact"] and layer["relative_error"] < 1e-4 for layer in report["verify"].values())
+    assert all(layer["exact"] and layer["reconstruction_error"] < 1e-4 for layer in report["verify"].values())
 
 
 def test_accuracies_stand_beside_the_papers_text_and_code(miniature):
@@ -81,7 +81,7 @@ def test_attention_across_datasets_is_that_of_float64(miniature, layer: str):
     names, samples = (np.asarray(memory.column("sample", name)) for name in ("dataset", "sample"))
     images = list(zip(names.tolist(), samples.tolist(), strict=True))
     for dataset, found in report["crossing"].items():
-        scores = np.abs(memory.probe(f"test-{dataset}").queries(layer).astype(np.float64) @ keys.T)
+        scores = np.abs(memory.query_set(f"test-{dataset}").queries(layer).astype(np.float64) @ keys.T)
         ranked = np.argsort(-scores, axis=1, kind="stable").tolist()
         best = [list(dict.fromkeys(images[slot] for slot in row))[:3] for row in ranked]
         assert found[layer]["queries"] == 60
@@ -98,8 +98,8 @@ def test_the_figures_are_the_papers_with_twenty_groups(miniature):
         assert f"(Figure {figure} of the paper)" in page
     assert [example["label"] for example in report["examples"].values()] == ["ankle boot", "dress", "sandal"]
     with dualform.open(out) as memory:
-        probe = memory.probe("test-fashion-mnist")
-        right = probe.outputs.argmax(axis=1) == probe.labels
+        query_set = memory.query_set("test-fashion-mnist")
+        right = query_set.outputs.argmax(axis=1) == query_set.labels
         for example in report["examples"].values():
             name, row = example["query"].split("/")
             assert name == "test-fashion-mnist"

@@ -33,14 +33,14 @@ def miniature(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     return out, run_single(Assignment(out, made_up_data, runs=2), recipe)
 
 
-def recorded(out: Path, layer: str, probe: str, steps: int) -> tuple[np.ndarray, ...]:
+def recorded(out: Path, layer: str, query_set: str, steps: int) -> tuple[np.ndarray, ...]:
     """Float64 queries and keys of the slots of the first steps, labels of those slots, and all test labels and
     classes given."""
     memory = Snapshot.open(out)
     slots = np.arange(steps * BATCH)
     assert memory.column("sample", "step")[slots[-1]] == steps - 1
     keys = memory.keys(layer).of_entries(slots).astype(np.float64)
-    stored = memory.probe(probe)
+    stored = memory.query_set(query_set)
     given = stored.outputs.argmax(axis=1)
     labels = np.asarray(memory.column("sample", "label"))[slots]
     return stored.queries(layer).astype(np.float64), keys, labels, stored.labels, given
@@ -61,10 +61,10 @@ def cells_of(sums: np.ndarray, labels: np.ndarray, given: np.ndarray) -> dict[st
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize(("look", "probe"), [(20, "test-mnist-at-20"), (60, "test-mnist")])
-def test_cells_of_table_1_are_those_of_float64_over_the_recorded_keys(miniature, layer: str, look: int, probe: str):
+@pytest.mark.parametrize(("look", "query_set"), [(20, "test-mnist-at-20"), (60, "test-mnist")])
+def test_cells_of_table_1_are_those_of_float64_over_the_recorded_keys(miniature, layer: str, look: int, query_set: str):
     out, report = miniature
-    queries, keys, labels, true, given = recorded(out, layer, probe, look)
+    queries, keys, labels, true, given = recorded(out, layer, query_set, look)
     scores = np.abs(queries @ keys.T)
     sums = np.stack([scores[:, labels == label].sum(axis=1) for label in range(10)], axis=1)
     expected = cells_of(sums, true, given)
@@ -73,11 +73,11 @@ def test_cells_of_table_1_are_those_of_float64_over_the_recorded_keys(miniature,
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize(("look", "probe"), [(20, "test-mnist-at-20"), (60, "test-mnist")])
-def test_sums_weighted_by_the_errors_norm_are_those_of_float64(miniature, layer: str, look: int, probe: str):
+@pytest.mark.parametrize(("look", "query_set"), [(20, "test-mnist-at-20"), (60, "test-mnist")])
+def test_sums_weighted_by_the_errors_norm_are_those_of_float64(miniature, layer: str, look: int, query_set: str):
     out, report = miniature
     memory = Snapshot.open(out)
-    queries, keys, labels, true, given = recorded(out, layer, probe, look)
+    queries, keys, labels, true, given = recorded(out, layer, query_set, look)
     errors = memory.values(layer).block(0, look * BATCH).astype(np.float64)
     factors = memory.table("factors").to_pylist()
     clip = {row["step"]: row["factor"] for row in factors if row["parameter"] == f"{layer}.weight"}
@@ -90,7 +90,7 @@ def test_sums_weighted_by_the_errors_norm_are_those_of_float64(miniature, layer:
     scores = np.abs(queries @ keys.T) * norms
     expected = np.stack([scores[:, labels == label].sum(axis=1) for label in range(10)], axis=1)
     with open_memory(out) as engine:
-        classes, sums = error_norm_sums(engine, layer, probe, look)
+        classes, sums = error_norm_sums(engine, layer, query_set, look)
     assert classes.tolist() == list(range(10))
     np.testing.assert_allclose(sums, expected, rtol=2e-5)
     if look == 60:
@@ -107,7 +107,7 @@ def test_miniature_says_what_the_full_study_says(miniature):
     assert first["deviation"] == pytest.approx(np.std(first["runs"], ddof=1))
     assert first["points_off"] == pytest.approx(first["mean"] - 84.7)
     assert first["deviations_off"] == pytest.approx((first["mean"] - 84.7) / 1.1)
-    assert all(layer["exact"] and layer["relative_error"] < 1e-4 for layer in report["verify"].values())
+    assert all(layer["exact"] and layer["reconstruction_error"] < 1e-4 for layer in report["verify"].values())
     assert {table["name"] for table in report["tables"]} >= {
         "accuracy", "claims", "table-1", "table-1-runs", "error-norm", "prevalence", "hubs", "dates",
         "kernels-last", "kernels-every"
@@ -155,7 +155,7 @@ def test_only_the_first_runs_memory_stays(miniature):
         "gallery", "probes", "report", "shard-00000", "weights"
     ]  # fmt: skip
     with dualform.open(out) as memory:
-        assert [probe.name for probe in memory.info().probes] == ["test-mnist-at-20", "test-mnist"]
+        assert [query_set.name for query_set in memory.info().query_sets] == ["test-mnist-at-20", "test-mnist"]
 
 
 def test_the_figures_are_the_papers_and_their_queries_recognised(miniature):
@@ -167,9 +167,9 @@ def test_the_figures_are_the_papers_and_their_queries_recognised(miniature):
     with dualform.open(out) as memory:
         for digit, example in report["examples"].items():
             name, row = example["query"].split("/")
-            probe = memory.probe(name)
+            query_set = memory.query_set(name)
             assert name == "test-mnist"
-            assert probe.outputs[int(row)].argmax() == probe.labels[int(row)] == int(digit[-1])
+            assert query_set.outputs[int(row)].argmax() == query_set.labels[int(row)] == int(digit[-1])
             assert example["how"] in page
             for drawn in example["figures"]:
                 assert f'src="{drawn}"' in page

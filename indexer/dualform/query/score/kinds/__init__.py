@@ -10,12 +10,12 @@ A score that follows from the inner product alone is a `ProductKind` and provide
 
 - how an inner product becomes a score (`of`). If that rounds nothing, and moves no two inner products further apart,
   the searchers of rows rank by it as they stand. A score that the compiled screen does not know leaves the screen out;
-- when its sums follow from sums of keys (`additive`, which replay asks as well).
+- when its sums follow from sums of keys (`additive`, which rerun asks as well).
 
 A score that depends on more, as a cosine, brings a searcher of its own, or a scorer that says how far its scores lie
 from the canonical ones (query/search/scan.py) to the searcher that scans.
 
-A replay asks the same of windows of keys, which are memories of their own without values: the best of all windows are
+A rerun asks the same of windows of keys, which are memories of their own without values: the best of all windows are
 among the best of each, and sums add up.
 
 A score that weighs each slot by more than its key, as its contribution along a direction, is none of these: it differs
@@ -34,7 +34,7 @@ from dualform.errors import BadInput
 from dualform.query.score.backends import Backend
 from dualform.query.score.kinds.absolute import Absolute
 from dualform.query.score.kinds.cosine import Cosine
-from dualform.query.score.kinds.signed import Signed
+from dualform.query.score.kinds.dot import Dot
 from dualform.query.score.score import ProductScore, Score
 from dualform.query.search.searcher import Searcher
 from dualform.query.sums.grouping import Grouping
@@ -55,20 +55,20 @@ class Kind(Score, Protocol):
 
 @runtime_checkable
 class ProductKind(Kind, ProductScore, Protocol):
-    """One that follows from the inner product alone. Of others a replay adds up what `sums` makes of its windows."""
+    """One that follows from the inner product alone. Of others a rerun adds up what `sums` makes of its windows."""
 
     def additive(self, sums: KeySums, queries: NDArray[np.float32]) -> NDArray[np.bool_]:
         """bool[n, G]: where a group's sum of scores is the score of its sum of keys."""
         ...
 
 
-_BY_NAME: Mapping[str, Kind] = {score.name: score for score in (Signed(), Absolute(), Cosine())}
+_BY_NAME: Mapping[str, Kind] = {score.name: score for score in (Dot(), Absolute(), Cosine())}
 
 
 def named(name: str) -> Kind:
     """The score of that name. Raises BadInput where there is none."""
     if name not in _BY_NAME:
         names = ", ".join(f'"{known}"' for known in _BY_NAME)
-        others = 'with toward, "contribution", and of examples with a loss, "gradient"'
+        others = 'with target, "contribution", and of examples with a loss, "gradient"'
         raise BadInput(f"score is {name!r}.", hint=f"It is {names}; {others}.", field="score")
     return _BY_NAME[name]

@@ -35,7 +35,7 @@ class Cosine:
         """sum_t x_t . q / (|x_t| |q|) = (sum_t x_t / |x_t|) . q / |q|: of each group the sum of its keys at length 1.
 
         With so many groups that their key sums are not kept, x_t . q / |x_t| is added in slot order. Either way has the
-        same bits however it is asked for. The two, and what a replay adds up window by window, lie within
+        same bits however it is asked for. The two, and what a rerun adds up window by window, lie within
         (T + 32) 2^-53 for each of a group's T slots of one another.
         """
         lengths = RowDivisors("lengths", divisors(grouping.rows().norms))

@@ -1,0 +1,167 @@
+"""What samples look like as a function of the reader's own says it, in place of the preview sets of datasets.
+
+The function runs in the process that shows the pages, and nowhere else: no server is told of it, no memory holds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import RLock
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from dualform.answers import MemoryInfo, Preview, Previews
+from dualform.answers.previews import IMAGES, MOST_BYTES, TABLE, TEXTS
+from dualform.errors import BadInput
+from dualform.methods import Answers
+from dualform.questions import PreviewLookup, Question
+from dualform_explorer.coded_preview import coded_preview
+
+A = TypeVar("A")
+PreviewFunction: TypeAlias = Callable[[str | None, int], Any]
+"""Of a dataset, None for samples without one, and a sample's number: an image, a text, a row or None."""
+GIVEN = "function"
+"""In the place of a preview set's kind, for what a function says of a sample is known when it is asked."""
+
+
+def check_preview_function(preview: Any) -> None:
+    """Raises BadInput for what cannot be called as a PreviewFunction."""
+    if not callable(preview):
+        raise BadInput(
+            f"preview is of type {type(preview).__name__}.",
+            hint="Give a function preview(dataset, sample).",
+            field="preview",
+        )
+    try:
+        inspect.signature(preview).bind(None, 0)
+    except ValueError:
+        pass  # a builtin, which does not say what it takes
+    except TypeError as error:
+        raise BadInput(
+            f"{_name_of(preview)} cannot be called as preview(dataset, sample): {error}.",
+            hint="It gets the dataset's name, or None, and the sample's number.",
+            field="preview",
+        ) from None
+
+
+def with_previews(answers: Answers, preview: PreviewFunction | None) -> Answers:
+    """Whoever answers, with the function where there is one."""
+    return answers if preview is None else AnswersWithPreviews(answers, preview)
+
+
+class AnswersWithPreviews(Answers):
+    """Whoever answers for a memory, but for what the samples of datasets looked like: that a function says. Examples of
+    query sets look as their preview sets have it.
+
+    Functions are called by one thread at a time, whichever memories they are asked about, and what one gave is coded
+    before the next call: it may be an array that is written to again.
+    """
+
+    _lock = RLock()
+
+    def __init__(self, answers: Answers, preview: PreviewFunction) -> None:
+        self._answers, self._function = answers, preview
+
+    def ask(self, question: Question[A]) -> A:
+        if isinstance(question, PreviewLookup) and question.query_set is None:
+            return cast("A", self._previews(question))
+        answer = self._answers.ask(question)
+        if isinstance(answer, MemoryInfo):
+            return cast("A", replace(answer, previews=dict.fromkeys(("", *answer.datasets), GIVEN)))
+        return answer
+
+    def _previews(self, question: PreviewLookup) -> Previews:
+        """Raises BadInput for what cannot be shown, where the function raises something, and for more than an answer
+        of a preview set would hold.
+        """
+        found, size = list[Preview](), 0
+        for sample in question.samples.tolist():
+            own = self._preview(question.dataset or None, sample)
+            size += _bytes(own)
+            if size > MOST_BYTES:
+                raise BadInput(
+                    f"what these samples look like takes more than {MOST_BYTES >> 20} MiB.",
+                    hint=f"Ask for at most {len(found)} at a time." if found else "One of them alone is larger.",
+                    field="samples",
+                )
+            found.append(own)
+        kinds = {_kind(own): own.sample for own in found if own.known}
+        if len(kinds) > 1:
+            said = " and ".join(f"{kind} for sample {sample}" for kind, sample in kinds.items())
+            raise BadInput(
+                f"{_name_of(self._function)} gave {said} of one dataset.",
+                hint="Give all samples of a dataset alike, or None.",
+                field="preview",
+            )
+        return _together(found, next(iter(kinds), IMAGES))
+
+    def _preview(self, dataset: str | None, sample: int) -> Preview:
+        called = f"{_name_of(self._function)}({dataset!r}, {sample})"
+        with self._lock:
+            try:
+                value = self._function(dataset, sample)
+            except (Exception, SystemExit) as error:  # whatever a function of somebody's own raises
+                raise BadInput(f"{called} raised {_said(error)}.", field="preview") from error
+            try:
+                return coded_preview(value, sample)
+            except Exception as error:  # of whatever it gave, as of an image whose file ends early
+                raise BadInput(f"What {called} gave cannot be shown: {_why(error)}", field="preview") from error
+
+    def close(self) -> None:
+        self._answers.close()
+
+
+def _together(found: Sequence[Preview], kind: str) -> Previews:
+    known = np.array([own.known for own in found], dtype=bool)
+    offsets = None
+    if any(own.offsets is not None for own in found):
+        none = np.zeros((0, 2), dtype=np.int32)
+        offsets = tuple(none if own.offsets is None else own.offsets for own in found)
+    rows = [own.row or {} for own in found]
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        columns[name] = np.empty(len(rows), dtype=object)
+        columns[name][:] = [row.get(name) for row in rows]
+    return Previews(
+        samples=np.array([own.sample for own in found], dtype=np.int64),
+        kind=kind,
+        known=known,
+        images=tuple(own.image for own in found) if kind == IMAGES else (),
+        texts=tuple(own.text for own in found) if kind == TEXTS else (),
+        offsets=offsets,
+        columns=columns,
+    )
+
+
+def _kind(own: Preview) -> str:
+    return IMAGES if own.image is not None else TEXTS if own.text is not None else TABLE
+
+
+def _bytes(own: Preview) -> int:
+    """What it adds to an answer, as it would of a preview set."""
+    size = len(own.image or b"") + len((own.text or "").encode())
+    size += 0 if own.offsets is None else own.offsets.nbytes
+    return size + sum(len(value.encode()) if isinstance(value, str) else 8 for value in (own.row or {}).values())
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with what a function gave."""
+    if not isinstance(error, BadInput):
+        return f"reading it raised {_said(error)}."
+    hint = "Give it without the axis of channels, or larger." if error.field == "channels" else error.hint
+    return f"{error.message} {hint}".strip()
+
+
+def _said(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}".removesuffix(": ")
+    except Exception:  # of an error of somebody's own, which cannot even say so
+        return name
+
+
+def _name_of(preview: Any) -> str:
+    return getattr(preview, "__name__", type(preview).__name__)

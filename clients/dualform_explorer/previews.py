@@ -1,0 +1,144 @@
+"""What samples look like: an image, a passage with a token marked, a row of a table, or nothing but their metadata."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dualform.answers import MemoryInfo, Preview
+from dualform.answers.previews import PNG
+from dualform.errors import BadInput, DualformError
+from dualform.methods import Answers
+from dualform_explorer.reading import query_set_of
+
+_AROUND = 160
+"""Letters of a passage that are shown on either side of its token, and twice as many where none is marked."""
+
+
+@dataclass(frozen=True)
+class ShownPreview:
+    image: str = ""
+    """The address of a picture, with all of it inside; empty where there is none."""
+    passage: tuple[str, str, str] | None = None
+    """A text before the marked token, the token, and the text behind it."""
+    row: Mapping[str, Any] | None = None
+
+    @property
+    def kind(self) -> str:
+        if self.image:
+            return "image"
+        if self.passage is not None:
+            return "text"
+        return "none" if self.row is None else "table"
+
+
+NOTHING = ShownPreview()
+
+
+class ShownPreviews(list[ShownPreview]):
+    """Of samples in the order in which they were asked for."""
+
+    def __init__(self, previews: Iterable[ShownPreview], missing: str = "") -> None:
+        super().__init__(previews)
+        self.missing = missing
+        """Why some are not shown that a preview set should have; empty where there is nothing to say."""
+
+
+def shown_preview(preview: Preview, position: int | None = None) -> ShownPreview:
+    """`position`: of the token that is marked in a text, of which what stands around it is shown."""
+    if preview.image is not None and preview.image.startswith(PNG):
+        return ShownPreview(image="data:image/png;base64," + b64encode(preview.image).decode("ascii"))
+    if preview.text is not None:
+        marked = None if position is None else preview.marked(position)
+        if marked is None:
+            return ShownPreview(passage=(_beginning(preview.text, 2 * _AROUND), "", ""))
+        before, token, behind = marked
+        return ShownPreview(passage=(_ending(before, _AROUND), token, _beginning(behind, _AROUND)))
+    return NOTHING if preview.row is None else ShownPreview(row=preview.row)
+
+
+def unmarked(info: MemoryInfo) -> str:
+    """Why no token of a text is marked; empty where a position is the place of a token in its preview set's texts. Of
+    an encoder and a decoder either has its own, and a preview set does not say whose it has.
+    """
+    spaces = sorted({layer.space for layer in info.layers} - {"sample"})
+    if len(spaces) < 2:
+        return ""
+    return f"No token is marked: positions are of several kinds ({', '.join(spaces)}), and texts do not say which."
+
+
+def shown_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]]) -> ShownPreviews:
+    """Of slots given by their columns; nothing where there is no preview set of their dataset."""
+    found, missing, why_unmarked = [NOTHING] * len(slots), "", unmarked(info)
+    for dataset in dict.fromkeys(slot.get("dataset") for slot in slots):
+        if (dataset or "") not in info.previews:
+            continue
+        places = [
+            place
+            for place, slot in enumerate(slots)
+            if slot.get("dataset") == dataset and slot.get("sample") is not None
+        ]
+        samples = list(dict.fromkeys(slots[place]["sample"] for place in places))
+        previews, why = _previews(memory, samples, dataset=dataset)
+        by_sample = {own.sample: own for own in previews}
+        for place in places:
+            if (own := by_sample.get(slots[place]["sample"])) is not None:
+                position = slots[place].get("position")
+                found[place] = shown_preview(own, None if why_unmarked else position)
+                if position is not None and own.offsets is not None:
+                    missing = missing or why_unmarked
+        missing = missing or why
+    return ShownPreviews(found, missing)
+
+
+def shown_of_examples(memory: Answers, info: MemoryInfo, query_set: str, rows: Sequence[int]) -> ShownPreviews:
+    """Of a query set's examples, as a whole; nothing where it has no preview set."""
+    previews, missing = previews_of_examples(memory, info, query_set, rows)
+    found = list(map(shown_preview, previews))
+    return ShownPreviews(found + [NOTHING] * (len(rows) - len(found)), missing)
+
+
+def previews_of_examples(
+    memory: Answers, info: MemoryInfo, query_set: str, rows: Sequence[int]
+) -> tuple[Sequence[Preview], str]:
+    """Those of a query set's examples that can be shown, first ones first, and why there are no more."""
+    stored = query_set_of(info, query_set)
+    if stored is None or not stored.previews:
+        return (), ""
+    return _previews(memory, rows, query_set=query_set)
+
+
+def _previews(
+    memory: Answers, samples: Sequence[int], dataset: str | None = None, query_set: str | None = None
+) -> tuple[Sequence[Preview], str]:
+    """As many of the first samples as one answer holds: a page has no more of them than that. And what is to be said of
+    the others. A preview set that is damaged leaves the numbers of its samples as good as they were.
+    """
+    asked = list(samples)
+    while asked:
+        try:
+            found = list(memory.previews(np.array(asked, dtype=np.int64), dataset, query_set=query_set))
+        except DualformError as error:
+            if isinstance(error, BadInput) and error.field == "samples" and len(asked) > 1:  # more than one holds
+                asked = asked[: len(asked) // 2]
+                continue
+            return (), error.message
+        if len(asked) == len(samples):
+            return found, ""
+        return (
+            found,
+            f"Only the first {len(asked)} samples are shown: all {len(samples)} would be too large for a page.",
+        )
+    return (), ""
+
+
+def _beginning(text: str, letters: int) -> str:
+    return text if len(text) <= letters else text[:letters].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def _ending(text: str, letters: int) -> str:
+    return text if len(text) <= letters else "\N{HORIZONTAL ELLIPSIS}" + text[-letters:].lstrip()

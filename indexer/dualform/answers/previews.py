@@ -1,0 +1,156 @@
+"""What samples of a training looked like. Shapes: n samples that were asked for."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers.columns import SHOWN, Columns, as_text, column_of
+from dualform.answers.scan import Scan
+from dualform.answers.table import Table, counted, free_name
+
+IMAGES, TEXTS, TABLE = KINDS = ("images", "texts", "table")
+"""The kinds of preview sets."""
+MOST_BYTES = 8 << 20
+"""Of what an answer holds, and so of one sample."""
+PNG = b"\x89PNG\r\n\x1a\n"
+"""How every PNG begins, and nothing else that a browser would run or follow does."""
+
+
+@dataclass(frozen=True, eq=False)
+class Preview:
+    """What one sample looked like: its `image`, its `text` or its `row`, by the kind of its preview set; none of them
+    where the preview set does not have the sample.
+    """
+
+    sample: int
+    image: bytes | None = None
+    """A PNG."""
+    text: str | None = None
+    offsets: NDArray[np.int32] | None = None
+    """int32[positions, 2]: where each of the sample's positions starts and stops in `text`, in characters; None where
+    the preview set does not say it."""
+    first: int = 0
+    """The position that the first of `offsets` is of."""
+    row: Mapping[str, Any] | None = None
+    """Plain values by column; NULL is None."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the preview set has the sample."""
+        return not (self.image is None and self.text is None and self.row is None)
+
+    def marked(self, position: int) -> tuple[str, str, str] | None:
+        """`text` as what stands before a position, at it and behind it; None where no place of it is known, or it has
+        none, as padding and the marks of a tokenizer have.
+        """
+        place = position - self.first
+        if self.text is None or self.offsets is None or not 0 <= place < len(self.offsets):
+            return None
+        start, stop = self.offsets[place].tolist()
+        return None if start == stop else (self.text[:start], self.text[start:stop], self.text[stop:])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Previews(Table):
+    """What some samples of a dataset, or some examples of a query set, looked like, in the order in which they were
+    asked.
+
+    Iterated, it gives an `Preview` for each of them, and `previews[i]` is the one of `samples[i]`. Nothing of it
+    is code: images are PNGs, which begin as PNGs do, texts are texts.
+    """
+
+    samples: NDArray[np.int64]
+    """int64[n], as they were asked for."""
+    kind: str
+    """Of the preview set: "images", "texts" or "table"."""
+    known: NDArray[np.bool_]
+    """bool[n]: which of them the preview set has."""
+    images: tuple[bytes | None, ...] = ()
+    """Of a preview set of images, a PNG each (8 bits, grey or RGB), None where it is not known; else empty."""
+    texts: tuple[str | None, ...] = ()
+    """Of a preview set of texts, n, None where it is not known; else empty."""
+    offsets: tuple[NDArray[np.int32], ...] | None = None
+    """n of a preview set of texts that knows the places of positions, [0, 2] where a text is not known; else None.
+    `Preview.offsets`, by the slots' column `position`."""
+    firsts: NDArray[np.int64] | None = None
+    """int64[n]: the position that the first offsets of each text are of; None where that is 0 of all."""
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """Of a preview set of rows, the columns by name, n entries each, NULL where a sample is not known; else empty."""
+    scale: tuple[float, float] | None = None
+    """Of images that were no numbers of 8 bits: what black and what full brightness stands for."""
+    scan: Scan = field(default_factory=Scan)
+
+    def __getitem__(self, place: int) -> Preview:
+        if not self.known[place]:
+            return Preview(int(self.samples[place]))
+        return Preview(
+            int(self.samples[place]),
+            self.images[place] if self.images else None,
+            self.texts[place] if self.texts else None,
+            None if self.offsets is None else self.offsets[place],
+            0 if self.firsts is None else int(self.firsts[place]),
+            {name: column[[place]].tolist()[0] for name, column in self.columns.items()}
+            if self.kind == TABLE
+            else None,
+        )
+
+    def __iter__(self) -> Iterator[Preview]:
+        return (self[place] for place in range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def rows(self) -> int:
+        return len(self)
+
+    @property
+    def missing(self) -> NDArray[np.int64]:
+        """int64[m]: those of `samples` that the preview set does not have."""
+        return self.samples[~self.known]
+
+    def table(self, most: int | None = None) -> Columns:
+        """A row a sample: its number, and its image (a PNG), its text, or its columns."""
+        shown = {"sample": self.samples[:most]}
+        if self.kind == TABLE:
+            own = {name: column[:most] for name, column in self.columns.items()}
+            return Columns({free_name("sample", own): shown["sample"], **own}, self.scan)
+        content = self.images if self.kind == IMAGES else self.texts
+        return Columns({**shown, self.kind.removesuffix("s"): column_of(content[:most])}, self.scan)
+
+    def __repr__(self) -> str:
+        if self.kind != IMAGES:
+            return super().__repr__()
+        sizes = [None if image is None else f"a PNG of {len(image):,} bytes" for image in self.images[: SHOWN + 2]]
+        return as_text(
+            Columns({"sample": self.samples[: SHOWN + 2], "image": column_of(sizes)}), self.rows, self.title()
+        )
+
+    def _repr_html_(self) -> str:
+        """With the images themselves, which are no code: a browser is given their type."""
+        if self.kind != IMAGES:
+            return super()._repr_html_()
+        shown = len(self) if len(self) <= SHOWN + 2 else SHOWN
+        cells = "".join(f"<tr><td>{own.sample}</td><td>{_picture(own)}</td></tr>" for own in islice(self, shown))
+        more = f" … {len(self) - shown:,} more rows" if len(self) > shown else ""
+        head = f"<caption>{escape(self.title())}{more}</caption><thead><tr><th>sample</th><th>image</th></tr></thead>"
+        return f"<table>{head}<tbody>{cells}</tbody></table>"
+
+    def title(self) -> str:
+        lacking = len(self.missing)
+        beside = f", {lacking:,} of them not in the preview set" if lacking else ""
+        return f"Previews: {self.kind} of {counted(len(self), 'sample')}{beside}"
+
+
+def _picture(own: Preview) -> str:
+    if own.image is None:
+        return "-"
+    return f'<img alt="sample {own.sample}" src="data:image/png;base64,{b64encode(own.image).decode()}">'

@@ -1,0 +1,154 @@
+"""Deletes samples of a memory: dualform.delete, and what it is about to do, to be read before.
+
+    RUN/memory.json      names shard-00000     ->     shard-00000-1, by one atomic rename
+    RUN/shard-00000      as it was             ->     removed, once the new memory has passed every check
+
+Whenever it is cut off, the memory is whole: the old one or the new one. What it left is removed by the next attempt,
+and `check` tells of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dualform.deletion.leftovers import remove_leftovers
+from dualform.deletion.previews import removed_preview_sets, shown
+from dualform.deletion.query_sets import query_sets_that_hold
+from dualform.deletion.rewrite import rewrite
+from dualform.deletion.targets import Targets, kept_sums, targets_of
+from dualform.errors import BadInput, EmptyMask
+from dualform.query.score import backends
+from dualform.query.view import View
+from dualform.store.duckdb_path import check_writable
+from dualform.store.folder_lock import folder_lock
+from dualform.store.leftovers import check_no_links, leftovers
+from dualform.store.manifest import Manifest
+from dualform.store.runs import opened
+from dualform.store.segment_cache import SegmentCache
+
+CACHE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """What is deleted, and what is left of it."""
+
+    samples: int
+    """Rows of batches."""
+    slots: dict[str, int]
+    """By slot space."""
+    steps: int
+    """Steps that have any of them."""
+    alone: int
+    """Steps that have nothing else, so that what is known of such a step is known of them."""
+    summed: tuple[str, ...]
+    """Layers of which one sum is kept, so that weights at the end still add up."""
+    scores_only: tuple[str, ...]
+    """Layers of which nothing can be rebuilt any more from the first of these steps on: scores are left."""
+    first_step: int
+    """The first of those steps."""
+    query_sets: tuple[str, ...]
+    """Query sets that are removed."""
+    unsure: tuple[str, ...]
+    """Query sets that stay, and may hold an input of theirs all the same: where no key tells of it, for in training the
+    layer was fed something else (dropout, normalised batches, deeper layers), or its keys are not stored."""
+    others: tuple[str, ...]
+    """Parameters and buffers of no layer that were kept step by step: what they were between the first of those steps
+    and the end is removed."""
+    span: int
+    """How many steps there are from the first of those to the end."""
+    removed: tuple[str, ...]
+    """What lies in the folder, is no part of the memory, and is removed, too: runs that another one replaced, and what
+    an attempt that was cut off left."""
+    shown: dict[str, int]
+    """By dataset, of how many samples its preview set loses what they looked like; "" is that of samples without one.
+    """
+    preview_sets: tuple[str, ...]
+    """Datasets whose preview sets are removed as a whole: no sample of theirs is left, or it cannot be told which of
+    the preview set's are deleted, for they were recorded without numbers."""
+    few: bool
+    """Whether a layer of which a sum is kept is wider than it loses slots: the sum spans their keys."""
+
+
+def delete(path: str | Path, where: str, *, query_sets: tuple[str, ...] = (), cut_off: bool = False) -> Deletion:
+    """Take the samples that `where` picks out of the memory in a folder: no key, value or column of theirs is stored.
+
+    `where` names columns of the sample. `query_sets`: to be removed as well, beside those with an input that only these
+    samples had. `cut_off`: the recording did not come to its end, and nobody goes on with it.
+
+    What is not promised: W_T less W_0 and less the sum of the others is the sum of what was deleted, and where few
+    slots are deleted it tells of them. Weights stay as they are. Copies of the folder, and processes that have it
+    open, are not reached. Where a batch was normalised, the keys of the others in it tell of a single one that is
+    missing.
+
+    Raises BadInput or EmptyMask for the mask, BadInput where a file or folder of the memory is a symbolic link,
+    NotFound for a column or query set, Locked where another process deletes, and Damaged where the memory is; it is as
+    before then.
+    """
+    folder = Path(path)
+    with folder_lock(folder):
+        try:
+            view, found = _prepared(folder, where, cut_off)
+        except EmptyMask:
+            if Manifest.read(folder).deleted:  # it may be what an attempt that was cut off did
+                remove_leftovers(folder)
+            raise
+        told = _told(view, found, query_sets)
+        remove_leftovers(folder)
+        rewrite(view, found, frozenset(told.query_sets), _never)
+        remove_leftovers(folder)
+    return told
+
+
+def planned_deletion(
+    path: str | Path, where: str, *, query_sets: tuple[str, ...] = (), cut_off: bool = False
+) -> Deletion:
+    """What `delete` would do. Raises as it does, and changes nothing."""
+    view, found = _prepared(Path(path), where, cut_off)
+    return _told(view, found, query_sets)
+
+
+def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Targets]:
+    check_writable(folder)
+    snapshot = opened(folder, SegmentCache())
+    check_no_links(folder)
+    if any(writer.going_on for writer in snapshot.writers) or (snapshot.recording and not cut_off):
+        raise BadInput(
+            snapshot.cut_off[0].upper() + snapshot.cut_off[1:],
+            hint="If nobody records into it any more, say so: cut_off=True (--cut-off).",
+            field="path",
+        )
+    view = View(snapshot, backends.choose("numpy"), CACHE_BYTES)
+    return view, targets_of(view, where)
+
+
+def _told(view: View, found: Targets, query_sets: tuple[str, ...]) -> Deletion:
+    for name in query_sets:
+        view.snapshot.query_set(name)
+    sums = kept_sums(view, found.entries)
+    layers = [view.snapshot.layer(name) for name, kept in sums.items() if kept]
+    removed = {*query_sets, *query_sets_that_hold(view, dict(found.entries), _never)}
+    every = {name for run in view.snapshot.runs for name in run.manifest.query_sets}
+    kept_by_step = {name for run in view.snapshot.runs for name in (run.others.names if run.others else ())}
+    return Deletion(
+        found.samples,
+        dict(found.slots),
+        found.steps,
+        found.alone,
+        tuple(name for name, kept in sums.items() if kept),
+        tuple(name for name, kept in sums.items() if not kept),
+        found.first_step,
+        tuple(sorted(removed)),
+        tuple(sorted(every - removed)),
+        tuple(sorted(kept_by_step)),
+        view.snapshot.steps - found.first_step,
+        tuple(path.relative_to(view.snapshot.path).as_posix() for path in leftovers(view.snapshot.path)),
+        dict(shown(view, found)),
+        removed_preview_sets(view, found),
+        any(len(found.entries.get(layer.name, ())) < layer.d_in for layer in layers),
+    )
+
+
+def _never() -> None:
+    """Nobody asks it to stop."""

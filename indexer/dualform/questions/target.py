@@ -1,0 +1,115 @@
+"""The direction that contributions are measured along: one output of a layer, a margin of two, or vectors.
+
+Shapes: n queries, d_out outputs of a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dualform.errors import BadInput
+from dualform.questions.arguments import as_flag, check_step, shown
+from dualform.questions.queries import Vectors, finite_rows
+
+CONTRIBUTION = "contribution"
+"""The name of the score that has a direction."""
+_FORMS = 'Give an output\'s number, "3-8" for output 3 less output 8, or float32[d_out] or [n, d_out].'
+_MOST_LETTERS = 40
+"""Of a text that names outputs."""
+TargetLike: TypeAlias = "int | str | ArrayLike | Target"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a contribution is measured along, and as of which step: (x_t . q) a_t (delta_t . u) for the direction u.
+
+    One output of the layer, that output less another (`minus`), or `vectors`. Raises BadInput for none of them, more
+    than one, and outputs below 0. Whether a layer has these outputs is asked where its width is known.
+    """
+
+    output: int | None = None
+    minus: int | None = None
+    """The output whose contribution is subtracted; None for none."""
+    vectors: Vectors | None = None
+    """float32[1, d_out] for all queries, or float32[n, d_out], one for each."""
+    at_step: int | None = None
+    """As of so many recorded steps; None for the end."""
+    allow_inexact: bool = False
+    """As in Output."""
+
+    def __post_init__(self) -> None:
+        if (self.output is None) == (self.vectors is None) or (self.vectors is not None and self.minus is not None):
+            raise BadInput("target is one output, a margin of two, or vectors.", hint=_FORMS, field="target")
+        for name in ("output", "minus"):
+            number = getattr(self, name)
+            if number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
+                raise BadInput(f"target is {shown(number)}.", hint=_FORMS, field="target")
+            object.__setattr__(self, name, int(number))
+        if self.output is not None and self.output == self.minus:
+            raise BadInput(
+                f"target is output {self.output} less itself, which is nothing.", hint=_FORMS, field="target"
+            )
+        check_step(self.at_step)
+        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
+
+    def rows(self, queries: int, width: int) -> NDArray[np.float32]:
+        """float32[queries, width]: the direction of each query, for a layer of so many outputs."""
+        if self.vectors is not None:
+            return np.broadcast_to(self.vectors.rows, (queries, width))
+        found = np.zeros((queries, width), dtype=np.float32)
+        found[:, self.output] = 1
+        if self.minus is not None:
+            found[:, self.minus] = -1
+        return found
+
+    @property
+    def joins(self) -> bool:
+        """Whether queries of several questions may share it: vectors may be one for each query."""
+        return self.vectors is None
+
+
+def as_target(
+    score: str, target: TargetLike | None, at_step: int | None = None, allow_inexact: bool = False
+) -> Target | None:
+    """The direction of a question with that score; None for a score that has none.
+
+    Raises BadInput for a contribution without a direction, for another score with one or with `at_step` or
+    `allow_inexact`, which scores of keys alone do not heed, and for what is no direction.
+    """
+    if score != CONTRIBUTION:
+        named = {"target": target is not None, "at_step": at_step is not None, "allow_inexact": allow_inexact}
+        for name, given in named.items():
+            if given:
+                raise BadInput(
+                    f"the score {score!r} takes no {name}.", hint=f'Ask with score="{CONTRIBUTION}".', field=name
+                )
+        return None
+    if target is None:
+        raise BadInput(f'score="{CONTRIBUTION}" needs target.', hint=_FORMS, field="target")
+    if isinstance(target, Target):
+        if at_step is not None or allow_inexact:
+            raise BadInput("target says as of which step, and at_step too.", hint="Say it once.", field="at_step")
+        return target
+    output, minus, vectors = None, None, None
+    if isinstance(target, str):
+        output, minus = _outputs(target)
+    elif isinstance(target, Integral):
+        output = int(target) if not isinstance(target, bool) else target
+    else:
+        vectors = Vectors(finite_rows(target, "target", "direction", "d_out"))
+    return Target(output, minus, vectors, at_step, allow_inexact)
+
+
+def _outputs(said: str) -> tuple[int, int | None]:
+    """The outputs of "3" or "3-8"."""
+    output, dash, minus = (part.strip() for part in said.partition("-"))
+    if not (output.isdecimal() and (minus.isdecimal() or not dash)) or len(said) > _MOST_LETTERS:
+        raise BadInput(f"target is {said[:_MOST_LETTERS]!r}.", hint=_FORMS, field="target")
+    return int(output), int(minus) if dash else None

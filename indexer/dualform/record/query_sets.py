@@ -1,0 +1,169 @@
+"""Query sets: what the recorded layers are asked by test examples, and what the model answers.
+
+Shapes: n examples; the queries of a layer that sees tokens are one for each token, [n * L, d_in], an example's tokens
+after one another whichever axis of the layer's input is the batch.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from dualform.errors import BadInput
+from dualform.record.column_values import column_of
+from dualform.record.example_count import ExampleCount
+from dualform.record.lineage import Known, Lineage, place_of
+from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
+from dualform.record.taps import Tap
+from dualform.store.previews.preview_set import PreviewSet
+
+
+class QuerySetTaker:
+    """Collects layer inputs while a model runs on test examples."""
+
+    def __init__(self, axis_of: Callable[[Tap], int]) -> None:
+        """`axis_of`: which axis of a layer's keys is the batch."""
+        self.examples = ExampleCount()
+        self._axis_of = axis_of
+        self._batch: dict[str, Tensor] = {}
+        self._parts: dict[str, list[Tensor]] = {}
+        self._outputs: list[Tensor] | None = []
+
+    def probed(self, tap: Tap, key: Tensor, known: Known | None = None) -> None:
+        """A layer's input; where a layer is called more than once, that of the first call. `known`: of its rows."""
+        if tap.name in self._batch:
+            return
+        form, axis, leading = tap.key_form, self._axis_of(tap), tap.key_form.leading(key)
+        tokens = math.prod(leading) // max(leading[axis], 1) if len(leading) > 1 else None
+        count, length, order = self._order(tap, leading, axis, known)
+        if order is None:
+            rows = key.movedim(0 if tokens is None else axis, 0)
+            self.examples.layer_took(tap.name, len(rows), tokens, axis)
+            keys = form.owned(rows)
+        else:
+            self.examples.layer_took(tap.name, count, length, self.examples.axis)
+            keys = form.owned(key)
+        made = torch.cat([rows for _, rows in form.blocks(keys)])
+        self._batch[tap.name] = made if order is None else made[order]
+
+    def _order(
+        self, tap: Tap, leading: tuple[int, ...], axis: int, known: Known | None
+    ) -> tuple[int, int | None, Tensor | None]:
+        """How many examples a layer took and how many tokens of each, and which of its rows are those of the first
+        example, the second, and so on; None where they are told by the axis of the batch.
+        """
+        count, n = self.examples.batch, math.prod(leading)
+        if isinstance(known, Lineage):
+            second = self.examples.axis == 1
+            place = place_of(known, leading, tap.key_form.batch_axis is not None, count, 1, lambda _: second)
+            length = n // count
+            if place is not None and n == count * length and (order := place.order(count, length)) is not None:
+                return count, length if length > 1 or len(leading) > 1 else None, torch.from_numpy(order)
+        elif axis and len(leading) == 1 and n > count and n % count == 0 and known is None:
+            # Tokens in one list, and the training said that the first ones of all examples come first.
+            return count, n // count, torch.arange(n, device="cpu").view(-1, count).T.reshape(-1)
+        return count, None, None
+
+    def run(self, model: nn.Module, inputs: Inputs, batch_size: int, batch_dim: int = 0) -> None:
+        """Run the model in eval mode, without gradients, batch by batch; its modes are restored."""
+        given = Arguments(inputs, batch_dim, device_of(model))
+        self.examples.given, self.examples.axis = given.examples, batch_dim
+        with evaluating(model), torch.no_grad(), uncompiled():
+            for start in range(0, given.examples, batch_size):
+                self.examples.batch = min(batch_size, given.examples - start)
+                places, named = given.part(start, start + batch_size)
+                # A model may write to what it is given, and a query set with a loss runs it again.
+                self._outcome(model(*copied(places), **copied(named)))
+
+    def _outcome(self, output: Any) -> None:
+        for name, keys in self._batch.items():
+            self._parts.setdefault(name, []).append(keys)
+        self._batch = {}
+        output = getattr(output, "logits", output)
+        if isinstance(output, Tensor) and output.dim() == 2 and self._outputs is not None:
+            self._outputs.append(output.detach().to("cpu", torch.float32, copy=True))
+        else:
+            self._outputs = None
+
+    def queries(self) -> dict[str, NDArray[np.float32]]:
+        """float32[n, d_in] by layer, of the layers that ran; n counts tokens where a layer sees tokens."""
+        return {name: torch.cat(parts).numpy() for name, parts in self._parts.items()}
+
+    def check_labels(self, labels: NDArray[np.int64]) -> None:
+        """Raises BadInput where labels are as many as neither the examples, the model's outputs nor a layer's rows."""
+        rows = {len(found) for found in (*self.queries().values(), self.outputs()) if found is not None}
+        if len(labels) not in {self.examples.given, *rows}:
+            raise BadInput(
+                f"label holds {len(labels)} numbers, and the query set has {self.examples.given} examples along axis "
+                f"{self.examples.axis} of its inputs.",
+                hint="Give a label for each example, or for each token of each.",
+                field="label",
+            )
+
+    def outputs(self) -> NDArray[np.float32] | None:
+        """float32[n, outputs]; None where the model returns anything else."""
+        return torch.cat(self._outputs).numpy() if self._outputs else None
+
+
+def labels_of(label: Any, others: bool = False) -> NDArray[np.int64] | None:
+    """int64[n]. Raises BadInput for labels that are no integers, and for missing ones; with `others` they are None."""
+    if label is None:
+        return None
+    try:
+        given = column_of("label", label)
+    except BadInput as error:
+        if others:
+            return None
+        raise BadInput(error.message, hint="Labels are integers.", field="label") from None
+    if others and given.ndim != 1:
+        return None
+    if np.ma.is_masked(given):
+        raise BadInput("label has missing entries.", hint="Give each example a label, or give none.", field="label")
+    return given.reshape(-1)
+
+
+def check_examples(preview_set: PreviewSet, examples: int) -> None:
+    """Raises BadInput for a preview set that does not have each of a query set's examples, by their numbers."""
+    if not isinstance(preview_set, PreviewSet):
+        raise BadInput(
+            f"{type(preview_set).__name__} is no preview set.", hint="Make a dualform.PreviewSet.", field="preview_set"
+        )
+    if not np.array_equal(np.sort(preview_set.samples), np.arange(examples)):
+        raise BadInput(
+            f"the preview set has {len(preview_set)} samples, and the query set {examples} examples, which count from "
+            f"0.",
+            hint="Give what each example looks like, in their order.",
+            field="preview_set",
+        )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    model.eval()
+    torch.backends.mha.set_fastpath_enabled(False)  # it shows no inputs of layers, and packs tokens otherwise
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Compiled code hands no keys over: it runs as it was written."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and loading it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

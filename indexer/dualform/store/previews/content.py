@@ -1,0 +1,77 @@
+"""What a preview set holds of each sample, as rows of a table of Arrow, before it is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+BATCH_BYTES = 64 << 10
+"""Of rows that are read together: a question reads one such batch for each sample that it asks for, at most."""
+
+
+class Content(Protocol):
+    """n rows, each of which knows how to be stored."""
+
+    @property
+    def kind(self) -> str:
+        """ "images", "texts" or "table"."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of `batches`."""
+
+    def __len__(self) -> int: ...
+
+    def scale(self) -> tuple[float, float] | None:
+        """What black and full brightness stand for, of images that are scaled; else None. Called before `batches`."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows, about BATCH_BYTES at a time. Raises BadInput for a row that cannot be stored."""
+
+
+def gathered(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows of plain values as batches. The first value of a row is a text or bytes, which are most of what it takes."""
+    waiting, size = list[tuple[Any, ...]](), 0
+    for row in rows:
+        if waiting and size + len(row[0]) > BATCH_BYTES:
+            yield _batch(waiting, schema)
+            waiting, size = [], 0
+        waiting.append(row)
+        size += len(row[0])
+    if waiting:
+        yield _batch(waiting, schema)
+
+
+def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.record_batch(
+        [pa.array(column, type=own.type) for column, own in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def row_bytes(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """int64[rows]: what each row adds to an answer, without its number."""
+    total = np.zeros(batch.num_rows, dtype=np.int64)
+    for column in batch.columns:
+        total += _bytes(column)
+    return total
+
+
+def _bytes(column: pa.Array) -> NDArray[np.int64]:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return sum(map(_bytes, column.flatten()), np.zeros(len(column), dtype=np.int64))
+    if pa.types.is_list(kind):
+        return np.int64(4) * _numbers(pc.list_value_length(column))
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return _numbers(pc.binary_length(column))
+    return np.full(len(column), 8, dtype=np.int64)
+
+
+def _numbers(lengths: pa.Array) -> NDArray[np.int64]:
+    return np.asarray(lengths.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)

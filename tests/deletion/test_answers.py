@@ -1,0 +1,354 @@
+"""What a memory answers once samples were deleted: as masked before, and at the end as trained."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import dualform
+from dualform.deletion.delete import planned_deletion
+from dualform.errors import BadInput, EmptyMask, Inexact, NotFound, RecordingError
+from dualform.query.engine import Engine
+from dualform.store.check import check_memory
+from dualform.store.runs import opened
+from tests.query.trained import STEPS, Trained, train
+from tests.record.resumed_training import ROWS, Training
+
+FIRST, GONE = 10, (80, 133, 197, 198)
+"""The first step that has one of the samples that go: a step has eight."""
+WHERE, OTHERS = f"sample IN {GONE}", f"sample NOT IN {GONE}"
+
+
+@pytest.fixture(scope="module")
+def sgd(tmp_path_factory) -> Trained:
+    """Under SGD with momentum, decay and Nesterov's, with its answers before, and then deleted from."""
+    path = tmp_path_factory.mktemp("deleted") / "run"
+    trained = train(path, weight_decay=1e-2, nesterov=True)
+    trained.before = answers(trained.engine, OTHERS)
+    trained.told = dualform.delete(path, WHERE)
+    trained.engine = dualform.open(path)
+    return trained
+
+
+def answers(engine: Engine, where: str | None) -> list[np.ndarray]:
+    """Scores, groups, keys and values, of all layers; slots by what they are, for they are numbered anew."""
+    found = []
+    for layer in engine.info().layers:
+        queries = np.random.default_rng(0).normal(size=(3, layer.d_in)).astype(np.float32)
+        hits = engine.topk(layer.name, queries, k=7, where=where)
+        names = [engine.slots(slots, layer.space)["sample"] for slots in hits.slots]
+        sums = engine.group_sum(layer.name, queries, by="label", where=where)
+        found += [*hits.scores, *map(np.asarray, names), sums.sums, sums.counts]
+    return found
+
+
+def test_scores_and_sums_are_those_that_a_mask_gave(sgd):
+    for before, after in zip(sgd.before, answers(sgd.engine, None), strict=True):
+        assert before.tobytes() == after.tobytes()
+
+
+def test_weights_at_the_end_still_add_up(sgd):
+    for layer, one in sgd.engine.verify().items():
+        assert one.exact
+        assert one.reconstruction_error < 2e-6
+        assert one.reason.startswith("4 of its slots were deleted"), layer
+    weights = sgd.engine.weights()
+    for name, own in sgd.model.state_dict().items():
+        assert torch.allclose(weights[name], own, rtol=0, atol=2e-6)
+    assert all(share > 0 for share in weights.unrecorded_change.values())
+    assert sgd.told.summed == ("0", "2", "4")
+    assert not sgd.told.scores_only
+
+
+def test_their_sum_stands_whatever_a_mask_leaves(sgd, tmp_path):
+    """Under any mask the weights are those of the same mask before, and what the deleted slots brought."""
+    whole = train(tmp_path / "whole", weight_decay=1e-2, nesterov=True).engine
+    brought = {name: own - whole.weights(OTHERS).arrays[name] for name, own in whole.weights().arrays.items()}
+    before, after = whole.weights(f"label = 1 AND {OTHERS}").arrays, sgd.engine.weights("label = 1").arrays
+    for name, own in brought.items():
+        assert np.abs(own).max() > 1e-4
+        assert np.allclose(after[name], before[name] + own, rtol=0, atol=2e-6)
+
+
+def test_steps_before_the_first_are_as_they_were_and_those_after_are_refused(sgd):
+    weights = sgd.engine.weights(at_step=FIRST)
+    for name, own in sgd.history[FIRST].items():
+        assert torch.allclose(weights[name], own, rtol=0, atol=2e-6)
+    assert weights.unrecorded_change == dict.fromkeys(weights.unrecorded_change, 0.0)
+    query = np.ones((1, 5), np.float32)
+    for at_step in (FIRST + 1, STEPS - 1):
+        with pytest.raises(Inexact, match="known as of the end alone, once 40 steps were taken") as refused:
+            sgd.engine.output("0", query, at_step=at_step)
+        assert f"step {FIRST} or before" in refused.value.hint
+        found = sgd.engine.output("0", query, at_step=at_step, allow_inexact=True)
+        assert (found.status.name, found.status.since) == ("approximate", FIRST)
+
+
+def test_deleting_again_adds_up(sgd, tmp_path):
+    train(tmp_path / "run", weight_decay=1e-2, nesterov=True)
+    for gone in ("sample = 198", "sample IN (80, 133, 197)"):
+        dualform.delete(tmp_path / "run", gone)
+    once, parts = sgd.engine, dualform.open(tmp_path / "run")
+    assert len(list((tmp_path / "run" / "weights").glob("forgotten-*"))) == 1
+    for name, own in once.weights("label <> 1").arrays.items():
+        assert np.allclose(parts.weights("label <> 1").arrays[name], own, rtol=0, atol=1e-6)
+    assert parts.verify()["0"].reason == once.verify()["0"].reason
+
+
+def test_a_run_behind_takes_the_sum_on(tmp_path):
+    """With its buffer: the run behind goes on with the momentum that the deleted slots left."""
+    torch.manual_seed(3)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, dampening=0.2)
+    for number, path in enumerate((tmp_path / "a", tmp_path / "b")):
+        with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+            for step in range(6):
+                x, y = torch.randn(5, 4), torch.randint(3, (5,))
+                with recorder.step(label=y, sample=np.arange(5) + 5 * step + 100 * number):
+                    optimizer.zero_grad()
+                    cross_entropy(model(x), y).backward()
+                    optimizer.step()
+    dualform.delete(tmp_path / "a", "sample IN (3, 4, 28, 29)")
+    both = dualform.open([tmp_path / "a", tmp_path / "b"])
+    assert both.verify()[""].reconstruction_error < 1e-6
+    assert both.info().layers[0].status.exact
+    with pytest.raises(Inexact, match="once 6 steps were taken"):
+        both.weights(at_step=5)
+    assert both.weights(at_step=6).unrecorded_change[""] > 0
+    dualform.delete(tmp_path / "b", "sample IN (101, 129)")
+    both = dualform.open([tmp_path / "a", tmp_path / "b"])
+    assert both.verify()[""].reconstruction_error < 1e-6
+
+
+def test_a_rule_with_a_scale_leaves_scores(tmp_path):
+    trained = _adam(tmp_path / "run")
+    told = dualform.delete(tmp_path / "run", "sample IN (43, 44)")
+    engine = dualform.open(tmp_path / "run")
+    assert (told.summed, told.scores_only, told.first_step) == ((), ("0", "2"), 5)
+    for before, after in zip(trained["answers"], answers(engine, None), strict=True):
+        assert before.tobytes() == after.tobytes()
+    with pytest.raises(Inexact, match="2 of its slots were deleted, the first of step 5, and AdamW's updates"):
+        engine.weights()
+    with pytest.raises(Inexact):
+        engine.output("0", np.ones((1, 5), np.float32), allow_inexact=True)
+    assert engine.verify()["0"].status.name == "scores only"
+    weights = engine.weights(at_step=5)
+    for name, own in trained["history"][5].items():
+        assert torch.allclose(weights[name], own, rtol=0, atol=1e-6)
+    assert check_memory(tmp_path / "run") == []
+
+
+def _adam(path: Path) -> dict:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    history = []
+    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+        for step in range(10):
+            history.append({name: own.clone() for name, own in model.state_dict().items()})
+            x, y = torch.randn(8, 5), torch.randint(3, (8,))
+            with recorder.step(label=y, sample=np.arange(8) + 8 * step):
+                optimizer.zero_grad()
+                cross_entropy(model(x), y).backward()
+                optimizer.step()
+    return {"history": history, "answers": answers(dualform.open(path), "sample NOT IN (43, 44)")}
+
+
+def test_a_resumed_training_deletes_in_all_of_its_runs(tmp_path):
+    """SGD and AdamW, a run that another one replaced, and rows behind the moment from which the training went on."""
+    path, file = tmp_path / "run", tmp_path / "checkpoint.pt"
+    Training().run(path, until=7, saved=(4,), checkpoint=file)
+    for until in (6, 9):
+        again = Training()
+        again.load(file)
+        again.run(path, until, resume=4)
+    engine = dualform.open(path)
+    model, before = again.model, answers(engine, "sample NOT IN (2, 5, 9)")
+    rows = sum(len(set(range(step, step + ROWS)) & {2, 5, 9}) for step in range(9))
+    with pytest.raises(EmptyMask):
+        dualform.delete(path, "sample = 99")
+    assert (path / "run-00001").exists()
+    told = dualform.delete(path, "sample IN (2, 5, 9)")
+    engine = dualform.open(path)
+    assert told.removed == ("run-00001",)
+    assert told.samples == rows
+    assert (told.summed, told.scores_only) == (("0",), ("3",))
+    assert sorted(own.name for own in path.iterdir() if own.name.startswith("run-")) == ["run-00002-1"]
+    assert [run.others.moments for run in opened(path).runs] == [[], []]
+    assert (told.span, told.others[0]) == (9, "1.bias")
+    assert [[mark.step for mark in run.manifest.marks] for run in opened(path).runs] == [[4], [5]]  # where each ends
+    for one, other in zip(before, answers(engine, None), strict=True):
+        assert one.tobytes() == other.tobytes()
+    reconstructions = engine.verify()
+    assert reconstructions["0"].exact
+    assert reconstructions["0"].reconstruction_error < 1e-5
+    assert reconstructions["3"].status.name == "scores only"
+    query = np.ones((1, 5), np.float32)
+    with torch.no_grad():
+        assert np.allclose(engine.output("0", query), model[0](torch.ones(1, 5)), rtol=0, atol=1e-5)
+    assert check_memory(path) == []
+    again = Training()
+    again.load(file)
+    with pytest.raises(RecordingError, match=r"samples of .* were deleted"):
+        again.run(path, 12, resume=True)
+
+
+def test_a_layer_that_had_none_of_them_stays_as_it_was(tmp_path):
+    """Under AdamW and autocast: its products are still rounded as they were."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"theirs": nn.Linear(4, 3), "others": nn.Linear(4, 3)})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for step in range(10):
+            x, y = torch.randn(6, 4), torch.randint(3, (6,))
+            with recorder.step(sample=np.arange(6) + 6 * step):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = cross_entropy(model["others" if step % 2 else "theirs"](x).float(), y)
+                loss.backward()
+                optimizer.step()
+    engine = dualform.open(tmp_path / "run")
+    queries = np.ones((2, 4), np.float32)
+    before, reconstruction = engine.output("others", queries, where="step > 2"), engine.verify()["others"]
+    assert opened(tmp_path / "run").table("products").num_rows == 10
+    told = dualform.delete(tmp_path / "run", "sample IN (13, 24, 25)")
+    assert told.scores_only == ("theirs",)
+    engine = dualform.open(tmp_path / "run")
+    assert engine.output("others", queries, where="step > 2").values.tobytes() == before.values.tobytes()
+    assert engine.verify()["others"] == reconstruction
+    assert engine.verify()["theirs"].status.name == "scores only"
+
+
+class _Patches(nn.Module):
+    """Feature maps, row numbers and a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(7, 4)
+        self.maps = nn.Conv2d(1, 3, 2)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.words.weight
+        self.last = nn.Linear(3 * 6, 7)
+
+    def forward(self, image: torch.Tensor, word: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(word)).mean(1) + self.last(torch.tanh(self.maps(image)).flatten(1))
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_maps_row_numbers_and_halved_keys(tmp_path, precision):
+    torch.manual_seed(0)
+    model = _Patches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    images, words = torch.randn(9, 1, 3, 4), torch.randint(7, (9, 5))
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for _ in range(6):
+            chosen = torch.randperm(9)[:4]
+            with recorder.step(label=chosen % 7, sample=chosen):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+                    loss = cross_entropy(model(images[chosen], words[chosen]).float(), chosen % 7)
+                loss.backward()
+                optimizer.step()
+        recorder.query_set("theirs", {"image": images[:2], "word": words[:2]})
+        recorder.query_set("others", {"image": images[2:4], "word": words[2:4]})
+    engine = dualform.open(tmp_path / "run")
+    before = answers(engine, "sample <> 0")
+    reconstructions = {name: one.reconstruction_error for name, one in engine.verify().items()}
+    told = dualform.delete(tmp_path / "run", "sample = 0")
+    engine = dualform.open(tmp_path / "run")
+    for one, other in zip(before, answers(engine, None), strict=True):
+        assert one.tobytes() == other.tobytes()
+    for name, one in engine.verify().items():
+        assert one.reconstruction_error == pytest.approx(reconstructions[name], abs=1e-7)
+    assert (told.query_sets, told.unsure) == (("theirs",), ("others",))
+    with pytest.raises(NotFound):
+        engine.query_set("theirs")
+    assert engine.query_set("others").outputs is not None
+    assert not (tmp_path / "run" / "probes" / "theirs").exists()
+
+
+def test_a_memory_without_keys_keeps_no_digest_and_is_not_reran(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", keys=False, quiet=True) as recorder:
+        for step in range(3):
+            with recorder.step(sample=np.arange(4) + step):
+                optimizer.zero_grad()
+                model(torch.randn(4, 4)).square().mean().backward()
+                optimizer.step()
+    told = planned_deletion(tmp_path / "run", "sample = 1")
+    assert told == dualform.delete(tmp_path / "run", "sample = 1")
+    assert (told.samples, told.summed, told.scores_only) == (2, (), ())
+    assert opened(tmp_path / "run").table("digests").num_rows == 0
+    with pytest.raises(BadInput, match="a rerun would bring them back"):
+        dualform.Rerun(model, optimizer, tmp_path / "run", [dualform.TopK("", np.ones((1, 4), np.float32))])
+
+
+def test_a_recording_that_was_cut_off_adds_up_to_where_it_came(tmp_path):
+    """There is no end to hold the sum against: its size is not known, and the weights are all the same."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    recorder = dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True)
+    with recorder:
+        for step in range(5):
+            with recorder.step(sample=np.arange(4) + 4 * step):
+                optimizer.zero_grad()
+                model(torch.randn(4, 4)).square().mean().backward()
+                optimizer.step()
+        recorder.flush()
+        shutil.copytree(tmp_path / "run", tmp_path / "cut off")
+        before = dualform.open(tmp_path / "cut off").weights(allow_inexact=True)
+    dualform.delete(tmp_path / "cut off", "sample IN (2, 9)", cut_off=True)
+    after = dualform.open(tmp_path / "cut off").weights(allow_inexact=True)
+    assert np.isnan(after.unrecorded_change[""])
+    for name, own in before.arrays.items():
+        assert np.allclose(after.arrays[name], own, rtol=0, atol=1e-7)
+
+
+CONFIDENCE = [0.95, 0.2, float("nan"), 0.1, 0.99, None]
+
+
+@pytest.mark.parametrize(
+    ("where", "gone"),
+    [
+        ("conf > 0.9", "2 of 6"),
+        ("NOT conf < 0.9", "2 of 6"),
+        ("conf > 0.9 OR low > 0.9", "4 of 8"),
+        ("conf > 0.9 OR low > 0.9 OR isnan(low)", "2 of 8"),
+        ("(conf > 0.9) OR (isnan(conf))", 6),
+        ("(conf > 0.9) AND NOT (isnan(conf))", 4),
+        ("isnan(conf)", 2),
+        ("conf > 0.9 AND label = 0", 2),
+        ("conf IS NULL", 2),
+    ],
+)
+def test_what_only_nan_picks_is_not_deleted_unasked(tmp_path, where, gone):
+    """SQL takes NaN for more than any number: `conf > 0.9` picks the samples whose conf is NaN, too."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        for _ in range(2):
+            low = [0.0, 0.0, 0.0, float("nan"), 0.0, 0.0]
+            with recorder.step(conf=CONFIDENCE, low=low, label=[0, 1, 2, 3, 4, 5]):
+                optimizer.zero_grad()
+                model(torch.randn(6, 4)).square().mean().backward()
+                optimizer.step()
+    for make in (planned_deletion, dualform.delete):
+        if isinstance(gone, int):
+            assert make(tmp_path / "m", where).samples == gone
+            continue
+        with pytest.raises(BadInput, match=f"where picks {gone} samples only by NaN in (conf|conf, low), which") as no:
+            make(tmp_path / "m", where)
+    if not isinstance(gone, int):
+        keep, take = no.value.hint.removeprefix("To keep them, write: ")[:-1].split(". To delete them, too: ")
+        few, every = map(int, gone.split(" of "))
+        assert planned_deletion(tmp_path / "m", keep).samples == every - few
+        assert planned_deletion(tmp_path / "m", take).samples == every

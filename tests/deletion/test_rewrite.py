@@ -1,0 +1,302 @@
+"""A memory without some samples is, bit for bit, what batches without them make, and nothing of them is left."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import dualform
+from dualform.deletion.delete import planned_deletion
+from dualform.errors import BadInput, EmptyMask, NotFound
+from dualform.store.batch import Batch, Extent, LayerRows
+from dualform.store.check import check_memory
+from dualform.store.header import Ending
+from dualform.store.runs import opened
+from dualform.store.snapshot import Snapshot
+from tests.store.small_memory import (
+    LAYERS,
+    OTHERS,
+    SETTINGS,
+    TOKENS,
+    Expected,
+    batches_of,
+    expected,
+    open_writer,
+    other_row,
+    other_values,
+    samples,
+    token_rows,
+    write as write_whole_memory,
+)
+
+TYPES = dict.fromkeys(SETTINGS, "DOUBLE") | dict.fromkeys(("nesterov", "maximize"), "BOOLEAN")
+
+
+def write(path: Path, batches: list[Batch], layers=LAYERS, finish: bool = True, number: int = 0, shards: int = 1):
+    """One shard, committed once within; what comes behind in a recording that is cut off is in a journal."""
+    others = None if number else OTHERS
+    initial = {f"{layer.name}.weight": np.ones((layer.d_out, layer.d_in), np.float32) for layer in TOKENS}
+    options = {"shard_number": number, "shards": shards, "settings": TYPES, "further": initial}
+    writer = open_writer(path, layers, others=others, journal_seconds=None if finish else 0.0, **options)
+    for step, one in enumerate(batches):
+        writer.append(replace(one, others=[other_row(step)] if step and others else []))
+        if step == 1:
+            writer.commit()
+    if finish:
+        writer.close(Ending(final={"layer-0.weight": np.full((5, 6), 2, np.float32)}))
+    else:
+        writer.abandon()
+
+
+def token_batches(steps: int, seed: int = 0) -> list[Batch]:
+    """Of two calls, the second with rows and positions of its own; every row is known."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for step in range(steps):
+        rows = int(rng.integers(1, 5))
+        row = rng.integers(0, rows, rows + 2).astype(np.int32)
+        words = np.array([None, "the", f"word of step {step}"] * 4 * rows, dtype=object)[: 4 * rows]
+        extents = [
+            Extent("token", 0, rows, 4, columns={"token": rng.integers(0, 9, 4 * rows), "word": words}),
+            Extent("token", 1, rows, 4, row, rng.integers(0, 99, rows + 2)),
+        ]
+        layers = {
+            "every": [token_rows(rng, 0, 4 * rows, 4), token_rows(rng, 1, rows + 2, 4)],
+            "digested": [token_rows(rng, 0, 4 * rows, 3)],
+        }
+        if step % 2:
+            layers["some"] = [token_rows(rng, 1, rows + 2, 3)]
+        joined = [layer for layer in TOKENS if layer.name == "some"] if step == 1 else []
+        found.append(Batch(step, samples(rng, rng.integers(0, 20, rows)), extents, layers, joined=joined))
+    return found
+
+
+def without(batches: list[Batch], gone: set[int]) -> list[Batch]:
+    """The batches as they would be without some samples, by plain loops over rows and slots."""
+    found = []
+    for one in batches:
+        stays = [int(sample) not in gone for sample in one.samples["sample"]]
+        row_of = np.cumsum(stays) - 1
+        extents, kept = [], {}
+        for extent in one.extents:
+            row = extent.row if extent.row is not None else np.arange(extent.slots) // (extent.length or 1)
+            own = kept[extent.call] = np.array([stays[r] for r in row], dtype=bool)
+            listed = None if extent.row is None else row_of[extent.row[own]].astype(np.int32)
+            position = None if extent.position is None else extent.position[own]
+            columns = {name: column[own] for name, column in extent.columns.items()}
+            extents.append(replace(extent, rows=sum(stays), row=listed, position=position, columns=columns))
+        layers = {
+            name: [LayerRows(r.call, r.keys[kept[r.call]], r.values[kept[r.call]]) for r in rows]
+            for name, rows in one.layers.items()
+        }
+        said = {name: column[np.array(stays)] for name, column in one.samples.items()}
+        found.append(replace(one, samples=said, extents=extents, layers=layers))
+    return found
+
+
+def check_holds(memory: Snapshot, space: str, wanted: Expected, columns: dict[str, list], layers) -> None:
+    for name, column in columns.items():
+        assert memory.column(space, name).tolist() == column, name
+    for layer in layers:
+        if not layer.keys:
+            continue
+        entries, keys, values = memory.entries(layer.name), memory.keys(layer.name), memory.values(layer.name)
+        assert entries.slots_of(np.arange(entries.count)).tolist() == wanted.entries[layer.name]
+        assert keys.entry_block(0, keys.entries).tobytes() == wanted.keys[layer.name].tobytes()
+        assert values.block(0, entries.count).tobytes() == wanted.values[layer.name].tobytes()
+    found = {row.tobytes() for layer in layers if layer.repeats for row in wanted.keys[layer.name]}
+    stored = sum(memory.keys(layer.name).rows for layer in layers if layer.repeats)
+    assert stored >= len(found)
+
+
+def picked(batches: list[Batch], gone: set[int]) -> set[int]:
+    return gone & {int(sample) for one in batches for sample in one.samples["sample"]}
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=6), st.sets(st.integers(0, 11), max_size=7), st.booleans())
+def test_it_is_what_batches_without_them_make(sizes, gone, finish):
+    batches = batches_of(sizes)
+    gone = picked(batches, gone)
+    left = without(batches, gone)
+    if not gone or not any(len(one.samples["sample"]) for one in left):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memory"
+        write(path, batches, finish=finish)
+        done = dualform.delete(path, f"sample IN ({', '.join(map(str, gone))})", cut_off=not finish)
+        wanted = expected(left, LAYERS)
+        memory = Snapshot.open(path)
+        assert done.samples == sum(sizes) - len(wanted.columns["slot"])
+        check_holds(memory, "sample", wanted, wanted.columns, LAYERS)
+        distinct = {row.tobytes() for row in wanted.keys["layer-0"]}
+        assert memory.keys("layer-0").rows == len(distinct)
+        assert (memory.steps, memory.recording, memory.frames) == (len(sizes), not finish, 0)
+        assert memory.others is not None
+        first = min(step for step, one in enumerate(batches) if gone & set(one.samples["sample"].tolist()))
+        assert memory.others.moments == list(range(1, min(first + 1, len(sizes))))
+        for step in memory.others.moments:
+            for name, own in other_values(step).items():
+                assert np.array_equal(memory.others.at(step)[name], own)
+        assert memory.table("factors")["step"].to_pylist() == [s for s in range(len(sizes)) for _ in range(3)]
+        with duckdb.connect(path / memory.manifest.shards[0].folder / "slots.duckdb", read_only=True) as tables:
+            found = tables.sql("SELECT * FROM slots ORDER BY slot").to_arrow_table().to_pydict()
+        assert found == wanted.columns
+        assert check_memory(path) == []
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 999), st.sets(st.integers(0, 19), max_size=12))
+def test_lists_of_single_slots_and_entries_lose_theirs(seed, gone):
+    batches = token_batches(6, seed)
+    gone = picked(batches, gone)
+    left = without(batches, gone)
+    if not gone or not any(len(one.samples["sample"]) for one in left):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path, first = Path(folder) / "memory", tuple(layer for layer in TOKENS if layer.name != "some")
+        write(path, batches, layers=first)
+        dualform.delete(path, f"sample IN ({', '.join(map(str, gone))})")
+        wanted = expected(left, TOKENS)
+        memory = Snapshot.open(path)
+        check_holds(memory, "token", wanted, wanted.tokens, TOKENS)
+        assert memory.table("digests").num_rows == 0
+        assert check_memory(path) == []
+        with duckdb.connect(path / memory.manifest.shards[0].folder / "slots.duckdb", read_only=True) as tables:
+            found = tables.sql("SELECT * FROM slots ORDER BY slot").to_arrow_table().to_pydict()
+        assert found == wanted.tokens
+
+
+def test_several_shards_lose_theirs(tmp_path):
+    parts = [batches_of([4, 3], seed) for seed in range(2)]
+    for number, batches in enumerate(parts):
+        write(tmp_path / "a", batches, number=number, shards=2)
+        write(tmp_path / "b", without(batches, {1, 4, 6}), number=number, shards=2)
+    dualform.delete(tmp_path / "a", "sample IN (1, 4, 6)")
+    one, other = opened(tmp_path / "a"), opened(tmp_path / "b")
+    for name in one.columns("sample"):
+        assert one.column("sample", name).tolist() == other.column("sample", name).tolist(), name
+    for layer in LAYERS:
+        first, second = one.keys(layer.name), other.keys(layer.name)
+        assert first.entry_block(0, first.entries).tobytes() == second.entry_block(0, second.entries).tobytes()
+        count = one.entries(layer.name).count
+        assert one.values(layer.name).block(0, count).tobytes() == other.values(layer.name).block(0, count).tobytes()
+    assert check_memory(tmp_path / "a") == []
+
+
+def test_no_byte_of_theirs_is_left(tmp_path):
+    """Keys, values and texts that only they had; the same search finds all of them before."""
+    batches = batches_of([6, 6, 6, 6, 6])
+    for one in batches:
+        sample = one.samples["sample"]
+        one.samples["dataset"] = np.array([f"dataset of person {s}" for s in sample], dtype=object)
+        one.samples["letter"] = np.array([f"a letter that number {s} wrote" for s in sample], dtype=object)
+    write(tmp_path / "memory", batches)
+    gone = {int(batches[0].samples["sample"][0]), int(batches[3].samples["sample"][0])}
+    theirs = list[bytes]()
+    for one in batches:
+        for row, sample in enumerate(one.samples["sample"]):
+            if int(sample) in gone:
+                theirs += [one.layers[name][0].keys[row].tobytes() for name in ("layer-0", "layer-1")]
+                theirs += [one.layers[name][0].values[row].tobytes() for name in ("layer-0", "layer-1")]
+                theirs += [one.samples[name][row].encode() for name in ("dataset", "letter")]
+    theirs = [own for own in theirs if any(own)]
+
+    def left() -> set[bytes]:
+        contents = [path.read_bytes() for path in (tmp_path / "memory").rglob("*") if path.is_file()]
+        return {own for own in theirs if any(own in content for content in contents)}
+
+    assert left() == set(theirs)
+    dualform.delete(tmp_path / "memory", f"sample IN ({', '.join(map(str, gone))})")
+    assert left() == set()
+
+
+def test_names_of_labels_go_with_the_last_sample_that_has_them(tmp_path):
+    batches = batches_of([6, 6, 6])
+    for one in batches:
+        one.samples["dataset"] = np.array(["first"] * 6, dtype=object)
+        one.samples["label"] = (one.samples["sample"] == 0).astype(np.int64)
+    batches[0].samples["sample"][0] = 0
+    batches[0].samples["label"][0] = 1
+    write(tmp_path / "memory", batches)
+    dualform.delete(tmp_path / "memory", "label = 1")
+    assert Snapshot.open(tmp_path / "memory").table("labels")["name"].to_pylist() == ["zero"]
+
+
+def test_the_name_of_a_dataset_goes_with_its_last_sample(tmp_path):
+    """Also from the names of labels that no sample had."""
+    batches = batches_of([6, 6])
+    for one, dataset in zip(batches, ("first", "second"), strict=True):
+        one.samples["dataset"] = np.array([dataset] * 6, dtype=object)
+        one.samples["label"] = np.zeros(6, np.int64)
+    write(tmp_path / "memory", batches)
+    dualform.delete(tmp_path / "memory", "dataset = 'first'")
+    assert Snapshot.open(tmp_path / "memory").table("labels").num_rows == 0
+
+
+def test_what_cannot_be_deleted_is_refused_and_nothing_changes(tmp_path):
+    path = tmp_path / "memory"
+    write(path, token_batches(4), layers=tuple(layer for layer in TOKENS if layer.name != "some"), finish=False)
+    for own in ("weights/final.safetensors", "memory.json.tmp", "weights/epoch-5.pt", "probes/notes.txt"):
+        (path / own).parent.mkdir(exist_ok=True)  # what its recorder is about to name, and what others put there
+        (path / own).write_bytes(b"content")
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    with pytest.raises(BadInput, match="cut off after step 3") as refused:
+        dualform.delete(path, "sample = 1")
+    assert "cut_off=True" in refused.value.hint
+    with pytest.raises(BadInput, match="'token' is no column of the sample"):
+        dualform.delete(path, "token = 1", cut_off=True)
+    with pytest.raises(BadInput, match="picks every sample"):
+        dualform.delete(path, "step >= 0", cut_off=True)
+    with pytest.raises(EmptyMask, match="picks no sample"):
+        dualform.delete(path, "sample = 99", cut_off=True)
+    with pytest.raises(NotFound, match="no slot column 'person'"):
+        dualform.delete(path, "person = 1", cut_off=True)
+    with pytest.raises(NotFound, match="no query set 'mine'"):
+        dualform.delete(path, "sample >= 10", cut_off=True, query_sets=("mine",))
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "linked",
+    [
+        "memory.json", "shard-00000", "shard-00000/slots.duckdb", "shard-00000/layers", "shard-00000/layers/layer-0",
+        "shard-00000/layers/layer-1/values-000000.npy", "shard-00000/others", "weights", "weights/initial.safetensors",
+        "probes", "probes/test", "probes/test/labels.npy", "gallery", "gallery/first", "shard-00000-1",
+        "gallery/first/samples-000000.arrow", "run-00001",
+    ],
+)  # fmt: skip
+def test_a_link_among_its_files_is_refused_by_name_and_nothing_changes(tmp_path, linked):
+    write_whole_memory(tmp_path / "memory", [6, 6, 6])
+    path, away = tmp_path / "memory" / linked, tmp_path / "away"
+    away.mkdir()
+    if path.exists():
+        shutil.move(path, away / "target")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(away / "target")
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for call in (planned_deletion, dualform.delete):
+        with pytest.raises(BadInput, match=re.escape(f"{path} is a symbolic link to {away / 'target'}")):
+            call(tmp_path / "memory", "sample < 3")
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+def test_a_link_to_the_whole_memory_is_followed_and_links_of_others_are_left(tmp_path):
+    write_whole_memory(tmp_path / "memory", [6, 6, 6])
+    for place, own in (("weights/best.pt", b"theirs"), ("notes.txt", b"notes")):
+        (tmp_path / "own").mkdir(exist_ok=True)
+        (tmp_path / "own" / Path(place).name).write_bytes(own)
+        (tmp_path / "memory" / place).symlink_to(tmp_path / "own" / Path(place).name)
+    (tmp_path / "link").symlink_to(tmp_path / "memory")
+    dualform.delete(tmp_path / "link", "sample < 3")
+    assert not (tmp_path / "memory" / "shard-00000").exists()
+    assert (tmp_path / "memory" / "weights" / "best.pt").read_bytes() == b"theirs"
+    assert check_memory(tmp_path / "memory") == []

@@ -1,0 +1,245 @@
+"""An engine of bounded memory answers as any other, holds no more than it was given, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+import dualform
+from dualform import kernels
+from dualform.answers import Scan
+from dualform.errors import BadInput
+from dualform.query import engine, needs
+from dualform.store import ram_budget
+from dualform.store.batch import Batch, Extent, LayerRows
+from dualform.store.header import Header
+from dualform.store.layer import Layer, affine
+from dualform.store.runs import opened
+from dualform.store.writer import Writer
+from tests.wire.values import same
+
+WIDTH = 160
+LAYERS = tuple(Layer(name, "sample", WIDTH, 2, affine(WIDTH, f"{name}.weight", None)) for name in ("one", "two"))
+QUERIES = np.random.default_rng(5).normal(size=(3, WIDTH)).astype(np.float32)
+
+
+def write(path: Path, steps: int, rows: int, commit_every: int) -> Path:
+    """Keys and values without a training: one segment a layer and commit."""
+    initial = {f"{layer.name}.weight": np.zeros((2, WIDTH), np.float32) for layer in LAYERS}
+    writer = Writer(Header(path, layers=LAYERS, optimizer="none", rule="", reason="a test's", initial=initial))
+    rng = np.random.default_rng(0)
+    for step in range(steps):
+        said = {
+            "dataset": np.array(["a"] * rows, object),
+            "label": rng.integers(0, 7, rows),
+            "sample": np.arange(step * rows, (step + 1) * rows),
+        }
+        slots = {
+            layer.name: [LayerRows(0, *(rng.random((rows, width), np.float32) - 0.5 for width in (WIDTH, 2)))]
+            for layer in LAYERS
+        }
+        writer.append(Batch(step, said, [Extent("sample", 0, rows, None)], slots))
+        if step % commit_every == commit_every - 1:
+            writer.commit()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("budget") / "run", steps=24, rows=32, commit_every=4)
+
+
+def asked(memory, number):
+    layer, query = ("one", "two")[number % 2], QUERIES[: 1 + number % 3]
+    kinds = [
+        lambda: memory.topk(layer, query, k=3),
+        lambda: memory.topk(layer, query, k=2, where="label < 4"),
+        lambda: memory.topk(layer, query, k=2, by="label", score="abs"),
+        lambda: memory.topk(layer, query, k=3, score="cosine"),
+        lambda: memory.group_sum(layer, query, by="label"),
+        lambda: memory.group_sum(layer, query, by="step", where="label <> 3", score="abs"),
+        lambda: memory.group_sum(layer, query, by="row", score="cosine"),
+        lambda: memory.distribution(layer, query, "label <> 2", "abs"),
+    ]
+    return replace(kinds[number // 2 % len(kinds)](), scan=Scan())
+
+
+SCREENED = pytest.param(
+    "int8", marks=pytest.mark.skipif(not kernels.fast(), reason="this processor has no loops for the screen")
+)
+
+
+@pytest.mark.parametrize("backend", ["numpy", SCREENED])
+@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(numbers=st.lists(st.integers(0, 31), min_size=6, max_size=14), most=st.sampled_from([120_000, 250_000, 800_000]))
+def test_answers_under_a_small_budget_have_the_same_bits_and_caches_hold_no_more(run, backend, numbers, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(needs, "WORK", 1000)
+        patch.setattr(needs, "HELD_BYTES", 1000)
+        patch.setattr(needs, "_COLUMNS", 1)
+        patch.setattr(needs, "LEAST", 1000)
+        patch.setattr(engine, "anonymous_bytes", lambda: 0)
+        with dualform.open(run, backend) as free, dualform.open(run, backend, ram=most) as bounded:
+            budget = bounded._budget
+            caches = [
+                bounded._segments,
+                bounded._view.cache,
+                *([bounded._backend.screen.codes] if backend == "int8" else []),
+            ]
+            for number in numbers:
+                assert same(asked(bounded, number), asked(free, number))
+                assert sum(cache.nbytes for cache in caches) == budget.kept_bytes <= budget.most_bytes < most
+            assert free._segments.nbytes > 0
+            bounded.close()
+            assert budget.kept_bytes == 0
+
+
+def test_a_question_that_cannot_fit_says_how_much_it_needs(run, monkeypatch):
+    with dualform.open(run, ram="1 GB") as memory:
+        memory.topk("one", QUERIES, k=3)
+        monkeypatch.setattr(needs, "_COLUMNS", 1_000_000)
+        with pytest.raises(BadInput, match=r"needs about 6\.\d+ GB of RAM, and 8\d\d MB may be taken") as caught:
+            memory.topk("one", QUERIES, k=3)
+        assert caught.value.field == "ram"
+        with pytest.raises(BadInput, match="needs about"):
+            memory.weights()
+
+
+def test_too_little_memory_is_refused_as_it_is_opened(run):
+    with pytest.raises(BadInput, match=r"50 MB are too few: .* are taken as the memory is opened") as caught:
+        dualform.open(run, ram="50 MB")
+    assert caught.value.hint.startswith("Give at least ")
+    with pytest.raises(BadInput, match="ram is 'much'"):
+        dualform.open(run, ram="much")
+    process = ram_budget.anonymous_bytes()
+    least = needs.least(opened(run)) / 0.8
+    assert least < needs.LEAST / 5
+    with dualform.open(run, ram=int(least + 50e6)):
+        pass
+    if process > 50e6:
+        with pytest.raises(BadInput, match="are too few"):
+            dualform.open(run, ram=int(least + process / 2), whole_process=True)
+
+
+@pytest.mark.skipif(not ram_budget.anonymous_bytes(), reason="the system does not say what a process holds")
+def test_a_server_counts_the_libraries_it_has_loaded(run):
+    with dualform.open(run, ram="4 GB", whole_process=True) as served, dualform.open(run, ram="4 GB") as memory:
+        files = ram_budget.resident_bytes() - ram_budget.anonymous_bytes()
+        assert files > 20e6
+        assert served._budget.most_bytes <= 0.8 * (4e9 - files)
+        assert memory._budget.most_bytes > served._budget.most_bytes
+
+
+CLAIMED = """
+import sys, threading
+import numpy as np
+import dualform
+from dualform.store.ram_budget import anonymous_bytes
+path = sys.argv[1]
+many = np.random.default_rng(1).normal(size=(500, 160)).astype(np.float32)
+asks = [
+    lambda m: m.topk("one", many[:1], k=5),
+    lambda m: m.topk("two", many[:1], k=5, where="label < 4"),
+    lambda m: m.topk("one", many, k=5),
+    lambda m: m.group_sum("one", many[:3], by="label"),
+    lambda m: m.group_sum("two", many[:3], by="label", score="abs"),
+    lambda m: m.distribution("one", many[:3]),
+]
+peak, done = [0], threading.Event()
+def watch():
+    while not done.wait(0.001):
+        peak[0] = max(peak[0], anonymous_bytes())
+with dualform.open(path) as memory:
+    [ask(memory) for ask in asks]
+watcher = threading.Thread(target=watch)
+watcher.start()
+for ask in asks:
+    with dualform.open(path) as memory:
+        room, claimed = memory._room, []
+        memory._room = lambda size, *rest: (claimed.append(size()), room(size, *rest))[1]
+        peak[0] = before = anonymous_bytes()
+        ask(memory)
+        print(max(claimed), max(peak[0], anonymous_bytes()) - before)
+done.set()
+watcher.join()
+"""
+
+
+@pytest.mark.skipif(not ram_budget.anonymous_bytes(), reason="the system does not say what a process holds")
+def test_what_is_claimed_of_a_small_memory_is_more_than_is_used_and_little(tmp_path):
+    """10 MB of keys a layer, where any question claimed half a gigabyte."""
+    path = write(tmp_path / "ten", steps=16, rows=1024, commit_every=8)
+    given = [sys.executable, "-c", CLAIMED, str(path)]
+    ran = subprocess.run(given, capture_output=True, text=True, check=True, timeout=120)
+    pairs = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    assert len(pairs) == 6
+    assert all(used <= claimed for claimed, used in pairs)
+    assert all(claimed < 34e6 for claimed, _ in (*pairs[:2], *pairs[3:]))
+    assert pairs[2][0] < 100e6  # of 500 queries, with their scores
+    assert max(used for _, used in pairs[:2]) > 5e6
+
+
+MEASURED = """
+import sys, threading, time
+import numpy as np
+import dualform
+from dualform.query import needs
+from dualform.store.ram_budget import anonymous_bytes
+needs.WORK, needs.HELD_BYTES, needs.LEAST = 12 << 20, 8 << 20, 22 << 20
+small, large = sys.argv[1:]
+queries = np.random.default_rng(1).normal(size=(3, 160)).astype(np.float32)
+def ask(path, memory=None):
+    with dualform.open(path, ram=memory) as memory:
+        for _ in range(2):
+            for layer in ("one", "two"):
+                memory.topk(layer, queries, k=3)
+                memory.topk(layer, queries, k=2, by="label", where="label < 4", score="abs")
+                memory.group_sum(layer, queries, by="step")
+                memory.group_sum(layer, queries, by="label", score="abs")
+                memory.distribution(layer, queries)
+                look()
+peak, done = [0], threading.Event()
+def look():
+    peak[0] = max(peak[0], anonymous_bytes())
+ask(small)
+def watch():
+    while not done.wait(0.002):
+        look()
+watcher = threading.Thread(target=watch)
+watcher.start()
+before = anonymous_bytes()  # before both: the allocator gives back late what the first has let go
+for memory in ("64 MB", None):
+    peak[0] = 0
+    ask(large, memory)
+    print(peak[0] - before)
+done.set()
+watcher.join()
+"""
+
+
+@pytest.mark.skipif(not ram_budget.anonymous_bytes(), reason="the system does not say what a process holds")
+def test_a_process_takes_no_more_than_it_was_given(run, tmp_path):
+    large = write(tmp_path / "large", steps=64, rows=1024, commit_every=8)  # 84 MB of keys
+    given = [sys.executable, "-c", MEASURED, str(run), str(large)]
+    ran = subprocess.run(given, capture_output=True, text=True, check=True, timeout=120)
+    bounded, free = map(int, ran.stdout.split())
+    assert bounded <= 64e6
+    assert free > 84e6
+
+
+def test_a_server_looks_at_its_process_and_its_allocator_gives_back_early(run, monkeypatch):
+    told = []
+    monkeypatch.setattr(engine, "return_large_blocks", lambda: told.append(True))
+    with dualform.open(run, ram="4 GB", whole_process=True) as served:
+        assert told == [True]
+        assert served._budget._resident is ram_budget.resident_bytes
+    with dualform.open(run, ram="4 GB") as memory:
+        assert told == [True]
+        assert memory._budget._resident is None

@@ -1,0 +1,235 @@
+"""Query sets that are taken with a loss: the gradients of their examples, stored, asked with, and looked after."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.errors import BadInput, Damaged, NotFound
+from dualform.questions import QuerySetRows
+from dualform.store.check import what_is_wrong
+from dualform.store.copying import copy_memory
+from tests.query.test_gradients import NETWORKS, ROWS, STEPS, TESTS, loss
+from tests.wire.values import same
+
+CLASSES = 3
+
+
+def record(path, name="mlp", **options):
+    """A recorded training with a query set of its gradients; and the model, inputs and labels of it."""
+    torch.manual_seed(0)
+    build, draw = NETWORKS[name]
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    tests = draw(TESTS), torch.randint(0, CLASSES, (TESTS,))
+    with dualform.Recorder(model, optimizer, path, quiet=True, **options) as recorder:
+        for step in range(STEPS):
+            inputs, labels = draw(ROWS), torch.randint(0, CLASSES, (ROWS,))
+            with recorder.step(label=labels, sample=torch.arange(ROWS) + ROWS * step):
+                optimizer.zero_grad()
+                loss(model(inputs), labels).sum().backward()
+                optimizer.step()
+        recorder.query_set("test", tests[0], tests[1], loss=loss)
+    return model, *tests
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_query_sets_gradients_are_those_of_the_live_model(name, tmp_path):
+    model, *tests = record(tmp_path / "m", name)
+    memory = dualform.open(tmp_path / "m")
+    live = memory.gradients(model, *tests, loss)
+    asked = memory.group_sum("*", "test", by="sample", score="gradient")
+    assert asked.sums.tobytes() == memory.group_sum("*", live, by="sample", score="gradient").sums.tobytes()
+    alone = memory.group_sum("*", "test/2,0", by="sample", score="gradient")
+    assert alone.sums.tobytes() == np.ascontiguousarray(asked.sums[[2, 0]]).tobytes()
+    last = "2" if name == "mlp" else "head"
+    hits = memory.topk(last, "test/1:3", 4, score="gradient")
+    assert hits.ids.tobytes() == memory.topk(last, live, 4, score="gradient").part(1, 3).ids.tobytes()
+    assert memory.query_set("test").labels.tolist() == tests[1].tolist()
+    assert what_is_wrong(tmp_path / "m") == []
+
+
+def test_the_training_goes_on_as_without_the_query_set(tmp_path):
+    weights = []
+    for taken in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, CLASSES))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+        with dualform.Recorder(model, optimizer, tmp_path / f"m{taken}", quiet=True) as recorder:
+            for step in range(4):
+                inputs, labels = torch.randn(ROWS, 5), torch.randint(0, CLASSES, (ROWS,))
+                with recorder.step():
+                    optimizer.zero_grad()
+                    loss(model(inputs), labels).sum().backward()
+                    if taken and step == 2:  # midway: gradients are there, and no update has used them
+                        recorder.query_set("midway", torch.ones(2, 5), torch.tensor([0, 1]), loss=loss)
+                    optimizer.step()
+                if taken:
+                    recorder.query_set(f"after-{step}", torch.ones(2, 5), torch.tensor([0, 1]), loss=loss)
+            weights.append([own.detach().clone() for own in model.parameters()])
+    for one, other in zip(*weights, strict=True):
+        assert torch.equal(one, other)
+    memory = dualform.open(tmp_path / "mTrue")
+    assert all(layer.exact for layer in memory.info().layers)
+    assert memory.info().slots == {"sample": 4 * ROWS}
+    sums = [memory.group_sum("*", name, by="step", score="gradient").sums for name in ("after-0", "after-3")]
+    assert not np.allclose(*sums)  # of the weights as they were
+
+
+def test_a_layer_that_is_called_twice_has_the_rows_of_both_calls(tmp_path):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, CLASSES)
+
+        def forward(self, inputs):
+            return self.head(self.layer(self.layer(inputs).tanh()))
+
+    torch.manual_seed(0)
+    model = Twice()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        with recorder.step():
+            loss(model(torch.randn(3, 4)), torch.zeros(3, dtype=torch.long)).sum().backward()
+            optimizer.step()
+        inputs, labels = torch.randn(2, 4), torch.tensor([0, 1])
+        recorder.query_set("test", inputs, labels, loss=loss)
+    memory = dualform.open(tmp_path / "m")
+    stored = memory._view.snapshot.query_set("test").gradients("layer")
+    assert stored.examples.tolist() == [0, 1, 0, 1]
+    live = memory.gradients(model, inputs, labels, loss)
+    assert same(stored.keys, live.layers["layer"].keys)
+    assert same(stored.errors, live.layers["layer"].errors)
+
+
+def test_labels_of_other_types_go_to_the_loss(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(nn.Sequential(model), optimizer, tmp_path / "m", quiet=True) as recorder:
+        with recorder.step():
+            model(torch.randn(3, 3)).square().mean().backward()
+            optimizer.step()
+        recorder.query_set(
+            "test", torch.ones(2, 3), torch.rand(2, 2), loss=lambda output, wanted: (output - wanted).square().sum(1)
+        )
+    memory = dualform.open(tmp_path / "m")
+    assert memory.query_set("test").labels is None
+    assert memory.topk("*", "test", 2, score="gradient").counts.tolist() == [[2], [2]]
+
+
+def test_what_cannot_be_asked_or_taken_is_refused_and_nothing_is_stored(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = torch.randn(2, 5), torch.tensor([0, 1])
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        with recorder.step():
+            loss(model(inputs), labels).sum().backward()
+            optimizer.step()
+        recorder.query_set("plain", inputs, labels)
+        with pytest.raises(BadInput, match="the loss of query set 'test' gives") as refused:
+            recorder.query_set("test", inputs, labels, loss=nn.functional.cross_entropy)
+        assert refused.value.field == "loss"
+        with pytest.raises(BadInput, match="2 examples and 1 labels"):
+            recorder.query_set("test", inputs, labels[:1], loss=loss)
+        with pytest.raises(BadInput, match="labels of query set 'test' are NoneType"):
+            recorder.query_set("test", inputs, loss=loss)
+        with pytest.raises(BadInput, match="is nan of example"):
+            recorder.query_set("test", inputs, labels, loss=lambda output, labels: loss(output, labels) * torch.nan)
+        recorder.query_set("test", inputs, labels, loss=loss)
+    memory = dualform.open(tmp_path / "m")
+    assert {query_set.name for query_set in memory.info().query_sets} == {"plain", "test"}
+    with pytest.raises(BadInput, match="query set 'plain' has no error signals"):
+        memory.topk("*", "plain", score="gradient")
+    with pytest.raises(NotFound, match="example"):
+        memory.topk("*", "test/2", score="gradient")
+    with pytest.raises(NotFound, match="nix"):
+        memory.topk("*", "nix", score="gradient")
+    with pytest.raises(BadInput, match="0 examples"):
+        memory.topk("*", QuerySetRows("test", ()), score="gradient")
+
+
+@pytest.mark.parametrize("kind", ["errors", "examples"])
+def test_a_file_that_was_altered_is_named(kind, tmp_path):
+    record(tmp_path / "m")
+    (file,) = (tmp_path / "m" / "probes" / "test").glob(f"{kind}-0.npy")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(Damaged, match=f"{kind}-0.npy"):
+        dualform.open(tmp_path / "m").topk("*", "test", score="gradient")
+    assert any(f"{kind}-0.npy" in said for said in what_is_wrong(tmp_path / "m"))
+
+
+def test_a_copy_has_them_and_deleting_the_query_set_takes_them_along(tmp_path):
+    record(tmp_path / "m")
+    before = dualform.open(tmp_path / "m").group_sum("*", "test", by="sample", score="gradient")
+    copy_memory(tmp_path / "m", tmp_path / "copy")
+    copied = dualform.open(tmp_path / "copy").group_sum("*", "test", by="sample", score="gradient")
+    assert copied.sums.tobytes() == before.sums.tobytes()
+    shutil.rmtree(tmp_path / "m")
+    dualform.delete(tmp_path / "copy", "sample = 3", query_sets=("test",))
+    assert not (tmp_path / "copy" / "probes" / "test").exists()
+    with pytest.raises(NotFound):
+        dualform.open(tmp_path / "copy").topk("*", "test", score="gradient")
+
+
+def test_a_budget_counts_them(tmp_path):
+    sizes = []
+    for asked in (None, loss):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(500, 40), nn.Linear(40, CLASSES))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        path = tmp_path / f"m{asked is None}"
+        with dualform.Recorder(model, optimizer, path, budget="50 MB", quiet=True) as recorder:
+            with recorder.step():
+                loss(model(torch.randn(4, 500)), torch.zeros(4, dtype=torch.long)).sum().backward()
+                optimizer.step()
+            recorder.query_set("test", torch.randn(900, 500), torch.zeros(900, dtype=torch.long), loss=asked)
+            with pytest.raises(BadInput, match="of the budget is left"):
+                recorder.query_set("more", torch.randn(30000, 500), torch.zeros(30000, dtype=torch.long), loss=asked)
+        sizes.append(sum(file.stat().st_size for file in (path / "probes").rglob("*.npy")))
+    assert sizes[1] - sizes[0] >= 900 * (40 + CLASSES) * 4
+
+
+def test_a_resumed_training_keeps_them_and_takes_more(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = torch.randn(2, 5), torch.tensor([0, 1])
+    for name in ("first", "second"):
+        resume = {"resume": True} if name == "second" else {}
+        with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, **resume) as recorder:
+            with recorder.step():
+                optimizer.zero_grad()
+                loss(model(inputs), labels).sum().backward()
+                optimizer.step()
+            recorder.query_set(name, inputs, labels, loss=loss)
+    memory = dualform.open(tmp_path / "m")
+    sums = [memory.group_sum("*", name, by="step", score="gradient").sums for name in ("first", "second")]
+    assert sums[0].shape == sums[1].shape == (2, 2)
+    assert not np.allclose(*sums)
+
+
+@pytest.mark.parametrize("options", [{"keys": False}, {"values": False}])
+def test_a_memory_without_values_has_no_gradients(tmp_path, options):
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = torch.randn(3, 5), torch.tensor([0, 1, 2])
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, **options) as recorder:
+        with recorder.step():
+            loss(model(inputs), labels).sum().backward()
+            optimizer.step()
+        with pytest.raises(
+            BadInput, match=r"^the memory stores no values, which query set 'test' would be held against"
+        ):
+            recorder.query_set("test", inputs, labels, loss=loss)
+    if options != {"keys": False}:
+        with dualform.open(tmp_path / "m") as memory, pytest.raises(BadInput, match="stores no values"):
+            memory.gradients(model, inputs, labels, loss)

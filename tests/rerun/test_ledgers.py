@@ -1,0 +1,179 @@
+"""A rerun follows examples as `dualform.ledger` does in a memory that had stored the keys: the same bits."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import dualform
+from dualform import TopK
+from dualform.errors import BadInput, DualformError, RecordingError
+from tests.influence.trainings import KINDS, ROWS, Training, labels, numbers, perceptron, samples
+
+STEPS = 12
+
+
+def run(training: Training, recorded_by, steps=STEPS, inputs=None):
+    """Train under a recorder of the model and its optimizer; returns the recorder."""
+    torch.manual_seed(3)
+    model = training.make()
+    optimizer = training.optimizer(model)
+    with recorded_by(model, optimizer) as recorder:
+        for step in range(steps):
+            with recorder.step(sample=samples(step), label=labels(step)):
+                optimizer.zero_grad()
+                training.loss(model((inputs or training.inputs)(step)), labels(step)).mean().backward()
+                optimizer.step()
+    return recorder
+
+
+def recorded(training: Training, path, **options) -> None:
+    run(training, lambda *of: dualform.Recorder(*of, path, quiet=True, **options))
+
+
+@pytest.mark.parametrize("name", [*KINDS, "Adam"])
+def test_ledgers_are_those_of_a_memory_with_keys(tmp_path, name):
+    training = KINDS.get(name) or Training(
+        perceptron, numbers((6,)), lambda model: torch.optim.Adam(model.parameters(), lr=0.01)
+    )
+    recorded(training, tmp_path / "stored")
+    recorded(training, tmp_path / "m", keys=False)
+    influences = [training.influence(), training.influence(method="path", by="label")]
+    found = run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", influences)).answers()
+    for influence, own in zip(influences, found, strict=True):
+        right = dualform.ledger(tmp_path / "stored", training.make(), influence)
+        assert (own.groups, own.by, own.method) == (right.groups, right.by, right.method)
+        assert own.counts.tolist() == right.counts.tolist()
+        for one, other in ((own.sums, right.sums), (own.residual, right.residual), (own.final, right.final)):
+            assert one.tobytes() == other.tobytes()
+        assert {line: array.tobytes() for line, array in own.lines.items()} == {
+            line: array.tobytes() for line, array in right.lines.items()
+        }
+
+
+def test_influences_stand_among_other_questions(tmp_path):
+    training = KINDS["linear layers"]
+    recorded(training, tmp_path / "stored")
+    recorded(training, tmp_path / "m", keys=False)
+    queries = dualform.Vectors(np.ones((2, 6)))
+    questions = [TopK("0", queries, 3), training.influence(), TopK("0", queries, 2)]
+    rerun = run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", questions))
+    hits, ledger, fewer = rerun.answers()
+    with dualform.open(tmp_path / "stored") as memory:
+        assert hits.ids.tolist() == memory.topk("0", queries, 3).ids.tolist()
+        assert fewer.ids.tolist() == memory.topk("0", queries, 2).ids.tolist()
+    assert isinstance(ledger, dualform.Ledger)
+    assert rerun.answers()[1] is ledger
+
+
+def test_what_was_written_goes_with_the_answer(tmp_path):
+    training = KINDS["linear layers"]
+    recorded(training, tmp_path / "m", keys=False)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "m").rglob("*")}
+    (tmp_path / "scratch").mkdir()
+    rerun = run(
+        training, lambda *of: dualform.Rerun(*of, tmp_path / "m", [training.influence()], folder=tmp_path / "scratch")
+    )
+    assert list((tmp_path / "scratch").iterdir())
+    rerun.answers()
+    assert not list((tmp_path / "scratch").iterdir())
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "m").rglob("*")} == before
+
+
+def test_another_training_is_refused_where_it_departs(tmp_path):
+    training = KINDS["linear layers"]
+    recorded(training, tmp_path / "m", keys=False)
+    steps = count()
+
+    def changed(step):
+        return training.inputs(step) + (next(steps) == 5)
+
+    with pytest.raises(RecordingError, match="step 5, layer '0': its inputs are not those"):
+        run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", [training.influence()]), inputs=changed)
+    (tmp_path / "scratch").mkdir()
+    with pytest.raises(RecordingError, match=f"stopped after 7 of {STEPS} steps"):
+        run(
+            training,
+            lambda *of: dualform.Rerun(*of, tmp_path / "m", [training.influence()], folder=tmp_path / "scratch"),
+            steps=7,
+        )
+    gc.collect()
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_other_labels_in_the_last_step_are_refused(tmp_path):
+    """No key follows the last update, so that only the weights at the end tell."""
+
+    def trained(recorder_of, last):
+        torch.manual_seed(3)
+        training = KINDS["linear layers"]
+        model = training.make()
+        optimizer = training.optimizer(model)
+        with recorder_of(model, optimizer) as recorder:
+            for step in range(4):
+                with recorder.step(sample=samples(step)):
+                    optimizer.zero_grad()
+                    given = labels(step) if step < 3 else last
+                    training.loss(model(training.inputs(step)), given).mean().backward()
+                    optimizer.step()
+        return recorder
+
+    trained(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False, quiet=True), labels(3))
+    influence = KINDS["linear layers"].influence()
+    with pytest.raises(RecordingError, match=r"the second training ended with another '0\.bias' than the first"):
+        trained(lambda *of: dualform.Rerun(*of, tmp_path / "m", [influence]), 3 - labels(3))
+    assert trained(lambda *of: dualform.Rerun(*of, tmp_path / "m", [influence]), labels(3)).answers()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"loss": lambda o, y: o.mean()}, BadInput, r"gives \[\] for 5 examples"),
+        ({"loss": lambda o, y: o[:, 0] / torch.arange(len(y))}, BadInput, "is -?(inf|nan) of example 0"),
+        ({"labels": labels(99)[:4]}, BadInput, "has 5 examples and 4 labels"),
+        ({"by": "no such"}, DualformError, "no slot column 'no such'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_the_training_begins(tmp_path, change, error, said):
+    training = KINDS["linear layers"]
+    recorded(training, tmp_path / "m", keys=False)
+    torch.manual_seed(3)
+    model = training.make()
+    with pytest.raises(error, match=said):
+        dualform.Rerun(model, training.optimizer(model), tmp_path / "m", [replace(training.influence(), **change)])
+
+
+def test_too_little_room_is_refused_before_the_training_begins(tmp_path, monkeypatch):
+    training = KINDS["linear layers"]
+    recorded(training, tmp_path / "m", keys=False)
+    model = training.make()
+    optimizer = training.optimizer(model)
+    influence = training.influence()
+    with monkeypatch.context() as patch:
+        room = SimpleNamespace(free=4 * STEPS * ROWS * (6 + 7 + 7 + 4) - 1)
+        patch.setattr("dualform.rerun.second_recording.disk_usage", lambda _: room)
+        with pytest.raises(BadInput, match="the rerun writes keys and values, up to"):
+            dualform.Rerun(model, optimizer, tmp_path / "m", [influence])
+    with pytest.raises(BadInput, match="nowhere is no folder"):
+        dualform.Rerun(model, optimizer, tmp_path / "m", [influence], folder=tmp_path / "nowhere")
+    monkeypatch.setattr("dualform.influence.fits.memory_bytes", lambda: 2 * 8 * 24 * 5 - 1)
+    with pytest.raises(BadInput, match="5 examples and 24 groups of sample"):
+        dualform.Rerun(model, optimizer, tmp_path / "m", [influence])
+    recorded(training, tmp_path / "stored")
+    with pytest.raises(BadInput, match="5 examples and 24 groups of sample"):
+        dualform.ledger(tmp_path / "stored", model, influence)
+
+
+def test_a_memory_with_keys_needs_no_rerun(tmp_path):
+    training = KINDS["linear layers"]
+    recorded(training, tmp_path / "stored")
+    model = training.make()
+    with pytest.raises(BadInput, match="holds its keys") as refused:
+        dualform.Rerun(model, training.optimizer(model), tmp_path / "stored", [training.influence()])
+    assert "dualform.ledger" in refused.value.hint

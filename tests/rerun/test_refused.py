@@ -1,0 +1,184 @@
+"""A second training that is not the first one again is refused, naming the step and the layer, and gives no answer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform import GroupSum, QuerySetRows, TopK, Vectors
+from dualform.errors import BadInput, EmptyMask, NotAMemory, NotFound, RecordingError
+from dualform.questions import Output
+from dualform.rerun.rerun import Rerun
+
+from .trained import Training
+
+FIRST = Training(steps=6, tokens=4)
+ASKED = [TopK("2", QuerySetRows("test", (0,)))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("first") / "m"
+    FIRST.run(lambda model, optimizer: dualform.Recorder(model, optimizer, path, keys=False))
+    return path
+
+
+def refused(folder, training, until=None):
+    """What the second training is refused with, the step that heard of it, and the rerun."""
+    made = []
+
+    def make(model, optimizer):
+        made.append(Rerun(model, optimizer, folder, ASKED))
+        return made[0]
+
+    with pytest.raises(RecordingError) as error:
+        training.run(make, until)
+    with pytest.raises(RecordingError, match="has not been run again to its end"):
+        made[0].answers()
+    return str(error.value)
+
+
+def test_other_initial_weights_are_refused_before_the_first_step(folder):
+    assert refused(folder, replace(FIRST, seed=3)).startswith("step 0: '0.weight' is not what it was when the first")
+
+
+def test_other_data_are_refused_at_the_step_and_layer_where_they_begin(folder):
+    class Changed(Training):
+        def batches(self):
+            made = super().batches()
+            made[3][0][1, 2, 0] += 1e-6
+            return made
+
+    told = refused(folder, Changed(**vars(FIRST)))
+    assert told.startswith(
+        "step 3, layer '0': its inputs are not those of the first training. Run the same script with"
+    )
+
+
+def test_another_learning_rate_is_noticed_one_step_later_and_in_the_layer_above(folder):
+    class Faster(Training):
+        def built(self):
+            model, optimizer = super().built()
+            optimizer.param_groups[0]["lr"] = 0.2
+            return model, optimizer
+
+    # The first layer's inputs are data, whatever was learned; the second's move with the first update.
+    assert refused(folder, Faster(**vars(FIRST))).startswith("step 1, layer '2': its inputs are not those")
+
+
+def test_another_batch_order_is_refused_where_it_departs(folder):
+    told = refused(folder, replace(FIRST, order=(0, 1, 4, 3, 2, 5)))
+    assert told.startswith("step 2, layer '0': its slots are other datapoints than in the first training")
+
+
+def test_other_columns_alone_are_refused(folder):
+    class Relabelled(Training):
+        def batches(self):
+            made = super().batches()
+            made[4][2]["sample"] = made[4][2]["sample"] + 1
+            return made
+
+    told = refused(folder, Relabelled(**vars(FIRST)))
+    assert told.startswith("step 4, layer '0': its slots are other datapoints")
+
+    class Bare(Training):
+        def batches(self):
+            return [
+                (x, y, {name: c for name, c in columns.items() if name != "dataset"})
+                for x, y, columns in super().batches()
+            ]
+
+    assert refused(folder, Bare(**vars(FIRST))).startswith("step 0, layer '0': its slots are other datapoints")
+
+
+def test_too_few_steps_and_none_are_refused(folder):
+    assert refused(folder, FIRST, until=4).startswith("the second training stopped after 4 of 6 steps.")
+    untrained = FIRST.run(lambda model, optimizer: Rerun(model, optimizer, folder, ASKED), until=0, query_set=False)
+    with pytest.raises(RecordingError, match="has not been run again to its end"):
+        untrained.answers()
+
+
+def test_too_many_steps_are_refused(folder):
+    told = refused(folder, replace(FIRST, steps=8))
+    assert told.startswith("step 6: the first training ended after 6 steps.")
+
+
+def test_a_training_that_fails_gives_no_answer(folder):
+    made = []
+
+    def make(model, optimizer):
+        made.append(Rerun(model, optimizer, folder, ASKED))
+        return made[0]
+
+    with pytest.raises(ZeroDivisionError):
+        FIRST.run(make, fail=True)
+    with pytest.raises(RecordingError, match="has not been run again to its end"):
+        made[0].answers()
+
+
+def test_another_model_is_refused(folder):
+    class Bare(Training):
+        def built(self):
+            model, _ = super().built()
+            model[2].bias = None
+            return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    assert refused(folder, Bare(**vars(FIRST))).startswith("step 0: '2.bias' is not what it was")
+    other = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Sequential(nn.Linear(7, 3)))
+    with pytest.raises(RecordingError, match="this is not the model that was recorded: layers='2' matches no"):
+        Rerun(other, torch.optim.SGD(other.parameters(), 0.1), folder, ASKED)
+
+    class Wider(Training):
+        def built(self):
+            model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+            return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    told = refused(folder, Wider(**vars(FIRST)))
+    assert told.startswith("step 0: layer '0' (5 to 7, by token) is recorded in one run and not in the other.")
+
+
+def test_what_cannot_be_reran_is_refused(folder, tmp_path):
+    model, optimizer = FIRST.built()
+    with pytest.raises(NotAMemory):
+        Rerun(model, optimizer, tmp_path / "nowhere", ASKED)
+    FIRST.run(lambda model, optimizer: dualform.Recorder(model, optimizer, tmp_path / "stored"))
+    with pytest.raises(BadInput, match="holds its keys, so nothing needs to be run again"):
+        Rerun(model, optimizer, tmp_path / "stored", ASKED)
+    with pytest.raises(ZeroDivisionError):
+        FIRST.run(lambda *of: dualform.Recorder(*of, tmp_path / "cut", keys=False), fail=True)
+    with pytest.raises(BadInput, match="did not come to its end"):
+        Rerun(model, optimizer, tmp_path / "cut", ASKED)
+
+
+@pytest.mark.parametrize(
+    ("question", "error"),
+    [
+        (TopK("nowhere", Vectors(np.ones((1, 7)))), NotFound),
+        (TopK("2", Vectors(np.ones((1, 3)))), BadInput),
+        (TopK("2", QuerySetRows("none")), NotFound),
+        (TopK("2", dualform.SlotKeys((0,))), NotFound),
+        (TopK("2", QuerySetRows("test"), where="step > 99"), EmptyMask),
+        (GroupSum("2", QuerySetRows("test"), by=("colour",)), NotFound),
+        (Output("2", QuerySetRows("test")), BadInput),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused_before_training(folder, question, error):
+    with pytest.raises(error):
+        Rerun(*FIRST.built(), folder, [question])
+
+
+def test_the_rerun_changes_no_bit_of_the_training_and_nothing_on_disk(folder):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    finals = []
+
+    def make(model, optimizer):
+        finals.append(model)
+        return Rerun(model, optimizer, folder, ASKED)
+
+    FIRST.run(make)
+    final = dualform.open(folder)._view.snapshot.final()
+    assert all(np.array_equal(final[name], p.detach().numpy()) for name, p in finals[0].named_parameters())
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -1,0 +1,118 @@
+"""A rerun answers as a memory that had stored the keys: the same ids, the same bits of every score and signed sum."""
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform import GroupSum, QuerySetRows, TopK, Vectors
+from dualform.query.sums import grouping
+from dualform.query.sums.key_sums import BLOCK
+from dualform.store.snapshot import Snapshot
+from tests.query import oracle
+
+from .trained import Training
+
+QUERIES = Vectors(np.random.default_rng(5).normal(size=(4, 7)))
+QUESTIONS = [
+    TopK("2", QUERIES, k=7),
+    TopK("0", QuerySetRows("test", (1, 3)), k=5, score="abs"),
+    TopK("2", QuerySetRows("test"), k=3, where="label <> 1 AND step >= 3"),
+    TopK("2", QUERIES, k=2, by=("dataset", "label")),
+    TopK("0", QuerySetRows("test", (0,)), k=3, by=("position",), score="abs"),
+    TopK("2", QUERIES, k=10**6, where="step = 1"),
+    GroupSum("2", QUERIES, by=("dataset", "label")),
+    GroupSum("0", QuerySetRows("test"), by=("label",), where="dataset = 'odd'"),
+    GroupSum("2", QUERIES, by=("position",)),
+    GroupSum("0", QuerySetRows("test", (2,)), by=("label",), score="abs"),
+    GroupSum("2", Vectors(np.abs(QUERIES.rows)), by=("label",), score="abs"),
+]
+SAMPLES, TOKENS = Training(steps=40, rows=230), Training(steps=24, rows=30, tokens=20)
+
+
+@pytest.fixture(scope="module", params=[SAMPLES, TOKENS], ids=["samples", "tokens"])
+def runs(request, tmp_path_factory):
+    """An engine over the stored memory of a training, its folder without keys, and how to train again."""
+    training, folder = request.param, tmp_path_factory.mktemp("runs")
+    training.run(lambda model, optimizer: dualform.Recorder(model, optimizer, folder / "stored"))
+    training.run(lambda model, optimizer: dualform.Recorder(model, optimizer, folder / "m", keys=False))
+    return dualform.open(folder / "stored"), folder / "m", training
+
+
+def reran(runs, questions, **options):
+    _, path, training = runs
+    return training.run(lambda model, optimizer: dualform.Rerun(model, optimizer, path, questions, **options)).answers()
+
+
+def assert_same(found, stored):
+    if isinstance(stored, dualform.Hits):
+        assert np.array_equal(found.ids, stored.ids)
+        assert found.flat_scores.tobytes() == stored.flat_scores.tobytes()
+    else:
+        assert found.sums.tobytes() == stored.sums.tobytes()
+    assert np.array_equal(found.counts, stored.counts)
+    assert (found.groups, found.by) == (stored.groups, stored.by)
+    assert found.scan.slots_matching == stored.scan.slots_matching
+    assert found.scan.slots_scanned == stored.scan.slots_scanned
+
+
+@pytest.mark.parametrize("window_bytes", [1, 128 << 20], ids=["several windows", "one window"])
+def test_every_question_has_the_stored_memorys_answer(runs, window_bytes):
+    stored = runs[0]
+    assert stored.info().slots[stored.info().layers[0].space] > 2 * BLOCK  # so that the smallest windows are three
+    for question, found in zip(QUESTIONS, reran(runs, QUESTIONS, window_bytes=window_bytes), strict=True):
+        expected = stored.ask(question)
+        if isinstance(question, GroupSum) and question.score == "abs" and question.layer == "0":
+            assert_near(found, expected)
+        else:
+            assert_same(found, expected)
+
+
+def assert_near(found, stored):
+    """Absolute sums, which a memory that has all keys at once takes from matrix products."""
+    np.testing.assert_allclose(found.sums, stored.sums, rtol=1e-12)
+    assert found.groups == stored.groups
+
+
+def test_sums_of_many_groups_are_the_stored_memorys(runs, monkeypatch):
+    monkeypatch.setattr(grouping, "BUDGET", 100)  # any grouping is one of many groups
+    questions = [
+        GroupSum("2", QUERIES, by=("sample", "label")),
+        GroupSum("0", QuerySetRows("test"), by=("sample",), where="label > 0", score="abs"),
+    ]
+    signed, absolute = reran(runs, questions, window_bytes=1)
+    assert_same(signed, runs[0].ask(questions[0]))
+    assert_near(absolute, runs[0].ask(questions[1]))
+
+
+def test_answers_are_those_of_float64_over_every_slot(runs):
+    engine, _, _ = runs
+    memory = Snapshot.open(engine.path)
+    (space,) = memory.manifest.spaces
+    query, slots = QUERIES.rows[:1], memory.count(space)
+    keys = memory.keys("2").of_entries(np.arange(slots))
+    scores = oracle.scores(keys, query[0])
+    groups = oracle.groups([memory.column(space, "label").tolist()], [True] * slots)
+    hits, by, signed, absolute = reran(
+        runs,
+        [
+            TopK("2", Vectors(query), k=20),
+            TopK("2", Vectors(query), k=4, by=("label",)),
+            GroupSum("2", Vectors(query), by=("label",)),
+            GroupSum("2", Vectors(query), by=("label",), score="abs"),
+        ],
+        window_bytes=1,
+    )
+    assert hits.slots[0].tolist() == oracle.best(scores, range(slots), 20)
+    np.testing.assert_allclose(hits.scores[0], np.float32([scores[slot] for slot in hits.slots[0]]), rtol=1e-6)
+    assert [g.tolist() for g in by.slots[0]] == [oracle.best(scores, own, 4) for own in groups.values()]
+    assert list(signed.groups) == list(groups)
+    size = [sum(abs(scores[slot]) for slot in own) for own in groups.values()]
+    error = signed.sums[0] - [sum(scores[slot] for slot in own) for own in groups.values()]
+    assert (np.abs(error) <= 1e-12 * np.array(size)).all()
+    np.testing.assert_allclose(absolute.sums[0], size, rtol=1e-12)
+
+
+def test_questions_may_be_put_as_an_engine_takes_them(runs):
+    hits, sums = reran(runs, [TopK("2", "test/3", k=4), GroupSum("2", QUERIES.rows[0], by="label")])
+    assert_same(hits, runs[0].topk("2", "test/3", k=4))
+    assert_same(sums, runs[0].group_sum("2", QUERIES.rows[0], by="label"))
