@@ -49,7 +49,7 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_the_readme_is_read_in_a_few_minutes():
-    assert len(README.split()) < 1300
+    assert len(README.split()) < 1600
 
 
 def test_every_example_is_about_fifteen_lines():
@@ -69,14 +69,13 @@ def test_the_price_of_recording_is_that_of_the_benchmarks():
     row = r"^\| training, keys .* steps, 2 threads \| .* \| ([\d.]+)(?: \([^)]*\))? \| at most ([\d.]+) \|"
     (ratio, target), (alone, target_alone) = re.findall(row, page, re.MULTILINE)
     said = " ".join(README.split())
-    assert f"on two threads the paper's network takes {ratio} times as long to train recorded" in said
-    assert f"recorded, and {alone} times with keys alone" in said
-    assert f"where {target} and {target_alone} are the targets" in said
+    assert f"the paper's network takes {ratio} times as long to train on two threads (the target is {target})" in said
+    assert f"and {alone} times if only keys are stored (target {target_alone};" in said
 
 
 def test_the_price_of_small_networks_is_that_of_the_coverage():
     middle, _, _ = document.price(document.read(), "AdamW")
-    assert f"on one thread {1e3 * middle:.1f} ms a layer and step under AdamW" in " ".join(README.split())
+    assert f"{1e3 * middle:.1f} ms for each layer and step under AdamW, on one thread" in " ".join(README.split())
 
 
 def test_the_examples_run(tmp_path, monkeypatch, capsys):

@@ -53,7 +53,7 @@ def started(tmp_path_factory):
 
 def test_the_start_is_gone_through(started):
     folder, printed = started
-    assert (folder / "without-3.safetensors").is_file()
+    assert (folder / "first-half.safetensors").is_file()
     assert "Reconstruction errors: 2 layers" in printed
 
 
