@@ -43,5 +43,5 @@ SUMS = Tool(
     "token position or any other slot column. Ask this first, and topk for the single datapoints behind a group.",
     SumsArguments,
     answer,
-    "group_sum",
+    "sums",
 )

@@ -78,7 +78,7 @@ def letters(text: str) -> str:
     ("question", "asked_for"),
     [
         (("info",), (LAYER, "exact", "validation-of-the-second-round", "a-data-set-of-a-long-name")),
-        (("verify",), (LAYER, "relativeerror", "exact")),
+        (("verify",), (LAYER, "reconstructionerror", "exact")),
         (("topk", "-k", 1, "--by", WIDE_BY), (*WIDE_BY.split(","), "slot", "score", letters(ANNOTATOR), "/17(label1)")),
         (("group-sum", "--by", WIDE_BY), (*WIDE_BY.split(","), "sum", letters(ANNOTATOR), "a-data-set-of-a-long-name")),
         (("contributions", "--by", "annotator"), ("what", letters(ANNOTATOR), "initial", "residual")),
