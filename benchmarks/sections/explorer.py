@@ -66,10 +66,10 @@ def run(plan: Plan) -> Section:
     ]
     section.notes.append(
         f"One layer of {plan.width} + {OUTPUTS} numbers a slot, which are generated, and a query set of {QUERY_SET} "
-        f"queries. Beside stand the three answers alone, asked of an engine in process, and for the first page the "
-        f"opening and the first answers of an engine; files are in the page cache, and what is derived from keys lies "
+        "queries. Beside stand the three answers alone, asked of an engine in process, and for the first page the "
+        "opening and the first answers of an engine; files are in the page cache, and what is derived from keys lies "
         f"beside them. A page asks for {len(PANELS)} parts at once, on the same cores; what a browser draws is not in "
-        f"it."
+        "it."
     )
     return section
 

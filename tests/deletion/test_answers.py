@@ -273,7 +273,7 @@ def test_maps_row_numbers_and_halved_keys(tmp_path, precision):
     assert not (tmp_path / "run" / "probes" / "theirs").exists()
 
 
-def test_a_memory_without_keys_keeps_no_digest_and_is_not_reran(tmp_path):
+def test_a_memory_without_keys_keeps_no_digest_and_is_not_run_again(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

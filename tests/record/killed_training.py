@@ -31,7 +31,7 @@ class Kind:
 
 KINDS = {
     "a small network": Kind(6, 4),
-    "a small network, run again": Kind(6, 4, keys=False),
+    "a small network without keys": Kind(6, 4, keys=False),
     "a large network": Kind(256, 128),
     "two ranks": Kind(6, 4, ranks=2),
 }

@@ -24,8 +24,8 @@ from tests.record.processes import _rank, launch
 from tests.reliability import report, rounds
 
 SEED = 35
-SHORT = {"a small network": 4, "a small network, run again": 2, "a large network": 2, "two ranks": 2}
-LONG = {"a small network": 80, "a small network, run again": 40, "a large network": 40, "two ranks": 40}
+SHORT = {"a small network": 4, "a small network without keys": 2, "a large network": 2, "two ranks": 2}
+LONG = {"a small network": 80, "a small network without keys": 40, "a large network": 40, "two ranks": 40}
 WAIT = 240.0
 
 

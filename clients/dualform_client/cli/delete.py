@@ -100,7 +100,7 @@ def _said(found: Deletion) -> list[str]:
     if found.preview_sets:
         said.append(
             f"Preview sets that are removed: those of {', '.join(map(_dataset, found.preview_sets))}. No sample is "
-            f"left of theirs, or some that go have no number."
+            "left of theirs, or some that go have no number."
         )
     if found.others:
         said.append(
@@ -121,8 +121,8 @@ def _said(found: Deletion) -> list[str]:
 def _stay(query_sets: tuple[str, ...]) -> str:
     return (
         f"Query sets that stay: {', '.join(query_sets)}. One may hold an input of theirs where the keys do not tell "
-        f"of it: behind dropout or normalised batches, in deeper layers, and where keys are not stored. Name it by "
-        f"--query-set to remove it."
+        "of it: behind dropout or normalised batches, in deeper layers, and where keys are not stored. Name it by "
+        "--query-set to remove it."
     )
 
 

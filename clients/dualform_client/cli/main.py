@@ -24,21 +24,10 @@ COMMANDS = (
 )  # fmt: skip
 """Each in a file of its name."""
 
-ASKING = frozenset(
-    (
-        "serve",
-        "info",
-        "topk",
-        "group-sum",
-        "distribution",
-        "output",
-        "contributions",
-        "compare",
-        "weights",
-        "verify",
-        "sql",
-    )
-)
+ASKING = frozenset((
+    "compare", "contributions", "distribution", "group-sum", "info", "output", "serve", "sql", "topk", "verify",
+    "weights",
+))  # fmt: skip
 """Commands that do nothing but answer questions about a memory."""
 
 _SWITCH_SECONDS = 0.0005

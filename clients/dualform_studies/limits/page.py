@@ -162,7 +162,7 @@ def _rerun_table(report: Report) -> Table:
     return Table(
         "rerun",
         "What either way stores, in kB. Query sets are what the stored memory is asked about.",
-        ("", "keys stored", "reran"),
+        ("", "keys stored", "rerun"),
         [(words, *(_kilobytes(sizes[part]) for sizes in (stored, reran))) for part, words in PARTS.items()],
     )
 

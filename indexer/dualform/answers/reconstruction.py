@@ -44,7 +44,7 @@ class Reconstruction(Table):
         return 1
 
     def table(self, most: int | None = None) -> Columns:
-        """One row: the status, the relative error, and the reason."""
+        """One row: the status, the reconstruction error, and the reason."""
         return Columns(_rows([self][:most]))
 
     def title(self) -> str:
@@ -72,7 +72,7 @@ class Reconstructions(Table, Mapping[str, Reconstruction]):
         return len(self)
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a layer: layer, status, relative error, and reason."""
+        """A row a layer: layer, status, reconstruction error, and reason."""
         shown = [*self.reconstructions.items()][:most]
         layers = column_of([name for name, _ in shown])
         return Columns({"layer": layers, **_rows([own for _, own in shown])}, self.scan)

@@ -152,7 +152,7 @@ def _require_examples(view: View, layer: Layer, query_set: str) -> None:
     if view.snapshot.space(layer.space).extents.rowless:
         raise BadInput(
             f"the rows of query set {query_set!r} in layer {layer.name!r} are not its examples in their order: the "
-            f"network chose them, or nothing tells whose they are.",
+            "network chose them, or nothing tells whose they are.",
             hint=f"Ask by all of them, as {query_set!r}, or by vectors: memory.query_set({query_set!r}, "
             f"{layer.name!r}).queries.",
             field="queries",

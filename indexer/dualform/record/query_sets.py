@@ -139,7 +139,7 @@ def check_examples(preview_set: PreviewSet, examples: int) -> None:
     if not np.array_equal(np.sort(preview_set.samples), np.arange(examples)):
         raise BadInput(
             f"the preview set has {len(preview_set)} samples, and the query set {examples} examples, which count from "
-            f"0.",
+            "0.",
             hint="Give what each example looks like, in their order.",
             field="preview_set",
         )

@@ -376,7 +376,7 @@ class Recorder(Joinable):
 
         It is encoded while the training waits; one that is given before the first step is stored when that is over, and
         then a sample that cannot be stored is warned of. Of several ranks the first one's is stored. When the training
-        is over, preview set.store(path, dataset) does the same. Raises BadInput for a dataset that has a preview set,
+        is over, preview_set.store(path, dataset) does the same. Raises BadInput for a dataset that has a preview set,
         and for a sample that cannot be stored.
         """
         self._require_open("previews")

@@ -142,8 +142,8 @@ class Layer:
 
     def to_json(self) -> dict[str, Any]:
         """What the manifest says; what it does not say means what it did before there was such a thing."""
-        said = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "deleted"}
-        said["forgotten"] = self.deleted  # as format 2 calls it
+        said = {own.name: getattr(self, own.name) for own in fields(self)}
+        said["forgotten"] = said.pop("deleted")  # as format 2 calls it
         said["parameters"] = [block.to_json() for block in self.parameters]
         later = {"geometry": {}, "groups": 1, "batch_dim": 0, "value_source": "rows", "forgotten": 0, "sampled": False}
         return {name: own for name, own in said.items() if name not in later or own != later[name]}

@@ -106,7 +106,7 @@ class Manifest:
     query_sets: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Rows and layers of each query set, and how many steps were taken by then."""
     preview_sets: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By dataset, "" for samples without one: kind, file and number of samples of its preview set (preview_sets/)."""
+    """By dataset, "" for samples without one: kind, file and number of samples of its preview set (previews/)."""
     buffers: dict[str, dict[str, str]] = field(default_factory=dict)
     """By parameter and buffer, the checksum of what the optimizer kept when the recorder left."""
     aliases: dict[str, str] = field(default_factory=dict)

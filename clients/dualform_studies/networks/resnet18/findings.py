@@ -60,7 +60,7 @@ def classes_finding(report: Report) -> str:
         f"of the {report['asked']['images']} test images at a layer before layer4 and "
         f"{span([one['images'] for one in last], 'd')} at a later one; at {short(worst)} a single one leads for "
         f"{percent(max(told[worst]['leads_for'].values()))}. Where few images lead for all, the preview set of an "
-        f"example shows them, whatever was asked."
+        "example shows them, whatever was asked."
     )
 
 

@@ -20,7 +20,6 @@ from torch.nn.utils import parametrize
 
 from dualform.errors import RecordingError
 from dualform.record.key_form import KeyForm
-from dualform.record.taps.checkpoints import own_operators
 from dualform.record.taps.matrix_block import block_of
 from dualform.record.taps.module_tap import ModuleTap
 from dualform.record.taps.product import MatrixProduct, saved_key
@@ -181,8 +180,7 @@ class _AttentionWatcher(Watcher):
 
     def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor | None:
         taps = self._taps_of(product.weight)
-        with own_operators():
-            saved = saved_key(product.key) if taps else product.key
+        saved = saved_key(product.key) if taps else product.key
         for tap in taps:
             if tap.told(listener, self._crossed):
                 key = self.laid(saved, self._batch).to(output.dtype)

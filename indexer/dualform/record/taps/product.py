@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dualform.record.taps.checkpoints import own_operators
+
 
 @dataclass(frozen=True, eq=False)
 class MatrixProduct:
@@ -38,7 +40,10 @@ def saved_key(argument: Tensor) -> Tensor:
     not contiguous is copied: torch multiplies with a copy of it, and the network may write to the argument.
     """
     key = argument.detach()
-    return key if key.dim() < 3 or key.layout != torch.strided or key.is_contiguous() else key.clone()
+    if key.dim() < 3 or key.layout != torch.strided or key.is_contiguous():
+        return key
+    with own_operators():
+        return key.clone()
 
 
 def products_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MatrixProduct]:

@@ -57,7 +57,7 @@ class Listener(Protocol):
     """Who a tap reports to."""
 
     def forward_mode(self) -> str | None:
-        """ "step" to record, "query set" to take inputs only, None to let the call pass."""
+        """ "step" to record, "query_set" to take inputs only, None to let the call pass."""
 
     began: Tensor
     """int64 scalar: which step runs."""

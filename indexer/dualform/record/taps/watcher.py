@@ -139,11 +139,8 @@ class _Around(threading.local):
         """No module of this recorder runs: leave what is still entered. An interrupt from the keyboard passes even
         hooks that always run.
         """
-        for place, (own, _) in enumerate(self.entered):
-            if own is whose:
-                while len(self.entered) > place:
-                    self.leave(self._modes[-1][0])
-                return
+        while any(own is whose for own, _ in self.entered):
+            self.leave(self._modes[-1][0])
 
 
 _AROUND = _Around()

@@ -129,7 +129,7 @@ class _Checksummed:
         if self._most is not None and self.bytes + piece.nbytes > self._most:
             raise BadInput(
                 f"the preview set takes more than the {self._most:,} bytes that are left of the budget.",
-                hint="Store it when the training is over: preview set.store(…), or record with a larger budget.",
+                hint="Store it when the training is over: preview_set.store(…), or record with a larger budget.",
                 field="preview_set",
             )
         self.digest.update(piece)

@@ -92,7 +92,7 @@ class PreviewSet:
         self, path: str | PathLike[str], dataset: str | None = None, *, replace: bool = False, cut_off: bool = False
     ) -> None:
         """Store it in the memory of a folder, as what the samples of a dataset looked like; None for samples that were
-        recorded without one. While a training records, its recorder does that: recorder.previews(dataset, preview set).
+        recorded without one. While a training records, its recorder does that: recorder.previews(dataset, preview_set).
 
         `replace`: in place of the dataset's preview set, where there is one. `cut_off`: the recording did not come to
         its end, and nobody goes on with it. Raises AlreadyExists where there is a preview set of the dataset, Locked
