@@ -39,7 +39,7 @@ def test_exactly_these_names_are_offered():
         "PreviewSet",
         "Previews",
         "QuerySet",
-        "QuerySetRows",
+        "QuerySetExamples",
         "Reconstruction",
         "Reconstructions",
         "Recorder",

@@ -14,7 +14,7 @@ import numpy as np
 from dualform.answers import Hits, Scan
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform.questions import Queries, QuerySetRows
+from dualform.questions import Queries, QuerySetExamples
 
 Key: TypeAlias = tuple[str | None, int]
 """Dataset and sample."""
@@ -63,7 +63,7 @@ def compare(
     not hold the same examples in both; otherwise as `Answers.topk`.
     """
     _check_datasets(memories)
-    if isinstance(queries, QuerySetRows):
+    if isinstance(queries, QuerySetExamples):
         _check_query_set(memories, queries.query_set)
     hits = [memory.topk(layer, queries, k, where, score=score) for memory in memories]
     first, second = (_best(memory, own, n) for n, (memory, own) in enumerate(zip(memories, hits, strict=True), 1))

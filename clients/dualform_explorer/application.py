@@ -289,5 +289,5 @@ class Pages:
 
 
 async def _nowhere(request: Request, _error: Exception) -> Response:
-    there = "Pages are the start page (/), /explore?item=QUERY_SET/EXAMPLE and /paper?item=QUERY_SET/EXAMPLE."
+    there = "Pages are the start page (/), /explore?item=SET/EXAMPLE and /paper?item=SET/EXAMPLE."
     return PlainTextResponse(f"There is nothing at {request.url.path!r}. {there}\n", _NOT_FOUND)

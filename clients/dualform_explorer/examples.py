@@ -144,4 +144,4 @@ def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None 
     examples = examples_of(memory, info, state.query_set)
     tokens = tokens_of(memory, info, examples, state.layer if layer is None else layer)
     token = token_of(examples, tokens, state)
-    return state.item if token is None else f"{state.query_set}/{state.row * tokens + token}"
+    return state.item if token is None else f"{state.item}:{token}"

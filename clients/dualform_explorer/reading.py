@@ -162,9 +162,7 @@ class _Reader:
         query_set = query_set_of(self.info, name)
         if query_set is None:
             names = [f"{query_set.name}/0" for query_set in self.info.query_sets]
-            self._fault(
-                "item", f"There is no query set {name or said!r}; an item is QUERY_SET/EXAMPLE.", names, f"{name}/0"
-            )
+            self._fault("item", f"There is no query set {name or said!r}; an item is SET/EXAMPLE.", names, f"{name}/0")
             return None, 0
         most = query_set.rows if query_set.examples is None else query_set.examples
         if not (row.isascii() and row.isdecimal() and len(row) < 10 and int(row) < most):

@@ -51,7 +51,7 @@ class State:
 
     @property
     def item(self) -> str:
-        """As the page names it: QUERY_SET/EXAMPLE. Questions name a stored row, which of a layer with tokens is one of
+        """As the page names it: SET/EXAMPLE. Questions name a stored row, which of a layer with tokens is one of
         them (`examples.query_of`).
         """
         return f"{self.query_set}/{self.row}"

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from dualform.methods import Answers
-from dualform_mcp.questions import ScoreArguments, beside, few_queries, name_of, names
+from dualform_mcp.questions import ScoreArguments, beside, few_queries, names, query_names
 from dualform_mcp.tool import Tool
 
 
@@ -22,8 +22,9 @@ class SumsArguments(ScoreArguments):
 def answer(memory: Answers, asked: SumsArguments) -> Mapping[str, Any]:
     queries = few_queries(memory, asked.query)
     sums = memory.group_sum(asked.layer, queries, names(asked.by), asked.where, **asked.asked, k=asked.k)
+    asked_by = query_names(memory, queries, len(sums))
     rows = [
-        {"query": name_of(queries, query), "group": dict(zip(sums.by, key, strict=True)), "sum": own, "slots": count}
+        {"query": asked_by[query], "group": dict(zip(sums.by, key, strict=True)), "sum": own, "slots": count}
         for query, ranked in enumerate(sums)
         for key, own, count in ranked
     ]

@@ -11,7 +11,7 @@ from pydantic import Field
 from dualform.answers.cancellation import WHAT_A_MASK_MEANS
 from dualform.errors import BadInput, Inexact
 from dualform.methods import Answers
-from dualform_mcp.questions import LayerArguments, beside, few_queries, name_of
+from dualform_mcp.questions import LayerArguments, beside, few_queries, query_names
 from dualform_mcp.tool import Tool
 
 
@@ -29,10 +29,9 @@ class OutputArguments(LayerArguments):
 def answer(memory: Answers, asked: OutputArguments) -> Mapping[str, Any]:
     queries = few_queries(memory, asked.query)
     found = memory.output(asked.layer, queries, asked.where, asked.at_step, asked.allow_inexact, initial=asked.initial)
-    rows = []
-    for query, own in enumerate(found):
+    rows = list[dict[str, Any]]()
+    for name, own in zip(query_names(memory, queries, len(found)), found, strict=True):
         chosen = np.argsort(-own, kind="stable")[: asked.most] if asked.outputs is None else _within(asked, len(own))
-        name = name_of(queries, query)
         rows += [{"query": name, "output": int(number), "value": own[number]} for number in chosen]
     record = {
         "layer": asked.layer,

@@ -9,7 +9,7 @@ from pydantic import Field
 from dualform.answers import Scan, Status
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform.questions import QuerySetRows, as_queries
+from dualform.questions import QuerySetExamples, as_queries
 from dualform.questions.target import CONTRIBUTION
 from dualform_mcp.bounds import MOST_QUERIES
 from dualform_mcp.status import reason_of, told
@@ -25,8 +25,9 @@ WHERE = (
 class LayerArguments(Arguments):
     layer: str = Field(description="A layer's name, as info lists it.")
     query: str = Field(
-        description="Stored examples to ask with, as QUERY_SET/ROW: test/17, test/3,17 for two, test/10:14 for rows "
-        f"10 to 13. At most {MOST_QUERIES}. info lists the query sets and how many rows each has."
+        description="Stored examples to ask with, as SET/EXAMPLE, counted from 0: test/17; test/3,17 for two; "
+        "test/10-13 for four; test/17:4 for token 4 of example 17, in layers that see tokens. "
+        f"At most {MOST_QUERIES}. info lists the query sets and how many examples each has."
     )
     where: str | None = Field(None, description=WHERE)
     at_step: int | None = Field(None, ge=0, description="As of so many recorded steps; the end where it is left out.")
@@ -61,25 +62,28 @@ class ScoreArguments(LayerArguments):
         }
 
 
-def few_queries(memory: Answers, said: str) -> QuerySetRows:
+def few_queries(memory: Answers, said: str) -> QuerySetExamples:
     """The stored examples that a text names. Raises BadInput for more than an answer has room for."""
     asked = as_queries(said)
-    assert isinstance(asked, QuerySetRows), "a text names rows of a query set"
+    assert isinstance(asked, QuerySetExamples), "a text names rows of a query set"
     count = asked.count
     if count is None:
         count = next((query_set.rows for query_set in memory.info().query_sets if query_set.name == asked.query_set), 0)
     if count > MOST_QUERIES:
         raise BadInput(
-            f"{said!r} names {count} rows; a question takes at most {MOST_QUERIES}.",
-            hint=f"Name rows, for example {asked.query_set}/0:{MOST_QUERIES}.",
+            f"{said!r} names {count} examples; a question takes at most {MOST_QUERIES}.",
+            hint=f"Name some, for example {asked.query_set}/0-{MOST_QUERIES - 1}.",
             field="query",
         )
     return asked
 
 
-def name_of(asked: QuerySetRows, query: int) -> str:
-    """Of one query of an answer, as it can be asked with again."""
-    return f"{asked.query_set}/{query if asked.rows is None else asked.rows[query]}"
+def query_names(memory: Answers, asked: QuerySetExamples, count: int) -> list[str]:
+    """Of each query of an answer, as it can be asked with again."""
+    examples = None
+    if asked.examples is None:
+        examples = next(own.examples for own in memory.info().query_sets if own.name == asked.query_set)
+    return asked.names(count, examples)
 
 
 def beside(scan: Scan, space: str, status: Status | None, score: str = CONTRIBUTION) -> dict[str, Any]:

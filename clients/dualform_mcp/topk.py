@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from dualform.methods import Answers
-from dualform_mcp.questions import ScoreArguments, beside, few_queries, name_of, names
+from dualform_mcp.questions import ScoreArguments, beside, few_queries, names, query_names
 from dualform_mcp.tool import Tool
 
 
@@ -22,7 +22,8 @@ class TopKArguments(ScoreArguments):
 def answer(memory: Answers, asked: TopKArguments) -> Mapping[str, Any]:
     queries = few_queries(memory, asked.query)
     hits = memory.topk(asked.layer, queries, asked.k, asked.where, names(asked.by) or None, **asked.asked)
-    rows = [{**record, "query": name_of(queries, record["query"])} for record in hits.joined(memory).records()]
+    asked_by = query_names(memory, queries, len(hits))
+    rows = [{**record, "query": asked_by[record["query"]]} for record in hits.joined(memory).records()]
     return {
         "layer": asked.layer,
         "score": asked.asked["score"],

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import GroupSums, Hits, Weights
+from dualform.answers import GroupSums, Hits, MemoryInfo, Weights
 from dualform.errors import BadInput
 from dualform.extras import optional
 from dualform.questions import (
     Contribution,
     Distribution,
     ExampleGradients,
+    FilterLike,
     GradientSum,
     GradientTopK,
     GroupSum,
@@ -31,11 +32,12 @@ from dualform.questions import (
     MaskCancellation,
     NetworkWeights,
     Output,
+    Placebo,
     PreviewLookup,
     Queries,
     QueriesLike,
+    QuerySetExamples,
     QuerySetLookup,
-    QuerySetRows,
     Question,
     SlotLookup,
     SqlStatement,
@@ -44,12 +46,15 @@ from dualform.questions import (
     Vectors,
     Verification,
     as_by,
+    as_filter,
+    as_filters,
     as_ids,
     as_layer_names,
     as_queries,
     as_target,
 )
 from dualform.questions.gradients import GRADIENT
+from dualform.questions.placebo import RANDOM_SETS
 from dualform.questions.scores import POINTS
 
 if TYPE_CHECKING:
@@ -99,16 +104,17 @@ class _Methods:
     @_asks
     def topk(
         self,
-        layer: str | Sequence[str],
+        layer: str | Sequence[str] | None = None,
         queries: QueriesLike | ExampleGradients | None = None,
         k: int = 10,
-        where: str | None = None,
+        where: FilterLike | None = None,
         by: str | Sequence[str] | None = None,
         score: str = "dot",
         *,
         target: TargetLike | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
+        distinct: str | Sequence[str] | None = None,
         inputs: Any = None,
         model: nn.Module | None = None,
         allow_partial: bool = False,
@@ -131,16 +137,17 @@ class _Methods:
         own = as_target(score, target, at_step, allow_inexact)
         if score == GRADIENT:
             _refuse_beside_gradients(by=by, allow_partial=allow_partial)
-            return GradientTopK(as_layer_names(layer), _gradients(queries), k, where)
-        return TopK(cast("str", layer), _given(queries), k, where, as_by(by), score, allow_partial, own)
+            return GradientTopK(as_layer_names(layer), _gradients(queries), k, as_filter(where), as_by(distinct))
+        columns, one_a = as_by(by), as_by(distinct, "distinct")
+        return TopK(_one(layer), _given(queries), k, as_filter(where), columns, score, allow_partial, own, one_a)
 
     @_asks
     def group_sum(
         self,
-        layer: str | Sequence[str],
+        layer: str | Sequence[str] | None = None,
         queries: QueriesLike | ExampleGradients | None = None,
         by: str | Sequence[str] = (),
-        where: str | None = None,
+        where: FilterLike | None = None,
         score: str = "dot",
         *,
         target: TargetLike | None = None,
@@ -160,15 +167,15 @@ class _Methods:
         own = as_target(score, target, at_step, allow_inexact)
         if score == GRADIENT:
             _refuse_beside_gradients(allow_partial=allow_partial)
-            return GradientSum(as_layer_names(layer), _gradients(queries), as_by(by), where, k)
-        return GroupSum(cast("str", layer), _given(queries), as_by(by), where, score, allow_partial, own, k)
+            return GradientSum(as_layer_names(layer), _gradients(queries), as_by(by), as_filter(where), k)
+        return GroupSum(_one(layer), _given(queries), as_by(by), as_filter(where), score, allow_partial, own, k)
 
     @_asks
     def distribution(
         self,
-        layer: str,
+        layer: str | None = None,
         queries: QueriesLike | None = None,
-        where: str | None = None,
+        where: FilterLike | None = None,
         score: str = "dot",
         *,
         target: TargetLike | None = None,
@@ -190,14 +197,14 @@ class _Methods:
             raise BadInput(
                 f'score="{GRADIENT}" has no distribution.', hint="Ask topk, or group_sum by step.", field="score"
             )
-        return Distribution(layer, _given(queries), where, score, own, points)
+        return Distribution(layer, _given(queries), as_filter(where), score, own, points)
 
     @_asks
     def output(
         self,
-        layer: str,
+        layer: str | None = None,
         queries: QueriesLike | None = None,
-        where: str | None = None,
+        where: FilterLike | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
         kernel: str = "linear",
@@ -215,15 +222,15 @@ class _Methods:
         Raises as `topk`, and Inexact where the record is too far from the layer's weights, unless `allow_inexact`, and
         for "softmax" where slots have no value of their own.
         """
-        return Output(layer, _given(queries), where, at_step, allow_inexact, kernel, temperature, initial)
+        return Output(layer, _given(queries), as_filter(where), at_step, allow_inexact, kernel, temperature, initial)
 
     @_asks
     def contributions(
         self,
-        layer: str,
+        layer: str | None = None,
         queries: QueriesLike | None = None,
         by: str | Sequence[str] = (),
-        where: str | None = None,
+        where: FilterLike | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
         *,
@@ -236,12 +243,37 @@ class _Methods:
         All of it adds up to `output` under the same mask and as of the same step. Groups that one mask could name have
         what `output` gives under it without the initial weights. Raises as `output`.
         """
-        return Contribution(layer, _given(queries), as_by(by), where, at_step, allow_inexact)
+        return Contribution(layer, _given(queries), as_by(by), as_filter(where), at_step, allow_inexact)
+
+    @_asks
+    def placebo(
+        self,
+        layer: str | None = None,
+        queries: QueriesLike | None = None,
+        where: FilterLike | None = None,
+        n: int = RANDOM_SETS,
+        at_step: int | None = None,
+        allow_inexact: bool = False,
+        *,
+        inputs: Any = None,
+        model: nn.Module | None = None,
+    ) -> Placebo:
+        """Placebos: how predictions change when only the slots of `where` count, and whether that means anything.
+
+        The same is measured under two nulls: `n` random sets of as many samples as the ablation leaves out, and its
+        siblings, which are the other values of the columns that it names or other spans of as many steps. A change is
+        unusual where it lies outside the central 95 % of both. Leaving out any tenth of a training changes many
+        predictions, so that a changed prediction means little by itself.
+
+        Ask about the output layer. The first question about a layer takes one pass over its training; groups of slots
+        are then kept. Raises as `output`, and BadInput where the weights of 65 groups would take more than 1 GiB.
+        """
+        return Placebo(layer, _given(queries), as_filter(where), n, at_step, allow_inexact)
 
     @_asks
     def weights(
         self,
-        where: str | Mapping[str, str] | None = None,
+        where: FilterLike | Mapping[str, FilterLike] | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
     ) -> NetworkWeights:
@@ -250,12 +282,12 @@ class _Methods:
         Load them into the model to evaluate the masked network. `where` may name a mask for each of several slot
         spaces; those that it does not name stay whole. Raises as `output`.
         """
-        return NetworkWeights(where, at_step, allow_inexact)
+        return NetworkWeights(as_filters(where), at_step, allow_inexact)
 
     @_asks
     def cancellation(
         self,
-        where: str | Mapping[str, str],
+        where: FilterLike | Mapping[str, FilterLike],
         at_step: int | None = None,
         layer: str | None = None,
         allow_inexact: bool = False,
@@ -266,7 +298,7 @@ class _Methods:
         answer tell by layer how far the mask moves its weights, and in how few of their entries.
         Raises as `output`.
         """
-        return MaskCancellation(where, at_step, layer, allow_inexact)
+        return MaskCancellation(as_filters(where) or "", at_step, layer, allow_inexact)
 
     @_asks
     def slots(self, ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None = None) -> SlotLookup:
@@ -307,6 +339,11 @@ class _Methods:
         return Verification()
 
 
+def _one(layer: str | Sequence[str] | None) -> str | None:
+    """Questions that take one layer refuse whatever else is given."""
+    return cast("str | None", layer)
+
+
 def _given(queries: QueriesLike | ExampleGradients | None) -> Queries:
     if queries is None:
         raise BadInput(
@@ -315,9 +352,9 @@ def _given(queries: QueriesLike | ExampleGradients | None) -> Queries:
     return as_queries(cast("QueriesLike", queries))  # which refuses whatever else is given
 
 
-def _gradients(queries: Any) -> ExampleGradients | QuerySetRows:
+def _gradients(queries: Any) -> ExampleGradients | QuerySetExamples:
     """A query set's examples may be named by a text; the questions refuse whatever else is given."""
-    return cast("ExampleGradients | QuerySetRows", as_queries(queries) if isinstance(queries, str) else queries)
+    return cast("ExampleGradients | QuerySetExamples", as_queries(queries) if isinstance(queries, str) else queries)
 
 
 def _refuse_beside_gradients(**given: object) -> None:
@@ -327,7 +364,7 @@ def _refuse_beside_gradients(**given: object) -> None:
             raise BadInput(f'score="{GRADIENT}" takes no {name}.', field=name)
 
 
-def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Module, Any, str]:
+def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Module, Any, str | None]:
     """The model, its inputs and the layer of a question that is asked by inputs, which `named` has no more."""
     model, inputs = named.pop("model", None), named.pop("inputs", None)
     if model is None or inputs is None:
@@ -335,7 +372,18 @@ def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Mod
         raise BadInput(f"{other}= is given without {missing}=.", hint="Give both.", field=missing)
     if len(arguments) > 1 or named.get("queries") is not None:
         raise BadInput("queries and inputs= are given.", hint="Give one of them.", field="queries")
-    return model, inputs, arguments[0] if arguments else named["layer"]
+    return model, inputs, arguments[0] if arguments else named.get("layer")
+
+
+def _known(info: MemoryInfo) -> str:
+    """The layer that a question without one is about. Raises BadInput where it is not known."""
+    if not info.output_layer:
+        raise BadInput(
+            "which layer gives the network's outputs is not known.",
+            hint=f"Name a layer: {', '.join(layer.name for layer in info.layers)}.",
+            field="layer",
+        )
+    return info.output_layer
 
 
 def _lookup(ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None) -> SlotLookup:
@@ -429,6 +477,7 @@ class Answers(_Methods, ABC):
         from dualform.live.queries import of_layer
 
         model, inputs, layer = _of_model(arguments, named)
+        layer = _known(self.info()) if layer is None else layer
         found = of_layer(self.queries(model, inputs), layer)
         rest = {name: own for name, own in named.items() if name != "layer"}
         return self.ask(question(self, layer, found, **rest))
@@ -436,7 +485,7 @@ class Answers(_Methods, ABC):
     def applied(
         self,
         model: nn.Module,
-        where: str | Mapping[str, str] | None = None,
+        where: FilterLike | Mapping[str, FilterLike] | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
     ) -> AbstractContextManager[Weights]:
@@ -493,6 +542,7 @@ class AsyncAnswers(_Methods, ABC):
         from dualform.live.queries import of_layer
 
         model, inputs, layer = _of_model(arguments, named)
+        layer = _known(await self.info()) if layer is None else layer
         found = of_layer(await self.queries(model, inputs), layer)
         rest = {name: own for name, own in named.items() if name != "layer"}
         return await self.ask(question(self, layer, found, **rest))
@@ -501,7 +551,7 @@ class AsyncAnswers(_Methods, ABC):
     async def applied(
         self,
         model: nn.Module,
-        where: str | Mapping[str, str] | None = None,
+        where: FilterLike | Mapping[str, FilterLike] | None = None,
         at_step: int | None = None,
         allow_inexact: bool = False,
     ) -> AsyncIterator[Weights]:

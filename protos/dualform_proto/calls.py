@@ -19,6 +19,7 @@ from dualform.questions import (
     MaskCancellation,
     NetworkWeights,
     Output,
+    Placebo,
     PreviewLookup,
     QuerySetLookup,
     Question,
@@ -27,7 +28,7 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_proto import contributions, distributions, gradients, info, lookups, previews, rebuilt, scores
+from dualform_proto import contributions, distributions, gradients, info, lookups, placebos, previews, rebuilt, scores
 from dualform_proto.v1 import dualform_pb2 as pb
 
 
@@ -53,7 +54,14 @@ class Call:
 
 CALLS: dict[type[Question[Any]], Call] = {
     Inventory: Call("Info", lambda _: pb.InfoRequest(), lambda _: Inventory(), info.encode_info, info.decode_info),
-    TopK: Call("TopK", scores.encode_topk, scores.decode_topk, scores.encode_hits, scores.decode_hits),
+    TopK: Call(
+        "TopK",
+        scores.encode_topk,
+        scores.decode_topk,
+        scores.encode_hits,
+        scores.decode_hits,
+        scores.check_hits,
+    ),
     GroupSum: Call(
         "GroupSum",
         scores.encode_group_sum,
@@ -68,6 +76,7 @@ CALLS: dict[type[Question[Any]], Call] = {
         gradients.decode_gradient_top_k,
         gradients.encode_gradient_hits,
         gradients.decode_gradient_hits,
+        scores.check_hits,
     ),
     GradientSum: Call(
         "GradientSum",
@@ -91,6 +100,13 @@ CALLS: dict[type[Question[Any]], Call] = {
         contributions.decode_contribution,
         contributions.encode_contributions,
         contributions.decode_contributions,
+    ),
+    Placebo: Call(
+        "Placebo",
+        placebos.encode_placebo,
+        placebos.decode_placebo,
+        placebos.encode_placebos,
+        placebos.decode_placebos,
     ),
     NetworkWeights: Call(
         "Weights",

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from dualform.answers import Contributions
 from dualform.errors import BadInput
 from dualform.questions import Contribution
-from dualform_proto.arguments import encode_optional_int64, encode_optional_text, encode_text
+from dualform_proto.arguments import encode_optional_int64, encode_optional_layer, encode_text
 from dualform_proto.columns import decode_groups, encode_groups
+from dualform_proto.filters import decode_filter, encode_filter
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.queries import decode_queries, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
@@ -22,10 +23,10 @@ from dualform_proto.v1 import dualform_pb2 as pb
 
 def encode_contribution(question: Contribution) -> pb.ContributionsRequest:
     return pb.ContributionsRequest(
-        layer=encode_text(question.layer, "layer"),
+        layer=encode_optional_layer(question.layer),
         queries=encode_queries(question.queries),
         by=[encode_text(name, "by") for name in question.by],
-        where=encode_optional_text(question.where, "where"),
+        where=encode_filter(question.where),
         at_step=encode_optional_int64(question.at_step, "at_step"),
         allow_inexact=question.allow_inexact,
     )
@@ -33,10 +34,10 @@ def encode_contribution(question: Contribution) -> pb.ContributionsRequest:
 
 def decode_contribution(message: pb.ContributionsRequest) -> Contribution:
     return Contribution(
-        layer=message.layer,
+        layer=message.layer or None,
         queries=decode_queries(message.queries),
         by=tuple(message.by),
-        where=message.where if message.HasField("where") else None,
+        where=decode_filter(message),
         at_step=message.at_step if message.HasField("at_step") else None,
         allow_inexact=message.allow_inexact,
     )

@@ -11,7 +11,8 @@ from dualform.answers import Distributions
 from dualform.errors import BadInput
 from dualform.questions import Distribution
 from dualform.questions.scores import POINTS
-from dualform_proto.arguments import encode_int64, encode_optional_text, encode_text
+from dualform_proto.arguments import encode_int64, encode_optional_layer, encode_text
+from dualform_proto.filters import decode_filter, encode_filter
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.queries import decode_queries, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
@@ -22,9 +23,9 @@ from dualform_proto.v1 import dualform_pb2 as pb
 
 def encode_distribution(question: Distribution) -> pb.DistributionRequest:
     return pb.DistributionRequest(
-        layer=encode_text(question.layer, "layer"),
+        layer=encode_optional_layer(question.layer),
         queries=encode_queries(question.queries),
-        where=encode_optional_text(question.where, "where"),
+        where=encode_filter(question.where),
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
         target=encode_target(question.target),
@@ -34,9 +35,9 @@ def encode_distribution(question: Distribution) -> pb.DistributionRequest:
 
 def decode_distribution(message: pb.DistributionRequest) -> Distribution:
     return Distribution(
-        layer=message.layer,
+        layer=message.layer or None,
         queries=decode_queries(message.queries),
-        where=message.where if message.HasField("where") else None,
+        where=decode_filter(message),
         score=decode_score(message),
         target=decode_target(message),
         points=message.points if message.HasField("points") else POINTS,

@@ -9,10 +9,11 @@ import numpy as np
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
-from dualform.questions import ExampleGradients, GradientSum, GradientTopK, LayerGradients, QuerySetRows
-from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_text, encode_text
+from dualform.questions import ExampleGradients, GradientSum, GradientTopK, LayerGradients, QuerySetExamples
+from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_text
+from dualform_proto.filters import decode_filter, encode_filter
 from dualform_proto.matrix import decode_numbers, encode_matrix, encode_numbers
-from dualform_proto.queries import decode_query_set_rows, decode_rows, encode_query_set_rows
+from dualform_proto.queries import decode_query_set_examples, decode_rows, encode_query_set_examples
 from dualform_proto.scores import decode_group_sums, decode_hits, encode_group_sums, encode_hits
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -22,13 +23,16 @@ def encode_gradient_top_k(question: GradientTopK) -> pb.GradientTopKRequest:
         layers=[encode_text(name, "layer") for name in question.layers],
         examples=_encode_examples(question.examples),
         k=encode_int64(question.k, "k"),
-        where=encode_optional_text(question.where, "where"),
+        where=encode_filter(question.where),
+        distinct=[encode_text(name, "distinct") for name in question.distinct],
     )
 
 
 def decode_gradient_top_k(message: pb.GradientTopKRequest) -> GradientTopK:
-    where = message.where if message.HasField("where") else None
-    return GradientTopK(tuple(message.layers), _decode_examples(message.examples), message.k, where)
+    where = decode_filter(message)
+    return GradientTopK(
+        tuple(message.layers), _decode_examples(message.examples), message.k, where, tuple(message.distinct)
+    )
 
 
 def encode_gradient_sum(question: GradientSum) -> pb.GradientSumRequest:
@@ -36,7 +40,7 @@ def encode_gradient_sum(question: GradientSum) -> pb.GradientSumRequest:
         layers=[encode_text(name, "layer") for name in question.layers],
         examples=_encode_examples(question.examples),
         by=[encode_text(name, "by") for name in question.by],
-        where=encode_optional_text(question.where, "where"),
+        where=encode_filter(question.where),
         k=encode_optional_int64(question.k, "k"),
     )
 
@@ -46,7 +50,7 @@ def decode_gradient_sum(message: pb.GradientSumRequest) -> GradientSum:
         tuple(message.layers),
         _decode_examples(message.examples),
         tuple(message.by),
-        message.where if message.HasField("where") else None,
+        decode_filter(message),
         message.k if message.HasField("k") else None,
     )
 
@@ -67,9 +71,9 @@ def decode_gradient_sums(message: pb.GradientSumResponse) -> GroupSums:
     return decode_group_sums(message.sums)
 
 
-def _encode_examples(examples: ExampleGradients | QuerySetRows) -> pb.Examples:
-    if isinstance(examples, QuerySetRows):
-        return pb.Examples(query_set=encode_query_set_rows(examples))
+def _encode_examples(examples: ExampleGradients | QuerySetExamples) -> pb.Examples:
+    if isinstance(examples, QuerySetExamples):
+        return pb.Examples(query_set=encode_query_set_examples(examples))
     layers = [
         pb.LayerGradients(
             layer=encode_text(name, "layer"),
@@ -82,10 +86,10 @@ def _encode_examples(examples: ExampleGradients | QuerySetRows) -> pb.Examples:
     return pb.Examples(gradients=pb.ExampleGradients(count=encode_int64(examples.count, "queries"), layers=layers))
 
 
-def _decode_examples(message: pb.Examples) -> ExampleGradients | QuerySetRows:
+def _decode_examples(message: pb.Examples) -> ExampleGradients | QuerySetExamples:
     kind = message.WhichOneof("examples")
     if kind == "query_set":
-        return decode_query_set_rows(message.query_set)
+        return decode_query_set_examples(message.query_set)
     if kind != "gradients":
         raise BadInput(
             "the question holds no examples.", hint="Give gradients, or a query set's rows.", field="queries"

@@ -27,6 +27,7 @@ def encode_info(info: MemoryInfo) -> pb.InfoResponse:
         sampling=info.sampling,
         answered_by=info.answered_by,
         previews=_remarks(info.previews),
+        output_layer=info.output_layer,
     )
 
 
@@ -48,6 +49,7 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
         sampling=message.sampling,
         answered_by=message.answered_by,
         previews=_decode_remarks(message.previews),
+        output_layer=message.output_layer,
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
-from dualform.questions import Queries, QuerySetRows, SlotKeys, Vectors
+from dualform.questions import Queries, QuerySetExamples, SlotKeys, Vectors
 from dualform_proto.arguments import encode_int64, encode_text
 from dualform_proto.matrix import decode_matrix, encode_matrix
 from dualform_proto.v1 import dualform_pb2 as pb
@@ -17,7 +17,7 @@ def encode_queries(queries: Queries) -> pb.Queries:
         return pb.Queries(vectors=encode_matrix(queries.rows))
     if isinstance(queries, SlotKeys):
         return pb.Queries(slots=pb.SlotKeys(slots=[encode_int64(slot, "queries") for slot in queries.slots]))
-    return pb.Queries(query_set=encode_query_set_rows(queries))
+    return pb.Queries(query_set=encode_query_set_examples(queries))
 
 
 def decode_queries(message: pb.Queries) -> Queries:
@@ -27,7 +27,7 @@ def decode_queries(message: pb.Queries) -> Queries:
     if kind == "slots":
         return SlotKeys(tuple(message.slots.slots))
     if kind == "query_set":
-        return decode_query_set_rows(message.query_set)
+        return decode_query_set_examples(message.query_set)
     raise BadInput("the question holds no queries.", hint="Give vectors, query set rows or slots.", field="queries")
 
 
@@ -38,12 +38,17 @@ def decode_rows(message: pb.Matrix, what: str) -> NDArray[np.float32]:
     return decode_matrix(message, np.float32, what)
 
 
-def encode_query_set_rows(queries: QuerySetRows) -> pb.QuerySetRows:
-    query_set = pb.QuerySetRows(query_set=encode_text(queries.query_set, "queries"))
-    if queries.rows is not None:
-        query_set.rows.CopyFrom(pb.RowNumbers(rows=[encode_int64(row, "queries") for row in queries.rows]))
-    return query_set
+def encode_query_set_examples(queries: QuerySetExamples) -> pb.QuerySetExamples:
+    message = pb.QuerySetExamples(
+        query_set=encode_text(queries.query_set, "queries"),
+        tokens=[encode_int64(token, "queries") for token in queries.tokens],
+    )
+    if queries.examples is not None:
+        numbers = [encode_int64(example, "queries") for example in queries.examples]
+        message.examples.CopyFrom(pb.ExampleNumbers(numbers=numbers))
+    return message
 
 
-def decode_query_set_rows(message: pb.QuerySetRows) -> QuerySetRows:
-    return QuerySetRows(message.query_set, tuple(message.rows.rows) if message.HasField("rows") else None)
+def decode_query_set_examples(message: pb.QuerySetExamples) -> QuerySetExamples:
+    examples = tuple(message.examples.numbers) if message.HasField("examples") else None
+    return QuerySetExamples(message.query_set, examples, tuple(message.tokens))

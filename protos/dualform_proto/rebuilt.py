@@ -5,7 +5,6 @@ Decoding builds the value, which checks itself, and checks every length. Raises 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 from dualform.answers import Cancellation, Concentration, Outputs, Weights
 from dualform.errors import BadInput, ServiceError
 from dualform.questions import MaskCancellation, NetworkWeights, Output
-from dualform_proto.arguments import encode_optional_int64, encode_optional_text, encode_text
+from dualform_proto.arguments import encode_optional_int64, encode_optional_layer, encode_optional_text
+from dualform_proto.filters import decode_filter, decode_filters, encode_filter, encode_filters
 from dualform_proto.matrix import (
     WIRE_TYPES,
     decode_matrix,
@@ -35,9 +35,9 @@ _KERNEL_NAMES: dict[int, str] = {pb.KERNEL_UNSPECIFIED: "linear", **{value: name
 
 def encode_output(question: Output) -> pb.OutputRequest:
     return pb.OutputRequest(
-        layer=encode_text(question.layer, "layer"),
+        layer=encode_optional_layer(question.layer),
         queries=encode_queries(question.queries),
-        where=encode_optional_text(question.where, "where"),
+        where=encode_filter(question.where),
         at_step=encode_optional_int64(question.at_step, "at_step"),
         allow_inexact=question.allow_inexact,
         kernel=KERNELS[question.kernel],
@@ -48,9 +48,9 @@ def encode_output(question: Output) -> pb.OutputRequest:
 
 def decode_output(message: pb.OutputRequest) -> Output:
     return Output(
-        layer=message.layer,
+        layer=message.layer or None,
         queries=decode_queries(message.queries),
-        where=message.where if message.HasField("where") else None,
+        where=decode_filter(message),
         at_step=message.at_step if message.HasField("at_step") else None,
         allow_inexact=message.allow_inexact,
         kernel=_decode_kernel(message),
@@ -116,7 +116,7 @@ def _decode_kernel(message: pb.OutputRequest | pb.OutputResponse) -> str:
 
 def encode_weights(question: NetworkWeights) -> pb.WeightsRequest:
     return pb.WeightsRequest(
-        where=encode_masks(question.where),
+        where=encode_filters(question.where),
         at_step=encode_optional_int64(question.at_step, "at_step"),
         allow_inexact=question.allow_inexact,
     )
@@ -124,7 +124,7 @@ def encode_weights(question: NetworkWeights) -> pb.WeightsRequest:
 
 def decode_weights(message: pb.WeightsRequest) -> NetworkWeights:
     return NetworkWeights(
-        where=decode_masks(message.where),
+        where=decode_filters(message.where),
         at_step=message.at_step if message.HasField("at_step") else None,
         allow_inexact=message.allow_inexact,
     )
@@ -177,7 +177,7 @@ def _decode_parameter(message: pb.Parameter) -> NDArray[Any]:
 
 def encode_cancellation(question: MaskCancellation) -> pb.CancellationRequest:
     return pb.CancellationRequest(
-        where=encode_masks(question.where),
+        where=encode_filters(question.where),
         at_step=encode_optional_int64(question.at_step, "at_step"),
         layer=encode_optional_text(question.layer, "layer"),
         allow_inexact=question.allow_inexact,
@@ -186,7 +186,7 @@ def encode_cancellation(question: MaskCancellation) -> pb.CancellationRequest:
 
 def decode_cancellation(message: pb.CancellationRequest) -> MaskCancellation:
     return MaskCancellation(
-        where=decode_masks(message.where) or "",
+        where=decode_filters(message.where) or "",
         at_step=message.at_step if message.HasField("at_step") else None,
         layer=message.layer if message.HasField("layer") else None,
         allow_inexact=message.allow_inexact,
@@ -208,27 +208,3 @@ def decode_cancellation_answer(message: pb.CancellationResponse) -> Cancellation
         decode_scan(message.scan),
         {one.layer: Concentration(one.share, one.greatest) for one in message.concentrations},
     )
-
-
-def encode_masks(where: str | Mapping[str, str] | None) -> pb.Masks | None:
-    if where is None:
-        return None
-    if isinstance(where, str):
-        return pb.Masks(all=encode_text(where, "where"))
-    masks = [
-        pb.Remark(name=encode_text(space, "where"), text=encode_text(mask, "where")) for space, mask in where.items()
-    ]
-    return pb.Masks(by_space=pb.SpaceMasks(masks=masks))
-
-
-def decode_masks(message: pb.Masks) -> str | dict[str, str] | None:
-    """Raises BadInput where two masks speak of one space."""
-    match message.WhichOneof("masks"):
-        case "all":
-            return message.all
-        case "by_space":
-            masks = {one.name: one.text for one in message.by_space.masks}
-            if len(masks) < len(message.by_space.masks):
-                raise BadInput("where names a slot space twice.", field="where")
-            return masks
-    return None

@@ -9,10 +9,11 @@ import numpy as np
 
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput, ServiceError
-from dualform.questions import GradientSum, GroupSum, Target, TopK, Vectors
+from dualform.questions import GradientSum, GradientTopK, GroupSum, Target, TopK, Vectors
 from dualform.questions.queries import finite_rows
-from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_text, encode_text
+from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_layer, encode_text
 from dualform_proto.columns import decode_groups, encode_groups
+from dualform_proto.filters import decode_filter, encode_filter
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.queries import decode_queries, decode_rows, encode_queries
 from dualform_proto.scan import decode_scan, encode_scan
@@ -25,28 +26,30 @@ _SCORE_NAMES: dict[int, str] = {pb.SCORE_UNSPECIFIED: "dot", **{value: name for 
 
 def encode_topk(question: TopK) -> pb.TopKRequest:
     return pb.TopKRequest(
-        layer=encode_text(question.layer, "layer"),
+        layer=encode_optional_layer(question.layer),
         queries=encode_queries(question.queries),
         k=encode_int64(question.k, "k"),
-        where=encode_optional_text(question.where, "where"),
+        where=encode_filter(question.where),
         by=[encode_text(name, "by") for name in question.by],
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
         allow_partial=question.allow_partial,
         target=encode_target(question.target),
+        distinct=[encode_text(name, "distinct") for name in question.distinct],
     )
 
 
 def decode_topk(message: pb.TopKRequest) -> TopK:
     return TopK(
-        layer=message.layer,
+        layer=message.layer or None,
         queries=decode_queries(message.queries),
         k=message.k,
-        where=message.where if message.HasField("where") else None,
+        where=decode_filter(message),
         by=tuple(message.by),
         score=decode_score(message),
         allow_partial=message.allow_partial,
         target=decode_target(message),
+        distinct=tuple(message.distinct),
     )
 
 
@@ -59,7 +62,18 @@ def encode_hits(hits: Hits) -> pb.TopKResponse:
         scan=encode_scan(hits.scan),
         space=hits.space,
         status=None if hits.status is None else encode_status(hits.status),
+        repeats=None if hits.repeats is None else encode_numbers(hits.repeats),
     )
+
+
+def check_hits(question: TopK | GradientTopK, hits: Hits) -> None:
+    """Raises ServiceError where one hit a sample was asked for, and the plain list came."""
+    if question.distinct and hits.repeats is None:
+        raise ServiceError(
+            "the server did not answer with one hit a sample.",
+            hint="It runs an older version of dualform: upgrade it, or ask the memory's folder.",
+            field="distinct",
+        )
 
 
 def decode_hits(message: pb.TopKResponse) -> Hits:
@@ -78,15 +92,16 @@ def decode_hits(message: pb.TopKResponse) -> Hits:
         by=by,
         scan=decode_scan(message.scan),
         status=decode_status(message.status) if message.HasField("status") else None,
+        repeats=decode_numbers(message.repeats, np.int64, "repeats", hits) if message.HasField("repeats") else None,
     )
 
 
 def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
     return pb.GroupSumRequest(
-        layer=encode_text(question.layer, "layer"),
+        layer=encode_optional_layer(question.layer),
         queries=encode_queries(question.queries),
         by=[encode_text(name, "by") for name in question.by],
-        where=encode_optional_text(question.where, "where"),
+        where=encode_filter(question.where),
         score=SCORES.get(question.score, pb.SCORE_NAMED),
         score_name="" if question.score in SCORES else encode_text(question.score, "score"),
         allow_partial=question.allow_partial,
@@ -97,10 +112,10 @@ def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
 
 def decode_group_sum(message: pb.GroupSumRequest) -> GroupSum:
     return GroupSum(
-        layer=message.layer,
+        layer=message.layer or None,
         queries=decode_queries(message.queries),
         by=tuple(message.by),
-        where=message.where if message.HasField("where") else None,
+        where=decode_filter(message),
         score=decode_score(message),
         allow_partial=message.allow_partial,
         target=decode_target(message),

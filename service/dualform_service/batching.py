@@ -206,11 +206,13 @@ class Batches:
 
     def _ask(self, askers: list[_PendingQuestion], kind: Hashable) -> tuple[list[Any], float]:
         """On a thread: the answer to each, and how many bytes one takes a query."""
-        counts = [asker.queries for asker in askers]
-        first, *others = (asker.question for asker in askers)
-        together = first.joined(others)
+        questions = [asker.question for asker in askers]
+        if len(questions) > 1:  # each must know its number of queries, so that the answer can be split
+            questions = [self._engine.counted(question) for question in questions]
+        first, *others = questions
         with self._costs.noted(kind):
-            answer = self._engine.ask(together, lambda: all(asker.deadline.passed() for asker in askers))
+            answer = self._engine.ask(first.joined(others), lambda: all(asker.deadline.passed() for asker in askers))
+        counts = [question.queries.count or 0 for question in questions] if others else [len(answer)]
         return list(parts(answer, counts)), max(1.0, answer.nbytes / sum(counts))
 
 

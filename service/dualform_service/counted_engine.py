@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from dualform.query.bounds import QuestionBounds
-from dualform.questions import Question
+from dualform.questions import LayerQuestion, Question
 from dualform_service.engine import Engine
 from dualform_service.metrics import Metrics
 
@@ -18,6 +18,10 @@ class CountedEngine:
 
     def __init__(self, engine: Engine, metrics: Metrics, memory: str, bounds: QuestionBounds) -> None:
         self._engine, self._metrics, self._memory, self._bounds = engine, metrics, memory, bounds
+
+    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
+        """As Engine.counted."""
+        return self._engine.counted(question)
 
     def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
         """Raises what the engine raises, and BadInput for what exceeds the bounds."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
-from dualform.questions import Question
+from dualform.questions import LayerQuestion, Question
 
 A = TypeVar("A")
 
@@ -17,6 +17,9 @@ class Answering(Protocol):
     def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
         """The answer; raises Cancelled soon after `cancelled` first says True."""
 
+    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
+        """The question with each of its queries named, so that their number is known."""
+
 
 class Engine(Protocol):
     """`dualform.open` gives one."""
@@ -25,6 +28,9 @@ class Engine(Protocol):
         self, question: Question[A], cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
     ) -> A:
         """The answer; raises Cancelled soon after `cancelled` first says True, BadInput for what exceeds `bounds`."""
+
+    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
+        """The question with each of its queries named, so that their number is known."""
 
     @property
     def recording(self) -> bool:

@@ -20,7 +20,7 @@ from dualform.questions import (
     MaskCancellation,
     Output,
     QuerySetLookup,
-    QuerySetRows,
+    QuerySetExamples,
     Target,
     TopK,
 )
@@ -44,13 +44,13 @@ def test_topk(dualform, address, engine):
         "space": "sample",
     }
     assert list(told.json["hits"][0])[:3] == ["query", "slot", "score"]
-    assert engine.asked[0] == TopK("fc", QuerySetRows("test", (1,)), 2, "label <> 3")
+    assert engine.asked[0] == TopK("fc", QuerySetExamples("test", (1,)), 2, "label <> 3")
 
 
 def test_topk_by_groups(dualform, address, engine):
     told = dualform("topk", address, "--layer", "fc", "--query", "test", "--by", "label", "--abs", "--json")
     assert [(hit["slot"], hit["group"]) for hit in told.json["hits"]] == [(1, {"label": 3}), (3, {"label": 8})]
-    assert engine.asked[0] == TopK("fc", QuerySetRows("test"), 10, None, ("label",), "abs")
+    assert engine.asked[0] == TopK("fc", QuerySetExamples("test"), 10, None, ("label",), "abs")
 
 
 def test_sums(dualform, address, engine):
@@ -62,7 +62,7 @@ def test_sums(dualform, address, engine):
         "score": "dot",
         "space": "sample",
     }
-    assert engine.asked[0] == GroupSum("fc", QuerySetRows("test"), ("dataset", "label"))
+    assert engine.asked[0] == GroupSum("fc", QuerySetExamples("test"), ("dataset", "label"))
 
 
 def test_contributions_along_a_direction(dualform, address, engine):
@@ -73,9 +73,9 @@ def test_contributions_along_a_direction(dualform, address, engine):
     summed = dualform("group-sum", *asked, "--by", "label", "--target", "2", "--top", 1).json
     assert summed["largest"] == [{"query": 0, "group": {"label": None}, "count": 1, "sum": 2.5}]
     assert (summed["total"], summed["target"], summed["status"]) == (2, "2", OFF)
-    assert engine.asked[0] == TopK("fc", QuerySetRows("test"), score="contribution", target=Target(3, 8, at_step=3))
+    assert engine.asked[0] == TopK("fc", QuerySetExamples("test"), score="contribution", target=Target(3, 8, at_step=3))
     assert (
-        GroupSum("fc", QuerySetRows("test"), ("label",), score="contribution", target=Target(2, at_step=3), k=1)
+        GroupSum("fc", QuerySetExamples("test"), ("label",), score="contribution", target=Target(2, at_step=3), k=1)
         in engine.asked
     )
     told = dualform("group-sum", address, "--layer", "fc", "--query", "test", "--by", "label", "--target", "3-8")
@@ -107,7 +107,7 @@ def test_distribution(dualform, address, engine):
         "score": "abs",
         "space": "sample",
     }
-    assert engine.asked[0] == Distribution("fc", QuerySetRows("test", (0, 1)), "label <> 3", "abs", None, 11)
+    assert engine.asked[0] == Distribution("fc", QuerySetExamples("test", (0, 1)), "label <> 3", "abs", None, 11)
     told = dualform(*asked, "--target", "3-8")
     assert "3 of 4 sample slots, 0.25 s; effective slots 2.13333, 2.13333" in told.out
     assert "fc: approximate since step 3, error 2.5e-01" in told.err
@@ -131,7 +131,7 @@ def test_terms(dualform, address, engine):
         "space": "sample",
         "status": told.json["status"],
     }
-    assert engine.asked[0] == Contribution("fc", QuerySetRows("test"), ("label",), None, 2)
+    assert engine.asked[0] == Contribution("fc", QuerySetExamples("test"), ("label",), None, 2)
     table = [line.removeprefix("test/0 (label 3)").split() for line in dualform(*asked).out.splitlines()[3:]]
     names = ["3", "NULL", "bias", "initial", "unrecorded_change", "residual", "unexplained"]
     assert [row[0] for row in table if row] == names
@@ -156,7 +156,7 @@ def test_gradients_are_summed_over_the_layers_named(dualform, address, engine, s
     assert dualform("group-sum", *asked, "--by", "label", "--json").json["sums"] == [[1.5, -2.5]]
     told = dualform("group-sum", *asked, "--by", "label")
     assert f"{said.replace(',', ' + ')}: gradient scores by label" in told.out
-    test = QuerySetRows("test", (1,))
+    test = QuerySetExamples("test", (1,))
     assert [question for question in engine.asked if isinstance(question, GradientTopK)] == [
         GradientTopK(layers, test, 2)
     ]
@@ -190,7 +190,7 @@ def test_output(dualform, address, engine):
         "unmoved": [],
     }
     assert engine.asked == [
-        Output("fc", QuerySetRows("test", (0, 1)), "step < 3", 2),
+        Output("fc", QuerySetExamples("test", (0, 1)), "step < 3", 2),
         MaskCancellation("step < 3", 2, "fc"),
         QuerySetLookup("test"),
     ]
@@ -200,7 +200,7 @@ def test_output_of_a_record_that_is_not_exact(dualform, address, engine):
     asked = ["output", address, "--layer", "fc", "--query", "test/0", "--allow-inexact"]
     told = dualform(*asked, "--json").json
     assert (told["status"], told["unrecorded_change"]) == (OFF, 0.5)
-    assert engine.asked == [Output("fc", QuerySetRows("test", (0,)), allow_inexact=True), QuerySetLookup("test")]
+    assert engine.asked == [Output("fc", QuerySetExamples("test", (0,)), allow_inexact=True), QuerySetLookup("test")]
     assert dualform(*asked).err == (
         "fc: approximate since step 3, error 2.5e-01: the weights were moved by hand. "
         "What stands in it beside the slots is 0.5 of the distance that its weights moved.\n"
@@ -221,7 +221,7 @@ def test_output_of_another_kernel(dualform, address, engine):
         "effective_slots": [2.5],
         "asked": [{"query": 0, "name": "test/0", "label": 3}],
     }
-    assert engine.asked[0] == Output("fc", QuerySetRows("test", (0,)), "step < 3", None, False, "softmax", 0.5)
+    assert engine.asked[0] == Output("fc", QuerySetExamples("test", (0,)), "step < 3", None, False, "softmax", 0.5)
     told = dualform(*softmax)
     assert "effective slots" in told.out
     assert told.out.startswith("fc: outputs of the softmax kernel at temperature 0.5")
@@ -232,7 +232,7 @@ def test_output_of_another_kernel(dualform, address, engine):
     )
     alone = dualform(*asked, "--no-initial", "--json")
     assert (alone.json["initial"], alone.json["kernel"]) == (False, "linear")
-    assert Output("fc", QuerySetRows("test", (0,)), "step < 3", initial=False) in engine.asked
+    assert Output("fc", QuerySetExamples("test", (0,)), "step < 3", initial=False) in engine.asked
 
 
 def test_info(dualform, address):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform_client.cli.layers import named_layers
 from tests.wire.values import same
 
@@ -66,7 +66,7 @@ def test_a_name_that_looks_like_a_pattern_or_a_list_is_a_name():
 def test_a_range_of_queries(dualform, address, engine):
     for rows, wanted in (("1:4", (1, 2, 3)), ("7,1:3,0", (7, 1, 2, 0))):
         dualform("topk", address, "--layer", "fc", "--query", f"test/{rows}", "--json")
-        assert engine.asked[-3].queries == QuerySetRows("test", wanted)
+        assert engine.asked[-3].queries == QuerySetExamples("test", wanted)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_directions_and_ids_may_be_tensors_too(memory):
     assert same(memory.topk("2", "test/1", target=direction, **asked).ids, wanted.ids)
     assert same(memory.slots(torch.tensor([3, 1]), "sample")["slot"], np.array([3, 1]))
     assert dualform.SlotKeys(torch.tensor([3, 1])) == dualform.SlotKeys((3, 1))
-    assert dualform.QuerySetRows("test", np.array([2])) == dualform.QuerySetRows("test", (2,))
+    assert dualform.QuerySetExamples("test", np.array([2])) == dualform.QuerySetExamples("test", (2,))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_directions_and_ids_may_be_tensors_too(memory):
         (lambda memory: memory.slots(torch.ones(2, requires_grad=True), "sample"), "ids must be a list of whole"),
         (lambda memory: memory.keys("0", torch.ones(2, requires_grad=True)), "ids must be a list of whole"),
         (lambda memory: memory.topk("0", dualform.SlotKeys(5)), "slots are 5."),
-        (lambda memory: memory.topk("0", dualform.QuerySetRows("test", 3)), "rows are 3."),
+        (lambda memory: memory.topk("0", dualform.QuerySetExamples("test", 3)), "examples are 3."),
         (lambda memory: memory.query_set("test", 5), "layer is 5."),
         (lambda memory: memory.query_set(5), "the query set is 5."),
         (lambda memory: dualform.open(5), "the memory is 5."),
@@ -96,7 +96,7 @@ def test_what_is_none_is_refused_by_name(memory, ask, message):
         lambda memory, given: memory.output("0", "test/1", at_step=given),
         lambda memory, given: memory.group_sum("0", "test/1", by=given),
         lambda memory, given: memory.query_set(given),
-        lambda memory, given: dualform.QuerySetRows("test", given),
+        lambda memory, given: dualform.QuerySetExamples("test", given),
         lambda memory, given: dualform.ExampleGradients(given, 1),
     ],
     ids=["score", "k", "row", "layer", "where", "kernel", "step", "by", "query_set", "rows", "examples"],

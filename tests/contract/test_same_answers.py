@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualform import QuerySetRows, SlotKeys, Target, Vectors, errors
+from dualform import QuerySetExamples, SlotKeys, Target, Vectors, errors
 from dualform.answers import Scan
 from dualform.questions import (
     Contribution,
@@ -70,7 +70,7 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "contributions to an output": ("ask", TopK("0", Vectors(WIDE), 5, score="contribution", target=1)),
     "contributions to a margin": (
         "ask",
-        TopK("2", QuerySetRows("test"), 2, "label <> 1", ("dataset",), "contribution", target="1-0"),
+        TopK("2", QuerySetExamples("test"), 2, "label <> 1", ("dataset",), "contribution", target="1-0"),
     ),
     "contributions along vectors, earlier": (
         "ask",
@@ -83,7 +83,7 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     ),
     "the largest sums of contributions": (
         "ask",
-        GroupSum("2", QuerySetRows("test"), ("sample",), None, "contribution", target=1, k=3),
+        GroupSum("2", QuerySetExamples("test"), ("sample",), None, "contribution", target=1, k=3),
     ),
     "the largest sums": ("ask", GroupSum("0", Vectors(WIDE), ("dataset", "label"), k=2)),
     "best by a query set's gradients": ("topk", "*", "traced/3,0", 4, None, None, "gradient"),
@@ -100,9 +100,9 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "contributions masked": ("contributions", "2", "test", ("dataset", "label"), "label <> 2", 5),
     "contributions of the initial network": ("contributions", "0", "test/3", "label", None, 0, True),
     "a question as a value": ("ask", TopK("0", Vectors(WIDE), 3)),
-    "a sum as a value": ("ask", GroupSum("0", QuerySetRows("test", (2,)), ("label",))),
+    "a sum as a value": ("ask", GroupSum("0", QuerySetExamples("test", (2,)), ("label",))),
     "contributions as a value": ("ask", Contribution("2", SlotKeys((3, 9)), ("position",))),
-    "an output as a value": ("ask", Output("0", QuerySetRows("test"), "step < 3", 4)),
+    "an output as a value": ("ask", Output("0", QuerySetExamples("test"), "step < 3", 4)),
     "output that need not be exact": ("output", "0", WIDE, None, None, True),
     "output by softmax": ("output", "0", WIDE, None, None, False, "softmax"),
     "output by softmax, masked": ("output", "2", "test", "label <> 2", 5, False, "softmax", 0.25, False),

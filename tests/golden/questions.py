@@ -74,7 +74,7 @@ def _of_layer(training: Training, memory: Any, layer: str) -> Iterator[tuple[str
             lambda s=score: _hits(memory.topk(layer, queries(), k=2, by="label", where=some, score=s)),
         )
     for number, where in enumerate(training.filters):
-        yield f"topk filter {number}", lambda w=where: _hits(memory.topk(layer, "test/1", k=5, where=w))
+        yield f"topk filter {number}", lambda w=where: _hits(memory.topk(layer, queries()[1:2], k=5, where=w))
     yield "topk contribution", lambda: _hits(memory.topk(layer, queries(), k=7, **target))
     yield "sum", lambda: _sums(memory.group_sum(layer, queries(), by))
     yield "sum by position", lambda: _sums(memory.group_sum(layer, queries(), "position", where=some))

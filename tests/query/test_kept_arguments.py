@@ -9,7 +9,7 @@ import pytest
 
 import dualform
 from dualform.query.weights import coefficients
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform.store import query_sets
 from tests.store import small_memory
 
@@ -37,15 +37,15 @@ def test_a_query_set_is_read_once_for_all_questions_by_its_rows(memory, monkeypa
     with dualform.open(memory) as engine:
         reads = counted(monkeypatch, query_sets, "read_checked")
         for row in range(3):
-            engine.topk("layer-0", QuerySetRows("test", (row,)))
-            engine.group_sum("layer-0", QuerySetRows("test", (row,)), "label")
+            engine.topk("layer-0", QuerySetExamples("test", (row,)))
+            engine.group_sum("layer-0", QuerySetExamples("test", (row,)), "label")
         assert len(reads) == 1
 
 
 def test_coefficients_are_made_once_for_all_masks(memory, monkeypatch):
     with dualform.open(memory) as engine:
         made = counted(monkeypatch, coefficients, "coefficients")
-        engine.output("layer-0", QuerySetRows("test", (0,)), where="slot <> 0", allow_inexact=True)
+        engine.output("layer-0", QuerySetExamples("test", (0,)), where="slot <> 0", allow_inexact=True)
         of_its_parameters = len(made)
-        engine.output("layer-0", QuerySetRows("test", (0,)), where="slot <> 1", allow_inexact=True)
+        engine.output("layer-0", QuerySetExamples("test", (0,)), where="slot <> 1", allow_inexact=True)
         assert 0 < of_its_parameters == len(made)

@@ -11,7 +11,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import BadInput, Damaged, NotFound
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform.store.check import what_is_wrong
 from dualform.store.copying import copy_memory
 from tests.query.test_gradients import NETWORKS, ROWS, STEPS, TESTS, loss
@@ -152,7 +152,7 @@ def test_what_cannot_be_asked_or_taken_is_refused_and_nothing_is_stored(tmp_path
     with pytest.raises(NotFound, match="nix"):
         memory.topk("*", "nix", score="gradient")
     with pytest.raises(BadInput, match="0 examples"):
-        memory.topk("*", QuerySetRows("test", ()), score="gradient")
+        memory.topk("*", QuerySetExamples("test", ()), score="gradient")
 
 
 @pytest.mark.parametrize("kind", ["errors", "examples"])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform import GroupSum, QuerySetRows, TopK, Vectors
+from dualform import GroupSum, QuerySetExamples, TopK, Vectors
 from dualform.errors import BadInput, EmptyMask, NotAMemory, NotFound, RecordingError
 from dualform.questions import Output
 from dualform.rerun.rerun import Rerun
@@ -16,7 +16,7 @@ from dualform.rerun.rerun import Rerun
 from .trained import Training
 
 FIRST = Training(steps=6, tokens=4)
-ASKED = [TopK("2", QuerySetRows("test", (0,)))]
+ASKED = [TopK("2", QuerySetExamples("test", (0,)))]
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +158,11 @@ def test_what_cannot_be_reran_is_refused(folder, tmp_path):
     [
         (TopK("nowhere", Vectors(np.ones((1, 7)))), NotFound),
         (TopK("2", Vectors(np.ones((1, 3)))), BadInput),
-        (TopK("2", QuerySetRows("none")), NotFound),
+        (TopK("2", QuerySetExamples("none")), NotFound),
         (TopK("2", dualform.SlotKeys((0,))), NotFound),
-        (TopK("2", QuerySetRows("test"), where="step > 99"), EmptyMask),
-        (GroupSum("2", QuerySetRows("test"), by=("colour",)), NotFound),
-        (Output("2", QuerySetRows("test")), BadInput),
+        (TopK("2", QuerySetExamples("test"), where="step > 99"), EmptyMask),
+        (GroupSum("2", QuerySetExamples("test"), by=("colour",)), NotFound),
+        (Output("2", QuerySetExamples("test")), BadInput),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused_before_training(folder, question, error):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dualform
-from dualform import GroupSum, QuerySetRows, TopK, Vectors
+from dualform import GroupSum, QuerySetExamples, TopK, Vectors
 from dualform.query.sums import grouping
 from dualform.query.sums.key_sums import BLOCK
 from dualform.store.snapshot import Snapshot
@@ -15,15 +15,15 @@ from .trained import Training
 QUERIES = Vectors(np.random.default_rng(5).normal(size=(4, 7)))
 QUESTIONS = [
     TopK("2", QUERIES, k=7),
-    TopK("0", QuerySetRows("test", (1, 3)), k=5, score="abs"),
-    TopK("2", QuerySetRows("test"), k=3, where="label <> 1 AND step >= 3"),
+    TopK("0", QuerySetExamples("test", (1, 3)), k=5, score="abs"),
+    TopK("2", QuerySetExamples("test"), k=3, where="label <> 1 AND step >= 3"),
     TopK("2", QUERIES, k=2, by=("dataset", "label")),
-    TopK("0", QuerySetRows("test", (0,)), k=3, by=("position",), score="abs"),
+    TopK("0", QuerySetExamples("test", (0,)), k=3, by=("position",), score="abs"),
     TopK("2", QUERIES, k=10**6, where="step = 1"),
     GroupSum("2", QUERIES, by=("dataset", "label")),
-    GroupSum("0", QuerySetRows("test"), by=("label",), where="dataset = 'odd'"),
+    GroupSum("0", QuerySetExamples("test"), by=("label",), where="dataset = 'odd'"),
     GroupSum("2", QUERIES, by=("position",)),
-    GroupSum("0", QuerySetRows("test", (2,)), by=("label",), score="abs"),
+    GroupSum("0", QuerySetExamples("test", (2,)), by=("label",), score="abs"),
     GroupSum("2", Vectors(np.abs(QUERIES.rows)), by=("label",), score="abs"),
 ]
 SAMPLES, TOKENS = Training(steps=40, rows=230), Training(steps=24, rows=30, tokens=20)
@@ -77,7 +77,7 @@ def test_sums_of_many_groups_are_the_stored_memorys(runs, monkeypatch):
     monkeypatch.setattr(grouping, "BUDGET", 100)  # any grouping is one of many groups
     questions = [
         GroupSum("2", QUERIES, by=("sample", "label")),
-        GroupSum("0", QuerySetRows("test"), by=("sample",), where="label > 0", score="abs"),
+        GroupSum("0", QuerySetExamples("test"), by=("sample",), where="label > 0", score="abs"),
     ]
     signed, absolute = reran(runs, questions, window_bytes=1)
     assert_same(signed, runs[0].ask(questions[0]))

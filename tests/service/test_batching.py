@@ -11,7 +11,7 @@ import pytest
 
 from dualform.answers import Scan
 from dualform.errors import DualformError, Overloaded
-from dualform.questions import GroupSum, Output, QuerySetRows, SlotKeys, TopK, Vectors
+from dualform.questions import GroupSum, Output, QuerySetExamples, SlotKeys, TopK, Vectors
 from dualform_client import Client
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
@@ -31,9 +31,9 @@ from tests.service.held_engine import (
 
 KINDS = [
     lambda query: TopK("fc", Vectors(np.full((1, 3), query))),
-    lambda query: TopK("fc", QuerySetRows("test", (query, query + 1))),
+    lambda query: TopK("fc", QuerySetExamples("test", (query, query + 1))),
     lambda query: TopK("fc", SlotKeys((query,)), by=("label",)),
-    lambda query: GroupSum("fc", QuerySetRows("test", (query,)), ("label",)),
+    lambda query: GroupSum("fc", QuerySetExamples("test", (query,)), ("label",)),
     lambda query: Output("fc", Vectors(np.full((2, 3), query)), at_step=3),
 ]
 
@@ -64,7 +64,7 @@ def test_few_queries_of_a_softmax_share_a_pass(engine, batches):
 
 def test_a_lone_asker_is_asked_as_it_is(engine, batches):
     engine.go.set()
-    question = TopK("fc", QuerySetRows("test", (1,)))
+    question = TopK("fc", QuerySetExamples("test", (1,)))
     for _ in range(3):
         asker = Asker(batches, question)
         asker.join()
@@ -72,7 +72,7 @@ def test_a_lone_asker_is_asked_as_it_is(engine, batches):
 
 
 def test_what_answering_took_is_that_of_the_shared_scan(engine, batches):
-    askers = crowd(engine, batches, [TopK("fc", QuerySetRows("test", (query,))) for query in (2, 2, 5)])
+    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (query,))) for query in (2, 2, 5)])
     engine.go.set()
     for asker in askers:
         asker.join()
@@ -88,8 +88,8 @@ OTHERS = [
     TopK("fc", Vectors(np.zeros((1, 3))), where="label = 4"),
     TopK("fc", Vectors(np.zeros((1, 3))), by=("label",)),
     TopK("fc", Vectors(np.zeros((1, 3))), score="abs"),
-    TopK("fc", QuerySetRows("test", (0,))),
-    TopK("fc", QuerySetRows("train", (0,))),
+    TopK("fc", QuerySetExamples("test", (0,))),
+    TopK("fc", QuerySetExamples("train", (0,))),
     TopK("fc", SlotKeys((0,))),
     GroupSum("fc", Vectors(np.zeros((1, 3))), ("label",)),
     GroupSum("fc", Vectors(np.zeros((1, 3))), ("label", "dataset")),
@@ -108,7 +108,7 @@ def test_questions_that_differ_in_anything_but_their_queries_are_of_different_ki
 
 
 def test_a_whole_query_set_is_of_no_kind():
-    assert TopK("fc", QuerySetRows("test")).kind is None
+    assert TopK("fc", QuerySetExamples("test")).kind is None
 
 
 def test_of_kinds_that_nobody_knows_yet_one_is_scanned_at_once_and_two_that_rebuild_outputs(engine, batches):
@@ -126,9 +126,9 @@ def test_of_kinds_that_nobody_knows_yet_one_is_scanned_at_once_and_two_that_rebu
 def test_a_question_that_joins_a_kind_waits_in_its_own_turn_as_well(engine, batches):
     """Of the two threads that rebuild, the one who asked first may have one alone, and the other asker the other."""
     alice, bob = Who("alice", half=True), Who("bob", half=True)
-    first = Asker(batches, Output("fc", QuerySetRows("test", (1,)), where="slot <> 0"), alice)
+    first = Asker(batches, Output("fc", QuerySetExamples("test", (1,)), where="slot <> 0"), alice)
     assert engine.begun.acquire(timeout=60)
-    kind = Output("fc", QuerySetRows("test", (2,)), where="slot <> 1")
+    kind = Output("fc", QuerySetExamples("test", (2,)), where="slot <> 1")
     waits = Asker(batches, kind, alice)
     until(lambda: batches.lanes.heavy.waiting == 1)
     joins = Asker(batches, kind, bob)
@@ -142,7 +142,7 @@ def test_a_question_that_joins_a_kind_waits_in_its_own_turn_as_well(engine, batc
 
 
 def test_a_scan_takes_no_more_queries_than_it_may(engine, batches):
-    askers = crowd(engine, batches, [TopK("fc", QuerySetRows("test", (1,) * 10)) for _ in range(1 + 30)])
+    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (1,) * 10)) for _ in range(1 + 30)])
     engine.go.set()
     for asker in askers:
         asker.join()
@@ -153,7 +153,7 @@ def test_a_scan_takes_no_more_queries_than_it_may(engine, batches):
 @pytest.mark.parametrize("batches", [64], indirect=True)
 def test_a_scan_takes_no_more_queries_than_their_answers_leave_room_for(engine, batches):
     # Sums of two groups take 16 bytes a query, which the first answer tells.
-    askers = crowd(engine, batches, [GroupSum("fc", QuerySetRows("test", (1,)), ("label",)) for _ in range(1 + 10)])
+    askers = crowd(engine, batches, [GroupSum("fc", QuerySetExamples("test", (1,)), ("label",)) for _ in range(1 + 10)])
     engine.go.set()
     for asker in askers:
         asker.join()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadInput, BadMask, Cancelled, Damaged, TimedOut
-from dualform.questions import QuerySetRows, TopK
+from dualform.questions import QuerySetExamples, TopK
 from dualform_client import Client
 from dualform_service import batching
 from dualform_service.server import Server
@@ -20,7 +20,7 @@ from tests.service.held_engine import Asker, batches as batches, crowd, engine a
 
 def test_one_askers_error_is_nobody_elses(engine, batches):
     rows = [1, *range(30), 99, *range(30, 50), 99]
-    askers = crowd(engine, batches, [TopK("fc", QuerySetRows("test", (row,))) for row in rows])
+    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (row,))) for row in rows])
     engine.go.set()
     for asker, row in zip(askers, rows, strict=True):
         asker.join()
@@ -32,7 +32,7 @@ def test_one_askers_error_is_nobody_elses(engine, batches):
 
 
 def test_an_unforeseen_error_reaches_every_asker(engine, batches, monkeypatch):
-    askers = crowd(engine, batches, [TopK("fc", QuerySetRows("test", (row,))) for row in (1, 2, 3)])
+    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (row,))) for row in (1, 2, 3)])
     monkeypatch.setattr(batching, "parts", lambda *_: 1 / 0)
     engine.go.set()
     for asker in askers:
@@ -40,14 +40,14 @@ def test_an_unforeseen_error_reaches_every_asker(engine, batches, monkeypatch):
             asker.join()
     until(lambda: batches.waiting() == 0)
     monkeypatch.undo()
-    again = Asker(batches, TopK("fc", QuerySetRows("test", (1,))))
+    again = Asker(batches, TopK("fc", QuerySetExamples("test", (1,))))
     again.join()
     assert again.outcome.ids.tolist() == [1]
 
 
 def test_an_error_that_is_nobodys_fault_is_met_once(engine, batches):
     """A damaged file would be read again by every half."""
-    askers = crowd(engine, batches, [TopK("fc", QuerySetRows("test", (row,))) for row in range(17)])
+    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (row,))) for row in range(17)])
     engine.failure = Damaged("keys-000000.faiss was altered.")
     engine.go.set()
     for asker in askers:
@@ -58,7 +58,7 @@ def test_an_error_that_is_nobodys_fault_is_met_once(engine, batches):
 
 def test_what_is_wrong_with_a_kind_is_met_once(engine, batches):
     """A mask, unlike queries, is everyone's."""
-    askers = crowd(engine, batches, [TopK("fc", QuerySetRows("test", (row,)), where="x =") for row in range(17)])
+    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (row,)), where="x =") for row in range(17)])
     engine.failure = BadMask("no such column", field="where")
     engine.go.set()
     for asker in askers:
@@ -78,7 +78,7 @@ def test_what_is_too_large_together_and_not_alone_is_asked_in_parts(engine, batc
         return own(question, *rest)
 
     monkeypatch.setattr(engine, "ask", ask)
-    askers = crowd(engine, batches, [TopK("fc", QuerySetRows("test", (row,))) for row in range(17)])
+    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (row,))) for row in range(17)])
     engine.go.set()
     for row, asker in enumerate(askers):
         asker.join()
@@ -86,15 +86,15 @@ def test_what_is_too_large_together_and_not_alone_is_asked_in_parts(engine, batc
 
 
 def test_kinds_that_nobody_asks_for_any_more_leave_nothing_behind(engine, batches):
-    first = Asker(batches, TopK("fc", QuerySetRows("test", (1,)), where="slot <> 0"))
+    first = Asker(batches, TopK("fc", QuerySetExamples("test", (1,)), where="slot <> 0"))
     assert engine.begun.acquire(timeout=60)
-    left = [Asker(batches, TopK("fc", QuerySetRows("test", (1,)), where=f"slot <> {i}")) for i in range(1, 50)]
+    left = [Asker(batches, TopK("fc", QuerySetExamples("test", (1,)), where=f"slot <> {i}")) for i in range(1, 50)]
     until(lambda: batches.lanes.untried.waiting == 49)
     for asker in left[:-1]:
         asker.leave()
     until(lambda: batches.lanes.untried.waiting == 1)
     assert len(batches.batches._queues) == 2
-    again = Asker(batches, TopK("fc", QuerySetRows("test", (1,)), where="slot <> 1"))
+    again = Asker(batches, TopK("fc", QuerySetExamples("test", (1,)), where="slot <> 1"))
     engine.go.set()
     for asker in (first, left[-1], again):
         asker.join()
@@ -103,7 +103,7 @@ def test_kinds_that_nobody_asks_for_any_more_leave_nothing_behind(engine, batche
 
 def test_who_is_answered_does_not_wait_for_the_other_half(engine, batches):
     rows = [1, 2, 3, 99]
-    askers = crowd(engine, batches, [TopK("fc", QuerySetRows("test", (row,))) for row in (1, *rows)])
+    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (row,))) for row in (1, *rows)])
     engine.held_row = 3
     engine.go.set()
     for asker in askers[1:3]:
@@ -119,7 +119,7 @@ def refuse(*_: Any) -> None:
 
 
 def test_a_question_that_gets_no_thread_fails_and_the_next_is_asked(engine, batches, monkeypatch):
-    question = TopK("fc", QuerySetRows("test", (1,)))
+    question = TopK("fc", QuerySetExamples("test", (1,)))
     with monkeypatch.context() as patch:
         patch.setattr(batches.lanes.untried._pool, "submit", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -131,7 +131,7 @@ def test_a_question_that_gets_no_thread_fails_and_the_next_is_asked(engine, batc
 
 
 def test_those_whose_line_gets_no_further_thread_fail(engine, batches, monkeypatch):
-    question = TopK("fc", QuerySetRows("test", (1,)))
+    question = TopK("fc", QuerySetExamples("test", (1,)))
     first, *others = crowd(engine, batches, [question] * 3)
     with monkeypatch.context() as patch:
         for lane in (batches.lanes.untried, batches.lanes.light):
@@ -148,7 +148,7 @@ def test_those_whose_line_gets_no_further_thread_fail(engine, batches, monkeypat
 
 
 def test_a_caller_that_goes_away_ends_its_own_wait_only(engine, batches):
-    question = TopK("fc", QuerySetRows("test", (1,)))
+    question = TopK("fc", QuerySetExamples("test", (1,)))
     scanned, waiting, other = crowd(engine, batches, [question] * 3)
     for asker in (scanned, waiting):
         asker.leave()
@@ -177,7 +177,7 @@ def test_a_deadline_ends_one_askers_wait():
 
 
 def test_a_shared_scan_goes_on_while_anybody_waits_and_then_stops(engine, batches):
-    first, *sharing = crowd(engine, batches, [TopK("fc", QuerySetRows("test", (row,))) for row in range(4)])
+    first, *sharing = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (row,))) for row in range(4)])
     first.leave()
     assert engine.begun.acquire(timeout=60)
     engine.stopped = False

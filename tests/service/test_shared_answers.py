@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 import dualform
 from dualform.errors import DualformError
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
-from dualform.questions import GroupSum, Output, QuerySetRows, SlotKeys, TopK, Vectors
+from dualform.questions import GroupSum, Output, QuerySetExamples, SlotKeys, TopK, Vectors
 from dualform_client import Client
 from dualform_service.batching import Question, parts
 from dualform_service.config import ServiceConfig
@@ -68,7 +68,7 @@ def questions(count: int) -> list[Question]:
         width = WIDTHS[layer] + (i % 13 == 0)
         queries = [
             Vectors(rng.normal(size=(1 + i % 3, width)).astype(np.float32)),
-            QuerySetRows("test" if i % 17 else "no-such", (i % 12 if i % 7 else 99,)),
+            QuerySetExamples("test" if i % 17 else "no-such", (i % 12 if i % 7 else 99,)),
             SlotKeys((i % SLOTS, 5) if i % 11 else (SLOTS,)),
         ][rng.integers(3)]
         where = wheres[rng.integers(len(wheres)) if i % 2 else 0]
@@ -79,7 +79,7 @@ def questions(count: int) -> list[Question]:
                 TopK(layer, queries, int(rng.integers(1, 4)), where, by, score),
                 TopK(layer, queries, score=score),
                 GroupSum(layer, queries, by or ("step",), where),
-                Output("layer-0", QuerySetRows("test", (i % 12,)), where, allow_inexact=i % 3 > 0),
+                Output("layer-0", QuerySetExamples("test", (i % 12,)), where, allow_inexact=i % 3 > 0),
             ][rng.integers(4)]
         )
     return made
@@ -118,7 +118,7 @@ def test_many_askers_of_one_kind_take_few_scans(engine):
 
 def test_absolute_sums_are_shared_to_their_own_precision(engine):
     slow = Slow(engine, 0.05)
-    asked = [GroupSum("layer-1", QuerySetRows("test", (row % 12,)), ("label",), score="abs") for row in range(48)]
+    asked = [GroupSum("layer-1", QuerySetExamples("test", (row % 12,)), ("label",), score="abs") for row in range(48)]
     with Server(slow) as server, Client(server.address) as client, ThreadPoolExecutor(16) as pool:
         got = list(pool.map(client.ask, asked))
     for one, question in zip(got, asked, strict=True):
@@ -137,7 +137,7 @@ def test_the_parts_of_a_joined_question_are_the_answers_to_its_parts(engine, cou
         lambda queries: GroupSum("layer-0", queries, by or ("dataset",)),
         lambda queries: Output("layer-0", queries, allow_inexact=True),
     ):
-        asked = [kind(QuerySetRows("test", tuple(rows.randrange(12) for _ in range(count)))) for count in counts]
+        asked = [kind(QuerySetExamples("test", tuple(rows.randrange(12) for _ in range(count)))) for count in counts]
         got = parts(engine.ask(asked[0].joined(asked[1:])), counts)
         for one, question in zip(got, asked, strict=True):
             assert same(one, engine.ask(question))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadInput, ServiceError
-from dualform.questions import GroupSum, Output, PreviewLookup, QuerySetRows, SlotKeys, SlotLookup, TopK, Vectors
+from dualform.questions import GroupSum, Output, PreviewLookup, QuerySetExamples, SlotKeys, SlotLookup, TopK, Vectors
 from dualform.questions.arguments import KERNELS
 from dualform_proto import columns, gradients, lookups, matrix, previews, queries, rebuilt, scores
 from dualform_proto.calls import call_of
@@ -103,7 +103,7 @@ def test_queries_without_width_are_refused_before_they_take_memory():
 def test_directions_and_gradients_without_width_are_refused_before_they_take_memory():
     wide = pb.Matrix(rows=2**60, cols=0, dtype=F32)
     asked = pb.TopKRequest(
-        layer="l", k=1, queries=pb.Queries(query_set=pb.QuerySetRows(query_set="p")), score=pb.SCORE_NAMED,
+        layer="l", k=1, queries=pb.Queries(query_set=pb.QuerySetExamples(query_set="p")), score=pb.SCORE_NAMED,
         score_name="contribution", target=pb.Target(vectors=wide),
     )  # fmt: skip
     with pytest.raises(BadInput, match="target are 0 numbers wide"):
@@ -154,7 +154,7 @@ def test_queries_that_are_not_finite():
 
 
 def test_a_score_that_is_not_given_is_signed_and_an_unknown_one_is_refused():
-    queries = pb.Queries(query_set=pb.QuerySetRows(query_set="p"))
+    queries = pb.Queries(query_set=pb.QuerySetExamples(query_set="p"))
     assert scores.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries)).score == "dot"
     with pytest.raises(BadInput, match="score is 9"):
         scores.decode_topk(pb.TopKRequest(layer="l", k=1, queries=queries, score=9))
@@ -162,9 +162,9 @@ def test_a_score_that_is_not_given_is_signed_and_an_unknown_one_is_refused():
 
 def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_it():
     for question, encode, decode in (
-        (TopK("l", QuerySetRows("p"), score="gradient"), scores.encode_topk, scores.decode_topk),
+        (TopK("l", QuerySetExamples("p"), score="gradient"), scores.encode_topk, scores.decode_topk),
         (
-            GroupSum("l", QuerySetRows("p"), ("label",), score="gradient"),
+            GroupSum("l", QuerySetExamples("p"), ("label",), score="gradient"),
             scores.encode_group_sum,
             scores.decode_group_sum,
         ),
@@ -176,16 +176,16 @@ def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_i
 
 def test_k_that_is_not_given():
     with pytest.raises(BadInput, match="k is 0"):
-        scores.decode_topk(pb.TopKRequest(layer="l", queries=pb.Queries(query_set=pb.QuerySetRows(query_set="p"))))
+        scores.decode_topk(pb.TopKRequest(layer="l", queries=pb.Queries(query_set=pb.QuerySetExamples(query_set="p"))))
 
 
 @pytest.mark.parametrize(
     "question",
     [
-        TopK("\ud800", QuerySetRows("p")),
-        TopK("l", QuerySetRows("p"), where="\ud800"),
+        TopK("\ud800", QuerySetExamples("p")),
+        TopK("l", QuerySetExamples("p"), where="\ud800"),
         TopK("l", SlotKeys((2**70,))),
-        TopK("l", QuerySetRows("p", (1.5,))),
+        TopK("l", QuerySetExamples("p", (1.5,))),
     ],
     ids=["layer", "where", "slot", "row"],
 )
@@ -207,12 +207,12 @@ def test_a_kernel_that_this_version_does_not_know():
 
 @pytest.mark.parametrize("asked", [{"kernel": "softmax"}, {"initial": False}], ids=["softmax", "without W_0"])
 def test_the_answer_of_a_server_that_knows_no_kernels_is_refused(asked):
-    question, status = Output("l", QuerySetRows("p"), **asked), pb.Status(name=pb.STATUS_NAME_EXACT)
+    question, status = Output("l", QuerySetExamples("p"), **asked), pb.Status(name=pb.STATUS_NAME_EXACT)
     old = pb.OutputResponse(outputs=matrix.encode_matrix(np.ones((1, 1), np.float32)), status=status)
     with pytest.raises(ServiceError, match=r"^the server did not answer with the kernel ") as refused:
         call_of(question).answer(question, old)
     assert refused.value.hint == "It runs an older version of dualform: upgrade it, or ask the memory's folder."
-    linear = Output("l", QuerySetRows("p"))
+    linear = Output("l", QuerySetExamples("p"))
     assert call_of(linear).answer(linear, old).values.tolist() == [[1.0]]
 
 
@@ -223,7 +223,7 @@ def test_a_softmax_without_effective_slots_is_refused():
         kernel=pb.KERNEL_SOFTMAX,
         temperature=1.0,
     )
-    question = Output("l", QuerySetRows("p"), kernel="softmax")
+    question = Output("l", QuerySetExamples("p"), kernel="softmax")
     with pytest.raises(ServiceError, match=r"^the server did not say over how many slots the softmax is spread\."):
         call_of(question).answer(question, answer)
 

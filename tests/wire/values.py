@@ -43,7 +43,7 @@ from dualform.questions import (
     Output,
     PreviewLookup,
     QuerySetLookup,
-    QuerySetRows,
+    QuerySetExamples,
     SlotKeys,
     SlotLookup,
     SqlStatement,
@@ -76,7 +76,7 @@ vectors = st.builds(
 )
 queries = st.one_of(
     vectors,
-    st.builds(QuerySetRows, texts, st.none() | st.lists(int64s, max_size=4).map(tuple)),
+    st.builds(QuerySetExamples, texts, st.none() | st.lists(int64s, max_size=4).map(tuple)),
     st.builds(SlotKeys, st.lists(int64s, max_size=4).map(tuple)),
 )
 names = st.lists(texts, max_size=3, unique=True).map(tuple)
@@ -141,7 +141,7 @@ def example_gradients(draw: Any) -> ExampleGradients:
     return ExampleGradients(count, found)
 
 
-query_set_examples = st.builds(QuerySetRows, texts, st.none() | st.lists(int64s, min_size=1, max_size=4).map(tuple))
+query_set_examples = st.builds(QuerySetExamples, texts, st.none() | st.lists(int64s, min_size=1, max_size=4).map(tuple))
 examples = example_gradients() | query_set_examples
 gradient_top_ks = st.builds(GradientTopK, names, examples, st.integers(1, 2**62), st.none() | texts)
 gradient_sums = st.builds(

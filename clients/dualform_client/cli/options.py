@@ -58,7 +58,7 @@ query_option = click.option(
     "queries",
     required=True,
     callback=_as_queries,
-    metavar="QUERY_SET/ROW|FILE.npy",
+    metavar="SET/EXAMPLE[:TOKEN]|FILE.npy",
     shell_complete=complete_query,
     help="Stored queries (QUERY_SET/17, QUERY_SET/3,17, QUERY_SET/10:20 for rows 10 to 19, QUERY_SET for all), or "
     "float32[n, d] in an .npy file.",

@@ -44,9 +44,9 @@ class CommandLine:
         return answer
 
 
-def query_set_rows(query_set: str, rows: Iterable[int]) -> str:
-    """Rows of a query set as --query takes them."""
-    return f"{query_set}/{','.join(map(str, rows))}"
+def query_set_tokens(query_set: str, rows: Iterable[int], tokens: int) -> str:
+    """Rows of a query set of so many tokens an example, as --query takes them."""
+    return f"{query_set}/{','.join(f'{row // tokens}:{row % tokens}' for row in rows)}"
 
 
 def _short(words: Iterable[str]) -> list[str]:

@@ -34,6 +34,8 @@ class Hit(NamedTuple):
     slot: int
     score: float
     group: GroupKey | None = None
+    repeats: int | None = None
+    """With `distinct`: how many slots of its sample rank at or above the last hit."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +60,9 @@ class Hits(Table):
     """The slot space that `ids` count in."""
     status: Status | None = None
     """Of contributions, how exact the record of the layer is; None for scores of keys alone, which need no such."""
+    repeats: NDArray[np.int64] | None = None
+    """Where the question had `distinct`: for each of `ids`, how many slots of the same sample rank at or above the last
+    hit of its list, itself included. Their sum is how far down the plain list one would have to read."""
 
     @property
     def slots(self) -> Sequence[Any]:
@@ -77,13 +82,16 @@ class Hits(Table):
     @property
     def nbytes(self) -> int:
         """Bytes of its numbers."""
-        return self.ids.nbytes + self.flat_scores.nbytes + self.counts.nbytes
+        repeats = 0 if self.repeats is None else self.repeats.nbytes
+        return self.ids.nbytes + self.flat_scores.nbytes + self.counts.nbytes + repeats
 
     def part(self, start: int, stop: int) -> Hits:
         """The answer to the queries from start to stop. What answering took stays that of the whole."""
         first, last = (int(self.counts[:end].sum()) for end in (start, stop))
         own = slice(first, last)
-        return replace(self, ids=self.ids[own], flat_scores=self.flat_scores[own], counts=self.counts[start:stop])
+        repeats = None if self.repeats is None else self.repeats[own]
+        ids, scores, counts = self.ids[own], self.flat_scores[own], self.counts[start:stop]
+        return replace(self, ids=ids, flat_scores=scores, counts=counts, repeats=repeats)
 
     def __len__(self) -> int:
         return int(self.counts.shape[0])
@@ -93,15 +101,14 @@ class Hits(Table):
 
     def _of_query(self, query: int) -> list[Hit]:
         own = self.part(query, query + 1)  # to split the hits of all for each would take their number squared
-        (slots,), (scores,) = own.slots, own.scores
-        parts: list[tuple[GroupKey | None, Any, Any]] = [(None, slots, scores)]
-        if self.groups is not None:
-            parts = [*zip(self.groups, slots, scores, strict=True)]
-        return [
-            Hit(rank, slot, score, group)
-            for group, slots, scores in parts
-            for rank, (slot, score) in enumerate(zip(slots.tolist(), scores.tolist(), strict=True), 1)
-        ]
+        repeats = own.repeats
+        found, first = [], 0
+        for group, count in zip(self.groups or [None], own.counts[0].tolist(), strict=True):
+            for place in range(first, first + count):
+                many = None if repeats is None else int(repeats[place])
+                found.append(Hit(place - first + 1, int(own.ids[place]), float(own.flat_scores[place]), group, many))
+            first += count
+        return found
 
     @property
     def rows(self) -> int:
@@ -119,6 +126,8 @@ class Hits(Table):
             "slot": self.ids[own],
             "score": self.flat_scores[own],
         }
+        if self.repeats is not None:
+            found["repeats"] = self.repeats[own]
         groups = group_columns(self.by, self.groups or (), part % self.counts.shape[1]) if self.groups else {}
         return Columns(beside(found, groups, 2), self.scan, self.space)
 

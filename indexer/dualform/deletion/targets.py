@@ -18,6 +18,7 @@ from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.scores_only import why_scores_only
 from dualform.query.where import mask
 from dualform.query.where.expression import Expression
+from dualform.questions.filters import Filter
 from dualform.store.entries import Integers
 from dualform.store.layer import Layer
 from dualform.store.space import Space
@@ -54,7 +55,7 @@ class Targets:
         return int(self.datapoints.sum())
 
 
-def targets_of(view: View, where: str) -> Targets:
+def targets_of(view: View, where: str | Filter) -> Targets:
     """The samples that `where` picks.
 
     Raises BadInput for a mask that names more than columns of the sample, for one that picks every sample, or some only
@@ -65,7 +66,7 @@ def targets_of(view: View, where: str) -> Targets:
         return _targets_of(view, where)
 
 
-def _targets_of(view: View, where: str) -> Targets:
+def _targets_of(view: View, where: str | Filter) -> Targets:
     datapoints = _datapoints(view, where)
     if not datapoints.any():
         raise EmptyMask(f"where picks no sample: {where}", hint="Nothing was deleted.", field="where")
@@ -94,7 +95,7 @@ def _targets_of(view: View, where: str) -> Targets:
     )
 
 
-def _datapoints(view: View, where: str) -> NDArray[np.bool_]:
+def _datapoints(view: View, where: str | Filter) -> NDArray[np.bool_]:
     spaces = [view.snapshot.space(name) for name in view.snapshot.spaces]
     for space in spaces:
         if space.extents.unknown_datapoints or len(space.samples.unknown()[0]):
@@ -111,12 +112,14 @@ def _datapoints(view: View, where: str) -> NDArray[np.bool_]:
                 hint=f"Name columns of the sample: {', '.join(sorted(space.sample_columns))}.",
                 field="where",
             )
+    if isinstance(where, Filter) and where.of_samples:
+        mask.require_one_dataset(spaces[0], where)
     found = mask.select_datapoints(spaces[0], expression)
     _require_meant(spaces[0], expression, found, where)
     return found
 
 
-def _require_meant(space: Space, expression: Expression, found: NDArray[np.bool_], where: str) -> None:
+def _require_meant(space: Space, expression: Expression, found: NDArray[np.bool_], where: str | Filter) -> None:
     """Raises BadInput for samples that a mask picks only because NaN is above every number, and not by isnan(…)."""
     unsaid = [
         name

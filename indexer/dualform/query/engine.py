@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -18,12 +19,15 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers import Hits
 from dualform.errors import BadInput, Cancelled, Forked
 from dualform.kernels.workers import subnormal_numbers
 from dualform.methods import Answers
 from dualform.query import needs, slots
-from dualform.query.bounds import UNBOUNDED, QuestionBounds
+from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, UNBOUNDED, QuestionBounds
 from dualform.query.counts import Counts, counted
+from dualform.query.distinct import distinct_hits
+from dualform.query.queries import counted as counted_queries
 from dualform.query.resolved import Q, Resolved, resolve
 from dualform.query.score import backends
 from dualform.query.search.codes_cache import CodesCache
@@ -40,9 +44,11 @@ from dualform.questions import (
     GradientTopK,
     GroupSum,
     Inventory,
+    LayerQuestion,
     MaskCancellation,
     NetworkWeights,
     Output,
+    Placebo,
     PreviewLookup,
     QuerySetLookup,
     Question,
@@ -181,11 +187,20 @@ class Engine(Answers):
         Raises Cancelled once it returns True; BadInput or BadMask for what exceeds `bounds`, before it is worked on;
         and otherwise as the methods do.
         """
+        view = self._view.within(bounds)
         with subnormal_numbers():
-            return cast("A", self._answer(question, self._view.within(bounds), _check(cancelled)))
+            return cast("A", self._answer(_about_a_layer(view, question), view, _check(cancelled)))
+
+    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
+        """The question with each of its queries named, so that their number is known: those of an example's tokens are
+        as many as its layer has. Raises NotFound and BadInput as the question itself would.
+        """
+        return counted_queries(self._view, cast("LayerQuestion[A]", _about_a_layer(self._view, question)))
 
     def _answer(self, question: Any, view: View, check: Check) -> Any:
         match question:
+            case TopK() if question.distinct:
+                return self._distinct(question, view, check)
             case TopK():
                 best = self._resolved(question, view, check)
                 with self._room(lambda: needs.of_top_k(best), check, _FEWER_QUERIES):
@@ -207,6 +222,7 @@ class Engine(Answers):
         from dualform.query.distribution import distributions
         from dualform.query.gradients.answers import gradient_sum, gradient_top_k
         from dualform.query.gradients.examples import examples_of
+        from dualform.query.placebo import placebos
         from dualform.query.previews import previews
         from dualform.query.weights import contributions, reconstruction
 
@@ -223,6 +239,12 @@ class Engine(Answers):
                 parts = self._resolved(question, view, check)
                 with self._room(lambda: needs.of_contributions(parts), check, _FEWER_QUERIES):
                     return contributions.contributions(parts, check)
+            case Placebo():
+                tested = self._resolved(question, view, check)
+                with self._room(lambda: needs.of_placebo(tested), check, _FEWER_QUERIES):
+                    return placebos(tested, check)
+            case GradientTopK() if question.distinct:
+                return self._distinct(question, view, check)
             case GradientTopK():
                 examples = examples_of(view, question.examples)
                 with self._room(lambda: needs.of_gradients(view, question, examples), check, _FEWER_EXAMPLES):
@@ -248,8 +270,16 @@ class Engine(Answers):
                     return reconstruction.certify(view, check)
         raise BadInput(f"{type(question).__name__} is no question.", hint="See dualform.questions.", field="question")
 
+    def _distinct(self, question: TopK | GradientTopK, view: View, check: Check) -> Hits:
+        """One hit a sample; the longer lists that it is made of never leave the engine."""
+        hits = distinct_hits(view, question, lambda plain: self._answer(plain, view.within(UNBOUNDED), check))
+        view.bounds.require(len(hits.ids), HIT_BYTES + COUNT_BYTES, "Ask with fewer queries at a time.", "k")
+        return hits
+
     def _resolved(self, question: Q, view: View, check: Check) -> Resolved[Q]:
-        with self._room(lambda: needs.of_resolving(view, question.layer), check):
+        layer = question.layer
+        assert layer is not None, "a question that names no layer is given one first"
+        with self._room(lambda: needs.of_resolving(view, layer), check):
             return resolve(view, question, check)
 
     def _room(self, needed: Callable[[], int], check: Check, instead: str = "") -> AbstractContextManager[None]:
@@ -334,3 +364,12 @@ def _check(cancelled: StopSignal | None) -> Check:
             raise Cancelled("the question was given up before its answer was ready.")
 
     return check
+
+
+def _about_a_layer(view: View, question: Any) -> Any:
+    """A question that names no layer is about the one whose outputs are the network's."""
+    if not isinstance(question, LayerQuestion) or question.layer is not None:
+        return question
+    from dualform.query.output_layer import output_layer  # not needed by those that name theirs
+
+    return replace(question, layer=output_layer(view))

@@ -6,7 +6,7 @@ Shapes: m entries that the mask leaves, H entries of the layer, T slots of its s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isnan, nan
 from typing import Any, NamedTuple
@@ -117,6 +117,44 @@ def group_entries(
     found = view.cache.get(key, made, check)
     _require_few(len(found.keys), most, by)
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class SampleNumbers:
+    """Which sample each of some slots is of."""
+
+    unit: str
+    """What tells samples apart: "samples", by dataset and sample; "rows" of batches or "slots" where those were not
+    recorded."""
+    numbers: NDArray[np.int64]
+    """int64[slots]: from 0 on."""
+    count: int
+    """How many samples there are."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes
+
+
+def sample_numbers(view: View, layer: Layer, check: Check = never) -> SampleNumbers:
+    """Of the entries of a layer. Layers of one space number samples alike."""
+    space, slots = view.snapshot.space(layer.space), view.snapshot.entries(layer.name).slots
+
+    def made() -> SampleNumbers:
+        every = np.arange(space.count)
+        for unit, names in (("samples", ("sample", "dataset")), ("rows", ("row", "step"))):
+            if space.is_null(names[0]) is not False:
+                continue
+            numbers, count = np.zeros(space.count, dtype=np.int64), 1
+            for name in names:
+                codes, values = _codes_of_slots(space, name, every, check)
+                present, numbers = _dense(numbers * len(values) + codes, count * len(values), check)
+                count = len(present)
+            return SampleNumbers(unit, numbers, count)
+        return SampleNumbers("slots", every, space.count)
+
+    found = view.cache.get(("samples", layer.space), made, check)
+    return found if slots is None else replace(found, numbers=found.numbers[slots])
 
 
 def check_spaces(view: View, spaces: Collection[str], by: tuple[str, ...]) -> None:

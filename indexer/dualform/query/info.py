@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dualform.answers import LayerInfo, MemoryInfo
+from dualform.query.output_layer import known_output_layer
 from dualform.query.sampling_note import sampling_note
 from dualform.query.score.backends import described
 from dualform.query.view import View
@@ -29,6 +30,7 @@ def describe(view: View) -> MemoryInfo:
         final=dict(memory.final_digests),
         answered_by=described(view.backend),
         previews=dict(memory.preview_sets),
+        output_layer=known_output_layer(view),
     )
 
 

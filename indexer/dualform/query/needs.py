@@ -28,6 +28,7 @@ from dualform.questions import (
     GradientTopK,
     GroupSum,
     Output,
+    Placebo,
     TopK,
 )
 from dualform.store.layer import Layer
@@ -43,6 +44,8 @@ LEAST = WORK + HELD_BYTES + (64 << 20)
 """What an engine must be given, at most, for questions about a layer."""
 SERVED = 96 << 20
 """What a server's process comes to hold beside all that: columns that were read, and what threads and DuckDB keep."""
+BUCKETS, MOST_SIBLINGS, AT_ONCE = 64, 200, 256
+"""Of placebos (placebo.py): buckets of samples, siblings at most, and queries whose outputs are in hand at once."""
 _COLUMNS = 12
 """Numbers of eight bytes for each slot that a mask and groups are made with."""
 _STATES = 12
@@ -132,6 +135,18 @@ def of_contributions(resolved: Resolved[Contribution] | Resolved[GroupSum]) -> i
         of_weights(resolved.view, resolved.layer)
         + (groups + 3) * (2 * made + answer)
         + groups * resolved.selection.count
+    )
+
+
+def of_placebo(resolved: Resolved[Placebo]) -> int:
+    """Of the weights of each group of slots twice, and of what they make of some queries."""
+    layer, groups = resolved.layer.stored, BUCKETS + MOST_SIBLINGS + 1
+    made = 8 * layer.d_out * (layer.weight_width + 1)
+    return (
+        of_weights(resolved.view, resolved.layer)
+        + 2 * groups * made
+        + groups * resolved.selection.count
+        + 8 * groups * min(len(resolved.queries), AT_ONCE) * resolved.layer.d_out
     )
 
 

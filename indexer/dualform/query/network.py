@@ -28,6 +28,7 @@ from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform.questions.arguments import check_step
+from dualform.questions.filters import Filter, FilterOrFilters
 from dualform.store.layer import Layer
 
 
@@ -133,7 +134,7 @@ def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancel
 
 
 @contextmanager
-def _one_mask_for_all(masks: str | Mapping[str, str] | None) -> Iterator[None]:
+def _one_mask_for_all(masks: FilterOrFilters | None) -> Iterator[None]:
     """A column that some space lacks is refused with the way to mask those spaces alone that have it."""
     try:
         yield
@@ -146,7 +147,7 @@ def _one_mask_for_all(masks: str | Mapping[str, str] | None) -> Iterator[None]:
         raise
 
 
-def _selections(view: View, layer: Layer, masks: str | Mapping[str, str], check: Check) -> dict[str, Selection]:
+def _selections(view: View, layer: Layer, masks: FilterOrFilters, check: Check) -> dict[str, Selection]:
     """What the masks leave of a layer, and of the others that hold one of its blocks."""
     blocks = {block.block_name for block in layer.parameters}
     holders = [
@@ -157,11 +158,11 @@ def _selections(view: View, layer: Layer, masks: str | Mapping[str, str], check:
     return {other.name: mask.selection(view, other, _mask_of(other, masks), check) for other in holders}
 
 
-def _mask_of(layer: Layer, masks: str | Mapping[str, str]) -> str | None:
+def _mask_of(layer: Layer, masks: FilterOrFilters) -> str | Filter | None:
     return masks.get(layer.space) if isinstance(masks, Mapping) else masks
 
 
-def _masks(view: View, where: str | Mapping[str, str]) -> str | Mapping[str, str]:
+def _masks(view: View, where: FilterOrFilters) -> FilterOrFilters:
     """The masks as they are. Raises NotFound for one of a space that does not exist."""
     for space in where if isinstance(where, Mapping) else ():
         check_space(view, space)

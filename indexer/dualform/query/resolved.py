@@ -16,8 +16,8 @@ from dualform.answers import Scan
 from dualform.errors import BadInput
 from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, RANK_BYTES, SUM_BYTES
 from dualform.query.groups import Groups, group_entries
+from dualform.query.queries import vectors
 from dualform.query.score import kinds
-from dualform.query.slots import entries_of, within
 from dualform.query.view import Check, View, never
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
@@ -26,18 +26,15 @@ from dualform.questions import (
     Distribution,
     GroupSum,
     Output,
-    Queries,
-    QuerySetRows,
-    SlotKeys,
+    Placebo,
     TopK,
-    Vectors,
 )
 from dualform.store.layer import Layer
 
 if TYPE_CHECKING:
     from dualform.query.directed.directed_values import DirectedValues
 
-Q = TypeVar("Q", TopK, GroupSum, Distribution, Output, Contribution)
+Q = TypeVar("Q", TopK, GroupSum, Distribution, Output, Contribution, Placebo)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +65,7 @@ class Resolved(Generic[Q]):
     def scan(self) -> Scan:
         """What answering has taken so far."""
         slots, matching, space = len(self.selection.stays), self.selection.count, self.layer.space
-        if isinstance(self.question, Output | Contribution):
+        if isinstance(self.question, Output | Contribution | Placebo):
             return self.view.scan(self.began, slots, matching, space=space, at_step=self.question.at_step)
         target = self.question.target
         at_step = None if target is None else target.at_step
@@ -78,6 +75,7 @@ class Resolved(Generic[Q]):
 def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
     """Raises NotFound, BadInput, BadMask or EmptyMask, naming what is wrong with the question; and as `check`."""
     began = time.perf_counter()
+    assert question.layer is not None, "the engine names it"
     layer = view.snapshot.layer(question.layer)
     _require_one(layer, question)
     queries = vectors(view, layer, question.queries)
@@ -100,7 +98,7 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
 def _groups(
     view: View,
     layer: Layer,
-    question: TopK | GroupSum | Distribution | Output | Contribution,
+    question: TopK | GroupSum | Distribution | Output | Contribution | Placebo,
     queries: int,
     selection: Selection,
     check: Check,
@@ -109,6 +107,10 @@ def _groups(
     if isinstance(question, Output):
         bytes_each = 4 * layer.d_out + (8 if question.kernel == "softmax" else 0)
         view.bounds.require(queries, bytes_each, "Ask with at most {} queries at a time.", "queries")
+        return None
+    if isinstance(question, Placebo):
+        bytes_each = 2 * SUM_BYTES * (3 + 2 * question.n)
+        view.bounds.require(queries, bytes_each, "Ask with at most {} queries at a time, or a smaller n.", "n")
         return None
     if isinstance(question, Distribution):
         bytes_each = RANK_BYTES * min(question.points, selection.count) + 2 * SUM_BYTES
@@ -135,9 +137,11 @@ def _groups(
     return groups
 
 
-def _require_one(layer: Layer, question: TopK | GroupSum | Distribution | Output | Contribution) -> None:
+def _require_one(layer: Layer, question: TopK | GroupSum | Distribution | Output | Contribution | Placebo) -> None:
     """Raises BadInput for scores of a layer that is several: none of its outputs attends by all columns of its keys."""
-    linear = isinstance(question, Contribution) or (isinstance(question, Output) and question.kernel == "linear")
+    linear = isinstance(question, Contribution | Placebo) or (
+        isinstance(question, Output) and question.kernel == "linear"
+    )
     if layer.groups > 1 and not linear:
         first, *_, last = layer.view_names
         raise BadInput(
@@ -145,49 +149,3 @@ def _require_one(layer: Layer, question: TopK | GroupSum | Distribution | Output
             hint=f"Name one: {first} … {last}.",
             field="layer",
         )
-
-
-def _require_examples(view: View, layer: Layer, query_set: str) -> None:
-    """Raises BadInput where a layer is not given the examples of a query set one after another."""
-    if view.snapshot.space(layer.space).extents.rowless:
-        raise BadInput(
-            f"the rows of query set {query_set!r} in layer {layer.name!r} are not its examples in their order: the "
-            "network chose them, or nothing tells whose they are.",
-            hint=f"Ask by all of them, as {query_set!r}, or by vectors: memory.query_set({query_set!r}, "
-            f"{layer.name!r}).queries.",
-            field="queries",
-        )
-
-
-def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
-    """float32[n, d_in], finite.
-
-    Raises BadInput for a wrong width, no query at all, and rows of a query set that are no example's; NotFound for a
-    query set, row or slot that does not exist.
-    """
-    match queries:
-        case Vectors(rows):
-            if rows.shape[1] != layer.d_in:
-                raise BadInput(
-                    f"layer {layer.name!r} takes {layer.d_in} numbers, got {rows.shape[1]}.", field="queries"
-                )
-            return rows
-        case QuerySetRows(query_set, numbers):
-            stored = view.snapshot.query_set(query_set)
-            rows = view.cache.get(
-                ("query_set", query_set, layer.name),
-                lambda: np.ascontiguousarray(stored.queries(layer.stored.name)[:, layer.own_keys]),
-            )
-            if numbers is not None:
-                _require_examples(view, layer, query_set)
-                view.bounds.require_queries(len(numbers), rows.shape[1])
-            found = (
-                rows
-                if numbers is None
-                else rows[within(numbers, len(rows), f"row of query set {query_set!r}", "queries")]
-            )
-        case SlotKeys(slots):
-            view.bounds.require_queries(len(slots), layer.d_in)
-            ids = within(slots, view.snapshot.space(layer.space).count, "slot", "queries")
-            found = view.snapshot.keys(layer.name).of_entries(entries_of(view, layer, ids))
-    return Vectors(found).rows  # refuses none at all, and what is not finite

@@ -1,6 +1,14 @@
 """Questions to a memory, as plain values. The type of a question says the type of its answer."""
 
-from dualform.questions.arguments import as_by as as_by, as_ids as as_ids, as_masks as as_masks
+from dualform.questions.arguments import as_by as as_by, as_ids as as_ids
+from dualform.questions.filters import (
+    Filter as Filter,
+    FilterLike as FilterLike,
+    FilterOrFilters as FilterOrFilters,
+    Ids as Ids,
+    as_filter as as_filter,
+    as_filters as as_filters,
+)
 from dualform.questions.gradients import (
     ExampleGradients as ExampleGradients,
     GradientSum as GradientSum,
@@ -17,10 +25,11 @@ from dualform.questions.lookups import (
     SqlStatement as SqlStatement,
     Verification as Verification,
 )
+from dualform.questions.placebo import Placebo as Placebo
 from dualform.questions.queries import (
     Queries as Queries,
     QueriesLike as QueriesLike,
-    QuerySetRows as QuerySetRows,
+    QuerySetExamples as QuerySetExamples,
     SlotKeys as SlotKeys,
     Vectors as Vectors,
     as_queries as as_queries,

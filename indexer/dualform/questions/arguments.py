@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from math import isfinite
 from numbers import Real
@@ -25,20 +25,20 @@ _SHOWN = 80
 """Characters of a value that does not fit, in a message."""
 
 
-def as_by(by: str | Sequence[str] | None) -> tuple[str, ...]:
+def as_by(by: str | Sequence[str] | None, field: str = "by") -> tuple[str, ...]:
     """Column names of a grouping: "label", ("dataset", "label"), or None for none."""
     names = (by,) if isinstance(by, str) else by or ()
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise BadInput(f"by is {shown(by)}.", hint='Name columns, for example by="label".', field="by")
+        raise BadInput(f"{field} is {shown(by)}.", hint=f'Name columns, for example {field}="label".', field=field)
     names = tuple(names)
     if len(names) > MOST_COLUMNS:
         raise BadInput(
-            f"by names {len(names)} columns; at most {MOST_COLUMNS} are grouped by.",
+            f"{field} names {len(names)} columns; at most {MOST_COLUMNS} are allowed.",
             hint="Each column that is added makes smaller groups.",
-            field="by",
+            field=field,
         )
     if len(set(names)) < len(names):
-        raise BadInput(f"by names a column twice: {', '.join(names)}.", field="by")
+        raise BadInput(f"{field} names a column twice: {', '.join(names)}.", field=field)
     return names
 
 
@@ -75,10 +75,10 @@ def check_no_nulls(numbers: Any, name: str) -> None:
         raise BadInput(f"{name} holds NULL.", hint=f"Leave those out, as {name}[~{name}.mask] does.", field=name)
 
 
-def as_k(k: int, noun: str) -> int:
+def as_k(k: int, noun: str, name: str = "k") -> int:
     """How many are asked for, or as many as an int64 holds. Raises BadInput where it is no whole number above 0."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise BadInput(f"k is {shown(k)}.", hint=f"Ask for at least 1 {noun}.", field="k")
+        raise BadInput(f"{name} is {shown(k)}.", hint=f"Ask for at least 1 {noun}.", field=name)
     return min(int(k), np.iinfo(np.int64).max)
 
 
@@ -93,9 +93,9 @@ def as_points(points: int) -> int:
     return int(points)
 
 
-def check_layer(layer: str) -> None:
-    """Raises BadInput where it is no text."""
-    if not isinstance(layer, str):
+def check_layer(layer: str | None) -> None:
+    """Raises BadInput for what is neither a text nor None."""
+    if layer is not None and not isinstance(layer, str):
         raise BadInput(f"layer is {shown(layer)}.", hint="Give a layer's name.", field="layer")
 
 
@@ -154,17 +154,3 @@ def shown(value: object) -> str:
     except ValueError:  # Python writes out no integer of thousands of digits
         return "a number of thousands of digits"
     return found if len(found) <= _SHOWN else f"{found[:_SHOWN]}…"
-
-
-def as_masks(where: str | Mapping[str, str] | None) -> str | Mapping[str, str] | None:
-    """A mask, or a copy of masks by slot space. Raises BadInput where a space or a mask is no text."""
-    if where is None or isinstance(where, str):
-        return where
-    texts = isinstance(where, Mapping) and all(isinstance(text, str) for pair in where.items() for text in pair)
-    if not texts:
-        raise BadInput(
-            f"where is {shown(where)}.",
-            hint='Give one mask, or masks by slot space, for example {"token": "label <> 3"}.',
-            field="where",
-        )
-    return dict(where)

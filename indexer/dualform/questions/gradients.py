@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
 from dualform.questions.arguments import as_by, as_k, shown
-from dualform.questions.queries import QuerySetRows, finite_rows
+from dualform.questions.filters import Filter, as_filter
+from dualform.questions.queries import QuerySetExamples, finite_rows
 from dualform.questions.question import Question
 
 GRADIENT = "gradient"
@@ -113,14 +114,18 @@ class GradientTopK(Question[Hits]):
 
     layers: tuple[str, ...]
     """Names, over which dot products are summed; empty for all that have keys and values."""
-    examples: ExampleGradients | QuerySetRows
+    examples: ExampleGradients | QuerySetExamples
     """Their gradients, or rows of a query set that was taken with a loss: its examples by number, or all of them."""
     k: int = 10
-    where: str | None = None
+    where: str | Filter | None = None
+    distinct: tuple[str, ...] = ()
+    """As in TopK."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _as_layers(self.layers))
+        object.__setattr__(self, "where", as_filter(self.where))
         object.__setattr__(self, "k", as_k(self.k, "datapoint"))
+        object.__setattr__(self, "distinct", as_by(self.distinct, "distinct"))
         _check_examples(self.examples)
 
 
@@ -134,15 +139,16 @@ class GradientSum(Question[GroupSums]):
 
     layers: tuple[str, ...]
     """As in GradientTopK."""
-    examples: ExampleGradients | QuerySetRows
+    examples: ExampleGradients | QuerySetExamples
     """As in GradientTopK."""
     by: tuple[str, ...]
-    where: str | None = None
+    where: str | Filter | None = None
     k: int | None = None
     """As in GroupSum."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _as_layers(self.layers))
+        object.__setattr__(self, "where", as_filter(self.where))
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
             raise BadInput("by names no column.", hint='Group by a slot column, for example by="sample".', field="by")
@@ -151,9 +157,9 @@ class GradientSum(Question[GroupSums]):
         _check_examples(self.examples)
 
 
-def as_layer_names(layer: str | Sequence[str]) -> tuple[str, ...]:
-    """Of what a method is given as its layer: "*" for all, which is no name here; one name, or several."""
-    return () if layer == EVERY_LAYER else _as_layers((layer,) if isinstance(layer, str) else layer)
+def as_layer_names(layer: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Of what a method is given as its layer: "*" or None for all, which have no name here; one name, or several."""
+    return () if layer is None or layer == EVERY_LAYER else _as_layers((layer,) if isinstance(layer, str) else layer)
 
 
 def _as_layers(layers: Any) -> tuple[str, ...]:
@@ -166,11 +172,11 @@ def _as_layers(layers: Any) -> tuple[str, ...]:
 
 
 def _check_examples(examples: Any) -> None:
-    if not isinstance(examples, ExampleGradients | QuerySetRows):
+    if not isinstance(examples, ExampleGradients | QuerySetExamples):
         raise BadInput(
             f'score="gradient" is asked with gradients of examples, not with {type(examples).__name__}.',
             hint="Take them with memory.gradients(model, inputs, labels, loss), or name a query set taken with loss=.",
             field="queries",
         )
-    if isinstance(examples, QuerySetRows) and examples.rows == ():
+    if isinstance(examples, QuerySetExamples) and examples.examples == ():
         raise BadInput("there are 0 examples.", hint="Give at least one.", field="queries")

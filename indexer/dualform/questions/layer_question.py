@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 from dualform.questions.arguments import check_layer
+from dualform.questions.filters import as_filter
 from dualform.questions.queries import Queries, as_queries, joined_queries
 from dualform.questions.question import Answer_co, Question
 
 
 @dataclass(frozen=True)
 class LayerQuestion(Question[Answer_co]):
-    """A question about one layer. Its answer has `part` and `nbytes`, so that several may be answered together."""
+    """A question about one layer, with a filter `where`.
 
-    layer: str
+    Its answer has `part` and `nbytes`, so that several may be answered together.
+    """
+
+    layer: str | None
+    """None for the layer whose outputs are the network's."""
     queries: Queries
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "queries", as_queries(self.queries))
         check_layer(self.layer)
+        own: Any = self
+        object.__setattr__(self, "where", as_filter(own.where))
 
     @property
     def kind(self) -> Hashable | None:

@@ -18,8 +18,8 @@ from dualform.errors import BadInput
 from dualform.questions.arguments import shown
 from dualform.questions.numbers_given import as_array
 
-MOST_ROWS = 1_000_000
-"""Rows that a text may name."""
+MOST_EXAMPLES = 1_000_000
+"""Queries that a text may name."""
 
 
 def finite_rows(given: Any, many: str = "queries", one: str = "query", width: str = "d") -> NDArray[np.float32]:
@@ -81,30 +81,68 @@ class Vectors:
         return Vectors, self.rows.shape[1]
 
 
+ALL_TOKENS = -1
+"""In place of a token's number: every token of the example."""
+
+
 @dataclass(frozen=True)
-class QuerySetRows:
+class QuerySetExamples:
     """Queries stored in the memory under a query set's name: the layer's own inputs when the query set was taken.
 
-    Asking raises NotFound for a query set that is not there, or does not have the row.
+    A layer that sees examples whole has one query an example, others one for each token or place of it. Asking raises
+    NotFound for a query set, example or token that is not there.
     """
 
     query_set: str
-    rows: tuple[int, ...] | None = None
-    """Row numbers from 0; None asks with every row, as one must of a layer whose rows the network chooses."""
+    examples: tuple[int, ...] | None = None
+    """Numbers from 0; None for every query of the layer, as one must ask a layer whose rows the network chooses."""
+    tokens: tuple[int, ...] = ()
+    """The token of each of `examples`, from 0, or ALL_TOKENS; empty for all tokens of each."""
 
     def __post_init__(self) -> None:
-        if self.rows is not None:
-            object.__setattr__(self, "rows", _row_numbers(self.rows, "rows"))
+        if self.examples is not None:
+            object.__setattr__(self, "examples", _whole_numbers(self.examples, "examples"))
+        object.__setattr__(self, "tokens", _whole_numbers(self.tokens, "tokens"))
+        if self.tokens and len(self.tokens) != len(self.examples or ()):
+            raise BadInput(
+                f"there are {len(self.tokens)} tokens of {len(self.examples or ())} examples.",
+                hint="Name the token of each example, or none.",
+                field="queries",
+            )
+
+    @property
+    def every_token(self) -> bool:
+        """Whether some example is asked with all its tokens, which only the memory can count."""
+        return not self.tokens or ALL_TOKENS in self.tokens
 
     @property
     def count(self) -> int | None:
-        """n; None for every row, which only the memory can count."""
-        return None if self.rows is None else len(self.rows)
+        """n, or where some example is asked with all its tokens at least so many; None for every query of the layer."""
+        return None if self.examples is None else len(self.examples)
 
     @property
     def kind(self) -> Hashable | None:
-        """As Vectors.kind; None for what cannot be joined: every row, or none."""
-        return (QuerySetRows, self.query_set) if self.rows else None
+        """As Vectors.kind; None for what cannot be joined: every query of the layer, or none."""
+        return (QuerySetExamples, self.query_set) if self.examples else None
+
+    def names(self, count: int, examples: int | None = None) -> list[str]:
+        """The name of each of `count` queries, as a question takes it: "test/17", or "test/17:4" of a layer that sees
+        tokens. `examples`: how many the query set has, where all of them were asked for.
+        """
+        known = tuple(range(examples or count)) if self.examples is None else self.examples
+        tokens = self.tokens or (ALL_TOKENS,) * len(known)
+        whole = tokens.count(ALL_TOKENS)
+        each = (count - len(tokens) + whole) // whole if whole else 1
+        parts = [
+            (example, range(each) if token == ALL_TOKENS else (token,))
+            for example, token in zip(known, tokens, strict=True)
+        ]
+        whole_examples = each == 1 and not any(token != ALL_TOKENS for token in tokens)
+        return [
+            f"{self.query_set}/{example}" if whole_examples else f"{self.query_set}/{example}:{token}"
+            for example, own in parts
+            for token in own
+        ][:count]
 
 
 @dataclass(frozen=True)
@@ -118,7 +156,7 @@ class SlotKeys:
     """Numbers in the layer's slot space."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "slots", _row_numbers(self.slots, "slots"))
+        object.__setattr__(self, "slots", _whole_numbers(self.slots, "slots"))
 
     @property
     def count(self) -> int:
@@ -131,7 +169,7 @@ class SlotKeys:
         return SlotKeys if self.slots else None
 
 
-Queries: TypeAlias = Vectors | QuerySetRows | SlotKeys
+Queries: TypeAlias = Vectors | QuerySetExamples | SlotKeys
 QueriesLike: TypeAlias = Queries | ArrayLike | str
 
 
@@ -140,44 +178,51 @@ def joined_queries(queries: Sequence[Queries]) -> Queries:
     match queries[0]:
         case Vectors():
             return Vectors(np.concatenate([one.rows for one in queries if isinstance(one, Vectors)]))
-        case QuerySetRows(query_set):
-            rows = (one.rows or () for one in queries if isinstance(one, QuerySetRows))
-            return QuerySetRows(query_set, tuple(chain.from_iterable(rows)))
+        case QuerySetExamples(query_set):
+            named = [one for one in queries if isinstance(one, QuerySetExamples)]
+            examples = tuple(chain.from_iterable(one.examples or () for one in named))
+            tokens = tuple(chain.from_iterable(one.tokens or (ALL_TOKENS,) * (one.count or 0) for one in named))
+            return QuerySetExamples(query_set, examples, () if set(tokens) == {ALL_TOKENS} else tokens)
         case SlotKeys():
             slots = (one.slots for one in queries if isinstance(one, SlotKeys))
             return SlotKeys(tuple(chain.from_iterable(slots)))
 
 
 def as_queries(queries: QueriesLike) -> Queries:
-    """Vectors, QuerySetRows or SlotKeys as they are; numbers as Vectors; "query set", "query_set/3,17" and
-    "query_set/10:20", which is rows 10 to 19, as QuerySetRows.
+    """Vectors, QuerySetExamples or SlotKeys as they are; numbers as Vectors; texts as QuerySetExamples: "test",
+    "test/17" and "test/17:4" for all of a query set, one example, and its token 4; "test/3,17", "test/10-19" and
+    "test/17:0-4" for several.
 
-    Raises BadInput where a text names no row numbers after its last slash, or a range of none or of too many.
+    Raises BadInput where a text names no examples after its last slash, or a range of none or of too many.
     """
-    if isinstance(queries, Vectors | QuerySetRows | SlotKeys):
+    if isinstance(queries, Vectors | QuerySetExamples | SlotKeys):
         return queries
     if not isinstance(queries, str):
         return Vectors(queries)  # type: ignore[arg-type]  # it makes an array of them
-    name, slash, rows = queries.rpartition("/")
+    name, slash, said = queries.rpartition("/")
     if not slash:
-        return QuerySetRows(queries)
+        return QuerySetExamples(queries)
     try:
-        ranges = [_range_of(part) for part in rows.split(",")]
+        parts = [_examples_of(part) for part in said.split(",")]
     except ValueError:
         raise BadInput(
-            f"{shown(queries)} names no query set row: {shown(rows)} is no row number.",
-            hint="Write QUERY_SET/ROW, for example test-mnist/17, QUERY_SET/3,17 for several, or QUERY_SET/10:20 for "
-            "10 to 19.",
+            f"{shown(queries)} names no example of a query set: {shown(said)} is not a number.",
+            hint="Write SET/EXAMPLE, for example test/17; test/17:4 for its token 4, test/3,17 or test/10-19 for "
+            "several.",
             field="queries",
         ) from None
-    if not all(ranges):
-        raise BadInput(f"{shown(queries)} has a range of no row.", hint="10:20 is rows 10 to 19.", field="queries")
-    if sum(part.stop - part.start for part in ranges) > MOST_ROWS:
-        raise BadInput(f"{shown(queries)} names more than {MOST_ROWS:,} rows.", hint="Ask in parts.", field="queries")
-    return QuerySetRows(name, tuple(chain.from_iterable(ranges)))
+    if not all(examples and tokens for examples, tokens in parts):
+        raise BadInput(f"{shown(queries)} has an empty range.", hint="10-19 is 10 to 19.", field="queries")
+    if sum((own.stop - own.start) * (tokens.stop - tokens.start) for own, tokens in parts) > MOST_EXAMPLES:
+        raise BadInput(
+            f"{shown(queries)} names more than {MOST_EXAMPLES:,} queries.", hint="Ask in parts.", field="queries"
+        )
+    pairs = [(example, token) for examples, tokens in parts for example in examples for token in tokens]
+    tokens = tuple(token for _, token in pairs)
+    return QuerySetExamples(name, tuple(example for example, _ in pairs), () if set(tokens) == {ALL_TOKENS} else tokens)
 
 
-def _row_numbers(given: Any, what: str) -> tuple[int, ...]:
+def _whole_numbers(given: Any, what: str) -> tuple[int, ...]:
     """A tuple of what is given in a sequence; whether these are numbers of something there is, is known when asked."""
     if isinstance(given, tuple) and all(type(number) is int for number in given):
         return given
@@ -192,7 +237,15 @@ def _row_numbers(given: Any, what: str) -> tuple[int, ...]:
         ) from None
 
 
+def _examples_of(said: str) -> tuple[range, range]:
+    """The examples and tokens of "17", "10-19" or "17:0-4". Raises ValueError for anything else."""
+    examples, colon, tokens = said.partition(":")
+    return _range_of(examples), _range_of(tokens) if colon else range(ALL_TOKENS, ALL_TOKENS + 1)
+
+
 def _range_of(said: str) -> range:
-    """The rows of "17" or "10:20". Raises ValueError for anything else."""
-    first, colon, end = said.partition(":")
-    return range(int(first), int(end) if colon else int(first) + 1)
+    """The numbers of "17" or "10-19", the last one too. Raises ValueError for anything else."""
+    first, dash, last = said.partition("-")
+    if not (first.strip().isdecimal() and (last.strip().isdecimal() or not dash)):
+        raise ValueError(said)
+    return range(int(first), int(last if dash else first) + 1)

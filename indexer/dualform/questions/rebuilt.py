@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from dualform.answers import Cancellation, Contributions, Outputs, Weights
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, as_flag, as_masks, as_temperature, check_layer, check_step
+from dualform.questions.arguments import as_by, as_flag, as_temperature, check_layer, check_step
+from dualform.questions.filters import Filter, as_filters
 from dualform.questions.layer_question import LayerQuestion
 from dualform.questions.question import Question
 
@@ -32,7 +33,7 @@ class Output(LayerQuestion[Outputs]):
     1e-15 |x_t| |q|, over the temperature is the relative error of p_t.
     """
 
-    where: str | None = None
+    where: str | Filter | None = None
     at_step: int | None = None
     allow_inexact: bool = False
     kernel: str = "linear"
@@ -68,7 +69,7 @@ class Contribution(LayerQuestion[Contributions]):
     """
 
     by: tuple[str, ...]
-    where: str | None = None
+    where: str | Filter | None = None
     at_step: int | None = None
     allow_inexact: bool = False
 
@@ -92,7 +93,7 @@ class NetworkWeights(Question[Weights]):
     As a value, for `Answers.ask`; `Answers.weights` makes one. Raises BadInput for what cannot be asked of any memory.
     """
 
-    where: str | Mapping[str, str] | None = None
+    where: str | Filter | Mapping[str, str | Filter] | None = None
     """One mask for all slot spaces, or masks by space, which leave the spaces that they do not name whole."""
     at_step: int | None = None
     """As of so many recorded steps; None for the end."""
@@ -101,7 +102,7 @@ class NetworkWeights(Question[Weights]):
     def __post_init__(self) -> None:
         check_step(self.at_step)
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
-        object.__setattr__(self, "where", as_masks(self.where))
+        object.__setattr__(self, "where", as_filters(self.where))
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class MaskCancellation(Question[Cancellation]):
     weights: by layer.
     """
 
-    where: str | Mapping[str, str]
+    where: str | Filter | Mapping[str, str | Filter]
     """As in NetworkWeights. Layers of spaces that it does not name are left out of the answer."""
     at_step: int | None = None
     layer: str | None = None
@@ -126,4 +127,4 @@ class MaskCancellation(Question[Cancellation]):
         if self.layer is not None:
             check_layer(self.layer)
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
-        object.__setattr__(self, "where", as_masks(self.where))
+        object.__setattr__(self, "where", as_filters(self.where))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dualform.answers import Distributions, GroupSums, Hits
 from dualform.errors import BadInput
 from dualform.questions.arguments import as_by, as_flag, as_k, as_points, check_score
+from dualform.questions.filters import Filter
 from dualform.questions.layer_question import LayerQuestion
 from dualform.questions.question import Answer_co
 from dualform.questions.target import Target, as_target
@@ -47,7 +48,7 @@ class TopK(ScoreQuestion[Hits]):
     """
 
     k: int = 10
-    where: str | None = None
+    where: str | Filter | None = None
     by: tuple[str, ...] = ()
     """Columns; with any, the k best of each group."""
     score: str = "dot"
@@ -56,11 +57,14 @@ class TopK(ScoreQuestion[Hits]):
     """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
     target: Target | None = None
     """Of "contribution": along which direction, and as of which step."""
+    distinct: tuple[str, ...] = ()
+    """Columns; with any, one hit for each of their values, its best slot. "sample" stands for dataset and sample."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", as_k(self.k, "datapoint"))
         super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
+        object.__setattr__(self, "distinct", as_by(self.distinct, "distinct"))
         self._check_score()
         object.__setattr__(self, "allow_partial", as_flag(self.allow_partial, "allow_partial"))
 
@@ -78,7 +82,7 @@ class GroupSum(ScoreQuestion[GroupSums]):
     """
 
     by: tuple[str, ...]
-    where: str | None = None
+    where: str | Filter | None = None
     score: str = "dot"
     """As in TopK."""
     allow_partial: bool = False
@@ -111,7 +115,7 @@ class Distribution(ScoreQuestion[Distributions]):
     what cannot be asked of any memory.
     """
 
-    where: str | None = None
+    where: str | Filter | None = None
     score: str = "dot"
     """As in TopK."""
     target: Target | None = None

@@ -233,14 +233,14 @@ class Queries(google.protobuf.message.Message):
         """float32[n, d], finite"""
 
     @property
-    def query_set(self) -> Global___QuerySetRows: ...
+    def query_set(self) -> Global___QuerySetExamples: ...
     @property
     def slots(self) -> Global___SlotKeys: ...
     def __init__(
         self,
         *,
         vectors: Global___Matrix | None = ...,
-        query_set: Global___QuerySetRows | None = ...,
+        query_set: Global___QuerySetExamples | None = ...,
         slots: Global___SlotKeys | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["queries", b"queries", "query_set", b"query_set", "slots", b"slots", "vectors", b"vectors"]) -> builtins.bool: ...
@@ -250,42 +250,52 @@ class Queries(google.protobuf.message.Message):
 Global___Queries: typing_extensions.TypeAlias = Queries
 
 @typing.final
-class QuerySetRows(google.protobuf.message.Message):
+class QuerySetExamples(google.protobuf.message.Message):
+    """Queries by the examples of a query set. A layer that sees examples whole has one query an example; others have one
+    for each token or place of it.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     QUERY_SET_FIELD_NUMBER: builtins.int
-    ROWS_FIELD_NUMBER: builtins.int
+    EXAMPLES_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
     query_set: builtins.str
     @property
-    def rows(self) -> Global___RowNumbers:
-        """absent: every row"""
+    def examples(self) -> Global___ExampleNumbers:
+        """absent: every query of the layer"""
+
+    @property
+    def tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of each example, from 0, or -1 for all of them; empty: all tokens of each"""
 
     def __init__(
         self,
         *,
         query_set: builtins.str = ...,
-        rows: Global___RowNumbers | None = ...,
+        examples: Global___ExampleNumbers | None = ...,
+        tokens: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["rows", b"rows"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["query_set", b"query_set", "rows", b"rows"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["examples", b"examples"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["examples", b"examples", "query_set", b"query_set", "tokens", b"tokens"]) -> None: ...
 
-Global___QuerySetRows: typing_extensions.TypeAlias = QuerySetRows
+Global___QuerySetExamples: typing_extensions.TypeAlias = QuerySetExamples
 
 @typing.final
-class RowNumbers(google.protobuf.message.Message):
+class ExampleNumbers(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    ROWS_FIELD_NUMBER: builtins.int
+    NUMBERS_FIELD_NUMBER: builtins.int
     @property
-    def rows(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def numbers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
         self,
         *,
-        rows: collections.abc.Iterable[builtins.int] | None = ...,
+        numbers: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rows", b"rows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["numbers", b"numbers"]) -> None: ...
 
-Global___RowNumbers: typing_extensions.TypeAlias = RowNumbers
+Global___ExampleNumbers: typing_extensions.TypeAlias = ExampleNumbers
 
 @typing.final
 class SlotKeys(google.protobuf.message.Message):
@@ -420,6 +430,7 @@ class InfoResponse(google.protobuf.message.Message):
     SAMPLING_FIELD_NUMBER: builtins.int
     ANSWERED_BY_FIELD_NUMBER: builtins.int
     PREVIEWS_FIELD_NUMBER: builtins.int
+    OUTPUT_LAYER_FIELD_NUMBER: builtins.int
     format: builtins.int
     snapshot: builtins.int
     recording: builtins.bool
@@ -431,6 +442,8 @@ class InfoResponse(google.protobuf.message.Message):
     """how slots were sampled to hold a budget; empty where all are kept"""
     answered_by: builtins.str
     """the server's backend and compiled loops"""
+    output_layer: builtins.str
+    """the layer whose outputs are the network's; empty where that is not known"""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]:
         """by space"""
@@ -474,8 +487,9 @@ class InfoResponse(google.protobuf.message.Message):
         sampling: builtins.str = ...,
         answered_by: builtins.str = ...,
         previews: collections.abc.Iterable[Global___Remark] | None = ...,
+        output_layer: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "previews", b"previews", "query_sets", b"query_sets", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "output_layer", b"output_layer", "previews", b"previews", "query_sets", b"query_sets", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
 
@@ -626,6 +640,79 @@ class QuerySetInfo(google.protobuf.message.Message):
 Global___QuerySetInfo: typing_extensions.TypeAlias = QuerySetInfo
 
 @typing.final
+class Filter(google.protobuf.message.Message):
+    """Which slots a question is about: an SQL condition over their columns, with a value for each of its question marks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SQL_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    sql: builtins.str
+    @property
+    def values(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___FilterValue]: ...
+    def __init__(
+        self,
+        *,
+        sql: builtins.str = ...,
+        values: collections.abc.Iterable[Global___FilterValue] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sql", b"sql", "values", b"values"]) -> None: ...
+
+Global___Filter: typing_extensions.TypeAlias = Filter
+
+@typing.final
+class FilterValue(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TRUTH_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    REAL_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    IDS_FIELD_NUMBER: builtins.int
+    TEXTS_FIELD_NUMBER: builtins.int
+    truth: builtins.bool
+    number: builtins.int
+    real: builtins.float
+    text: builtins.str
+    ids: builtins.bytes
+    """int64, after IN: column IN ?"""
+    @property
+    def texts(self) -> Global___Texts:
+        """likewise"""
+
+    def __init__(
+        self,
+        *,
+        truth: builtins.bool = ...,
+        number: builtins.int = ...,
+        real: builtins.float = ...,
+        text: builtins.str = ...,
+        ids: builtins.bytes = ...,
+        texts: Global___Texts | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ids", b"ids", "number", b"number", "real", b"real", "text", b"text", "texts", b"texts", "truth", b"truth", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ids", b"ids", "number", b"number", "real", b"real", "text", b"text", "texts", b"texts", "truth", b"truth", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["value", b"value"]) -> typing.Literal["truth", "number", "real", "text", "ids", "texts"] | None: ...
+
+Global___FilterValue: typing_extensions.TypeAlias = FilterValue
+
+@typing.final
+class Texts(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: builtins.int
+    @property
+    def texts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        texts: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["texts", b"texts"]) -> None: ...
+
+Global___Texts: typing_extensions.TypeAlias = Texts
+
+@typing.final
 class TopKRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -638,9 +725,9 @@ class TopKRequest(google.protobuf.message.Message):
     SCORE_NAME_FIELD_NUMBER: builtins.int
     ALLOW_PARTIAL_FIELD_NUMBER: builtins.int
     TARGET_FIELD_NUMBER: builtins.int
+    DISTINCT_FIELD_NUMBER: builtins.int
     layer: builtins.str
     k: builtins.int
-    where: builtins.str
     score: Global___Score.ValueType
     score_name: builtins.str
     """of SCORE_NAMED"""
@@ -649,10 +736,16 @@ class TopKRequest(google.protobuf.message.Message):
     @property
     def queries(self) -> Global___Queries: ...
     @property
+    def where(self) -> Global___Filter: ...
+    @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def target(self) -> Global___Target:
         """of the score "contribution", which needs it; no other has it"""
+
+    @property
+    def distinct(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """one hit for each value of these columns, as "sample": its best slot"""
 
     def __init__(
         self,
@@ -660,16 +753,16 @@ class TopKRequest(google.protobuf.message.Message):
         layer: builtins.str = ...,
         queries: Global___Queries | None = ...,
         k: builtins.int = ...,
-        where: builtins.str | None = ...,
+        where: Global___Filter | None = ...,
         by: collections.abc.Iterable[builtins.str] | None = ...,
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
         allow_partial: builtins.bool = ...,
         target: Global___Target | None = ...,
+        distinct: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_where", b"_where", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
+    def HasField(self, field_name: typing.Literal["queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allow_partial", b"allow_partial", "by", b"by", "distinct", b"distinct", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
 
 Global___TopKRequest: typing_extensions.TypeAlias = TopKRequest
 
@@ -727,12 +820,15 @@ class TopKResponse(google.protobuf.message.Message):
     SCAN_FIELD_NUMBER: builtins.int
     SPACE_FIELD_NUMBER: builtins.int
     STATUS_FIELD_NUMBER: builtins.int
+    REPEATS_FIELD_NUMBER: builtins.int
     ids: builtins.bytes
     """int64, query after query, group after group, best first"""
     scores: builtins.bytes
     """float32, one for each of ids"""
     space: builtins.str
     """the slot space that ids count in"""
+    repeats: builtins.bytes
+    """int64, one for each of ids, where the question had `distinct`: slots down to the last hit"""
     @property
     def counts(self) -> Global___Matrix:
         """int64[n, max(G, 1)]: how many of ids belong to each query and group"""
@@ -757,9 +853,11 @@ class TopKResponse(google.protobuf.message.Message):
         scan: Global___Scan | None = ...,
         space: builtins.str = ...,
         status: Global___Status | None = ...,
+        repeats: builtins.bytes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "scan", b"scan", "status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counts", b"counts", "groups", b"groups", "ids", b"ids", "scan", b"scan", "scores", b"scores", "space", b"space", "status", b"status"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_repeats", b"_repeats", "counts", b"counts", "groups", b"groups", "repeats", b"repeats", "scan", b"scan", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_repeats", b"_repeats", "counts", b"counts", "groups", b"groups", "ids", b"ids", "repeats", b"repeats", "scan", b"scan", "scores", b"scores", "space", b"space", "status", b"status"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_repeats", b"_repeats"]) -> typing.Literal["repeats"] | None: ...
 
 Global___TopKResponse: typing_extensions.TypeAlias = TopKResponse
 
@@ -777,7 +875,6 @@ class GroupSumRequest(google.protobuf.message.Message):
     TARGET_FIELD_NUMBER: builtins.int
     K_FIELD_NUMBER: builtins.int
     layer: builtins.str
-    where: builtins.str
     score: Global___Score.ValueType
     score_name: builtins.str
     """of SCORE_NAMED"""
@@ -790,6 +887,8 @@ class GroupSumRequest(google.protobuf.message.Message):
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
+    def where(self) -> Global___Filter: ...
+    @property
     def target(self) -> Global___Target:
         """as in TopKRequest"""
 
@@ -799,19 +898,16 @@ class GroupSumRequest(google.protobuf.message.Message):
         layer: builtins.str = ...,
         queries: Global___Queries | None = ...,
         by: collections.abc.Iterable[builtins.str] | None = ...,
-        where: builtins.str | None = ...,
+        where: Global___Filter | None = ...,
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
         allow_partial: builtins.bool = ...,
         target: Global___Target | None = ...,
         k: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "k", b"k", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
-    @typing.overload
+    def HasField(self, field_name: typing.Literal["_k", b"_k", "k", b"k", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_k", b"_k", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_k", b"_k"]) -> typing.Literal["k"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___GroupSumRequest: typing_extensions.TypeAlias = GroupSumRequest
 
@@ -938,14 +1034,14 @@ class Examples(google.protobuf.message.Message):
     @property
     def gradients(self) -> Global___ExampleGradients: ...
     @property
-    def query_set(self) -> Global___QuerySetRows:
+    def query_set(self) -> Global___QuerySetExamples:
         """of a query set that was taken with a loss, by number"""
 
     def __init__(
         self,
         *,
         gradients: Global___ExampleGradients | None = ...,
-        query_set: Global___QuerySetRows | None = ...,
+        query_set: Global___QuerySetExamples | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["examples", b"examples", "gradients", b"gradients", "query_set", b"query_set"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["examples", b"examples", "gradients", b"gradients", "query_set", b"query_set"]) -> None: ...
@@ -961,7 +1057,7 @@ class GradientTopKRequest(google.protobuf.message.Message):
     EXAMPLES_FIELD_NUMBER: builtins.int
     WHERE_FIELD_NUMBER: builtins.int
     K_FIELD_NUMBER: builtins.int
-    where: builtins.str
+    DISTINCT_FIELD_NUMBER: builtins.int
     k: builtins.int
     @property
     def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -969,17 +1065,23 @@ class GradientTopKRequest(google.protobuf.message.Message):
 
     @property
     def examples(self) -> Global___Examples: ...
+    @property
+    def where(self) -> Global___Filter: ...
+    @property
+    def distinct(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """as in TopKRequest"""
+
     def __init__(
         self,
         *,
         layers: collections.abc.Iterable[builtins.str] | None = ...,
         examples: Global___Examples | None = ...,
-        where: builtins.str | None = ...,
+        where: Global___Filter | None = ...,
         k: builtins.int = ...,
+        distinct: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_where", b"_where", "examples", b"examples", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_where", b"_where", "examples", b"examples", "k", b"k", "layers", b"layers", "where", b"where"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
+    def HasField(self, field_name: typing.Literal["examples", b"examples", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["distinct", b"distinct", "examples", b"examples", "k", b"k", "layers", b"layers", "where", b"where"]) -> None: ...
 
 Global___GradientTopKRequest: typing_extensions.TypeAlias = GradientTopKRequest
 
@@ -1009,7 +1111,6 @@ class GradientSumRequest(google.protobuf.message.Message):
     BY_FIELD_NUMBER: builtins.int
     WHERE_FIELD_NUMBER: builtins.int
     K_FIELD_NUMBER: builtins.int
-    where: builtins.str
     k: builtins.int
     """as in GroupSumRequest"""
     @property
@@ -1018,21 +1119,20 @@ class GradientSumRequest(google.protobuf.message.Message):
     def examples(self) -> Global___Examples: ...
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def where(self) -> Global___Filter: ...
     def __init__(
         self,
         *,
         layers: collections.abc.Iterable[builtins.str] | None = ...,
         examples: Global___Examples | None = ...,
         by: collections.abc.Iterable[builtins.str] | None = ...,
-        where: builtins.str | None = ...,
+        where: Global___Filter | None = ...,
         k: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "examples", b"examples", "k", b"k", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_k", b"_k", "_where", b"_where", "by", b"by", "examples", b"examples", "k", b"k", "layers", b"layers", "where", b"where"]) -> None: ...
-    @typing.overload
+    def HasField(self, field_name: typing.Literal["_k", b"_k", "examples", b"examples", "k", b"k", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_k", b"_k", "by", b"by", "examples", b"examples", "k", b"k", "layers", b"layers", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_k", b"_k"]) -> typing.Literal["k"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___GradientSumRequest: typing_extensions.TypeAlias = GradientSumRequest
 
@@ -1066,7 +1166,6 @@ class OutputRequest(google.protobuf.message.Message):
     TEMPERATURE_FIELD_NUMBER: builtins.int
     WITHOUT_INITIAL_FIELD_NUMBER: builtins.int
     layer: builtins.str
-    where: builtins.str
     at_step: builtins.int
     """recorded steps taken: 0 is the initial network; absent: the end"""
     allow_inexact: builtins.bool
@@ -1078,26 +1177,26 @@ class OutputRequest(google.protobuf.message.Message):
     """the sum over the slots alone: no initial weights, and nothing of the bias"""
     @property
     def queries(self) -> Global___Queries: ...
+    @property
+    def where(self) -> Global___Filter: ...
     def __init__(
         self,
         *,
         layer: builtins.str = ...,
         queries: Global___Queries | None = ...,
-        where: builtins.str | None = ...,
+        where: Global___Filter | None = ...,
         at_step: builtins.int | None = ...,
         allow_inexact: builtins.bool = ...,
         kernel: Global___Kernel.ValueType = ...,
         temperature: builtins.float | None = ...,
         without_initial: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_temperature", b"_temperature", "_where", b"_where", "at_step", b"at_step", "queries", b"queries", "temperature", b"temperature", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_temperature", b"_temperature", "_where", b"_where", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "kernel", b"kernel", "layer", b"layer", "queries", b"queries", "temperature", b"temperature", "where", b"where", "without_initial", b"without_initial"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_temperature", b"_temperature", "at_step", b"at_step", "queries", b"queries", "temperature", b"temperature", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_temperature", b"_temperature", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "kernel", b"kernel", "layer", b"layer", "queries", b"queries", "temperature", b"temperature", "where", b"where", "without_initial", b"without_initial"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___OutputRequest: typing_extensions.TypeAlias = OutputRequest
 
@@ -1164,7 +1263,6 @@ class ContributionsRequest(google.protobuf.message.Message):
     AT_STEP_FIELD_NUMBER: builtins.int
     ALLOW_INEXACT_FIELD_NUMBER: builtins.int
     layer: builtins.str
-    where: builtins.str
     at_step: builtins.int
     """as in OutputRequest"""
     allow_inexact: builtins.bool
@@ -1172,22 +1270,21 @@ class ContributionsRequest(google.protobuf.message.Message):
     def queries(self) -> Global___Queries: ...
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def where(self) -> Global___Filter: ...
     def __init__(
         self,
         *,
         layer: builtins.str = ...,
         queries: Global___Queries | None = ...,
         by: collections.abc.Iterable[builtins.str] | None = ...,
-        where: builtins.str | None = ...,
+        where: Global___Filter | None = ...,
         at_step: builtins.int | None = ...,
         allow_inexact: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_where", b"_where", "at_step", b"at_step", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_where", b"_where", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "by", b"by", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> None: ...
-    @typing.overload
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "at_step", b"at_step", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "by", b"by", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___ContributionsRequest: typing_extensions.TypeAlias = ContributionsRequest
 
@@ -1263,45 +1360,180 @@ class ContributionsResponse(google.protobuf.message.Message):
 Global___ContributionsResponse: typing_extensions.TypeAlias = ContributionsResponse
 
 @typing.final
-class Masks(google.protobuf.message.Message):
-    """A mask for all slot spaces, masks by space, or neither: all slots."""
+class PlaceboRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: builtins.int
+    QUERIES_FIELD_NUMBER: builtins.int
+    WHERE_FIELD_NUMBER: builtins.int
+    N_FIELD_NUMBER: builtins.int
+    AT_STEP_FIELD_NUMBER: builtins.int
+    ALLOW_INEXACT_FIELD_NUMBER: builtins.int
+    layer: builtins.str
+    n: builtins.int
+    """random sets of samples"""
+    at_step: builtins.int
+    """as in OutputRequest"""
+    allow_inexact: builtins.bool
+    @property
+    def queries(self) -> Global___Queries: ...
+    @property
+    def where(self) -> Global___Filter: ...
+    def __init__(
+        self,
+        *,
+        layer: builtins.str = ...,
+        queries: Global___Queries | None = ...,
+        where: Global___Filter | None = ...,
+        n: builtins.int = ...,
+        at_step: builtins.int | None = ...,
+        allow_inexact: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "at_step", b"at_step", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "layer", b"layer", "n", b"n", "queries", b"queries", "where", b"where"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
+
+Global___PlaceboRequest: typing_extensions.TypeAlias = PlaceboRequest
+
+@typing.final
+class PlaceboResponse(google.protobuf.message.Message):
+    """S sets of samples were left out in turn; n queries. The first set is the one that the question's filter leaves out."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: builtins.int
+    MARGIN_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
+    PREDICTED_FIELD_NUMBER: builtins.int
+    RANDOM_FIELD_NUMBER: builtins.int
+    SIBLINGS_FIELD_NUMBER: builtins.int
+    WITHOUT_SIBLINGS_FIELD_NUMBER: builtins.int
+    REMOVED_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    UNIT_FIELD_NUMBER: builtins.int
+    CANCELLATION_FIELD_NUMBER: builtins.int
+    STATUS_FIELD_NUMBER: builtins.int
+    SCAN_FIELD_NUMBER: builtins.int
+    SPACE_FIELD_NUMBER: builtins.int
+    margin: builtins.bytes
+    """float64[n]: the predicted class less the second one"""
+    random: builtins.int
+    """of the sets after the first, so many are random ones, the others siblings of the filter"""
+    without_siblings: builtins.str
+    """why there are none; empty where there are"""
+    removed: builtins.int
+    """samples that the filter leaves out, of"""
+    total: builtins.int
+    unit: builtins.str
+    """what was drawn at random: samples, rows or slots"""
+    cancellation: builtins.float
+    """as in CancellationResponse; absent under rules that scale gradients"""
+    space: builtins.str
+    @property
+    def classes(self) -> Global___Matrix:
+        """int64[n, 3]: label, predicted and second class, -1 where unknown"""
+
+    @property
+    def changes(self) -> Global___Matrix:
+        """float64[n, S]: of the margin, where a set is left out"""
+
+    @property
+    def predicted(self) -> Global___Matrix:
+        """int64[n, S]: the largest output then"""
+
+    @property
+    def siblings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """their names"""
+
+    @property
+    def status(self) -> Global___Status: ...
+    @property
+    def scan(self) -> Global___Scan: ...
+    def __init__(
+        self,
+        *,
+        classes: Global___Matrix | None = ...,
+        margin: builtins.bytes = ...,
+        changes: Global___Matrix | None = ...,
+        predicted: Global___Matrix | None = ...,
+        random: builtins.int = ...,
+        siblings: collections.abc.Iterable[builtins.str] | None = ...,
+        without_siblings: builtins.str = ...,
+        removed: builtins.int = ...,
+        total: builtins.int = ...,
+        unit: builtins.str = ...,
+        cancellation: builtins.float | None = ...,
+        status: Global___Status | None = ...,
+        scan: Global___Scan | None = ...,
+        space: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cancellation", b"_cancellation", "cancellation", b"cancellation", "changes", b"changes", "classes", b"classes", "predicted", b"predicted", "scan", b"scan", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cancellation", b"_cancellation", "cancellation", b"cancellation", "changes", b"changes", "classes", b"classes", "margin", b"margin", "predicted", b"predicted", "random", b"random", "removed", b"removed", "scan", b"scan", "siblings", b"siblings", "space", b"space", "status", b"status", "total", b"total", "unit", b"unit", "without_siblings", b"without_siblings"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_cancellation", b"_cancellation"]) -> typing.Literal["cancellation"] | None: ...
+
+Global___PlaceboResponse: typing_extensions.TypeAlias = PlaceboResponse
+
+@typing.final
+class Filters(google.protobuf.message.Message):
+    """A filter for all slot spaces, filters by space, or neither: all slots."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ALL_FIELD_NUMBER: builtins.int
     BY_SPACE_FIELD_NUMBER: builtins.int
-    all: builtins.str
     @property
-    def by_space(self) -> Global___SpaceMasks: ...
+    def all(self) -> Global___Filter: ...
+    @property
+    def by_space(self) -> Global___SpaceFilters: ...
     def __init__(
         self,
         *,
-        all: builtins.str = ...,
-        by_space: Global___SpaceMasks | None = ...,
+        all: Global___Filter | None = ...,
+        by_space: Global___SpaceFilters | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["all", b"all", "by_space", b"by_space", "masks", b"masks"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["all", b"all", "by_space", b"by_space", "masks", b"masks"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["masks", b"masks"]) -> typing.Literal["all", "by_space"] | None: ...
+    def HasField(self, field_name: typing.Literal["all", b"all", "by_space", b"by_space", "filters", b"filters"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["all", b"all", "by_space", b"by_space", "filters", b"filters"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["filters", b"filters"]) -> typing.Literal["all", "by_space"] | None: ...
 
-Global___Masks: typing_extensions.TypeAlias = Masks
+Global___Filters: typing_extensions.TypeAlias = Filters
 
 @typing.final
-class SpaceMasks(google.protobuf.message.Message):
+class SpaceFilters(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    MASKS_FIELD_NUMBER: builtins.int
+    FILTERS_FIELD_NUMBER: builtins.int
     @property
-    def masks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Remark]:
-        """name: the slot space; text: its mask. Spaces that are not named stay whole"""
+    def filters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SpaceFilter]:
+        """spaces that are not named stay whole"""
 
     def __init__(
         self,
         *,
-        masks: collections.abc.Iterable[Global___Remark] | None = ...,
+        filters: collections.abc.Iterable[Global___SpaceFilter] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["masks", b"masks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["filters", b"filters"]) -> None: ...
 
-Global___SpaceMasks: typing_extensions.TypeAlias = SpaceMasks
+Global___SpaceFilters: typing_extensions.TypeAlias = SpaceFilters
+
+@typing.final
+class SpaceFilter(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPACE_FIELD_NUMBER: builtins.int
+    WHERE_FIELD_NUMBER: builtins.int
+    space: builtins.str
+    @property
+    def where(self) -> Global___Filter: ...
+    def __init__(
+        self,
+        *,
+        space: builtins.str = ...,
+        where: Global___Filter | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["space", b"space", "where", b"where"]) -> None: ...
+
+Global___SpaceFilter: typing_extensions.TypeAlias = SpaceFilter
 
 @typing.final
 class WeightsRequest(google.protobuf.message.Message):
@@ -1313,11 +1545,11 @@ class WeightsRequest(google.protobuf.message.Message):
     at_step: builtins.int
     allow_inexact: builtins.bool
     @property
-    def where(self) -> Global___Masks: ...
+    def where(self) -> Global___Filters: ...
     def __init__(
         self,
         *,
-        where: Global___Masks | None = ...,
+        where: Global___Filters | None = ...,
         at_step: builtins.int | None = ...,
         allow_inexact: builtins.bool = ...,
     ) -> None: ...
@@ -1438,11 +1670,11 @@ class CancellationRequest(google.protobuf.message.Message):
     """absent: every recorded layer"""
     allow_inexact: builtins.bool
     @property
-    def where(self) -> Global___Masks: ...
+    def where(self) -> Global___Filters: ...
     def __init__(
         self,
         *,
-        where: Global___Masks | None = ...,
+        where: Global___Filters | None = ...,
         at_step: builtins.int | None = ...,
         layer: builtins.str | None = ...,
         allow_inexact: builtins.bool = ...,
@@ -1752,7 +1984,6 @@ class DistributionRequest(google.protobuf.message.Message):
     TARGET_FIELD_NUMBER: builtins.int
     POINTS_FIELD_NUMBER: builtins.int
     layer: builtins.str
-    where: builtins.str
     score: Global___Score.ValueType
     score_name: builtins.str
     """of SCORE_NAMED"""
@@ -1760,6 +1991,8 @@ class DistributionRequest(google.protobuf.message.Message):
     """at most so many ranks, 11 or more; absent: 200"""
     @property
     def queries(self) -> Global___Queries: ...
+    @property
+    def where(self) -> Global___Filter: ...
     @property
     def target(self) -> Global___Target:
         """as in TopKRequest"""
@@ -1769,18 +2002,15 @@ class DistributionRequest(google.protobuf.message.Message):
         *,
         layer: builtins.str = ...,
         queries: Global___Queries | None = ...,
-        where: builtins.str | None = ...,
+        where: Global___Filter | None = ...,
         score: Global___Score.ValueType = ...,
         score_name: builtins.str = ...,
         target: Global___Target | None = ...,
         points: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_points", b"_points", "_where", b"_where", "points", b"points", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_points", b"_points", "_where", b"_where", "layer", b"layer", "points", b"points", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
-    @typing.overload
+    def HasField(self, field_name: typing.Literal["_points", b"_points", "points", b"points", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_points", b"_points", "layer", b"layer", "points", b"points", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_points", b"_points"]) -> typing.Literal["points"] | None: ...
-    @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["_where", b"_where"]) -> typing.Literal["where"] | None: ...
 
 Global___DistributionRequest: typing_extensions.TypeAlias = DistributionRequest
 

@@ -69,6 +69,11 @@ class MemoryStub(object):
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.ContributionsRequest.SerializeToString,
                 response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.ContributionsResponse.FromString,
                 _registered_method=True)
+        self.Placebo = channel.unary_unary(
+                '/dualform.v1.Memory/Placebo',
+                request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.PlaceboRequest.SerializeToString,
+                response_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.PlaceboResponse.FromString,
+                _registered_method=True)
         self.Weights = channel.unary_unary(
                 '/dualform.v1.Memory/Weights',
                 request_serializer=dualform__proto_dot_v1_dot_dualform__pb2.WeightsRequest.SerializeToString,
@@ -158,6 +163,13 @@ class MemoryServicer(object):
 
     def Contributions(self, request, context):
         """What each group of training datapoints brought to a layer's output, beside what no group has: all of its terms.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Placebo(self, request, context):
+        """What an ablation changes in predictions, and what random ablations of its size and its siblings change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,6 +268,11 @@ def add_MemoryServicer_to_server(servicer, server):
                     servicer.Contributions,
                     request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.ContributionsRequest.FromString,
                     response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.ContributionsResponse.SerializeToString,
+            ),
+            'Placebo': grpc.unary_unary_rpc_method_handler(
+                    servicer.Placebo,
+                    request_deserializer=dualform__proto_dot_v1_dot_dualform__pb2.PlaceboRequest.FromString,
+                    response_serializer=dualform__proto_dot_v1_dot_dualform__pb2.PlaceboResponse.SerializeToString,
             ),
             'Weights': grpc.unary_unary_rpc_method_handler(
                     servicer.Weights,
@@ -487,6 +504,33 @@ class Memory(object):
             '/dualform.v1.Memory/Contributions',
             dualform__proto_dot_v1_dot_dualform__pb2.ContributionsRequest.SerializeToString,
             dualform__proto_dot_v1_dot_dualform__pb2.ContributionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Placebo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualform.v1.Memory/Placebo',
+            dualform__proto_dot_v1_dot_dualform__pb2.PlaceboRequest.SerializeToString,
+            dualform__proto_dot_v1_dot_dualform__pb2.PlaceboResponse.FromString,
             options,
             channel_credentials,
             insecure,

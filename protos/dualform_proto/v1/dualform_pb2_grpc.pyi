@@ -142,6 +142,22 @@ _MemoryContributionsType = typing_extensions.TypeVar(
     ],
 )
 
+_MemoryPlaceboType = typing_extensions.TypeVar(
+    '_MemoryPlaceboType',
+    grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.PlaceboRequest,
+        dualform_proto.v1.dualform_pb2.PlaceboResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.PlaceboRequest,
+        dualform_proto.v1.dualform_pb2.PlaceboResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.PlaceboRequest,
+        dualform_proto.v1.dualform_pb2.PlaceboResponse,
+    ],
+)
+
 _MemoryWeightsType = typing_extensions.TypeVar(
     '_MemoryWeightsType',
     grpc.UnaryUnaryMultiCallable[
@@ -270,7 +286,7 @@ _MemoryPreviewsType = typing_extensions.TypeVar(
     ],
 )
 
-class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryGradientTopKType, _MemoryGradientSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryQuerySetType, _MemoryVerifyType, _MemoryDistributionType, _MemoryPreviewsType]):
+class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSumType, _MemoryGradientTopKType, _MemoryGradientSumType, _MemoryOutputType, _MemoryContributionsType, _MemoryPlaceboType, _MemoryWeightsType, _MemoryCancellationType, _MemorySlotsType, _MemorySqlType, _MemoryQuerySetType, _MemoryVerifyType, _MemoryDistributionType, _MemoryPreviewsType]):
     @typing.overload
     def __init__(self: MemoryStub[
         grpc.UnaryUnaryMultiCallable[
@@ -300,6 +316,10 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.ContributionsRequest,
             dualform_proto.v1.dualform_pb2.ContributionsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.PlaceboRequest,
+            dualform_proto.v1.dualform_pb2.PlaceboResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.WeightsRequest,
@@ -366,6 +386,10 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
             dualform_proto.v1.dualform_pb2.ContributionsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            dualform_proto.v1.dualform_pb2.PlaceboRequest,
+            dualform_proto.v1.dualform_pb2.PlaceboResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             dualform_proto.v1.dualform_pb2.WeightsRequest,
             dualform_proto.v1.dualform_pb2.WeightsResponse,
         ],
@@ -420,6 +444,9 @@ class MemoryStub(typing.Generic[_MemoryInfoType, _MemoryTopKType, _MemoryGroupSu
     Contributions: _MemoryContributionsType
     """What each group of training datapoints brought to a layer's output, beside what no group has: all of its terms."""
 
+    Placebo: _MemoryPlaceboType
+    """What an ablation changes in predictions, and what random ablations of its size and its siblings change."""
+
     Weights: _MemoryWeightsType
     """The parameters of the whole network when only the slots of a mask speak."""
 
@@ -472,6 +499,10 @@ MemoryAsyncStub: typing_extensions.TypeAlias = MemoryStub[
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.ContributionsRequest,
         dualform_proto.v1.dualform_pb2.ContributionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        dualform_proto.v1.dualform_pb2.PlaceboRequest,
+        dualform_proto.v1.dualform_pb2.PlaceboResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         dualform_proto.v1.dualform_pb2.WeightsRequest,
@@ -563,6 +594,14 @@ class MemoryServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[dualform_proto.v1.dualform_pb2.ContributionsResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.ContributionsResponse]]:
         """What each group of training datapoints brought to a layer's output, beside what no group has: all of its terms."""
+
+    @abc.abstractmethod
+    def Placebo(
+        self,
+        request: dualform_proto.v1.dualform_pb2.PlaceboRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[dualform_proto.v1.dualform_pb2.PlaceboResponse, collections.abc.Awaitable[dualform_proto.v1.dualform_pb2.PlaceboResponse]]:
+        """What an ablation changes in predictions, and what random ablations of its size and its siblings change."""
 
     @abc.abstractmethod
     def Weights(

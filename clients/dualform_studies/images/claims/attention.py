@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupKey
 from dualform.methods import Answers
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.training.recorded import Checkpoint
@@ -73,7 +73,7 @@ def ask_attention(
     found = []
     rows = np.arange(len(checkpoint.dataset.test))
     for layer in layers:
-        query_set, where = QuerySetRows(checkpoint.query_set), checkpoint.where
+        query_set, where = QuerySetExamples(checkpoint.query_set), checkpoint.where
         answer = memory.group_sum(layer, query_set, by=_BY, where=where, score="abs")
         best = best_images(memory, layer, checkpoint.query_set, rows, datapoints, where, "abs")
         found.append(LayerAttention(layer, classes_of(datasets), _spread(answer.sums, answer.groups, datasets), best))
@@ -121,7 +121,7 @@ def best_slots(
     """
     parts = []
     for start in range(0, len(rows), _AT_ONCE):
-        queries = QuerySetRows(query_set, tuple(rows[start : start + _AT_ONCE].tolist()))
+        queries = QuerySetExamples(query_set, tuple(rows[start : start + _AT_ONCE].tolist()))
         hits = memory.topk(layer, queries, k=k, where=where, score=score)
         parts.append(hits.ids.reshape(len(hits), -1))
     return np.concatenate(parts)
@@ -137,7 +137,7 @@ def ask_greatest(
     memory: Answers, layer: str, checkpoint: Checkpoint, rows: NDArray[np.int64], datasets: Sequence[Dataset]
 ) -> NDArray[np.float64]:
     """float64[n, G]: the greatest absolute weight in each class, of some test images; 0 without datapoints."""
-    queries = QuerySetRows(checkpoint.query_set, tuple(rows.tolist()))
+    queries = QuerySetExamples(checkpoint.query_set, tuple(rows.tolist()))
     hits = memory.topk(layer, queries, k=1, where=checkpoint.where, by=_BY, score="abs")
     scores = hits.flat_scores.reshape(len(rows), -1).astype(np.float64)
     return _spread(scores, hits.groups or (), datasets)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.methods import Answers
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform_studies.images.data.datasets import Dataset
 from dualform_studies.images.prediction.figures import draw_distribution, draw_sums, draw_top_images
 from dualform_studies.images.prediction.spotlight import LayerSpotlight, ask_spotlight, clearest_interference
@@ -85,7 +85,7 @@ def draw_example(
     """
     query_set = query_set or query_set_name(query.dataset)
     names = [dataset.name for dataset in datasets]
-    spotlight = ask_spotlight(memory, layers, QuerySetRows(query_set, (query.row,)), names, where=where)
+    spotlight = ask_spotlight(memory, layers, QuerySetExamples(query_set, (query.row,)), names, where=where)
     figures = [
         draw_distribution(folder / f"{name}-distribution.png", spotlight, query, datasets, beside.distribution),
         draw_sums(folder / f"{name}-sums.png", spotlight, query, datasets, beside.sums),

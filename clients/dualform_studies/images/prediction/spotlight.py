@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.methods import Answers
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 
 _BY = ("dataset", "label")
 _RANKED_AT_ONCE = 64
@@ -45,7 +45,7 @@ class LayerSpotlight:
 def ask_spotlight(
     memory: Answers,
     layers: Sequence[str],
-    query: QuerySetRows,
+    query: QuerySetExamples,
     datasets: Sequence[str],
     *,
     where: str | None = None,
@@ -59,7 +59,7 @@ def ask_spotlight(
 def _ask_layer(
     memory: Answers,
     layer: str,
-    query: QuerySetRows,
+    query: QuerySetExamples,
     datasets: Sequence[str],
     where: str | None,
     per_group: int,
@@ -79,7 +79,9 @@ def _ask_layer(
     )
 
 
-def _top_images(memory: Answers, layer: str, query: QuerySetRows, where: str | None, top: int) -> list[dict[str, Any]]:
+def _top_images(
+    memory: Answers, layer: str, query: QuerySetExamples, where: str | None, top: int
+) -> list[dict[str, Any]]:
     """The best datapoint of each of the `top` best images; an image comes back in every epoch, with a like key."""
     k = 16 * top
     while True:
@@ -104,7 +106,7 @@ def clearest_interference(
     best: tuple[bool, float, int] | None = None
     for start in range(0, len(rows), _RANKED_AT_ONCE):
         part = rows[start : start + _RANKED_AT_ONCE]
-        answer = memory.group_sum(layer, QuerySetRows(query_set, tuple(part.tolist())), by=_BY, score="abs")
+        answer = memory.group_sum(layer, QuerySetExamples(query_set, tuple(part.tolist())), by=_BY, score="abs")
         for row, label, sums in zip(part, given[start : start + _RANKED_AT_ONCE], answer.sums, strict=True):
             if (intruder, int(label)) not in answer.groups:
                 continue

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.methods import Answers
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform_studies.images.training.recorded import Checkpoint
 from dualform_studies.pages.folder import Report
 from dualform_studies.recorded_memory import open_recorded
@@ -61,7 +61,7 @@ def ask_cells(memory: Answers, layers: Sequence[str], checkpoint: Checkpoint) ->
     found = {}
     for layer in layers:
         answer = memory.group_sum(
-            layer, QuerySetRows(checkpoint.query_set), by="label", where=checkpoint.where, score="abs"
+            layer, QuerySetExamples(checkpoint.query_set), by="label", where=checkpoint.where, score="abs"
         )
         classes = np.array([label for (label,) in answer.groups], dtype=np.int64)
         found[layer] = count_cells(classes[answer.sums.argmax(axis=1)], labels, given)

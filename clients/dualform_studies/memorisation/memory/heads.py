@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform_studies.memorisation.memory.masks import Omission
 from dualform_studies.memorisation.memory.retrieval import moved_values
 from dualform_studies.memorisation.transformer.facts import Facts
@@ -109,7 +109,7 @@ def ask_masked(memory: Engine, network: AttentionOnly, facts: Facts, singles: Se
 
 def _scores(memory: Engine, pairs: int, where: str | None = None) -> NDArray[np.float64]:
     """float64[P, S, P]; training pairs of which no slot stays have a sum of 0."""
-    asked = QuerySetRows(QUERY_SET, tuple(range(LENGTH * pairs)))
+    asked = QuerySetExamples(QUERY_SET, tuple(range(pairs)))
     found = memory.group_sum("value", asked, by="sample", where=where)
     sums = np.zeros((LENGTH * pairs, pairs))
     sums[:, [sample for (sample,) in found.groups]] = found.sums

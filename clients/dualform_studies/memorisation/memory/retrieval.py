@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.query.engine import Engine
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform_studies.memorisation.memory.masks import masked_projection, only
 from dualform_studies.memorisation.transformer.facts import TOKENS, Facts
 from dualform_studies.memorisation.transformer.network import HEAD_WIDTH, HEADS, LENGTH, WIDTH, AttentionOnly
@@ -100,9 +100,9 @@ def scores_over_training(memory: Engine, pair: int) -> NDArray[np.float64]:
     return (sums.sums / sums.counts).reshape(LENGTH, LENGTH, len(TOKENS), -1)
 
 
-def asked_by(pair: int) -> QuerySetRows:
+def asked_by(pair: int) -> QuerySetExamples:
     """What key and value projection are asked by the two tokens of a pair, as the memory's query set holds it."""
-    return QuerySetRows(QUERY_SET, tuple(range(LENGTH * pair, LENGTH * (pair + 1))))
+    return QuerySetExamples(QUERY_SET, (pair,))
 
 
 def most_divided(network: AttentionOnly, facts: Facts) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dualform_studies.networks.command_line import CommandLine, query_set_rows
+from dualform_studies.networks.command_line import CommandLine, query_set_tokens
 from dualform_studies.networks.gpt2.predictions import Hits, Predictions, best_passage, learning
 from dualform_studies.networks.gpt2.text import Fables
 from dualform_studies.networks.gpt2.training import QUERY_SET
@@ -54,7 +54,7 @@ def _about(fables: Fables, predictions: Predictions, hits: Mapping[str, Hits], k
 
 
 def _sums(memory: CommandLine, fables: Fables, predictions: Predictions, layer: str, numbers: Sequence[int]) -> Any:
-    query = query_set_rows(QUERY_SET, predictions.rows[list(numbers)].tolist())
+    query = query_set_tokens(QUERY_SET, predictions.rows[list(numbers)].tolist(), fables.length)
     return memory.ask(
         "group-sum", "--layer", layer, "--query", query, "--by", "sample,fable", "--abs", "--where", learning(fables)
     )  # fmt: skip

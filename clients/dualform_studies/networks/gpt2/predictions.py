@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.networks.command_line import CommandLine, query_set_rows
+from dualform_studies.networks.command_line import CommandLine, query_set_tokens
 from dualform_studies.networks.gpt2.text import Fables
 from dualform_studies.networks.gpt2.training import QUERY_SET
 from dualform_studies.pages.folder import Report
@@ -80,7 +80,7 @@ def learning(fables: Fables) -> str:
 
 
 def ask_predictions(memory: CommandLine, fables: Fables, rows: Ints) -> Predictions:
-    answer = memory.ask("output", "--layer", HEAD, "--query", query_set_rows(QUERY_SET, rows.tolist()))
+    answer = memory.ask("output", "--layer", HEAD, "--query", query_set_tokens(QUERY_SET, rows.tolist(), fables.length))
     return Predictions(rows, np.array(answer["outputs"]), fables.test.ids[rows + 1])
 
 
@@ -100,7 +100,7 @@ def ask_hits(
     """By layer."""
     found, tell = {}, or_silent(progress)
     for done, layer in enumerate(layers, start=1):
-        query = query_set_rows(QUERY_SET, rows.tolist())
+        query = query_set_tokens(QUERY_SET, rows.tolist(), fables.length)
         answer = memory.ask(
             "topk", "--layer", layer, "--query", query, "-k", str(BEST), "--where", learning(fables)
         )  # fmt: skip

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dualform.errors import BadInput
 from dualform.query.slots import within
 from dualform.query.view import View
-from dualform.questions import ExampleGradients, QuerySetRows
+from dualform.questions import ExampleGradients, QuerySetExamples
+from dualform.questions.queries import ALL_TOKENS
 
 
-def examples_of(view: View, given: ExampleGradients | QuerySetRows) -> ExampleGradients:
+def examples_of(view: View, given: ExampleGradients | QuerySetExamples) -> ExampleGradients:
     """Raises NotFound for a query set or example that there is not, BadInput for a query set that was taken without a
     loss.
     """
@@ -27,9 +28,13 @@ def examples_of(view: View, given: ExampleGradients | QuerySetRows) -> ExampleGr
         ("query set's gradients", given.query_set),
         lambda: ExampleGradients(count, {layer: stored.gradients(layer) for layer in stored.traced}),
     )
-    if given.rows is None:
+    if given.examples is None:
         return whole
-    numbers = within(given.rows, count, f"example of query set {given.query_set!r}", "queries").tolist()
+    if any(token != ALL_TOKENS for token in given.tokens):
+        raise BadInput(
+            "gradients are of whole examples, not of tokens.", hint="Name examples, as test/17.", field="queries"
+        )
+    numbers = within(given.examples, count, f"example of query set {given.query_set!r}", "queries").tolist()
     width = sum(own.keys.shape[1] + own.errors.shape[1] for own in whole.layers.values())
     view.bounds.require_queries(len(numbers), width)
     chosen = {name: own.chosen(numbers) for name, own in whole.layers.items()}

@@ -24,6 +24,7 @@ from dualform.query.view import Check, View
 from dualform.query.weights.slot_products import blocks, places
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
+from dualform.questions.filters import Filter
 from dualform.questions.gradients import ExampleGradients
 from dualform.store.batch import UNEXPLAINED
 from dualform.store.layer import Layer
@@ -132,7 +133,7 @@ class GradientScores:
 
 
 def gradient_scores(
-    view: View, names: Sequence[str], where: str | None, examples: ExampleGradients, check: Check
+    view: View, names: Sequence[str], where: str | Filter | None, examples: ExampleGradients, check: Check
 ) -> GradientScores:
     """Raises NotFound for a layer that there is not, Inexact for one without keys or values, BadInput where the
     examples' gradients do not fit the layers, EmptyMask where the mask leaves no slot of any.

@@ -19,6 +19,7 @@ from dualform.query.weights.requirement import require
 from dualform.query.weights.scores_only import why_scores_only
 from dualform.query.where import mask
 from dualform.questions.arguments import check_step
+from dualform.questions.filters import Filter, FilterOrFilters
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter, whole
 
@@ -62,7 +63,7 @@ class Network:
 
 
 def state_dict(
-    view: View, where: str | Mapping[str, str] | None, at_step: int | None, allow_inexact: bool, check: Check
+    view: View, where: FilterOrFilters | None, at_step: int | None, allow_inexact: bool, check: Check
 ) -> Network:
     """The network as of a step under one mask, or under masks by slot space; spaces that are not named stay whole.
 
@@ -82,7 +83,7 @@ def state_dict(
     return Network({**arrays, **others}, at_end, at_the_step, rebuilt.statuses, rebuilt.unrecorded_change, rebuilt.kept)
 
 
-def _asked(view: View, where: str | Mapping[str, str] | None) -> dict[str, tuple[Layer, str | None]]:
+def _asked(view: View, where: FilterOrFilters | None) -> dict[str, tuple[Layer, str | Filter | None]]:
     """The layers that are to be rebuilt, each with its mask.
 
     One that stands for no parameter, as where its weight is computed from others, is so only under a mask: it cannot.
@@ -93,7 +94,7 @@ def _asked(view: View, where: str | Mapping[str, str] | None) -> dict[str, tuple
 
 
 def _require_all(
-    view: View, where: str | Mapping[str, str] | None, at_step: int | None, allow_inexact: bool, check: Check
+    view: View, where: FilterOrFilters | None, at_step: int | None, allow_inexact: bool, check: Check
 ) -> None:
     """Raises Inexact, naming every layer that cannot be rebuilt well enough."""
     refusals = dict[str, Inexact]()
@@ -134,7 +135,7 @@ def _hint(view: View, refusals: Mapping[str, Inexact]) -> str:
 def _recorded(
     view: View,
     unexplained: Mapping[str, NDArray[Any]],
-    where: str | Mapping[str, str] | None,
+    where: FilterOrFilters | None,
     at_step: int | None,
     allow_inexact: bool,
     check: Check,

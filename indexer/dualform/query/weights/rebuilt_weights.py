@@ -23,11 +23,12 @@ from dualform.answers import Status
 from dualform.errors import BadInput
 from dualform.query.view import Check, View
 from dualform.query.weights import deleted_terms
-from dualform.query.weights.recorded_blocks import build, length, unrecorded_changes, way
+from dualform.query.weights.recorded_blocks import blocks_of, build, length, unrecorded_changes, way
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
+from dualform.questions.filters import Filter
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 
@@ -104,7 +105,7 @@ def recorded(
     partners: Mapping[str, Selection] | None = None,
 ) -> RebuiltWeights:
     """What the record alone makes of the weights, whatever its status: without what moved them outside of it."""
-    return _joined(layer, build(view, layer, selection, at_step, check, partners), Status("exact"), 0.0)
+    return joined_blocks(layer, build(view, layer, selection, at_step, check, partners), Status("exact"), 0.0)
 
 
 def recorded_without_slots(view: View, layer: Layer, at_step: int | None, check: Check) -> RebuiltWeights:
@@ -118,14 +119,24 @@ def before_the_record(view: View, layer: Layer, at_step: int | None, check: Chec
     found = recorded_without_slots(view, layer, at_step, check).parameters
     deleted = deleted_terms.added(view, layer, {}, at_step)
     blocks = {name: own - deleted[name] if name in deleted else own for name, own in found.items()}
-    return _joined(layer, blocks, Status("exact"), 0.0)
+    return joined_blocks(layer, blocks, Status("exact"), 0.0)
 
 
 def missed_by_the_record(view: View, layer: Layer, check: Check) -> RebuiltWeights | None:
     """The final weights, less what the record of all slots makes of them; None where there are none of their shape."""
     every = {name: mask.selection(view, other, None, check) for name, other in view.snapshot.layers.items()}
     blocks = unrecorded_changes(view, layer, every[layer.name], check, every)
-    return _joined(layer, blocks, Status("exact"), 0.0) if blocks else None
+    return joined_blocks(layer, blocks, Status("exact"), 0.0) if blocks else None
+
+
+def final_weights(view: View, layer: Layer) -> RebuiltWeights | None:
+    """The layer's weights as the training left them; None where they were not stored, or are of another shape."""
+    final, stored = view.snapshot.final() or {}, layer.stored
+    initial = view.stored_weights("initial")
+    names = [block.name for block in stored.parameters]
+    if not names or any(name not in final or final[name].shape != initial[name].shape for name in names):
+        return None
+    return joined_blocks(stored, blocks_of(stored, final), Status("exact"), 0.0).of(layer)
 
 
 def no_slot(view: View, layer: Layer) -> Selection:
@@ -153,10 +164,10 @@ def _rebuild(
     parameters = {name: own + terms[name] if name in terms else own for name, own in parameters.items()}
     if whole := deleted_terms.added(view, layer, terms, at_step):
         unrecorded_change = length(whole) / (length(way(view, layer)) or math.nan)
-    return _joined(layer, parameters, status, unrecorded_change)
+    return joined_blocks(layer, parameters, status, unrecorded_change)
 
 
-def tied(view: View, layer: Layer, where: str | None, check: Check) -> dict[str, Selection]:
+def tied(view: View, layer: Layer, where: str | Filter | None, check: Check) -> dict[str, Selection]:
     """The entries that a mask leaves of the other layers that hold a block of this one.
 
     Raises BadInput where one of them has slots of another space, and the mask names more than columns of the sample: it
@@ -178,7 +189,7 @@ def tied(view: View, layer: Layer, where: str | None, check: Check) -> dict[str,
     return found
 
 
-def _of_samples(view: View, where: str, *layers: Layer) -> bool:
+def _of_samples(view: View, where: str | Filter, *layers: Layer) -> bool:
     """Whether a mask names nothing but columns that say the same of a sample in the spaces of all those layers."""
     everywhere = [view.snapshot.space(name) for name in view.snapshot.spaces]
     spaces = [view.snapshot.space(layer.space) for layer in layers]
@@ -186,7 +197,9 @@ def _of_samples(view: View, where: str, *layers: Layer) -> bool:
     return all(space.sample_columns.issuperset(columns) for space in spaces)
 
 
-def _joined(layer: Layer, blocks: Mapping[str, Doubles], status: Status, unrecorded_change: float) -> RebuiltWeights:
+def joined_blocks(
+    layer: Layer, blocks: Mapping[str, Doubles], status: Status, unrecorded_change: float
+) -> RebuiltWeights:
     """The blocks in their places of [W | b]; those that are weights as parts of it."""
     weight = np.empty((layer.d_out, layer.weight_width))
     placed = dict(blocks)

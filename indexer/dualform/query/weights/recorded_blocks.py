@@ -49,7 +49,7 @@ def build(
     found: dict[str, Doubles] = {}
     rerun = whole_beside if whole else trajectory
     for block in layer.parameters:
-        holders = _holders(view, layer, block, selection, partners)
+        holders = holders_of(view, layer, block, selection, partners)
         if not BlockRules(view.snapshot, block).linear:
             found[block.block_name] = rerun(view, block, holders, at_step, check)
             continue
@@ -100,7 +100,7 @@ def _every_slot(view: View, layer: Layer) -> Selection:
     return mask.selection(view, layer, None)
 
 
-def _holders(
+def holders_of(
     view: View, layer: Layer, block: Parameter, selection: Selection, partners: Mapping[str, Selection] | None
 ) -> list[Holder]:
     """Every layer that holds a block, its place there, and the slots of that layer that stay."""

@@ -90,6 +90,20 @@ class SlotGradients:
             return whole.total(), whole.total()
         return whole.total(), remaining.total() if rest is None else remaining.total() + rest
 
+    def of_groups(
+        self, first_step: int, last_step: int, numbers: Sequence[NDArray[np.int64]], groups: int, check: Check
+    ) -> Doubles:
+        """float64[groups, …]: what the slots of each group made of the steps, both ends included, where nothing was
+        rounded. `numbers`: by holder, the group of each entry.
+        """
+        found = np.zeros((groups, *self._shape))
+        sums = [_Sum(self._shape, self._matmul, into=own) for own in found]
+        for terms, own in zip(self._terms, numbers, strict=True):
+            for start, stop in terms.unrounded(first_step, last_step):
+                check()
+                terms.add_groups(start, stop, own, sums)
+        return found
+
     def _add_copy(
         self, products: Sequence[_Product], whole: _Sum, remaining: _Sum | None, half: HalfType | None, check: Check
     ) -> Doubles:
@@ -115,8 +129,11 @@ class SlotGradients:
 class _Sum:
     """A sum of products, kept in one array: to fill a new one for each product takes longer than the product."""
 
-    def __init__(self, shape: tuple[int, ...], matmul: Matmul, dtype: DTypeLike = np.float64) -> None:
-        self._total, self._empty, self._matmul = np.empty(shape, dtype), True, matmul
+    def __init__(
+        self, shape: tuple[int, ...], matmul: Matmul, dtype: DTypeLike = np.float64, into: Doubles | None = None
+    ) -> None:
+        """`into`: the array that it is kept in, of zeros; one of its own where None."""
+        self._total, self._empty, self._matmul = np.empty(shape, dtype) if into is None else into, True, matmul
 
     def cleared(self) -> _Sum:
         """This one, without what was added before."""
@@ -214,6 +231,19 @@ class _LayerTerms:
             for total, first, last in ((remaining, 0, count), (rest, count, stop - start)):
                 if total is not None and first < last:
                     self._add(total, values[first:last], None if keys is None else keys[first:last])
+
+    def add_groups(self, begin: int, end: int, numbers: NDArray[np.int64], sums: Sequence[_Sum]) -> None:
+        """Add what each entry of a range makes to the sum of its group."""
+        for start in range(begin, end, self._size):
+            stop = min(start + self._size, end)
+            order = np.argsort(numbers[start:stop], kind="stable")
+            values, keys = self._wide(self._values.block(start, stop), order, "values"), None
+            if self._keys is not None:
+                own = self._keys.entry_block(start, stop)
+                keys = self._wide(own if self._groups > 1 else own[:, self._columns], order, "keys")
+            present, firsts = np.unique(numbers[start:stop][order], return_index=True)
+            for group, first, last in zip(present, firsts, [*firsts[1:], stop - start], strict=True):
+                self._add(sums[group], values[first:last], None if keys is None else keys[first:last])
 
     def _wide(self, rows: NDArray[Any], order: slice | NDArray[np.int64], what: str) -> NDArray[Any]:
         """In that order and in the sum's type: as they are, or in an array that is used again."""

@@ -17,9 +17,10 @@ from typing import Any
 from dualform.errors import BadMask
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.where.connection import connect
-from dualform.query.where.expression_writer import DEEPEST, ExpressionWriter
+from dualform.query.where.expression_writer import DEEPEST, ExpressionWriter, Membership
 from dualform.query.where.size import LONGEST, Pattern, require_short, require_simple
 from dualform.questions.arguments import shown
+from dualform.questions.filters import Filter, Ids
 from dualform.store.user_columns import alike_but_for_case
 
 
@@ -42,18 +43,23 @@ class Expression:
     work: int = 0
     """What one row takes: one for each node but constants, and for each 64 letters that are copied."""
 
+    members: tuple[Membership, ...] = ()
+    """Columns that are compared with lists of ids."""
+
     @property
     def identity(self) -> str:
         """The same for texts that differ only in how they are written."""
-        return f"{self.sql} {[(type(value).__name__, value) for value in self.parameters]}"
+        ids = "".join(f" {own.ids.digest}" for own in self.members)
+        return f"{self.sql} {[(type(value).__name__, value) for value in self.parameters]}{ids}"
 
 
-def parse(text: str, columns: Collection[str], bounds: QuestionBounds = UNBOUNDED) -> Expression:
-    """The expression that `text` writes over `columns`.
+def parse(where: str | Filter, columns: Collection[str], bounds: QuestionBounds = UNBOUNDED) -> Expression:
+    """The expression that a condition writes over `columns`.
 
     Raises BadMask for a text that is no single allowed expression, or a larger one than `bounds` say, and NotFound for
     a column that does not exist.
     """
+    text, values = (where.sql, where.values) if isinstance(where, Filter) else (where, ())
     if not isinstance(text, str):
         raise BadMask(f"where is {shown(text)}.", hint="It is an SQL expression as text.", field="where")
     if not text.strip():
@@ -63,7 +69,8 @@ def parse(text: str, columns: Collection[str], bounds: QuestionBounds = UNBOUNDE
     require_short(text, bounds)
     if _deepest_bracket(text) > DEEPEST:  # thousands of them keep DuckDB's parser busy for many seconds
         raise _too_deep()
-    found = _parse(text, tuple(columns))
+    read = _parse.__wrapped__ if any(isinstance(value, Ids) for value in values) else _parse  # ids may be many
+    found = read(text, tuple(columns), values)
     require_simple(found.nodes, found.patterns, bounds)
     used = {name.lower() for name in found.columns}
     if pair := alike_but_for_case(name for name in columns if name.lower() in used):
@@ -76,12 +83,18 @@ def parse(text: str, columns: Collection[str], bounds: QuestionBounds = UNBOUNDE
 
 
 @lru_cache(maxsize=64)
-def _parse(text: str, columns: tuple[str, ...]) -> Expression:
+def _parse(text: str, columns: tuple[str, ...], values: tuple[Any, ...]) -> Expression:
     try:
-        writer = ExpressionWriter({name.lower(): name for name in columns})
+        writer = ExpressionWriter({name.lower(): name for name in columns}, values)
         sql = writer.write(_condition(text))
     except RecursionError:
         raise _too_deep() from None
+    if len(writer.bound) < len(values):
+        raise BadMask(
+            f"where has {len(writer.bound)} question marks and {len(values)} values.",
+            hint='Give each ? its value, for example where=("label = ?", 3).',
+            field="where",
+        )
     return Expression(
         sql,
         tuple(writer.parameters),
@@ -91,6 +104,7 @@ def _parse(text: str, columns: tuple[str, ...]) -> Expression:
         writer.nodes,
         tuple(writer.patterns),
         writer.work,
+        tuple(writer.members),
     )
 
 

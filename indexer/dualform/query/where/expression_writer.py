@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from dualform.errors import BadMask, NotFound
 from dualform.query.where.size import Pattern
+from dualform.questions.filters import Ids
 from dualform.store.tables import KINDS
 
 DEEPEST = 100
@@ -72,12 +73,29 @@ _ALLOWED = (
 )
 
 
+class Membership(NamedTuple):
+    """A column that is compared with a list of ids: what an expression reads of it is a column of its own."""
+
+    column: str
+    ids: Ids
+
+    @property
+    def name(self) -> str:
+        """Of the column that says which rows are among them: no user's column has such a name."""
+        return f"{self.column} IN {self.ids.digest}"
+
+
 @dataclass
 class ExpressionWriter:
     """Writes a syntax tree as SQL, collecting its constants."""
 
     columns: dict[str, str]
     """Lower-case name -> name: SQL names are the same in either case."""
+    values: Sequence[Any] = ()
+    """Of question marks."""
+    bound: set[int] = field(default_factory=set)
+    """Which of them the expression has."""
+    members: list[Membership] = field(default_factory=list)
     parameters: list[Any] = field(default_factory=list)
     datasets: list[str] = field(default_factory=list)
     used: dict[str, None] = field(default_factory=dict)
@@ -129,6 +147,51 @@ class ExpressionWriter:
             return f"CAST({sql} AS DECIMAL({len(whole + rest)}, {len(rest)}))"
         return f"CAST({sql} AS HUGEINT)" if isinstance(value, int) and 2**63 <= value < 2**64 else sql
 
+    def parameter(self, node: Any) -> str:
+        value = self.value_of(node)
+        if isinstance(value, Ids):
+            raise BadMask(
+                "where has a list of ids elsewhere than after a column and IN.",
+                hint='Write "sample IN ?" or "sample NOT IN ?".',
+                field="where",
+            )
+        self.parameters.append(value)
+        self.letters += len(value) if isinstance(value, str) else 0
+        return f"${len(self.parameters)}"
+
+    def value_of(self, node: Any) -> Any:
+        """What stands for a question mark. Raises BadMask where none does."""
+        number = str(node["identifier"])
+        place = int(number) - 1 if number.isdecimal() else -1
+        if not 0 <= place < len(self.values):
+            raise BadMask(
+                f"where has a question mark without a value (${number}).",
+                hint='Give each ? its value, for example where=("label = ?", 3).',
+                field="where",
+            )
+        self.bound.add(place)
+        return self.values[place]
+
+    def membership(self, left: Any, right: Any) -> str:
+        """Whether a column is one of some ids."""
+        self.nodes += 1
+        if left.get("class") != "COLUMN_REF":
+            raise BadMask(
+                "where compares something else than a column with a list of ids.",
+                hint='Write a column\'s name before IN, for example "sample IN ?".',
+                field="where",
+            )
+        name = self.column(left)
+        column = next(own for own in self.used if quoted(own) == name)
+        own = Membership(column, self.value_of(right))
+        if column == "dataset":
+            self.datasets += [value for value in own.ids.values if isinstance(value, str)]
+        self.members.append(own)
+        return quoted(own.name)
+
+    def is_list(self, node: Any) -> bool:
+        return node.get("class") == "PARAMETER" and isinstance(self.value_of(node), Ids)
+
     def column(self, node: Any) -> str:
         names = node["column_names"]
         if len(names) != 1:
@@ -154,6 +217,8 @@ class ExpressionWriter:
         if any(n.get("class") == "COLUMN_REF" and n["column_names"][-1].lower() == "dataset" for n in nodes):
             literals = [n["literal"] for n in nodes if n.get("class") == "CONSTANT"]
             self.datasets += [literal["text"] for literal in literals if literal["kind"] == "STRING"]
+            bound = [self.value_of(n) for n in nodes if n.get("class") == "PARAMETER"]
+            self.datasets += [value for value in bound if isinstance(value, str)]
 
     def conjunction(self, node: Any) -> str:
         word = {"CONJUNCTION_AND": " AND ", "CONJUNCTION_OR": " OR "}[node["type"]]
@@ -161,6 +226,10 @@ class ExpressionWriter:
 
     def operator(self, node: Any) -> str:
         if node["type"] in ("COMPARE_IN", "COMPARE_NOT_IN"):
+            left, *rest = node["children"]
+            if len(rest) == 1 and self.is_list(rest[0]):  # IN (?) is as IN ?
+                written = self.membership(left, rest[0])
+                return written if node["type"] == "COMPARE_IN" else f"(NOT {written})"
             self.note_datasets(node["children"])
         tests_null = node["type"] == "OPERATOR_IS_NULL"
         self.null_tests += tests_null
@@ -205,6 +274,8 @@ class ExpressionWriter:
         if any(extras) or any(argument["name"] for argument in node["arguments"]):
             raise refused(f"anything but plain arguments of {name}")
         arguments = [argument["expression"] for argument in node["arguments"]]
+        if name == "contains" and len(arguments) == 2 and self.is_list(arguments[0]):  # how DuckDB reads column IN ?
+            return self.membership(arguments[1], arguments[0])
         if name in PATTERNS:
             literals = [own["literal"]["text"] if own.get("class") == "CONSTANT" else None for own in arguments[1:2]]
             self.patterns += [Pattern(name, literal) for literal in literals]
@@ -213,6 +284,7 @@ class ExpressionWriter:
 
 _WRITERS: dict[str, Callable[[ExpressionWriter, Any], str]] = {
     "CONSTANT": ExpressionWriter.constant,
+    "PARAMETER": ExpressionWriter.parameter,
     "COLUMN_REF": ExpressionWriter.column,
     "COMPARISON": ExpressionWriter.comparison,
     "CONJUNCTION": ExpressionWriter.conjunction,

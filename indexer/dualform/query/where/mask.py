@@ -24,6 +24,8 @@ from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.view import Check, View, never
 from dualform.query.where.connection import connect, interruptible
 from dualform.query.where.expression import Expression, parse
+from dualform.query.where.expression_writer import Membership
+from dualform.questions.filters import Filter, Ids
 from dualform.store.layer import Layer
 from dualform.store.space import Space
 
@@ -40,7 +42,7 @@ expression of many nodes, or of long texts, gets fewer rows."""
 class Source:
     """How a selection came about."""
 
-    where: str | None
+    where: str | Filter | None
     without: tuple[int, ...] = ()
     """Numbers of the shards whose entries were left out beside (dualform.query.shards)."""
 
@@ -74,7 +76,7 @@ class Selection:
         return self.stays.nbytes + 8 * self.count
 
 
-def selection(view: View, layer: Layer, where: str | None, check: Check = never) -> Selection:
+def selection(view: View, layer: Layer, where: str | Filter | None, check: Check = never) -> Selection:
     """The entries of a layer that a mask leaves, which may be none.
 
     Raises BadMask or NotFound as `checked_expression`, `require_values` and `select` say, and what `check` raises,
@@ -93,6 +95,8 @@ def selection(view: View, layer: Layer, where: str | None, check: Check = never)
     expression = checked_expression(space, spaces, where, view.datasets, view.bounds)
 
     def made() -> Selection:
+        if isinstance(where, Filter) and where.of_samples:
+            require_one_dataset(space, where)
         require_values(layer.name, space, spaces, entries.slots, expression.valued)
         key = "mask", layer.space, expression.identity
         stays = view.cache.get(key, lambda: select(space, expression, check), check)
@@ -114,7 +118,7 @@ def record_itself(view: View, layer: Layer) -> Selection:
 def checked_expression(
     space: Space,
     spaces: Collection[Space],
-    where: str,
+    where: str | Filter,
     datasets: Callable[[], Iterable[str]],
     bounds: QuestionBounds = UNBOUNDED,
 ) -> Expression:
@@ -234,6 +238,8 @@ def _evaluate(
     connection: duckdb.DuckDBPyConnection, expression: Expression, rows: pa.Table, check: Check = never
 ) -> NDArray[np.bool_]:
     """bool[rows]: where the expression is true."""
+    for own in expression.members:
+        rows = rows.append_column(own.name, _is_member(rows[own.column], own))
     # DuckDB takes a batch at a time, at the end of which it may be interrupted; what it makes of one lies in memory.
     batches = rows.to_batches(max(1, min(_VECTOR, _WORK // max(1, expression.work))))
     connection.register("slots", pa.Table.from_batches(batches, rows.schema))  # in place of what was there
@@ -254,7 +260,42 @@ def _evaluate(
         raise short or BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
 
 
-def require_entries(selection: Selection, where: str | None, datasets: Callable[[], Iterable[str]]) -> Selection:
+def require_one_dataset(space: Space, where: Filter) -> None:
+    """Raises BadMask where samples are named by number alone and some number is a sample of several datasets."""
+    if not space.sample_columns.issuperset(("dataset", "sample")):
+        return
+    rows, ids = space.sample_table(["dataset", "sample"]), where.values[0]
+    assert isinstance(ids, Ids), "a filter of samples"
+    named = rows.filter(_is_member(rows["sample"], Membership("sample", ids)).fill_null(False))
+    pairs = named.group_by(["dataset", "sample"]).aggregate([])
+    if pairs.num_rows > pc.count_distinct(pairs["sample"]).as_py():
+        datasets = ", ".join(str(own) for own in pc.unique(pairs["dataset"]).to_pylist())
+        raise BadMask(
+            f"where names samples by number, and some number is a sample of several datasets: {datasets}.",
+            hint='Name the dataset too, for example where=("dataset = ? AND sample IN ?", "mnist", ids).',
+            field="where",
+        )
+
+
+def _is_member(column: pa.ChunkedArray, own: Membership) -> pa.ChunkedArray:
+    """bool[rows], NULL where the column is. Raises BadMask for ids of another kind than the column's values."""
+    texts, numbers = pa.types.is_string(column.type), pa.types.is_integer(column.type)
+    ids = own.ids.values
+    if not (numbers and isinstance(ids, np.ndarray)) and not (texts and isinstance(ids, tuple)) and len(ids):
+        kind = "whole numbers" if isinstance(ids, np.ndarray) else "texts"
+        raise BadMask(
+            f"where compares column {own.column!r}, of type {column.type}, with a list of {kind}.",
+            hint="Lists are compared with columns of whole numbers or of texts.",
+            field="where",
+        )
+    known = pa.array(ids, pa.string()) if texts else pa.array(np.asarray(ids, dtype=np.int64))
+    found = pc.is_in(column.cast(pa.int64()) if numbers else column, value_set=known)
+    return pc.if_else(column.is_valid(), found, None)
+
+
+def require_entries(
+    selection: Selection, where: str | Filter | None, datasets: Callable[[], Iterable[str]]
+) -> Selection:
     """The selection, or EmptyMask where it leaves nothing."""
     if selection.count:
         return selection

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dualform.answers import GroupSums
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform_studies.images.data.datasets import Dataset, Images
 from dualform_studies.images.data.split import every_row
 from dualform_studies.images.prediction.example import choose_interference
@@ -38,7 +38,7 @@ class Attention:
     def __init__(self, *to_intruder: float) -> None:
         self.to_intruder = np.array(to_intruder)
 
-    def group_sum(self, layer: str, queries: QuerySetRows, **_: Any) -> GroupSums:
+    def group_sum(self, layer: str, queries: QuerySetExamples, **_: Any) -> GroupSums:
         own = self.to_intruder[list(queries.rows or ())]
         groups = (("new", 0), ("new", 3), ("old", 1))
         sums = np.stack([own * 0, own, own * 0 + 10], axis=1)

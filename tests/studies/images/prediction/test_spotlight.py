@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dualform.answers import Columns, GroupSums, Hits
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform_studies.images.prediction.spotlight import ask_spotlight, clearest_interference
 
 QUERIES = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]])
@@ -26,14 +26,14 @@ class BruteForce:
         self.asked: list[int] = []
         self.groups = [(dataset, label) for dataset in ("apple", "zebra") for label in (0, 1)]
 
-    def _scores(self, queries: QuerySetRows) -> np.ndarray:
+    def _scores(self, queries: QuerySetExamples) -> np.ndarray:
         return np.abs(QUERIES[list(queries.rows or ())] @ self.keys.T)
 
     def _members(self, group: tuple[str, int]) -> np.ndarray:
         return np.flatnonzero((self.dataset == group[0]) & (self.label == group[1]))
 
     def group_sum(
-        self, layer: str, queries: QuerySetRows, by: Any, where: None = None, score: str = "dot"
+        self, layer: str, queries: QuerySetExamples, by: Any, where: None = None, score: str = "dot"
     ) -> GroupSums:
         assert (by, score) == (("dataset", "label"), "abs")
         members = [self._members(group) for group in self.groups]
@@ -41,7 +41,7 @@ class BruteForce:
         return GroupSums(tuple(self.groups), sums, np.array([len(rows) for rows in members]), by)
 
     def topk(
-        self, layer: str, queries: QuerySetRows, k: int = 10, where: None = None, by: Any = None, score: str = "dot"
+        self, layer: str, queries: QuerySetExamples, k: int = 10, where: None = None, by: Any = None, score: str = "dot"
     ) -> Hits:
         assert score == "abs"
         self.asked.append(k)
@@ -65,7 +65,7 @@ def memory() -> Any:
 
 
 def test_groups_stand_in_the_order_of_training(memory: Any):
-    (layer,) = ask_spotlight(memory, ["layer-0"], QuerySetRows("test", (2,)), ["zebra", "apple"], per_group=7)
+    (layer,) = ask_spotlight(memory, ["layer-0"], QuerySetExamples("test", (2,)), ["zebra", "apple"], per_group=7)
     assert layer.groups == (("zebra", 0), ("zebra", 1), ("apple", 0), ("apple", 1))
     scores = np.abs(memory.keys @ QUERIES[2])
     for group, best, total, count in zip(layer.groups, layer.best, layer.sums, layer.counts, strict=True):
@@ -78,7 +78,7 @@ def test_groups_stand_in_the_order_of_training(memory: Any):
 
 def test_an_image_that_came_in_many_epochs_is_shown_once(memory: Any):
     memory.keys[:] = memory.keys[memory.sample]
-    (layer,) = ask_spotlight(memory, ["layer-0"], QuerySetRows("test", (0,)), ["zebra", "apple"], top=5)
+    (layer,) = ask_spotlight(memory, ["layer-0"], QuerySetExamples("test", (0,)), ["zebra", "apple"], top=5)
     shown = [(hit["dataset"], hit["sample"]) for hit in layer.top]
     assert len(set(shown)) == len(shown) == 5
     assert [hit["score"] for hit in layer.top] == sorted((hit["score"] for hit in layer.top), reverse=True)
@@ -89,7 +89,7 @@ def test_more_datapoints_are_asked_for_until_enough_images_are_found(memory: Any
     memory.dataset[:] = "zebra"
     memory.sample[:100] = 0
     memory.groups = [("zebra", 0), ("zebra", 1)]
-    (layer,) = ask_spotlight(memory, ["layer-0"], QuerySetRows("test", (0,)), ["zebra"], top=5)
+    (layer,) = ask_spotlight(memory, ["layer-0"], QuerySetExamples("test", (0,)), ["zebra"], top=5)
     assert len(layer.top) == 5
     assert memory.asked[-2:] == [80, 320]
 
@@ -97,7 +97,7 @@ def test_more_datapoints_are_asked_for_until_enough_images_are_found(memory: Any
 def test_the_clearest_interference_is_that_of_the_greatest_share(memory: Any):
     rows = np.array([0, 1, 2])
     given = np.array([1, 0, 1])
-    answer = memory.group_sum("layer-2", QuerySetRows("test", (0, 1, 2)), ("dataset", "label"), score="abs")
+    answer = memory.group_sum("layer-2", QuerySetExamples("test", (0, 1, 2)), ("dataset", "label"), score="abs")
     group = [memory.groups.index(("apple", label)) for label in given]
     own = answer.sums[rows, group]
     ranked = [(own[at] == answer.sums[at].max(), own[at] / answer.sums[at].sum(), at) for at in rows]

@@ -1,0 +1,200 @@
+"""Whether what an ablation changes means anything. Shapes: n queries, R random sets of samples, S siblings.
+
+A *set* is what an ablation leaves out of the sum. The first one is the question's own; then come R sets of as many
+samples drawn at random, and S siblings of the first: the other values of the columns that it names, or other spans of
+as many steps. Arrays by set have 1 + R + S columns, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers.columns import Columns, column_of
+from dualform.answers.scan import Scan
+from dualform.answers.status import Status
+from dualform.answers.table import Table, counted
+
+CENTRAL = (0.025, 0.975)
+"""Quantiles of a null that hold 95 % of it."""
+FEWEST_SIBLINGS = 5
+"""That tell whether a change is unusual among them; fewer are shown, and decide nothing."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Placebos(Table):
+    """By query, how its margin changes under an ablation, under random ablations of the same size, and under siblings.
+
+    The margin is the predicted output less the second largest, both of the layer with all of its training; of a layer
+    of a single output it is that output. A change is the margin of the same two outputs under the ablation, less that.
+    """
+
+    labels: NDArray[np.int64]
+    """int64[n]; -1 where it is not known."""
+    predicted: NDArray[np.int64]
+    """int64[n]: the largest output."""
+    second: NDArray[np.int64]
+    """int64[n]: the second largest; -1 of a layer of one output."""
+    margin: NDArray[np.float64]
+    """float64[n]."""
+    changes: NDArray[np.float64]
+    """float64[n, 1 + R + S]: of the margin, by set."""
+    outcomes: NDArray[np.int64]
+    """int64[n, 1 + R + S]: the largest output, by set."""
+    random: int
+    """R."""
+    siblings: tuple[str, ...]
+    """Names of the S siblings, as "label = 7"."""
+    without_siblings: str
+    """Why there are none; empty where there are."""
+    removed: int
+    """Samples that the ablation leaves out."""
+    total: int
+    """Samples in all."""
+    unit: str
+    """What was drawn at random: "samples", or "rows" or "slots" where samples were not recorded."""
+    cancellation: float | None = None
+    """Of the layer, as `cancellation` has it; None under rules that scale gradients, which give slots no terms."""
+    status: Status = field(default_factory=lambda: Status("exact"))
+    """How exact the layer's record is."""
+    space: str = ""
+    """The slot space of the layer."""
+    scan: Scan = field(default_factory=Scan)
+
+    @property
+    def change(self) -> NDArray[np.float64]:
+        """float64[n]: of the margin, under the ablation."""
+        return self.changes[:, 0]
+
+    @property
+    def random_changes(self) -> NDArray[np.float64]:
+        """float64[n, R]."""
+        return self.changes[:, 1 : 1 + self.random]
+
+    @property
+    def sibling_changes(self) -> NDArray[np.float64]:
+        """float64[n, S]."""
+        return self.changes[:, 1 + self.random :]
+
+    @property
+    def flips(self) -> NDArray[np.bool_]:
+        """bool[n]: whether the ablation changes the prediction."""
+        return np.asarray(self.outcomes[:, 0] != self.predicted)
+
+    @property
+    def unusual(self) -> NDArray[np.bool_]:
+        """bool[n]: whether the change lies outside the central 95 % of the random sets' and, where there are at least
+        FEWEST_SIBLINGS, of the siblings' too.
+        """
+        found = outside(self.change, self.random_changes)
+        if len(self.siblings) >= FEWEST_SIBLINGS:
+            found &= outside(self.change, self.sibling_changes)
+        return found
+
+    @property
+    def corrected(self) -> NDArray[np.int64]:
+        """int64[1 + R + S]: by set, queries that are misclassified with all of the training, and right without it."""
+        return self._counted(self.predicted != self.labels, self.outcomes == self.labels[:, None])
+
+    @property
+    def broken(self) -> NDArray[np.int64]:
+        """int64[1 + R + S]: by set, queries that are right with all of the training, and misclassified without it."""
+        return self._counted(self.predicted == self.labels, self.outcomes != self.labels[:, None])
+
+    def _counted(self, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> NDArray[np.int64]:
+        known = (self.labels >= 0) & before
+        return np.asarray((known[:, None] & after).sum(axis=0), dtype=np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers."""
+        return self.changes.nbytes + self.outcomes.nbytes + 4 * self.margin.nbytes
+
+    def part(self, start: int, stop: int) -> Placebos:
+        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        names = ("labels", "predicted", "second", "margin", "changes", "outcomes")
+        return replace(self, **{name: getattr(self, name)[start:stop] for name in names})
+
+    def __len__(self) -> int:
+        return len(self.margin)
+
+    def __iter__(self) -> Iterator[Placebos]:
+        return (self.part(query, query + 1) for query in range(len(self)))
+
+    @property
+    def rows(self) -> int:
+        return len(self)
+
+    def table(self, most: int | None = None) -> Columns:
+        """A row a query: label, predicted and second output, margin, its change, the central 95 % of both nulls, the
+        share of either in which the prediction changes, and whether the change is unusual.
+        """
+        own = self.part(0, len(self) if most is None else most)
+        found: dict[str, NDArray[Any]] = {
+            "query": np.arange(len(own)),
+            "label": column_of([None if label < 0 else label for label in own.labels.tolist()]),
+            "predicted": own.predicted,
+            "second": own.second,
+            "margin": own.margin,
+            "change": own.change,
+            "becomes": own.outcomes[:, 0],
+        }
+        flips = own.outcomes != own.predicted[:, None]
+        of_random, of_siblings = flips[:, 1 : 1 + self.random], flips[:, 1 + self.random :]
+        parts = (("random", own.random_changes, of_random), ("sibling", own.sibling_changes, of_siblings))
+        for name, changes, changed in parts:
+            if changes.shape[1]:
+                low, high = np.quantile(changes, CENTRAL, axis=1)
+                found |= {f"{name}_low": low, f"{name}_high": high, f"{name}_flips": changed.mean(axis=1)}
+        return Columns({**found, "unusual": own.unusual}, self.scan, self.space)
+
+    def summary(self) -> dict[str, Any]:
+        """Of all queries, as JSON has it: what was left out, how many changes are unusual, and how many predictions the
+        ablation corrects and breaks, with the median and range of the same counts over both nulls.
+        """
+        known = bool((self.labels >= 0).any())
+        counts = {"corrected": self.corrected, "broken": self.broken} if known else {}
+        random, siblings = slice(1, 1 + self.random), slice(1 + self.random, None)
+        return {
+            "removed": self.removed,
+            "of": self.total,
+            "unit": self.unit,
+            "queries": len(self),
+            "flips": int(self.flips.sum()),
+            "unusual": int(self.unusual.sum()),
+            **{
+                name: {
+                    "ablation": int(own[0]),
+                    "random": _spread(own[random]),
+                    "siblings": _spread(own[siblings]),
+                }
+                for name, own in counts.items()
+            },
+            "cancellation": self.cancellation,
+            "siblings": list(self.siblings),
+            "without_siblings": self.without_siblings,
+        }
+
+    def title(self) -> str:
+        left_out = f"without {self.removed:,} of {self.total:,} {self.unit}"
+        nulls = f"{counted(self.random, 'random set')}, {counted(len(self.siblings), 'sibling')}"
+        unusual = f"{counted(len(self), 'query')} {left_out}, {int(self.unusual.sum()):,} unusual"
+        return f"Placebos: {unusual}; {nulls}; the layer's record is {self.status}"
+
+
+def outside(value: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """bool[n]: whether each value is outside the central 95 % of its row of float64[n, m]; False without any."""
+    if not null.shape[1]:
+        return np.zeros(len(value), dtype=bool)
+    low, high = np.quantile(null, CENTRAL, axis=1)
+    return np.asarray((value < low) | (value > high))
+
+
+def _spread(counts: NDArray[np.int64]) -> dict[str, float] | None:
+    if not len(counts):
+        return None
+    return {"median": float(np.median(counts)), "least": int(counts.min()), "most": int(counts.max())}

@@ -1,0 +1,338 @@
+"""The answer to Placebo: how predictions change under an ablation, under random ones of its size, and under siblings.
+
+Shapes: n queries, m entries of a layer, N samples, B buckets of samples, S siblings.
+
+Every set is a union of groups of slots, so that what a set removes is a sum of what its groups brought:
+
+    random sets   unions of buckets, into which samples fall at random, the same ones each time
+    siblings      unions of the groups of the columns that the ablation names, or of spans of steps
+
+The weights of each group are made in one pass over the training, whatever the rule (group_weights.py), and kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import GroupKey, Placebos
+from dualform.errors import BadInput
+from dualform.query.groups import group_entries, sample_numbers
+from dualform.query.needs import AT_ONCE, BUCKETS, MOST_SIBLINGS
+from dualform.query.queries import labels_of
+from dualform.query.resolved import Resolved
+from dualform.query.stored_arrays import StoredArrays
+from dualform.query.view import Check, View
+from dualform.query.weights import cancellation
+from dualform.query.weights.block_rules import weighs_no_slot
+from dualform.query.weights.group_weights import Numbers, group_weights
+from dualform.query.weights.output import products
+from dualform.query.weights.rebuilt_weights import RebuiltWeights, rebuild, tied
+from dualform.query.where import mask
+from dualform.query.where.mask import Selection
+from dualform.questions import Placebo
+from dualform.store.layer import Layer
+
+_SPANS = 24
+"""Other spans of steps that are looked at, at most."""
+_BUDGET = 1 << 30
+"""Bytes that the weights of all groups may take."""
+_KIND = "placebo groups 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """Sets of slots, each a union of groups."""
+
+    numbers: Numbers
+    """By layer, the group of each entry."""
+    members: NDArray[np.bool_]
+    """bool[sets, groups]: the groups whose slots a set leaves out."""
+    names: tuple[str, ...] = ()
+    identity: str = ""
+    """Of the groups: equal for equal ones of the same memory."""
+
+
+def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
+    """Raises BadInput for a filter that leaves out nothing and for layers that are too large, Inexact as `require`."""
+    question, view, layer, selection = resolved.question, resolved.view, resolved.layer, resolved.selection
+    stored, at_step, inexact = layer.stored, question.at_step, question.allow_inexact
+    every = mask.selection(view, stored, None, check)
+    if selection.count == every.count:
+        raise BadInput("where leaves out no slot.", hint="Name an ablation: what is to be left out.", field="where")
+    shared = tied(view, stored, None, check)
+    whole = rebuild(view, stored, every, at_step, inexact, check, shared)
+    kept = rebuild(view, stored, selection, at_step, inexact, check, tied(view, stored, question.where, check))
+    known = sample_numbers(view, stored, check)
+    samples, count = known.numbers, known.count
+    removed = _removed(samples, count, ~selection.stays)
+    layers = {stored.name: stored, **{name: view.snapshot.layer(name) for name in shared}}
+    random = _random_sets(view, layers, samples, count, removed, question.n)
+    siblings, why_none = _siblings(resolved, layers, check)
+    outputs = _outputs(resolved, whole, check)
+    ablated = _outputs(resolved, kept, check)
+    predicted, second = _two_largest(outputs)
+    changes, outcomes = [_margins(ablated - outputs, predicted, second)[:, None]], [ablated.argmax(axis=1)[:, None]]
+    for sets in (random, siblings):
+        if sets is not None:
+            changed, best = _without(resolved, sets, outputs, predicted, second, check)
+            changes.append(changed)
+            outcomes.append(best)
+    linear = weighs_no_slot(view.snapshot, stored.weights) is None
+    return Placebos(
+        labels_of(view, layer, question.queries, len(outputs)),
+        predicted,
+        second,
+        _margins(outputs, predicted, second),
+        np.concatenate(changes, axis=1),
+        np.concatenate(outcomes, axis=1),
+        len(random.members),
+        siblings.names if siblings is not None else (),
+        why_none,
+        removed,
+        count,
+        known.unit,
+        cancellation.cancellation(view, layer, selection, at_step, inexact, check) if linear else None,
+        whole.status,
+        layer.space,
+        resolved.scan(),
+    )
+
+
+def _removed(samples: NDArray[np.int64], count: int, removed: NDArray[np.bool_]) -> int:
+    """How many samples an ablation leaves out: those of which no slot stays; of an ablation that leaves out parts of
+    samples, as many as have so many slots.
+    """
+    slots, gone = np.bincount(samples, minlength=count), np.bincount(samples[removed], minlength=count)
+    if np.array_equal(gone[gone > 0], slots[gone > 0]):
+        return int(np.count_nonzero(gone))
+    return int(np.clip(round(count * removed.mean()), 1, max(1, count - 1)))
+
+
+def _random_sets(
+    view: View, layers: dict[str, Layer], samples: NDArray[np.int64], count: int, removed: int, n: int
+) -> Sets:
+    """Unions of buckets that hold about as many samples as were removed; the last group is what no bucket holds.
+
+    Where at least a sixteenth of the samples are removed, or stay, the buckets share out all of them, and are the same
+    for every ablation. Below that they hold a quarter of the samples of a set each, or all of them.
+    """
+    smaller = max(1, min(removed, count - removed))
+    if 16 * smaller >= count:
+        buckets = min(BUCKETS, count)
+        each, size = max(1, round(buckets * smaller / count)), count / buckets
+    else:
+        each = 4 if 16 * smaller >= BUCKETS else 1
+        size = smaller / each
+        buckets = min(BUCKETS, int(count // size))
+    bounds = np.round(np.arange(1, buckets + 1) * size).astype(np.int64)
+    generator = np.random.default_rng(0)
+    place = generator.permutation(count)
+    bucket = np.searchsorted(bounds, place, side="right")  # `buckets` for what none holds
+    members = np.zeros((min(n, comb(buckets, each)), buckets + 1), dtype=bool)
+    seen = set[bytes]()
+    for own in members:
+        while not own.any() or own.tobytes() in seen:
+            own[:] = False
+            own[generator.choice(buckets, each, replace=False)] = True
+        seen.add(own.tobytes())
+    if 2 * removed > count:
+        members = ~members
+    numbers = {name: bucket[_numbers_of(view, layers, name, samples)] for name in layers}
+    return Sets(numbers, members, identity=f"{buckets} buckets of {size} of {count}")
+
+
+def _numbers_of(view: View, layers: dict[str, Layer], name: str, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[m]: the sample of each entry of a layer that shares a parameter with the first of `layers`."""
+    first = next(iter(layers))
+    return samples if name == first else sample_numbers(view, layers[name]).numbers
+
+
+def _siblings(resolved: Resolved[Placebo], layers: dict[str, Layer], check: Check) -> tuple[Sets | None, str]:
+    """The siblings of the ablation, or why it has none."""
+    question, view, layer, selection = resolved.question, resolved.view, resolved.layer.stored, resolved.selection
+    spaces = [view.snapshot.space(name) for name in view.snapshot.spaces]
+    assert question.where is not None, "a Placebo has a filter"
+    columns = mask.checked_expression(view.snapshot.space(layer.space), spaces, question.where, view.datasets).columns
+    if len(layers) > 1:
+        return None, "the layer shares a parameter with another one"
+    if not columns:
+        return None, "the filter names no column"
+    if set(columns) == {"step"}:
+        return _other_spans(view, layer, selection)
+    every = mask.selection(view, layer, None, check)
+    try:
+        groups = group_entries(view, layer, every, tuple(columns), check, MOST_SIBLINGS)
+    except BadInput:
+        return None, f"{', '.join(columns)} has more than {MOST_SIBLINGS} values"
+    gone = np.bincount(groups.numbers[~selection.stays], minlength=len(groups.keys)) > 0
+    others = _other_subsets(gone, question.n)
+    if not len(others):
+        return None, f"{', '.join(columns)} has no other values"
+    names = tuple(_name(tuple(columns), groups.keys, own) for own in others)
+    return Sets({layer.name: groups.numbers}, others, names, f"by {columns}"), ""
+
+
+def _other_subsets(gone: NDArray[np.bool_], n: int) -> NDArray[np.bool_]:
+    """bool[S, groups]: other sets that leave out, or keep, as many groups: all of them where they are few."""
+    count, out = len(gone), int(gone.sum())
+    chosen = gone if 2 * out <= count else ~gone
+    each = int(chosen.sum())
+    if each == 1:
+        found = np.eye(count, dtype=bool)[np.flatnonzero(~chosen)]
+    else:
+        generator, seen = np.random.default_rng(1), {chosen.tobytes()}
+        found = np.zeros((min(n, comb(count, each) - 1), count), dtype=bool)
+        for own in found:
+            while not own.any() or own.tobytes() in seen:
+                own[:] = False
+                own[generator.choice(count, each, replace=False)] = True
+            seen.add(own.tobytes())
+    return found if 2 * out <= count else ~found
+
+
+def _name(columns: tuple[str, ...], keys: tuple[GroupKey, ...], gone: NDArray[np.bool_]) -> str:
+    """ "label = 7", or "all but label = 7" of a sibling that keeps fewer groups than it leaves out."""
+    few, prefix = (gone, "") if 2 * gone.sum() <= len(gone) else (~gone, "all but ")
+    parts = [
+        " and ".join(f"{name} = {value}" for name, value in zip(columns, keys[group], strict=True))
+        for group in np.flatnonzero(few)
+    ]
+    return prefix + " or ".join(parts)
+
+
+def _other_spans(view: View, layer: Layer, selection: Selection) -> tuple[Sets | None, str]:
+    """Other spans of as many steps, evenly over the training, where the ablation leaves out or keeps one span."""
+    steps, total = view.slot_steps(layer), view.snapshot.steps
+    gone = np.zeros(total, dtype=bool)
+    gone[steps[~selection.stays]] = True
+    outer = ~gone
+    chosen = gone if _is_span(gone) else outer if _is_span(outer) else None
+    if chosen is None:
+        return None, "the filter leaves out several spans of steps"
+    own, length = int(np.flatnonzero(chosen)[0]), int(chosen.sum())
+    starts = np.unique(np.linspace(0, total - length, _SPANS + 1).round().astype(int))
+    starts = starts[starts != own]
+    if not len(starts):
+        return None, "no other span has as many steps"
+    edges = np.unique(np.concatenate([starts, starts + length, [0, total]]))
+    firsts = edges[:-1]
+    members = (firsts[None, :] >= starts[:, None]) & (firsts[None, :] < starts[:, None] + length)
+    if chosen is outer:
+        members = ~members
+    word = "" if chosen is gone else "all but "
+    names = tuple(f"{word}steps {start} to {start + length - 1}" for start in starts.tolist())
+    numbers = {layer.name: np.searchsorted(edges, steps, side="right") - 1}
+    return Sets(numbers, members, names, f"steps {edges.tolist()}"), ""
+
+
+def _is_span(steps: NDArray[np.bool_]) -> bool:
+    return bool(steps.any()) and int(np.count_nonzero(np.diff(steps.astype(np.int8)) == 1)) + int(steps[0]) == 1
+
+
+def _two_largest(outputs: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """int64[n] each: the largest output, and the second one; -1 of a layer of one output."""
+    predicted = outputs.argmax(axis=1)
+    if outputs.shape[1] == 1:
+        return predicted, np.full(len(outputs), -1)
+    others = outputs.copy()
+    others[np.arange(len(outputs)), predicted] = -np.inf
+    return predicted, others.argmax(axis=1)
+
+
+def _margins(
+    outputs: NDArray[np.float64], predicted: NDArray[np.int64], second: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """float64[n, …] of float64[n, …, d_out]: the predicted output less the second one, if there is any."""
+    rows = np.arange(len(outputs))
+    own = outputs[rows, ..., predicted]
+    return own - outputs[rows, ..., second] if outputs.shape[-1] > 1 else own
+
+
+def _outputs(resolved: Resolved[Placebo], weights: RebuiltWeights, check: Check) -> NDArray[np.float64]:
+    """float64[n, d_out], bias included."""
+    own = weights.of(resolved.layer)
+    found = products(own, resolved.queries, check, resolved.layer.groups)
+    return found if own.bias is None else found + own.bias
+
+
+def _without(
+    resolved: Resolved[Placebo],
+    sets: Sets,
+    outputs: NDArray[np.float64],
+    predicted: NDArray[np.int64],
+    second: NDArray[np.int64],
+    check: Check,
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """float64[n, sets] and int64[n, sets]: how the margin changes without each set, and the largest output then."""
+    weights = _weights(resolved, sets, check)
+    changes = np.empty((len(outputs), len(sets.members)))
+    outcomes = np.empty(changes.shape, dtype=np.int64)
+    queries = resolved.queries
+    for start in range(0, len(queries), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        brought = np.stack([_brought(resolved, own, queries[part], check) for own in weights], axis=1)
+        for number, members in enumerate(sets.members):
+            check()
+            less = brought[:, members].sum(axis=1)
+            changes[part, number] = _margins(-less, predicted[part], second[part])
+            outcomes[part, number] = (outputs[part] - less).argmax(axis=1)
+    return changes, outcomes
+
+
+def _brought(
+    resolved: Resolved[Placebo], weights: RebuiltWeights, queries: NDArray[np.float32], check: Check
+) -> NDArray[np.float64]:
+    own = weights.of(resolved.layer)
+    found = products(own, queries, check, resolved.layer.groups)
+    return found if own.bias is None else found + own.bias
+
+
+def _weights(resolved: Resolved[Placebo], sets: Sets, check: Check) -> list[RebuiltWeights]:
+    """Of each group; from beside the keys where they were made before. Raises BadInput where they have no room."""
+    view, layer, at_step = resolved.view, resolved.layer.stored, resolved.question.at_step
+    groups = sets.members.shape[1]
+    each = 8 * layer.d_out * (layer.weight_width + 1)
+    if each * groups > _BUDGET:
+        raise BadInput(
+            f"the weights of {groups} groups of slots take {each * groups / 2**30:.1f} GiB, and there is room for "
+            f"{_BUDGET / 2**30:.0f} GiB.",
+            hint="Ask about a layer of fewer weights.",
+            field="layer",
+        )
+    key = ("group weights", layer.name, sets.identity, at_step)
+    return view.cache.get(key, lambda: _Kept(_made(view, layer, sets, groups, at_step, check)), check).weights
+
+
+class _Kept:
+    """Weights of groups, as the cache counts them."""
+
+    def __init__(self, weights: list[RebuiltWeights]) -> None:
+        self.weights, self.nbytes = weights, sum(own.weight.nbytes for own in weights)
+
+
+def _made(view: View, layer: Layer, sets: Sets, groups: int, at_step: int | None, check: Check) -> list[RebuiltWeights]:
+    place = _place(view, layer, sets, at_step)
+    shape = (groups, layer.d_out, layer.weight_width)
+    has_bias = bool(layer.biases)
+    if place and (held := place.read((np.float64, shape), (np.float64, (groups, layer.d_out)))) is not None:
+        weight, bias = held
+        return [RebuiltWeights(weight[group], bias[group] if has_bias else None) for group in range(groups)]
+    found = group_weights(view, layer, sets.numbers, groups, at_step, check)
+    if place:
+        biases = [np.zeros(layer.d_out) if own.bias is None else own.bias for own in found]
+        place.write(np.stack([own.weight for own in found]), np.stack(biases))
+    return found
+
+
+def _place(view: View, layer: Layer, sets: Sets, at_step: int | None) -> StoredArrays | None:
+    """Where the weights of groups are kept. The tables say how the optimizer moved the weights."""
+    said = view.snapshot.tables_digest
+    if said is None or not layer.keys or not layer.values:
+        return None
+    text = f"{said} {layer.name} {at_step}".encode()
+    rows = [view.snapshot.keys(layer.name), view.snapshot.values(layer.name)]
+    return StoredArrays.of(view.snapshot, _KIND, rows, [np.frombuffer(text, np.uint8), *sets.numbers.values()])

@@ -1,0 +1,128 @@
+"""What each group of slots brought to a layer's weights and biases, of groups that share out all slots.
+
+Under a linear rule it is the group's own sum. Under any other the trajectory is run once with a share for each group:
+the whole gradient makes each update's scale, and every group's part of the gradient goes through it. Shares begin at
+zero, for no group has W_0. Where a training rounded gradients or weights, which cannot be shared out, each group is
+rebuilt by itself, as a filter that leaves nothing else would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from dualform.answers import Status
+from dualform.query.view import Check, View
+from dualform.query.weights.block_rules import BlockRules
+from dualform.query.weights.coefficients import updates
+from dualform.query.weights.rebuilt_weights import (
+    RebuiltWeights,
+    joined_blocks,
+    recorded,
+    recorded_without_slots,
+)
+from dualform.query.weights.recorded_blocks import holders_of
+from dualform.query.weights.rounding_gradients import rounding_gradients
+from dualform.query.weights.slot_gradients import Holder, SlotGradients
+from dualform.query.weights.trajectory import start_of
+from dualform.query.where import mask
+from dualform.query.where.mask import Selection
+from dualform.rules import State, advanced, updated
+from dualform.rules.half_precision_rule import HalfPrecisionRule
+from dualform.rules.update_rule import Doubles
+from dualform.store.layer import Layer
+from dualform.store.parameter import Parameter
+
+Numbers = Mapping[str, NDArray[np.int64]]
+"""By layer, int64[entries]: the group of each entry of the layer, and of others that hold a parameter of it."""
+
+
+def group_weights(
+    view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
+) -> list[RebuiltWeights]:
+    """Weights and biases of each group, which add up to those of all slots without W_0; of a layer that is on disk."""
+    if not _runs_at_once(view, layer):
+        return _one_by_one(view, layer, numbers, groups, at_step, check)
+    every = {name: mask.selection(view, view.snapshot.layer(name), None, check) for name in numbers}
+    blocks = {
+        block.block_name: _shares(
+            view, block, holders_of(view, layer, block, every[layer.name], every), numbers, groups, at_step, check
+        )
+        for block in layer.parameters
+    }
+    return [
+        joined_blocks(layer, {name: own[group] for name, own in blocks.items()}, Status("exact"), 0.0)
+        for group in range(groups)
+    ]
+
+
+def _runs_at_once(view: View, layer: Layer) -> bool:
+    """Whether no block has a linear rule, and nothing of any was rounded."""
+    for block in layer.parameters:
+        rules = BlockRules(view.snapshot, block)
+        if rules.linear or isinstance(rules.first, HalfPrecisionRule) or any(rules.halves):
+            return False
+        if rounding_gradients(view, block.block_name).by_step:
+            return False
+        for other in view.snapshot.layers.values():
+            held = any(own.block_name == block.block_name for own in other.parameters)
+            if held and len(view.products(other).first):
+                return False
+    return True
+
+
+def _one_by_one(
+    view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
+) -> list[RebuiltWeights]:
+    without = recorded_without_slots(view, layer, at_step, check)
+    found = []
+    digest = xxhash.xxh3_128_hexdigest(b"".join(own.tobytes() for own in numbers.values()))
+    for group in range(groups):
+        selections = {
+            # No SQL reads like this, so no mask has this identity.
+            name: Selection(f"group {group} of {digest}", own == group, stored=False)
+            for name, own in numbers.items()
+        }
+        whole = recorded(view, layer, selections[layer.name], at_step, check, selections)
+        bias = None if whole.bias is None or without.bias is None else whole.bias - without.bias
+        found.append(RebuiltWeights(whole.weight - without.weight, bias))
+    return found
+
+
+def _shares(
+    view: View,
+    block: Parameter,
+    holders: Sequence[Holder],
+    numbers: Numbers,
+    groups: int,
+    at_step: int | None,
+    check: Check,
+) -> Doubles:
+    """float64[groups, …]: each group's share of the block, as its layer uses it."""
+    rules = BlockRules(view.snapshot, block)
+    whole = State(*start_of(view, block))
+    shape = whole.weight.shape
+    held = [kind for kind in rules.first.buffers if kind in whole.buffers]
+    stacked = State(np.zeros((groups, *shape)), {kind: np.zeros((groups, *shape)) for kind in held})
+    shared = [State(stacked.weight[group], {}) for group in range(groups)]
+    gradients = SlotGradients(view, holders, shape)
+    of_entries = [numbers[layer.name] for layer, _, _ in holders]
+    stop = view.snapshot.steps if at_step is None else at_step
+    with np.errstate(all="ignore"):  # as where eps is 0: what is not finite stays so in the answer
+        for update in updates(view.snapshot, block.block_name, stop):
+            rule = rules.at(update.last_step)
+            parts = gradients.of_groups(update.first_step, update.last_step, of_entries, groups, check)
+            parts *= update.factor
+            whole, scale = updated(rule, whole, parts.sum(axis=0), update.settings)
+            if rule.commutes_with == "entries":
+                stacked = advanced(rule, stacked, parts, update.settings, scale)
+            else:
+                shared = [
+                    advanced(rule, own, parts[group].copy(), update.settings, scale) for group, own in enumerate(shared)
+                ]
+    entries = rules.first.commutes_with == "entries"
+    found = stacked.weight if entries else np.stack([own.weight for own in shared])
+    return found.swapaxes(-1, -2) if block.transposed else found

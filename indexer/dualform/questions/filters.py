@@ -1,0 +1,159 @@
+"""Filters: which slots a question is about, as an SQL condition with bound values, or by ids of samples or slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import xxhash
+from numpy.typing import ArrayLike, NDArray
+
+from dualform.errors import BadMask
+from dualform.questions.arguments import shown
+from dualform.questions.numbers_given import as_array
+
+ID_COLUMNS = ("sample", "slot")
+_OF_SAMPLES = ("sample IN ?", "sample NOT IN ?")
+_FORMS = (
+    'Give an SQL condition, "label <> 3"; one with values, ("label = ? AND sample IN ?", 3, ids); or '
+    '{"sample": ids}, {"not sample": ids}, {"slot": ids} or {"not slot": ids}.'
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Ids:
+    """Values of a column that a filter names together: int64[n], or texts."""
+
+    values: NDArray[np.int64] | tuple[str, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal values."""
+        data = (
+            self.values.tobytes()
+            if isinstance(self.values, np.ndarray)
+            else b"".join(len(text).to_bytes(8, "little") + text for text in (own.encode() for own in self.values))
+        )
+        return f"{type(self.values).__name__} {len(self.values)} {xxhash.xxh3_128(data).hexdigest()}"
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ids) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"({len(self):,} ids)"
+
+
+@dataclass(frozen=True)
+class Filter:
+    """An SQL condition over the columns of slots, with a value for each of its question marks.
+
+    A value is a bool, int, float, text, None for NULL, or Ids, which stand after IN. Raises BadMask for others. How
+    many there must be is known when the condition is read.
+    """
+
+    sql: str
+    values: tuple[bool | int | float | str | Ids | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sql, str):
+            raise BadMask(f"where is {shown(self.sql)}.", hint=_FORMS, field="where")
+        object.__setattr__(self, "values", tuple(map(_value, self.values)))
+
+    @property
+    def of_samples(self) -> bool:
+        """Whether it names samples by their numbers and nothing else."""
+        return self.sql in _OF_SAMPLES
+
+    def __str__(self) -> str:
+        return f"{self.sql} {list(self.values)}" if self.values else self.sql
+
+
+FilterLike: TypeAlias = "str | Filter | tuple[Any, ...] | Mapping[str, ArrayLike]"
+FilterOrFilters: TypeAlias = "str | Filter | Mapping[str, str | Filter]"
+"""One for all slot spaces, or one for each space that is named."""
+
+
+def as_filter(where: Any) -> str | Filter | None:
+    """A filter as a question holds it: a condition without values stays a text.
+
+    Takes an SQL text, a Filter, a tuple of an SQL text and its values, or the ids of samples or slots by column:
+    {"sample": ids}, {"not sample": ids}, {"slot": ids}, {"not slot": ids}. Raises BadMask for anything else; a bare
+    array of ids too, for it could mean either.
+    """
+    if where is None or isinstance(where, str | Filter):
+        return where
+    if isinstance(where, tuple) and where and isinstance(where[0], str):
+        return Filter(where[0], where[1:]) if len(where) > 1 else where[0]
+    if isinstance(where, Mapping) and len(where) == 1:
+        ((name, ids),) = where.items()
+        negated, column = (name.startswith("not "), name.removeprefix("not ")) if isinstance(name, str) else (False, "")
+        if column in ID_COLUMNS and not isinstance(ids, str):
+            return Filter(f"{column} {'NOT IN' if negated else 'IN'} ?", (_ids(ids, f"where[{name!r}]"),))
+    if isinstance(where, np.ndarray | list | range) or hasattr(where, "__array__"):
+        raise BadMask(
+            "where is an array: its numbers could be samples or slots.",
+            hint='Say which: where={"sample": ids} or where={"slot": ids}.',
+            field="where",
+        )
+    raise BadMask(f"where is {shown(where)}.", hint=_FORMS, field="where")
+
+
+def as_filters(where: Any) -> FilterOrFilters | None:
+    """As `as_filter`, or a mapping of filters by slot space."""
+    if not isinstance(where, Mapping) or _names_ids(where):
+        return as_filter(where)
+    found = {space: as_filter(own) for space, own in where.items()}
+    if not all(isinstance(space, str) and own is not None for space, own in found.items()):
+        raise BadMask(
+            f"where is {shown(where)}.",
+            hint='Give one filter, or filters by slot space, for example {"token": "label <> 3"}.',
+            field="where",
+        )
+    return {space: own for space, own in found.items() if own is not None}
+
+
+def _names_ids(where: Mapping[Any, Any]) -> bool:
+    """Whether it is {"sample": ids} and the like, and no filter of a space."""
+    ((name, own),) = where.items() if len(where) == 1 else ((None, None),)
+    condition = isinstance(own, tuple) and own and isinstance(own[0], str)
+    ids = not condition and not isinstance(own, str | Filter | Mapping)
+    return ids and isinstance(name, str) and name.removeprefix("not ") in ID_COLUMNS
+
+
+def _value(value: Any) -> Any:
+    if value is None or isinstance(value, bool | str | Ids):
+        return value
+    if isinstance(value, np.bool_ | np.number):
+        value = value.item()
+    if isinstance(value, bool | float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+        return value
+    return _ids(value, "a value of where")
+
+
+def _ids(given: Any, what: str) -> Ids:
+    """Raises BadMask for what is not a list of whole numbers or of texts."""
+    try:
+        if isinstance(given, np.ma.MaskedArray) and np.ma.getmaskarray(given).any():
+            raise ValueError("it holds NULL")
+        texts = not isinstance(given, str) and len(given) and all(isinstance(own, str) for own in given)
+        if texts:
+            return Ids(tuple(map(str, given)))
+        array = as_array(given)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise ValueError("it is not a list")
+        if array.dtype.kind == "u" and (array > np.iinfo(np.int64).max).any():
+            raise ValueError("it is beyond 64 bits")
+    except (TypeError, ValueError, OverflowError):
+        raise BadMask(
+            f"{what} is {shown(given)}.", hint="Give whole numbers or texts, one value or a list.", field="where"
+        ) from None
+    return Ids(np.ascontiguousarray(array, dtype=np.int64))
