@@ -1,0 +1,221 @@
+"""One hit a sample, filters by ids and placebos: alike in process and over gRPC, and equal to brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dualform.errors import BadInput, BadMask, NotFound
+from tests.contract.recorded import CLASSES
+
+LAYER = "2"
+
+
+def columns(engine, *names):
+    slots = engine.slots(np.arange(engine.info().slots["sample"]), "sample")
+    return [np.ma.getdata(slots[name]) for name in names]
+
+
+def scores(engine, query):
+    """float64[slots], of the output layer."""
+    keys = engine.keys(LAYER).astype(np.float64)
+    return np.float32(keys @ engine.query_set("test", LAYER).queries[query].astype(np.float64))
+
+
+def ranked(engine, query):
+    found = scores(engine, query)
+    return np.lexsort((np.arange(len(found)), -found)), found
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 100])
+def test_one_hit_a_sample(ask, engine, k):
+    dataset, sample = columns(engine, "dataset", "sample")
+    hits = ask("topk", LAYER, "test/0-6", k=k, distinct="sample")
+    for query in range(7):
+        order, found = ranked(engine, query)
+        seen, expected = {}, []
+        for slot in order:
+            key = (dataset[slot], sample[slot])
+            if key not in seen and len(expected) < k:
+                expected.append(slot)
+            if len(expected) <= k:
+                seen[key] = seen.get(key, 0) + 1
+            if len(expected) == k:
+                break
+        last = np.flatnonzero(order == expected[-1])[0]
+        end = last + 1 if len(expected) == k else len(order)
+        repeats = [
+            sum((dataset[s], sample[s]) == (dataset[slot], sample[slot]) for s in order[:end]) for slot in expected
+        ]
+        assert hits.slots[query].tolist() == expected
+        assert hits.scores[query].tolist() == found[expected].tolist()
+        first = int(hits.counts[:query].sum())
+        assert hits.repeats[first : first + len(expected)].tolist() == repeats
+        assert sum(repeats) == end
+
+
+def test_one_hit_a_sample_of_each_group_under_a_filter(ask, engine):
+    label, dataset, sample = columns(engine, "label", "dataset", "sample")
+    hits = ask("topk", LAYER, "test/2", k=2, by="label", where="step >= 2", distinct="sample")
+    step = columns(engine, "step")[0]
+    order, _ = ranked(engine, 2)
+    for (group,), own in zip(hits.groups, hits.slots[0], strict=True):
+        best = {}
+        for slot in order:
+            if label[slot] == group and step[slot] >= 2:
+                best.setdefault((dataset[slot], sample[slot]), slot)
+        assert own.tolist() == list(best.values())[:2]
+
+
+def test_distinct_by_any_column(ask, engine):
+    hits = ask("topk", LAYER, "test/1", k=10, distinct="label")
+    label = columns(engine, "label")[0]
+    assert sorted(label[hits.slots[0]]) == sorted(set(label.tolist()))
+    with pytest.raises(NotFound, match="no slot column 'colour'"):
+        ask("topk", LAYER, "test/1", distinct="colour")
+
+
+def test_distinct_of_gradients(ask, engine):
+    whole = engine.topk("*", "traced/0-2", k=10_000, score="gradient")
+    hits = ask("topk", "*", "traced/0-2", k=3, score="gradient", distinct="sample")
+    dataset, sample = columns(engine, "dataset", "sample")
+    for own, plain in zip(hits.slots, whole.slots, strict=True):
+        best = {}
+        for slot in plain:
+            best.setdefault((dataset[slot], sample[slot]), slot)
+        assert own.tolist() == list(best.values())[:3]
+
+
+@pytest.mark.parametrize(
+    ("where", "sql"),
+    [
+        ({"slot": np.array([3, 17, 40])}, "slot IN (3, 17, 40)"),
+        ({"not slot": [3, 17, 40]}, "slot NOT IN (3, 17, 40)"),
+        (("dataset = ? AND sample IN ?", "first", range(9)), "dataset = 'first' AND sample < 9"),
+        (("NOT (dataset = ? AND sample IN (?))", "first", (1, 2, 3)), "NOT (dataset = 'first' AND sample IN (1, 2, 3))"),
+        (("label = ? OR weight < ?", 2, 0.25), "label = 2 OR weight < 0.25"),
+        (("label IS DISTINCT FROM ?", None), "label IS NOT NULL"),
+        (("dataset IN ?", ["first"]), "dataset = 'first'"),
+        (("label = $2 AND step > $1", 1, 3), "label = 3 AND step > 1"),
+    ],
+)
+def test_filters_by_ids_and_values(ask, where, sql):
+    expected, found = ask("topk", LAYER, "test/3", k=1000, where=sql), ask("topk", LAYER, "test/3", k=1000, where=where)
+    assert len(expected.ids)
+    assert found.ids.tolist() == expected.ids.tolist()
+    for method in ("output", "contributions", "distribution"):
+        by = {"by": "label"} if method == "contributions" else {}
+        one, other = (ask(method, LAYER, "test/3", where=own, **by) for own in (where, sql))
+        assert np.array_equal(np.asarray(getattr(one, "values", None)), np.asarray(getattr(other, "values", None)))
+    sums = [ask("group_sum", LAYER, "test/3", "label", where=own).sums for own in (where, sql)]
+    assert np.array_equal(*sums)
+    weights = [ask("weights", own)["2.weight"] for own in (where, sql)]
+    assert np.array_equal(*map(np.asarray, weights))
+    spaces = [ask("weights", {"sample": own})["2.weight"] for own in (where, sql) if not isinstance(own, dict)]
+    assert all(np.array_equal(np.asarray(own), np.asarray(weights[0])) for own in spaces)
+    figures = [ask("cancellation", own).figures for own in (where, sql)]
+    assert np.array_equal(*(list(own.values()) for own in figures), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (np.array([1, 2]), "could be samples or slots"),
+        ([1, 2], "could be samples or slots"),
+        ({"sample": [0, 1, 2]}, "sample of several datasets"),
+        ({"slot": [1.5]}, r"where\['slot'\] is \[1.5\]"),
+        ({"slot": np.ma.masked_array([1, 2], [0, 1])}, r"where\['slot'\]"),
+        ({"colour": [1]}, "where is"),
+        (("label = ?",), "a question mark without a value"),
+        (("label = ?", 1, 2), "1 question marks and 2 values"),
+        (("label = ? + ?", 1, [2]), "a list of ids elsewhere"),
+        (("abs(label) IN ?", [2]), "something else than a column"),
+        (("dataset IN ?", [2]), "with a list of whole numbers"),
+        (("weight IN ?", [2]), "with a list of whole numbers"),
+        (("label = $name", 2), "question mark without a value"),
+        (("dataset = ?", "frist"), "no dataset 'frist'"),
+        (("dataset IN ?", ["first", "frist"]), "no dataset 'frist'"),
+    ],
+)
+def test_filters_that_are_refused(ask, where, says):
+    with pytest.raises((BadMask, NotFound), match=says):
+        ask("topk", LAYER, "test/3", where=where)
+
+
+def test_the_output_layer_is_asked_where_none_is_named(ask, engine):
+    assert ask("info").output_layer == LAYER
+    assert ask("topk", queries="test/1").ids.tolist() == engine.topk(LAYER, "test/1").ids.tolist()
+    assert np.array_equal(ask("output", queries="test"), engine.output(LAYER, "test"))
+
+
+@pytest.mark.parametrize("where", ["dataset = 'first'", "label <> 3", "label = 2", "step < 4", "step BETWEEN 1 AND 2"])
+def test_placebos_are_outputs_under_the_sets_that_they_leave_out(ask, engine, where):
+    found = ask("placebo", queries="test", where=where, n=20)
+    full, rows = np.asarray(engine.output(LAYER, "test"), dtype=np.float64), np.arange(7)
+    order = np.argsort(-full, axis=1, kind="stable")
+    assert np.array_equal(found.predicted, order[:, 0])
+    assert np.allclose(full[rows, found.second], full[rows, order[:, 1]])
+
+    def changed(sql):
+        ablated = np.asarray(engine.output(LAYER, "test", sql), dtype=np.float64)
+        margin = ablated[rows, found.predicted] - ablated[rows, found.second]
+        return margin - (full[rows, found.predicted] - full[rows, found.second]), ablated.argmax(axis=1)
+
+    scale = np.abs(full).max()
+    sets = [where, *map(left_out, found.siblings)]
+    assert len(found.siblings) >= 1
+    assert found.changes.shape == (7, 1 + found.random + len(found.siblings))
+    for sql, column in zip(sets, [0, *range(1 + found.random, found.changes.shape[1])], strict=True):
+        change, outcome = changed(sql)
+        assert np.abs(found.changes[:, column] - change).max() <= 1e-5 * scale
+        close = np.abs(np.sort(engine.output(LAYER, "test", sql), axis=1)[:, -2:] @ [-1, 1]) < 1e-5 * scale
+        assert ((found.outcomes[:, column] == outcome) | close).all()
+    labels = engine.query_set("test").labels
+    assert found.labels.tolist() == labels.tolist()
+    assert found.corrected[0] == np.sum((found.predicted != labels) & (found.outcomes[:, 0] == labels))
+    assert found.broken[0] == np.sum((found.predicted == labels) & (found.outcomes[:, 0] != labels))
+
+
+def left_out(name):
+    """The filter that leaves out a sibling of this name: "label = 1", "steps 2 to 3", "all but label = 1"."""
+    few = name.removeprefix("all but ")
+    if few.startswith("steps "):
+        first, last = few.removeprefix("steps ").split(" to ")
+        few = f"step BETWEEN {first} AND {last}"
+    elif few.startswith("dataset"):
+        few = few.replace("= ", "= '") + "'"
+    return few if name.startswith("all but ") else f"NOT ({few})"
+
+
+def test_placebos_without_a_filter_or_with_one_that_leaves_out_nothing(ask):
+    with pytest.raises(BadInput, match="placebo needs a where"):
+        ask("placebo", LAYER, "test")
+    with pytest.raises(BadInput, match="leaves out no slot"):
+        ask("placebo", LAYER, "test", "step >= 0")
+    with pytest.raises(BadInput, match="n is 0"):
+        ask("placebo", LAYER, "test", "step > 1", n=0)
+
+
+@pytest.mark.parametrize(
+    ("said", "rows"),
+    [("test/3", [3]), ("test/3,5", [3, 5]), ("test/2-4", [2, 3, 4]), ("test/3:0", [3]), ("test/1,0-1:0", [1, 0, 1])],
+)
+def test_examples_by_name(ask, engine, said, rows):
+    queries = engine.query_set("test", LAYER).queries
+    assert np.array_equal(ask("output", LAYER, said), engine.output(LAYER, queries[rows]))
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ("test/7", "no example of query set 'test' has number 7"),
+        ("test/3:1", "no token of an example of query set 'test' in layer '2' has number 1"),
+        ("test/5-3", "has an empty range"),
+        ("test/-1", "names no example"),
+        ("test/1:2:3", "names no example"),
+        (f"test/0-{CLASSES * 10**6}", "names more than 1,000,000 queries"),
+    ],
+)
+def test_examples_that_there_are_not(ask, said, says):
+    with pytest.raises((BadInput, NotFound), match=says):
+        ask("output", LAYER, said)
