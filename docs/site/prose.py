@@ -38,7 +38,7 @@ OLD = {
     "rerun": r"\breplay(?:s|ed|ing)?\b",
     "delete": r"\bforgets?\b|\bforgotten\b",
     "dot": r"\bsigned (?:scores?|sums?|attention|weights?)\b",
-    "status, reconstruction error": r"\bgrade[sd]?\b|\bcertif(?:y|ies|ied)\b|\boff by\b",
+    "status, reconstruction error": r"\bgrade[sd]?\b|\bcertif(?:y|ies|ied)\b|\boff by\b(?! default)",
     "unrecorded change": r"\bstanding\b",
     "previews": r"\bgaller(?:y|ies)\b|\bappearances?\b",
     "filter, ablation": r"(?<!padding )\bmask(?:s|ed|ing)?\b",
