@@ -60,8 +60,10 @@ def faults(text: str) -> tuple[list[str], list[str], int]:
     turns, old, words = list[str](), list[str](), 0
     bare = _CODE.sub(lambda code: "\n" * code.group().count("\n"), text)
     for number, line in enumerate(bare.split("\n"), 1):
+        if line.startswith("    "):
+            continue
         old += [f"{number}: {found!r}: write {use}" for use, found in _found(OLD, line)]
-        if not line.startswith(("|", "    ", "#")):
+        if not line.startswith(("|", "#")):
             words += len(line.split())
             turns += [f"{number}: {turn}: {found.strip()}" for turn, found in _found(TURNS, line)]
     return turns, old, words

@@ -42,7 +42,8 @@ def test_an_old_word_is_found_also_in_a_table(word):
 
 
 def test_code_is_passed_over():
-    text = "`probes/` and `mask=`\n\n```python\nmask = probe  # what the\n```\n\n<!-- what the\nprobe -->\n"
+    block = "    probes/  what the\n\n```python\nmask = probe  # what the\n```\n"
+    text = f"`probes/` and `mask=`\n\n{block}\n<!-- what the\nprobe -->\n"
     assert faults(text)[:2] == ([], [])
 
 
