@@ -94,7 +94,7 @@ SETTINGS = (
     ),
     Setting("token_rate", "number", "Queries a second that each caller may send.", otherwise="unlimited"),
     Setting("tls_cert", "file", "PEM file of the server's certificate chain.", otherwise="no TLS"),
-    Setting("tls_key", "file", "PEM file of the certificate's key; needs --tls-cert."),
+    Setting("tls_key", "file", "PEM file of the certificate's key; goes with --tls-cert."),
     Setting(
         "tls_client_ca",
         "file",
@@ -115,7 +115,7 @@ SETTINGS = (
         "ram",
         "bytes",
         'RAM limit of the process, such as "2 GB".',
-        otherwise="half of the machine's for keys and values, an eighth for codes",
+        otherwise="half of the machine's for keys and values, an eighth for their codes",
     ),
     Setting(
         "ray",
