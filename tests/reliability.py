@@ -53,7 +53,7 @@ _PAGE = """# What was tried to break it, and what came of it
 
 Made with `make soak`, which runs the long form of every test below and writes this page from what they report; `make
 test` runs their short forms. A test reports its row as its last act, so one that fails has none, and `make soak` fails
-with it. What is promised stands in `docs/decisions/0034-a-server-among-strangers.md` and `0035-what-a-crash-costs.md`.
+with it. [durability.md](durability.md) and [security.md](security.md) state what is promised.
 `count` is how often something was done, drawn by a generator of that seed.
 """
 

@@ -39,7 +39,7 @@ def test_the_forms_of_the_loops_are_numbered_alike():
     assert loader.FORMS == ("portable", "avx2", "avx512vnni")
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/format.md", "docs/durability.md"])
+@pytest.mark.parametrize("page", ["docs/format.md", "docs/durability.md"])
 def test_pages_say_after_how_many_seconds_rows_are_durable(page):
     said = re.findall(r"(?:every|last) (\w+)\s+seconds", (ROOT / page).read_text(encoding="utf-8"), re.IGNORECASE)
     assert said
@@ -53,5 +53,5 @@ def test_the_page_of_durability_says_what_waits_and_what_a_frame_holds():
 
 
 def test_the_page_of_the_format_says_how_much_makes_a_commit():
-    page = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
-    assert f"At {writer.SEGMENT_BYTES >> 20} MiB, at" in page
+    page = " ".join((ROOT / "docs" / "format.md").read_text(encoding="utf-8").split())
+    assert f"at {writer.SEGMENT_BYTES >> 20} MiB of segments" in page

@@ -56,7 +56,7 @@ def run(plan: Plan) -> Section:
     section.notes.append(
         f"Two linear layers under AdamW, keys and values recorded, one thread of torch; samples are drawn from "
         f"{SAMPLES:,}. Seconds are medians over windows of {window:,} steps; resident memory is of where one ends: "
-        "what a commit takes and lets go again, every few thousand steps, comes on top (decision 33)."
+        "what a commit takes and lets go again, every few thousand steps, comes on top."
     )
     return section
 

@@ -85,72 +85,72 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("address", "text", "Where to listen; port 0 takes a free one.", "HOST:PORT"),
+    Setting("address", "text", "Address to listen on; port 0 picks a free one.", "HOST:PORT"),
     Setting(
         "token_file",
         "file",
-        "File of the tokens that callers may present; `dualform token` makes its lines. Read again when it changes.",
+        "Token file, made by `dualform token`; read again when it changes.",
         otherwise="no token",
     ),
-    Setting("token_rate", "number", "Questions a second that one caller may ask.", otherwise="as many as come"),
+    Setting("token_rate", "number", "Queries a second that each caller may send.", otherwise="unlimited"),
     Setting("tls_cert", "file", "PEM file of the server's certificate chain.", otherwise="no TLS"),
     Setting("tls_key", "file", "PEM file of the certificate's key; goes with --tls-cert."),
     Setting(
         "tls_client_ca",
         "file",
-        "PEM file of the authorities whose certificates callers must have, beside a token.",
-        otherwise="none is asked for",
+        "PEM file of the authorities that must have signed callers' certificates.",
+        otherwise="no certificates",
     ),
-    Setting("sql", "yes or no", "Answer statements of SQL, too."),
-    Setting("max_concurrent", "whole number", "Large questions held at once; two are worked on."),
+    Setting("sql", "yes or no", "Answer SQL statements."),
+    Setting("max_concurrent", "whole number", "Large queries held at once; two of them run."),
     Setting(
         "max_small",
         "whole number",
-        "Small questions held at once, of each of three kinds: light scans, other scans that may be shared, look-ups.",
+        "Small queries held at once, for each of light scans, other shared scans and look-ups.",
     ),
-    Setting("deadline", "seconds", "Seconds after which a question's work stops."),
-    Setting("request_bytes", "bytes", "Largest question that is taken, as it is sent."),
-    Setting("answer_bytes", "bytes", "Largest answer that is given, as it is sent."),
+    Setting("deadline", "seconds", "Seconds after which work on a query stops."),
+    Setting("request_bytes", "bytes", "Largest request."),
+    Setting("answer_bytes", "bytes", "Largest result."),
     Setting(
         "ram",
         "bytes",
-        'What the process may take, as "2 GB".',
-        otherwise="up to half of the machine for keys and values, and an eighth for their codes",
+        'RAM limit of the process, such as "2 GB".',
+        otherwise="half of the machine's for keys and values, an eighth for their codes",
     ),
     Setting(
         "ray",
         "text",
-        "Answer each shard on a machine of this Ray cluster, as `auto`; `local` starts one here.",
+        "Ray cluster that answers each shard, such as `auto`; `local` starts one here.",
         "ADDRESS",
-        otherwise="no Ray",
+        otherwise="no cluster",
     ),
     Setting(
         "shard_deadline",
         "seconds",
-        "Seconds in which a shard must answer, with --ray; a process that misses it is replaced.",
+        "Seconds for a shard to answer, with --ray; a process that misses it is replaced.",
         own_default=60.0,
     ),
     Setting(
-        "metrics", "text", "Where metrics are scraped: http://HOST:PORT/metrics.", "HOST:PORT", otherwise="nowhere"
+        "metrics", "text", "Address of Prometheus metrics, http://HOST:PORT/metrics.", "HOST:PORT", otherwise="off"
     ),
     Setting(
         "explore",
         "text",
-        f"Where pages for a browser are (`dualform explore`); the flag alone is {EXPLORE}.",
+        f"Address of the explorer's pages; without a value {EXPLORE}.",
         "[HOST:PORT]",
-        otherwise="nowhere",
+        otherwise="off",
         bare=EXPLORE,
     ),
     Setting(
         "tracing",
         "yes or no",
-        "Send a span for each call to a collector of OpenTelemetry, whose address OTEL_EXPORTER_OTLP_ENDPOINT says.",
+        "Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT.",
         own_default=False,
     ),
     Setting(
         "log",
         "text",
-        "What stderr has: lines of text, or of JSON, one for each call among them.",
+        "Format of stderr; `json` adds a line for each call.",
         own_default="text",
         choices=("text", "json"),
     ),
@@ -159,11 +159,8 @@ SETTINGS = (
 
 def markdown() -> str:
     """The table of docs/operations.md."""
-    lines = ["| flag | variable | key in the file | default | |", "| --- | --- | --- | --- | --- |"]
-    lines += [
-        f"| `{one.flag}` | `{one.variable}` | `{one.name}` | {one.shown_default or '—'} | {one.what} |"
-        for one in SETTINGS
-    ]
+    lines = ["| flag | default | what it sets |", "| --- | --- | --- |"]
+    lines += [f"| `{one.flag}` | {one.shown_default or '—'} | {one.what} |" for one in SETTINGS]
     return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,6 @@ from dualform.errors import BadInput, RecordingError
 from dualform.integrations.columns import said_of
 from dualform.integrations.query_sets import QuerySets
 from dualform.record.sink import SinkThread
-from tests.walk import Trace, walk
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the package's own, of loaders and settings
 
@@ -116,14 +115,10 @@ def test_an_update_behind_its_step_rides_in_the_next_batch(tmp_path, monkeypatch
     batches, put = [], SinkThread.put
     monkeypatch.setattr(SinkThread, "put", lambda sink, batch: (batches.append(batch), put(sink, batch)))
     training = trainer(llama(), tmp_path, tmp_path / "m", gradient_accumulation_steps=2, max_steps=2)
-    with Trace() as trace:
-        trace.on = True
-        training.train()
-        trace.on = False
+    training.train()
     logs = [[(log.step, log.updated) for log in batch.logs] for batch in batches if batch.layers]
     assert logs == [[], [(0, False)], [(1, True)], [(2, False)]]
     assert [(log.step, log.updated) for batch in batches[len(logs) :] for log in batch.logs] == [(3, True)]
-    assert [file for file in walk("A step of the Trainer").stops if file not in trace.ran] == []
 
 
 def test_a_column_that_the_model_takes_goes_on_to_it(tmp_path):

@@ -1,4 +1,4 @@
-"""What docs/format.md says is so."""
+"""What docs/format.md and docs/sql-schema.md say is so."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from docs.site.lead_figure import quick_start
 from PIL import Image
 
+import dualform
 from dualform import PreviewSet
 from dualform.store.batch import Factor, RoundingGradient
 from dualform.store.manifest import FORMAT, Manifest
@@ -31,18 +33,61 @@ from tests.store.small_memory import (
 )
 from tests.store.sources import twins
 
+SETTINGS_OF_SGD = {"momentum", "dampening", "weight_decay", "nesterov", "maximize"}
 PAGE = Path(__file__).parents[2] / "docs" / "format.md"
+SCHEMA = PAGE.with_name("sql-schema.md")
 
 
-def blocks() -> list[str]:
+def blocks(page: Path = PAGE) -> list[str]:
     """The page's Python."""
-    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert not any("dualform" in code for code in found)
     return found
 
 
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> Path:
+    """A folder in which somebody has run the README's quick start."""
+    folder = tmp_path_factory.mktemp("digits")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        quick_start()["memory"].close()
+    return folder
+
+
 def test_the_page_is_of_this_format():
     assert PAGE.read_text().startswith(f"# A memory on disk: format {FORMAT}\n")
+
+
+def test_a_few_lines_find_the_slots_that_a_query_attends_to(digits, monkeypatch, capsys):
+    code, *_ = blocks()
+    monkeypatch.chdir(digits)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    duckdb.sql("DETACH run")
+    with dualform.open("runs/digits") as memory:
+        assert names["slots"][0].tolist() == memory.topk("head", "test/0", k=5).ids.tolist()
+    assert capsys.readouterr().out.splitlines()[:4] == PAGE.read_text().split("```text\n")[1].splitlines()[:4]
+
+
+def test_plain_duckdb_reads_the_tables(digits, monkeypatch, capsys):
+    monkeypatch.chdir(digits)
+    attach, join = blocks(SCHEMA)
+    exec(attach, {})
+    assert capsys.readouterr().out.strip() == SCHEMA.read_text().split("```text\n")[1].partition("```")[0].strip()
+    exec(join, {"duckdb": duckdb})
+    duckdb.sql("DETACH run")
+    assert len(capsys.readouterr().out.splitlines()) == 11
+
+
+@pytest.mark.parametrize("table", ["slots", "steps", "labels"])
+def test_the_page_of_the_schema_has_every_column_and_type(digits, table):
+    part = SCHEMA.read_text().partition(f"\n## {table}\n")[2].partition("\n## ")[0]
+    said = re.findall(r"^\| `(\w+)` \| ([A-Z]+) \|", part, re.M) or re.findall(r"`(\w+)` \(([A-Z]+)\)", part)
+    with duckdb.connect(str(digits / "runs/digits/shard-00000/slots.duckdb"), read_only=True) as tables:
+        there = [row[:2] for row in tables.sql(f"DESCRIBE {table}").fetchall()]
+    assert said == there[: len(said)]
+    assert {name for name, _ in there[len(said) :]} <= (SETTINGS_OF_SGD if table == "steps" else set())
 
 
 @pytest.mark.parametrize("repeats", [True, False])
@@ -50,7 +95,7 @@ def test_the_page_reads_a_memory_without_dualform(tmp_path, monkeypatch, repeats
     write(tmp_path / "RUN", [9, 8, 7])
     whole = expected(batches_of([9, 8, 7]), (Manifest.read(tmp_path / "RUN").layers[0 if repeats else 1],))
     (layer,) = whole.keys
-    code, *_ = blocks()
+    _, code, *_ = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, np.ndarray] = {}
     exec(code.replace("layer-0", layer), names)
@@ -65,7 +110,7 @@ def test_the_page_reads_values_of_every_type(tmp_path, monkeypatch):
     for one in given:
         made.append(one)
     made.close()
-    code, *_ = blocks()
+    _, code, *_ = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(code.replace("layer-0", "mixed-rows"), names)
@@ -79,7 +124,7 @@ def test_the_page_reads_every_key_source(tmp_path):
     for one in given:
         made.append(one)
     made.close()
-    _, code, *_ = blocks()
+    _, _, code, *_ = blocks()
     names: dict[str, Any] = {"np": np}
     exec(code, names)
     geometry = {layer.name: layer.geometry for layer in Manifest.read(tmp_path / "memory").layers}
@@ -94,7 +139,7 @@ def test_the_page_reads_every_key_source(tmp_path):
 
 def test_the_page_reads_what_no_slot_explains(tmp_path, monkeypatch):
     write(tmp_path / "RUN", [9, 8, 7, 6])
-    _, _, code, *_ = blocks()
+    _, _, _, code, *_ = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"np": np, "Path": Path, "tables": duckdb.connect(
         str(tmp_path / "RUN" / "shard-00000" / "slots.duckdb"), read_only=True

@@ -139,6 +139,6 @@ def test_sizes_and_bounds_are_those_of_a_server():
     config = ServiceConfig()
     assert f"| {config.request_bytes >> 20} MiB at most, `dualform serve --request-bytes` |" in PAGE
     assert f"| {config.answer_bytes >> 20} MiB at most, `dualform serve --answer-bytes` |" in PAGE
-    assert f"one of them takes {config.connection_calls} calls at once" in PAGE
+    assert f"one of them takes {config.connection_calls} calls at once" in " ".join(PAGE.split())
     assert (config.deadline, config.write_seconds) == (600, 10)
     assert "(`--deadline`, ten minutes)" in PAGE

@@ -54,7 +54,7 @@ class Beside:
     text: str = ""
     """What the paper's text says; empty where it says nothing."""
     code: str = ""
-    """What the paper's published code gave when it was run again (../docs/decisions/0004); empty where it was not."""
+    """What the paper's published code gave when it was run again (docs/decisions/studies.md); empty if it was not."""
 
     def plain(self) -> Report:
         return asdict(self)

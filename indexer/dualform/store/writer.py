@@ -52,7 +52,7 @@ TABLE_BYTES = 8 << 20
 JOURNAL_SECONDS = 5.0
 """How long rows wait at most before they are on disk: what a crash costs, beside the write that it interrupts.
 
-The README, CONTRIBUTING and docs/format.md say so, too; a test holds them to it.
+docs/format.md and docs/durability.md state it; a test compares them.
 """
 FRAME_BYTES = 64 << 20
 """Where more than this came within that time, it is committed at once: it would soon be written a second time."""

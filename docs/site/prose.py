@@ -1,0 +1,90 @@
+"""A lint of prose: turns of phrase that read as translated, and words that dualform no longer uses.
+
+    python -m docs.site.prose [PAGE…]
+
+lists each with its page and line. It fails if a page has more than MOST turns in a thousand words, or one old word
+outside of code.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from math import ceil
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MOST = 3
+TURNS = {
+    "noun clause": r"(?:^|[.;:,] )[Ww]hat (?:a|an|the|is|it|they|was|this|that|has|no|comes|one|of|each)\b"
+    r"|\b(?:[Ww]ho|[Ww]hat|[Ww]hich)ever\b",
+    "where for if or when": r"(?:^|[.,;:] )[Ww]here (?:it|there|they|one|a|an|the|no|nothing|that|this|its|all|each"
+    r"|several|his|nobody)\b",
+    "of one's own": r"\bof (?:one's|your|its|their|our) own\b|\bof (?:yours|ours|theirs)\b",
+    "is said, is told": r"\b(?:is|are|was|were|be) (?:said|told|asked|spoken)\b|\bsays? (?:of|so|it)\b"
+    r"|\bis (?:given|taken) (?:by|of)\b",
+    "beside, behind": r"\b(?:beside|behind)\b",
+    "alone for only": r"\b\w+ alone\b",
+    "that of, likewise": r"\b(?:is|are) (?:that|those) of\b|\blikewise\b|\ball the same\b",
+    "is no X": r"\b(?:is|are|was|were|has|have) (?:no|none|nothing)\b",
+    "fronted Of": r"(?:^|[.!?] )Of (?:a|an|the|several|what|those|each|all|more|such|one)\b",
+    "archaic": r"\b(?:mend(?:s|ed|ing)?|anew|kin|foresee\w*|parted|whence|thereof|lest|forthwith|dearest?)\b",
+    "stands, lies for is": r"\b(?:stands?|stood|lies?) (?:in|on|at|beside|behind|there|where|by|for)\b",
+}
+OLD = {
+    "query set": r"\bprob(?:es?|ed|ing)\b",
+    "target": r"\btoward\b",
+    "rerun": r"\breplay(?:s|ed|ing)?\b",
+    "delete": r"\bforgets?\b|\bforgotten\b",
+    "dot": r"\bsigned (?:scores?|sums?|attention|weights?)\b",
+    "status, reconstruction error": r"\bgrade[sd]?\b|\bcertif(?:y|ies|ied)\b|\boff by\b(?! default)",
+    "unrecorded change": r"\bstanding\b",
+    "previews": r"\bgaller(?:y|ies)\b|\bappearances?\b",
+    "filter, ablation": r"(?<!padding )\bmask(?:s|ed|ing)?\b",
+}
+"""By the word to use."""
+RESULTS = ("results", "decisions", "reproduction", "networks", "benchmarks", "attribution", "coverage", "reliability")
+_CODE = re.compile(r"^```.*?^```|<!--.*?-->|``.+?``|`[^`]*`", re.DOTALL | re.MULTILINE)
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """The pages that people read; results are generated, and decisions are for maintainers."""
+    docs = sorted((root / "docs").rglob("*.md"))
+    read = [page for page in docs if page.relative_to(root / "docs").with_suffix("").parts[0] not in RESULTS]
+    return [*(root / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *read]
+
+
+def faults(text: str) -> tuple[list[str], list[str], int]:
+    """Turns and old words, each with its line, and the number of words."""
+    turns, old, words = list[str](), list[str](), 0
+    bare = _CODE.sub(lambda code: "\n" * code.group().count("\n"), text)
+    for number, line in enumerate(bare.split("\n"), 1):
+        if line.startswith("    "):
+            continue
+        old += [f"{number}: {found!r}: write {use}" for use, found in _found(OLD, line)]
+        if not line.startswith(("|", "#")):
+            words += len(line.split())
+            turns += [f"{number}: {turn}: {found.strip()}" for turn, found in _found(TURNS, line)]
+    return turns, old, words
+
+
+def _found(patterns: dict[str, str], line: str) -> Iterator[tuple[str, str]]:
+    return ((name, found.group()) for name, pattern in patterns.items() for found in re.finditer(pattern, line))
+
+
+def main(named: list[str]) -> int:
+    failed = 0
+    for page in [Path(name) for name in named] or pages():
+        turns, old, words = faults(page.read_text(encoding="utf-8"))
+        wrong = bool(old) or len(turns) > ceil(MOST * words / 1000)
+        failed += wrong
+        for fault in [*old, *turns] if wrong or named else []:
+            sys.stdout.write(f"{page}:{fault}\n")
+        if wrong:
+            sys.stdout.write(f"{page}: {len(old)} old words, {len(turns)} turns in {words} words\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
