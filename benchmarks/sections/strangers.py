@@ -17,7 +17,7 @@ from benchmarks import server_memory
 from benchmarks.keys import LAYER
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
-from dualform.questions import QuerySetRows
+from dualform.questions import QuerySetExamples
 from dualform.store.byte_counts import readable
 from dualform_client import Client
 
@@ -42,7 +42,7 @@ def run(plan: Plan) -> Section:
     with server_memory.served(path, "--ram", MEMORY) as (address, process), Client(address, timeout=120) as client:
         info = client.info()
         width = next(layer.d_in for layer in info.layers if layer.name == LAYER)
-        query = QuerySetRows(info.query_sets[0].name, (0,))
+        query = QuerySetExamples(info.query_sets[0].name, (0,))
         asks: dict[str, Callable[[], object]] = {
             "ten best slots": lambda: client.topk(LAYER, query, 10),
             "sums by label": lambda: client.group_sum(LAYER, query, "label"),

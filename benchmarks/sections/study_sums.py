@@ -19,7 +19,7 @@ from benchmarks.keys import read_study
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
 from benchmarks.timing import Timing, race
-from dualform import QuerySetRows
+from dualform import QuerySetExamples
 from dualform.query.engine import Engine
 from dualform.store.snapshot import Snapshot
 
@@ -80,7 +80,7 @@ def _ours(
     """Seconds of each layer and kind of sum, and the first queries' sums."""
     seconds: dict[tuple[str, str], float] = {}
     answers: dict[tuple[str, str], NDArray[np.float64]] = {}
-    queries = QuerySetRows(query_set, tuple(range(count)))
+    queries = QuerySetExamples(query_set, tuple(range(count)))
     for layer in engine.info().layers:
         for score in SCORES:
             began = time.perf_counter()
