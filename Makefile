@@ -31,12 +31,12 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-# The long forms of the tests that try to break it, one after another, and docs/reliability.md from what they report. Then
+# The long forms of the tests that try to break it, one after another, and docs/results/reliability.md from what they report. Then
 # the tests of numbers as other processors compute them.
 soak: setup
 	rm -f build/reliability.json
 	DUALFORM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -o timeout=7200
-	$(BIN)/python -m tests.reliability build/reliability.json docs/reliability.md
+	$(BIN)/python -m tests.reliability build/reliability.json docs/results/reliability.md
 	$(MAKE) processors
 
 # The folders that test numbers, with torch, oneDNN, MKL and OpenBLAS held to the instructions and kernels of four other x86
@@ -78,7 +78,7 @@ sanitize: setup
 drill: setup
 	DUALFORM_DRILL=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/service/shards/test_drill.py
 
-# docs/coverage.md: which networks, optimizers, precisions and trainers are recorded how well, and what that takes. One
+# docs/results/coverage.md: which networks, optimizers, precisions and trainers are recorded how well, and what that takes. One
 # process on one thread, for its clocks. Some rows alone: make coverage ROWS="GPT-2".
 coverage: setup
 	OMP_NUM_THREADS=1 DUALFORM_QUIET=1 $(BIN)/python -W ignore -m tests.coverage "$(ROWS)"
@@ -108,8 +108,8 @@ dist: setup
 notebooks: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.site.notebooks
 
-# What questions cost, beside what else could answer them (docs/benchmarks.md). The peers are an extra of their own, so
-# that the tests need none of them. Examples: make bench ONLY="topk masked", make bench STUDY=runs/continual.
+# What questions cost, beside what else could answer them (docs/results/benchmarks.md). The peers are an extra of their own, so
+# that the tests need none of them. Examples: make bench ONLY="topk filtered", make bench STUDY=runs/continual.
 bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks $(addprefix --only ,$(ONLY)) $(addprefix --study ,$(STUDY)) $(BENCH)
 
@@ -121,7 +121,7 @@ $(VENV)/peers: $(VENV)/ready
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[dev,bench]'
 	@touch $@
 
-# Every study, each into runs/NAME, and docs/reproduction.md from their reports; a study whose report is there is not run
+# Every study, each into runs/NAME, and docs/results/reproduction.md from their reports; a study whose report is there is not run
 # again. Two run at a time, each on one thread, so that a seed gives the same bits on any number of cores: less than two
 # hours on two of them. Where one fails the others still run; then the command fails, and names it.
 RUNS := $(STUDIES) aesop-rerun
@@ -143,9 +143,8 @@ reproduction-aesop: setup
 	@$(MAKE) $(call REPORT,aesop-paper)
 	$(BIN)/python -m dualform_studies.reproduction runs docs
 
-# Networks that people train: a GPT-2 by the Hugging Face Trainer, a ResNet-18 by Lightning. Four gigabytes in
-# runs/, and ten minutes on two cores that did other things, too; docs/networks.md is written from their reports, and with
-# --again behind the last command from pages and figures that are drawn anew from each report.json.
+# Networks that people train: a GPT-2 by the Hugging Face Trainer, a ResNet-18 by Lightning, and docs/results/networks.md from their
+# reports. Four gigabytes in runs/, and ten minutes on two cores that did other things, too.
 NETWORKS := gpt2 resnet18
 
 networks: setup
@@ -153,7 +152,7 @@ networks: setup
 	$(BIN)/python -m dualform_studies.networks.document runs docs
 
 # Ways to attribute a prediction to training data, put to the test by retraining, beside captum and dattri, an extra of their
-# own: an hour on one thread. docs/attribution.md is written from its report, as docs/networks.md is.
+# own: an hour on one thread. docs/results/attribution.md is written from its report.
 attribution: $(VENV)/attribution-peers
 	@$(MAKE) $(call REPORT,attribution)
 	$(BIN)/python -m dualform_studies.attribution.document runs docs

@@ -45,10 +45,16 @@ STUDY = Path("runs/continual")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("docs"),
-    help="Folder of benchmarks.json, the page and its pictures. [docs]",
+    default=Path("docs/results"),
+    help="Folder of benchmarks.json, the page and its pictures. [docs/results]",
 )
-@click.option("--again", is_flag=True, help="Measure nothing: write the page anew, from benchmarks.json alone.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("build/bench/report.md"),
+    help="File for every table. [build/bench/report.md]",
+)
+@click.option("--again", is_flag=True, help="Measure nothing: write page and report again from benchmarks.json.")
 def main(
     is_quick: bool,
     study: Path | None,
@@ -58,10 +64,11 @@ def main(
     backend: str | None,
     scratch: Path | None,
     out: Path,
+    report: Path,
     again: bool,
 ) -> None:
     if again:
-        document.write(out, _read(out))
+        document.write(out, report, _read(out))
         return
     if study is None and not generated and (STUDY / "memory.json").exists():
         study = STUDY
@@ -73,10 +80,10 @@ def main(
         prepare(plan)
         plan.write(plan.folder / "plan.json")
         found = {name: _section(plan, name) for name in chosen}
-        _write(out, plan, found)
+        _write(out, report, plan, found)
     for name, section in found.items():
         if any(cell.wrong for row in section.rows for cell in row.cells.values()):
-            click.echo(f"{name}: an answer was wrong, see {out / 'benchmarks.md'}", err=True)
+            click.echo(f"{name}: an answer was wrong, see {report}", err=True)
     if any(cell.wrong for section in found.values() for row in section.rows for cell in _ours(row)):
         raise click.ClickException("dualform gave a wrong answer.")
     if any(not section.rows for section in found.values()):
@@ -122,7 +129,7 @@ def _alike(earlier: dict[str, Any], run: dict[str, Any]) -> bool:
     return same and all(before[name] == now[name] for name in before.keys() & now.keys())
 
 
-def _write(out: Path, plan: Plan, found: dict[str, Section]) -> None:
+def _write(out: Path, report: Path, plan: Plan, found: dict[str, Section]) -> None:
     """Write the run; sections that this run left out stay as an earlier run of the same size and data wrote them."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "benchmarks.json"
@@ -142,7 +149,7 @@ def _write(out: Path, plan: Plan, found: dict[str, Section]) -> None:
     run["date"] = date.today().isoformat()
     run["sections"] = {name: sections[name] for name in SECTIONS if name in sections}
     path.write_text(json.dumps(run, indent=1) + "\n")
-    document.write(out, run)
+    document.write(out, report, run)
 
 
 if __name__ == "__main__":

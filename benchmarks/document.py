@@ -1,4 +1,4 @@
-"""benchmarks.md and its two pictures, from what a run found."""
+"""What a run found: benchmarks.md with its two pictures, for docs/results, and report.md with every table."""
 
 from __future__ import annotations
 
@@ -9,48 +9,75 @@ from typing import Any
 from benchmarks import figure, summary, words
 from benchmarks.result import OURS, Cell, Row, Section
 from benchmarks.sections import FELT, REPEATED, SECTIONS
+from dualform_studies.pages.document import write_page
 
 COLUMNS = 3
 """Questions beside each other: more make a table too wide to read."""
+NEAREST = 3
+"""Of the targets that a section meets, so many stand on the page: those nearest to being missed."""
+_HEADING = ("question", "dualform", "compared with", "ratio", "target")
 
 
-def write(out: Path, run: Mapping[str, Any]) -> None:
+def write(out: Path, report: Path, run: Mapping[str, Any]) -> None:
+    """Write the page and its pictures into `out`, and every table into the file `report`."""
     sections = [Section.from_json(run["sections"][name]) for name in SECTIONS if name in run["sections"]]
-    (out / "benchmarks.md").write_text("\n".join(_lines(out, run, sections)) + "\n")
+    write_page(out / "benchmarks.md", "Benchmarks", ["\n".join(_page(out, report, run, sections))])
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text("\n".join(_report(run, sections)) + "\n")
 
 
-def _lines(out: Path, run: Mapping[str, Any], sections: Sequence[Section]) -> Iterator[str]:
-    command = "make bench-quick" if run["quick"] else "make bench"
-    felt = [section for section in sections if section.name in FELT]
-    repeated = [section for section in sections if section.name in REPEATED]
-    yield from ("# Benchmarks", "")
-    if summary.draw(out / "benchmarks-summary.png", felt):
+def _page(out: Path, report: Path, run: Mapping[str, Any], sections: Sequence[Section]) -> Iterator[str]:
+    yield (
+        f"{_written(run)} Every table, with the peers' own figures, is in the `{report}` that the command leaves. "
+        f"{_slots(run)}"
+    )
+    yield ""
+    yield (
+        "Times are medians, on all cores. Every answer is compared with a float64 oracle; a wrong one counts for "
+        f"nothing. The machine: {', '.join(f'{name} {value}' for name, value in run['machine'].items())}."
+    )
+    yield ""
+    if summary.draw(out / "benchmarks-summary.png", [section for section in sections if section.name in FELT]):
         yield from (f"![{summary.TITLE}](benchmarks-summary.png)", "")
-        machine = ", ".join(
-            f"{name} {run['machine'][name]}" for name in ("processor", "cores") if name in run["machine"]
-        )
-        yield from (f"*{summary.TITLE}; {machine}. [How it is measured](#how-it-is-measured).*", "")
-    for heading, some in (("What a person feels", felt), ("Questions that are asked again", repeated)):
-        if rows := list(_compared(some)):
-            yield from (f"## {heading}", "")
-            yield from table(["question", "dualform", "beside", "ratio", "target", "met"], rows)
-    if figure.draw(out / "benchmarks.png", repeated):
+    rows = [(section, row) for section in sections for row in section.rows]
+    missed = [row for _, row in rows if row.target and not row.met]
+    unjudged = [row for section, row in rows if section.name in FELT and row.ratio is not None and not row.target]
+    met = [row for section in sections for row in _nearest([row for row in section.rows if row.met])]
+    for heading, some in (
+        ("Targets missed", missed),
+        ("No target", unjudged),
+        (f"Targets met: the {NEAREST} of each section that are nearest to being missed", met),
+    ):
+        if some:
+            yield from (f"## {heading}", "", *table(_HEADING, [_compared(row) for row in some]))
+    if figure.draw(out / "benchmarks.png", [section for section in sections if section.name in REPEATED]):
         yield from ("![The time of each contestant, question by question](benchmarks.png)", "")
-    yield from ("## How it is measured", "")
-    yield f"Written by `{command}` on {run['date']}. Do not edit."
+
+
+def _nearest(met: Sequence[Row]) -> list[Row]:
+    """In their order, the rows that are nearest to missing their targets."""
+    nearest = sorted(met, key=lambda row: -row.used)[:NEAREST]
+    return [row for row in met if row in nearest]
+
+
+def _compared(row: Row) -> list[str]:
+    ratio = words.ratio_of(row) or "—"
+    target = (words.target_of(row) or "—") + (" (not measured)" if row.target and row.met is None else "")
+    return [row.question, words.figure_of(row.ours), words.beside_of(row) or "—", ratio, target]
+
+
+def _written(run: Mapping[str, Any]) -> str:
+    return f"Written by `{'make bench-quick' if run['quick'] else 'make bench'}` on {run['date']}."
+
+
+def _slots(run: Mapping[str, Any]) -> str:
+    return f"A row is about {run['slots']:,} slots unless it says otherwise; {run['data']}."
+
+
+def _report(run: Mapping[str, Any], sections: Sequence[Section]) -> Iterator[str]:
+    yield from ("# Benchmarks", "", _written(run))
     yield "A section that was measured again, by the command that it names, stands in place of the run's own."
-    yield ""
-    yield from _reading(run)
-    yield from table(["machine", ""], [[name, value] for name, value in run["machine"].items()])
-    yield ", ".join(f"{name} {version}" for name, version in run["versions"].items()) + "."
-    yield ""
-    for section in sections:
-        yield from _section(section, run)
-
-
-def _reading(run: Mapping[str, Any]) -> Iterator[str]:
-    yield (f"T = {run['slots']:,} slots, where a row does not say otherwise; {run['data']}.")
-    yield ""
+    yield from ("", _slots(run), "")
     yield (
         "Times are medians; contestants take turns within one race, on all cores, with the keys already in the form "
         "they like best. Every answer, ours and each peer's, is compared with a float64 oracle in the same run: ours "
@@ -60,17 +87,10 @@ def _reading(run: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     if run["backend"] != "automatic":
         yield from (f"dualform's backend: {run['backend']}.", "")
-
-
-def _compared(sections: Sequence[Section]) -> Iterator[list[str]]:
-    """Lines of a table: what has a target, and of what a person feels whatever was measured beside something."""
+    yield from table(["machine", ""], [[name, value] for name, value in run["machine"].items()])
+    yield from (", ".join(f"{name} {version}" for name, version in run["versions"].items()) + ".", "")
     for section in sections:
-        for row in section.rows:
-            if row.target is None and (section.name not in FELT or row.ratio is None):
-                continue
-            met = {None: "not measured" if row.target else "—", True: "yes", False: "**no**"}[row.met]
-            beside, ratio = words.beside_of(row) or "—", words.ratio_of(row) or "—"
-            yield [row.question, words.figure_of(row.ours), beside, ratio, words.target_of(row) or "—", met]
+        yield from _section(section, run)
 
 
 def _section(section: Section, run: Mapping[str, Any]) -> Iterator[str]:

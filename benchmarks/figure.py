@@ -41,9 +41,9 @@ def _questions(sections: Sequence[Section]) -> list[Row]:
     found = {section.name: [row for row in section.rows if len(_times(row)) > 1] for section in sections}
     wanted = [
         *found.get("topk", [])[:3],
-        *found.get("masked", [])[:2],
+        *found.get("filtered", [])[:2],
         *found.get("grouped", []),
-        *[row for row in found.get("sums", []) if row.short != "signed, first time"][:3],
+        *[row for row in found.get("sums", []) if row.short != "dot, first time"][:3],
     ]
     return wanted[:MOST]
 

@@ -2,7 +2,7 @@
 
 Prints a line once the flood has begun, ends when its input does, and prints what became of its calls as JSON.
 
-masked outputs     eight clients, each with outputs under a new mask every time
+ablated outputs    eight clients, each with outputs under a new mask every time
 passing deadlines  the same, with a deadline of 0.2 s
 stalled calls      fifty calls at a time that send no message
 oversize messages  eight clients with messages of 5 MiB, of which the server takes 4 at most
@@ -102,7 +102,7 @@ class Flood:
 def main(address: str, kind: str, layer: str, width: str) -> None:
     flood = Flood(address, layer, int(width))
     kinds: dict[str, tuple[Callable[[int], None], int]] = {
-        "masked outputs": (flood.masked, CLIENTS),
+        "ablated outputs": (flood.masked, CLIENTS),
         "passing deadlines": (partial(flood.masked, timeout=HASTE), CLIENTS),
         "stalled calls": (flood.stalled, STALLED),
         "oversize messages": (flood.oversize, CLIENTS),

@@ -128,7 +128,7 @@ def wrong_nearly(
         if len(own) and not 0 <= int(own.min()) <= int(own.max()) < len(keys):
             return f"query {i}: a slot that does not exist", ""
         if mask is not None and not mask[own].all():
-            return f"query {i}: a slot that the mask removes", ""
+            return f"query {i}: a slot that the filter removes", ""
         extra = np.setdiff1d(own, expected)
         if len(extra):
             others += 1

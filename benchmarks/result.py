@@ -69,10 +69,23 @@ class Row:
     @property
     def met(self) -> bool | None:
         """None where there is no target or no figure."""
+        figure = self._judged
+        return None if self.target is None or figure is None else self.target.met(figure) and not self.ours.wrong
+
+    @property
+    def used(self) -> float:
+        """How much of a target the figure uses up: 1 where it just meets it, more where it misses it; else 0."""
+        figure = self._judged
+        if self.target is None or figure is None:
+            return 0.0
+        return figure / self.target.value if self.target.kind == "at most" else self.target.value / figure
+
+    @property
+    def _judged(self) -> float | None:
+        """The figure that the target bounds."""
         if self.target is None:
             return None
-        figure = {"": self.ratio, "s": self.ours.seconds, "bytes": self.ours.bytes}[self.target.unit]
-        return None if figure is None else self.target.met(figure) and not self.ours.wrong
+        return {"": self.ratio, "s": self.ours.seconds, "bytes": self.ours.bytes}[self.target.unit]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What tests of durability and hostility did: rows that they report, and docs/reliability.md, which is made of them.
+"""What tests of durability and hostility did: rows that they report, and docs/results/reliability.md, made of them.
 
     @pytest.mark.soak
     def test_bits_that_flip(...):
@@ -7,7 +7,7 @@
         report("bits flipped in any file of a memory", seed=SEED, count=count, outcome="refused, or of no effect")
 
 Such a test runs in its short form with all others, and in its long one with `make soak`, which then writes the page:
-python -m tests.reliability build/reliability.json docs/reliability.md
+python -m tests.reliability build/reliability.json docs/results/reliability.md
 """
 
 from __future__ import annotations
@@ -15,46 +15,99 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable
-from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+
+from dualform_studies.pages.document import write_page
 
 LONG = "DUALFORM_SOAK"
 """The environment variable that asks for the long forms."""
 ROWS = Path(__file__).parent.parent / "build" / "reliability.json"
 """One JSON object a line, in the order in which tests came to their ends."""
 
-_PARTS = {
-    "Kill -9 while recording, and power cuts": ("record/test_kills.py", "record/test_power_cut.py"),
-    "A disk that is full or fails": ("record/test_faulty_disk.py",),
-    "Errors inside the recorder's hooks": ("record/test_hooks.py",),
-    "Files that are altered or cut short": ("record/test_altered.py", "store/test_repair.py"),
-    "A second writer, readers during writing, files removed under a server": (
-        "store/test_writing_lock.py",
-        "store/test_read_while_written.py",
-        "service/test_damaged_memories.py",
-    ),
-    "Fuzzed requests, and raw bytes on the port": ("service/test_fuzzed_messages.py",),
-    "Hostile masks and statements": ("service/test_hostile_masks.py", "query/test_sql_bounds.py"),
-    "Stalled, idle and greedy clients": (
-        "service/test_hostile_clients.py",
-        "service/test_idle_connections.py",
-        "service/test_floods.py",
-    ),
-    "Pages over a million slots": ("explorer/test_many_slots.py",),
-    "SIGTERM under load": ("service/test_sigterm_under_load.py",),
-    "An hour at full load": ("service/test_soak.py",),
-}
-HEADINGS = {f"tests/{file}": heading for heading, files in _PARTS.items() for file in files}
-"""What the rows of a file stand below on the page, in its order."""
 
-_PAGE = """# What was tried to break it, and what came of it
+class Part(NamedTuple):
+    """Rows that make one line of the page."""
 
-Made with `make soak`, which runs the long form of every test below and writes this page from what they report; `make
-test` runs their short forms. A test reports its row as its last act, so one that fails has none, and `make soak` fails
-with it. [durability.md](durability.md) and [security.md](security.md) state what is promised.
-`count` is how often something was done, drawn by a generator of that seed.
+    tried: str
+    holds: str
+    """What the tests of these files hold to: a test that fails reports no row."""
+    files: tuple[str, ...]
+
+
+_STOPS = "`on_error='stop_recording'`"
+PARTS = (
+    Part(
+        "`kill -9` while recording; power cuts (simulated)",
+        "No acknowledged step is lost, and no half step is there. A training killed after its first checkpoint "
+        "resumes, and equals one that nobody killed.",
+        ("record/test_kills.py", "record/test_power_cut.py"),
+    ),
+    Part(
+        "a disk that is full or fails",
+        "The next step raises an error with file and reason; the folder opens with whole steps. With "
+        f"{_STOPS} the training goes on to the same weights.",
+        ("record/test_faulty_disk.py",),
+    ),
+    Part(
+        "errors inside the recorder's hooks",
+        f"The error is a `RecordingError`. With {_STOPS} the training goes on to the same weights.",
+        ("record/test_hooks.py",),
+    ),
+    Part(
+        "files altered or cut short",
+        "The memory is refused with the name of the file, or answers as before; a torn journal leaves whole steps. A "
+        "repair leaves a prefix that passes every check, or nothing.",
+        ("record/test_altered.py", "store/test_repair.py"),
+    ),
+    Part(
+        "a second writer; readers during writing; files removed under a server",
+        "The second writer is refused. A reader sees whole steps. An error names the file within the memory and no "
+        "path of the server.",
+        ("store/test_writing_lock.py", "store/test_read_while_written.py", "service/test_damaged_memories.py"),
+    ),
+    Part(
+        "mutated requests; random bytes on the port",
+        "Each request is answered or refused with a status code, and the server goes on.",
+        ("service/test_fuzzed_messages.py",),
+    ),
+    Part(
+        "hostile filters and SQL",
+        "They reach no file, environment or network, and stop at their deadline.",
+        ("service/test_hostile_masks.py", "query/test_sql_bounds.py"),
+    ),
+    Part(
+        "stalled, idle and greedy clients",
+        "Other clients are answered meanwhile, and work stops at its deadline.",
+        ("service/test_hostile_clients.py", "service/test_idle_connections.py", "service/test_floods.py"),
+    ),
+    Part(
+        "pages over a million slots",
+        "They show the slots of a float64 search, in its order.",
+        ("explorer/test_many_slots.py",),
+    ),
+    Part(
+        "SIGTERM under load",
+        "Questions in progress are answered, new ones are refused, and the server ends within 10 s.",
+        ("service/test_sigterm_under_load.py",),
+    ),
+    Part(
+        "an hour at full load",
+        "No question fails but by a refusal, RAM stays within its limit, and no file is left open.",
+        ("service/test_soak.py",),
+    ),
+)
+OF_FILE = {f"tests/{file}": part for part in PARTS for file in part.files}
+"""The line of the page that has the rows of a file."""
+
+_PAGE = """\
+`make soak` runs the long forms of these tests and writes the table. A test reports after its last check: if one fails,
+`make soak` fails. `build/reliability.json` has a line for each test, with its seed and outcome.
+
+| what was tried | times | what held |
+| --- | ---: | --- |
 """
 
 
@@ -86,40 +139,19 @@ def report(done: str, *, seed: int, count: int, outcome: str, to: Path | None = 
 
 
 def page(lines: Iterable[str]) -> str:
-    """docs/reliability.md of such lines; the last row of a test and what it did counts.
+    """What the page has below its summary; the last row of a test and what it did counts.
 
     Raises ValueError for rows of a short form.
     """
     found = {(row["name"], row["done"]): row for row in map(json.loads, lines)}
     if short := sorted({row["name"] for row in found.values() if not row["long"]}):
         raise ValueError(f"rows of short forms, of which the page is not made: {', '.join(short)}")
-    parts = [_PAGE]
-    for heading, rows in groupby(sorted(found.values(), key=_place), key=_heading):
-        parts.append(
-            f"\n## {heading}\n\n| what was tried | count | seed | outcome | test |\n| --- | --- | --- | --- | --- |\n"
-        )
-        parts += [_line(row) for row in rows]
-    return "".join(parts)
-
-
-def _file(row: dict[str, Any]) -> str:
-    return row["name"].partition("::")[0]
-
-
-def _heading(row: dict[str, Any]) -> str:
-    return HEADINGS.get(_file(row), "All else")
-
-
-def _place(row: dict[str, Any]) -> tuple[int, str, str]:
-    order = list(HEADINGS)
-    return order.index(_file(row)) if _file(row) in HEADINGS else len(order), row["name"], row["done"]
-
-
-def _line(row: dict[str, Any]) -> str:
-    cells = [row["done"], f"{row['count']:,}", str(row["seed"]), row["outcome"], f"`{row['name']}`"]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+    times = Counter[Part]()
+    for row in found.values():
+        times[OF_FILE[row["name"].partition("::")[0]]] += row["count"]
+    return _PAGE + "".join(f"| {part.tried} | {times[part]:,} | {part.holds} |\n" for part in PARTS if part in times)
 
 
 if __name__ == "__main__":
     rows_file, page_file = map(Path, sys.argv[1:])
-    page_file.write_text(page(rows_file.read_text(encoding="utf-8").splitlines()), encoding="utf-8")
+    write_page(page_file, "Reliability", [page(rows_file.read_text(encoding="utf-8").splitlines())])

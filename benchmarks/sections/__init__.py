@@ -20,7 +20,7 @@ FELT = {
 """What a person feels: the first answer, the training that is recorded, many clients."""
 REPEATED = {
     "topk": "the ten best slots",
-    "masked": "the ten best slots under a mask",
+    "filtered": "the ten best slots under a filter",
     "grouped": "the best slots of each group",
     "sums": "sums by group",
     "canonical": "what canonical answers cost",
@@ -29,8 +29,8 @@ REPEATED = {
     "gradients": "dot products of gradients over several layers",
     "ledger": "examples followed through a training",
     "growth": "time and memory as the memory grows",
-    "weights": "masked weights of the whole network",
-    "adamw": "masked weights of networks trained under AdamW",
+    "weights": "ablated weights of the whole network",
+    "adamw": "ablated weights of networks trained under AdamW",
     "study_sums": "sums of the study's test queries at all layers",
     "floor": "what the machine can do",
 }

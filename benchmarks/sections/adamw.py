@@ -63,9 +63,9 @@ def run(plan: Plan) -> Section:
         networks.train(model, batches, count, memory)
         section.rows += _rows(plan, memory, f"{name}, {count:,} updates", model)
     section.notes.append(
-        f"The mask is {WHERE}: it leaves half of the slots. The products take the values of all slots times their "
+        f"The filter is {WHERE}: it leaves half of the slots. The products take the values of all slots times their "
         "keys, update by update; an embedding's are added up by index, and biases are sums. torch.optim.AdamW takes "
-        "those gradients as it would in training. Neither follows the mask, which dualform does beside the whole, in "
+        "those gradients as it would in training. Neither follows the filter, which dualform does beside the whole, in "
         "float64. Keys and values were already read from disk."
     )
     return section
@@ -89,7 +89,7 @@ def _rows(plan: Plan, path: Path, name: str, model: nn.Module) -> Iterator[Row]:
     for dtype, measured in plain.items():
         beside, kind = Timing.of(measured).seconds, str(dtype).removeprefix("torch.")
         yield Row(
-            f"masked weights, {name}",
+            f"ablated weights, {name}",
             {OURS: Cell(timing.seconds, timing.best, timing.repeats, wrong=wrong)},
             f"products in {kind} and AdamW",
             beside,
@@ -159,7 +159,7 @@ def _is_lookup(block: _Block) -> bool:
 
 
 def _wrong(blocks: list[_Block], gradients: _Gradients, found: Mapping[str, Any]) -> str:
-    """Hold the masked weights against AdamW's formulas in float64: the whole decides, what stays follows."""
+    """Hold the ablated weights against AdamW's formulas in float64: the whole decides, what stays follows."""
     for block in blocks:
         right, way = _right(block, gradients, np.float64)
         off = np.linalg.norm(block.place.stored_block_of(np.asarray(found[block.place.name])) - right)

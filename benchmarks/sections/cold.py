@@ -105,8 +105,8 @@ def run(plan: Plan) -> Section:
         "libraries are loaded before that. Files are in the page cache, but where they were dropped from it. What is "
         "derived from keys lies beside them; the first question of all derives it, from opening to the answer: topk "
         "codes, scales, bounds and norms of the keys, a quarter of their size, and sums the groups and the sums of "
-        "their keys. Byte code is kept, as of installed packages. The masked output is of one query, under a mask that "
-        "nobody asked for before. NumPy reads the keys and values of the slots that stay, and multiplies them, with "
+        "their keys. Byte code is kept, as of installed packages. The ablated output is of one query, under a filter "
+        "that nobody asked for before. NumPy reads keys and values of the slots that stay, and multiplies them, with "
         f"the query or to the weights that answer further ones; {BARE} reads them into one MiB of memory, again and "
         "again, and multiplies nothing."
     )
@@ -115,7 +115,7 @@ def run(plan: Plan) -> Section:
 
 def _of_study(plan: Plan) -> list[Row]:
     """Of a whole study, which has values."""
-    question, target = "masked output, 1 query, from opening to the answer", Target("at most", 1.2)
+    question, target = "ablated output, 1 query, from opening to the answer", Target("at most", 1.2)
     if plan.study is None or plan.quick:
         why = "needs a whole recorded continual study" if plan.study is None else "not in a quick run"
         return [Row(question, {OURS: Cell(why_not=why)}, target=target)]

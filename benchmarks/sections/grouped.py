@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks import contest, oracle
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Section, Target
-from benchmarks.sections.masked import beside_plain
+from benchmarks.sections.filtered import beside_plain
 from benchmarks.sections.topk import K
 
 BY = ("dataset", "label")

@@ -23,7 +23,7 @@ from benchmarks.written import write_memory
 
 SIGNED = 1e-12
 ONE, FEW, SUMS = "one", "few", "sums"
-QUESTIONS = {ONE: "top-10, 1 query", FEW: "top-10, 64 queries", SUMS: "signed sums by dataset and label"}
+QUESTIONS = {ONE: "top-10, 1 query", FEW: "top-10, 64 queries", SUMS: "sums by dataset and label"}
 
 
 def run(plan: Plan) -> Section:

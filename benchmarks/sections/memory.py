@@ -52,8 +52,8 @@ def run(plan: Plan) -> Section:
         "Bytes that are resident, files that the system keeps for the process included; a server that is idle has "
         "opened, warmed and answered nothing. --ram of a server bounds all of it. "
         f"{CLIENTS} clients ask for {_seconds(plan):.0f} seconds, each in an order of its own: "
-        "the best slots, alone, under masks, of groups and by three scores, sums by few and by many groups, signed and "
-        "absolute; of the whole study also outputs and weights under masks. A whole run's memory is what its report "
+        "the best slots, alone, under filters, of groups and by three scores, sums by few and by many groups, dot and "
+        "absolute; of the whole study also ablated outputs and weights. A whole run's memory is what its report "
         "says."
     )
     return section
@@ -106,7 +106,7 @@ def _of_keys(queries: NDArray[np.float32]) -> dict[str, Ask]:
     return {
         "best": lambda memory: _best(memory.topk(LAYER, one, k=10)),
         "best, many queries": lambda memory: _best(memory.topk(LAYER, all_, k=10)),
-        "best, masked": lambda memory: _best(memory.topk(LAYER, some, k=10, where="sample % 3 = 0")),
+        "best, filtered": lambda memory: _best(memory.topk(LAYER, some, k=10, where="sample % 3 = 0")),
         "best of groups": lambda memory: _best(memory.topk(LAYER, one, k=50, by=("dataset", "label"))),
         "best, cosine": lambda memory: _best(memory.topk(LAYER, some, k=10, score="cosine")),
         "best, absolute": lambda memory: _best(memory.topk(LAYER, some, k=10, score="abs")),

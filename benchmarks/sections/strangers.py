@@ -21,7 +21,7 @@ from dualform.questions import QuerySetExamples
 from dualform.store.byte_counts import readable
 from dualform_client import Client
 
-FLOODS = ("masked outputs", "passing deadlines", "stalled calls", "oversize messages", "idle connections")
+FLOODS = ("ablated outputs", "passing deadlines", "stalled calls", "oversize messages", "idle connections")
 """Those of flood_process."""
 MEMORY = "8 GB"
 """Of the server: so that it can keep the codes of all layers."""
@@ -79,7 +79,7 @@ def _beside(
         ours, own = median(one[name] for one in beside), median(one[name] for one in alone)
         cell = Cell(ours, min(one[name] for one in beside), rounds)
         section.rows.append(
-            Row(f"{name}, beside {flood}", {OURS: cell}, "alone", own, ours / own, Target("at most", 3))
+            Row(f"{name}, during {flood}", {OURS: cell}, "alone", own, ours / own, Target("at most", 3))
         )
     section.facts[f"{flood}: became of them"] = ", ".join(f"{count:,} {what}" for what, count in sorted(became.items()))
 

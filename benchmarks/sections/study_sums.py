@@ -37,7 +37,7 @@ FIRST_STEPS_TARGET = Target("at most", 0.7, "s")
 
 def run(plan: Plan) -> Section:
     section = Section("study_sums", "Sums of the study's test queries")
-    question = f"signed and absolute sums of {plan.study_queries:,} test queries, all layers"
+    question = f"dot and absolute sums of {plan.study_queries:,} test queries, all layers"
     if plan.study is None or plan.quick:
         why = "needs a whole recorded continual study" if plan.study is None else "not in a quick run"
         section.rows = [Row(question, {OURS: Cell(why_not=why)}, target=TARGET)]
@@ -68,7 +68,7 @@ def run(plan: Plan) -> Section:
     section.notes.append(
         "Layer 0 holds each image once, the other layers a key for every slot: what the product with the keys of all "
         "layers would take stands above for comparison. After a relu neither keys nor queries are negative, so the "
-        "absolute sums of those layers are their signed ones; where signs differ, absolute sums need every score."
+        "absolute sums of those layers are their dot sums; where signs differ, absolute sums need every score."
     )
     _all_products(section, memory, plan.study_queries, product.seconds)
     return section

@@ -36,9 +36,7 @@ def run(plan: Plan) -> Section:
         by_position = oracle.sums(data.keys, data.queries[:many], [positions])[0]
         section.rows.append(_signed(held, labels, by_label))
         first, fresh = _first_time(held, by_label)
-        section.rows.append(
-            Row("the first signed sums of an open memory", {OURS: first}, fresh, short="signed, first time")
-        )
+        section.rows.append(Row("the first sums of an open memory", {OURS: first}, fresh, short="dot, first time"))
         for count in (1, few):
             section.rows.append(_row(held, labels, by_label, count, "abs", "dataset and label"))
         section.rows.append(_row(held, positions, by_position, 1, "dot", f"{positions.count:,} positions"))
@@ -88,13 +86,13 @@ def _many(held: Contest, positions: Groups, right: oracle.Sums, count: int) -> R
 def _signed(held: Contest, groups: Groups, right: oracle.Sums) -> Row:
     """After the first question: how many times faster than the fastest peer."""
     cells: Mapping[str, Cell] = _ask(held, groups, right, 1, "dot")
-    question = "signed sums by dataset and label, 1 query, after the first"
+    question = "sums by dataset and label, 1 query, after the first"
     target = Target("at least", 1000)
     fastest, seconds = fastest_peer(cells), cells[OURS].seconds
     if fastest is None or seconds is None:
-        return Row(question, cells, target=target, short="signed, 1")
+        return Row(question, cells, target=target, short="dot, 1")
     name, beside = fastest
-    return Row(question, cells, f"fastest peer: {name}", beside, beside / seconds, target, "signed, 1")
+    return Row(question, cells, f"fastest peer: {name}", beside, beside / seconds, target, "dot, 1")
 
 
 def _first_time(held: Contest, right: oracle.Sums) -> tuple[Cell, str]:

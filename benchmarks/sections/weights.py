@@ -24,7 +24,7 @@ from dualform.store.snapshot import Snapshot
 TOLERANCE = 1e-6
 """Of the largest weight: they are returned in float32."""
 FIRST, AGAIN = Target("at most", 2), Target("at most", 0.010, "s")
-QUESTION = "masked weights of all layers"
+QUESTION = "ablated weights of all layers"
 
 
 def run(plan: Plan) -> Section:
@@ -66,7 +66,7 @@ def run(plan: Plan) -> Section:
         )
     )
     section.notes.append(
-        f"The mask is {where}: it leaves {int(stays.sum()):,} of {len(stays):,} slots. The products take the values "
+        f"The filter is {where}: it leaves {int(stays.sum()):,} of {len(stays):,} slots. The products take the values "
         "of the slots that stay times their keys, block by block; reading, conversion and the sum over blocks' edges "
         "are not counted. dualform adds in float64. The keys and values were already read from disk."
     )

@@ -1,7 +1,11 @@
-"""The paper's Figures 1 and 2 drawn anew: a linear layer in its primal form, and in its dual form."""
+"""The paper's Figures 1 and 2 drawn again: a linear layer in its primal form, and in its dual form.
+
+python -m dualform_studies.dual_form_figures docs/assets
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,14 +17,6 @@ from dualform_studies.pages.frame import HATCHES, INK, new_figure
 
 PRIMAL, DUAL = "primal-form", "dual-form"
 """Names of the figures' files, less their endings."""
-
-CAPTIONS = {
-    PRIMAL: "The primal form of a linear layer: one weight of fixed size, into which training has added each "
-    "datapoint's e ⊗ x (Figure 1 of the paper).",
-    DUAL: "The dual form of the same layer: a memory of every training datapoint. Keys are the layer's inputs in "
-    "training, values the errors that came back, and the output is W₀x plus the values weighted by attention (Figure 2 "
-    "of the paper).",
-}
 
 _CELL = 0.34
 _QUERY, _KEY, _VALUE, _OUTPUT = (INK[0], HATCHES[0]), (INK[0], HATCHES[1]), (INK[1], HATCHES[3]), (INK[2], HATCHES[0])
@@ -135,3 +131,8 @@ def _bent(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     """A line through the points that ends in an arrow."""
     axes.plot(*zip(*points[:-1], strict=True), color="0.25", linewidth=1, solid_capstyle="butt")
     _arrow(axes, points[-2], points[-1])
+
+
+if __name__ == "__main__":
+    for drawn in draw_dual_form(Path(sys.argv[1])):
+        drawn.with_suffix(".svg").unlink()

@@ -1,23 +1,27 @@
-"""Puts the pages of all studies into one document, with their figures beside it.
+"""The page of results on the paper: each claim with its verdict, and figures beside the paper's.
 
 python -m dualform_studies.reproduction RUNS docs          RUNS/single/report, RUNS/joint/report, …
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from dualform_studies.dual_form_figures import CAPTIONS, draw_dual_form
 from dualform_studies.images.claims.hub_claims import hub_claims
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, VERDICTS, Claim, Verdict, beside_table
-from dualform_studies.pages.document import document_command, page_parts, read_studies, write_document
-from dualform_studies.pages.gathered import GatheredFigures
-from dualform_studies.pages.items import Link, Table
-from dualform_studies.pages.markdown import part_anchor, table_markdown
-from dualform_studies.pages.study_list import commands_part, contents_part
+from dualform_studies.pages.document import (
+    RESULTS,
+    Captions,
+    Shown,
+    commands_part,
+    document_command,
+    figures_of,
+    read_studies,
+    write_page,
+)
+from dualform_studies.pages.items import Table
+from dualform_studies.pages.markdown import table_markdown
 from dualform_studies.pages.study_report import StudyReport, read_study
 from dualform_studies.studies import STUDIES
 
@@ -27,83 +31,79 @@ RERAN = "aesop-rerun"
 """The folder of the study aesop with --rerun, to stand beside the one that stored its keys."""
 
 _HEAD = """\
-# The paper, reproduced
-
-Every experiment of "The Dual Form of Neural Networks Revisited" (Irie, Csordás, Schmidhuber, ICML 2022), and of a
-study of small attention-only Transformers, run again with dualform. `make reproduction` runs every study and writes
-this file; nothing in it is written by hand. Each part names its command, machine and versions.
+`make reproduction` runs the studies and writes all that follows from their reports. Each study leaves its own report,
+with every figure, table and criterion, in `runs/NAME/report/index.html`.
 """
+_FIGURES: Captions = {
+    "continual": {
+        "recognised-mnist-top-images": "The training images that a recognised 7 attends to most, by layer (Figure 26).",
+        "masks": "Test accuracy with the terms of a class removed (filled), and of a network retrained without that "
+        "class (hatched). Right: how far the terms cancel each other, and how far they move the weights.",
+    },
+    "single": {
+        "hubs": "Hubs: training images that are among the three best of many test images. Cosine leaves out the length "
+        "of keys, and there the hubs vanish.",
+    },
+}
 
 
 def write_reproduction(runs: Path, docs: Path) -> Path:
-    """Write `docs/reproduction.md` from the reports that lie in `runs/NAME/report`, in the order of the studies.
+    """Write `docs/results/reproduction.md` from the reports in `runs/NAME/report`, in the order of the studies.
 
-    A study without a report there is named as not run. Raises what `read_studies` and `GatheredFigures.take` raise;
-    then nothing changes.
+    A study without a report there is named as not run. Raises what `read_studies` and `write_page` raise; then nothing
+    changes.
     """
     names = [name for study in STUDIES for name in (study, PAPER_SIZE.get(study)) if name]
     asked, reports = read_studies(runs, names, "a study")
-    figures = GatheredFigures("reproduction")
-    with TemporaryDirectory() as scratch:
-        parts = [_HEAD, _dual_form(figures, Path(scratch)), _claims(reports), _figures_beside(reports)]
-        parts += [commands_part(asked), contents_part(reports), *page_parts(figures, runs, reports)]
-        reran = read_study(runs / RERAN)
-        if "aesop" in reports and reran:
-            parts.append(_rerun(reports["aesop"], reran))
-        figures.copy(docs)
-    return write_document(docs, "reproduction", parts)
-
-
-def _dual_form(figures: GatheredFigures, scratch: Path) -> str:
-    """What all of it is about, drawn (Figures 1 and 2 of the paper)."""
-    shown = []
-    for path in draw_dual_form(scratch):
-        caption = CAPTIONS[path.stem]
-        shown.append(f"![{caption}]({figures.take('dual-form', path)})\n\n*{caption}*")
-    return "\n\n".join(shown)
+    reran = read_study(runs / RERAN)
+    parts: list[str | Shown] = [_HEAD, _claims(reports), *figures_of(runs, reports, _FIGURES), _figures_beside(reports)]
+    parts += [_rerun(reports["aesop"], reran) if "aesop" in reports and reran else "", commands_part(asked)]
+    return write_page(docs / RESULTS / "reproduction.md", "The paper, reproduced", parts)
 
 
 def _claims(reports: Mapping[str, StudyReport]) -> str:
-    """Every claim of the paper that a study tests, with its verdict and a link to what was measured."""
+    """Every claim that a study tests, those that do not hold first."""
     claims = [(name, claim) for name, report in reports.items() for claim in report.claims]
     settings = {name: report.often_found for name, report in reports.items() if report.often_found is not None}
-    claims += [(next(iter(settings)), claim) for claim in hub_claims(settings)]
+    claims += [(", ".join(settings), claim) for claim in hub_claims(settings)]
     if not claims:
         return ""
-    rows = [
-        (
-            f"{claim.claim} ({claim.section})",
-            claim.paper,
-            claim.ours,
-            claim.verdict,
-            Link(name, f"#{part_anchor(name, claim.heading)}"),
-        )
-        for name, claim in claims
+    tested: dict[tuple[str, str], list[tuple[str, Claim]]] = {}
+    for name, claim in claims:
+        tested.setdefault((claim.section, claim.claim), []).append((name, claim))
+    by_verdict: dict[Verdict, list[list[str]]] = {verdict: [] for verdict in VERDICTS}
+    for (section, words), runs in tested.items():
+        least = min((claim.verdict for _, claim in runs), key=VERDICTS.index)
+        by_verdict[least].append([f"{words} ({section})", runs[0][1].paper, _ours(runs), _named(runs)])
+    count = {verdict: len(rows) for verdict, rows in by_verdict.items()}
+    parts = [
+        "## Claims",
+        f"Of {len(tested)} claims, {count[HOLDS]} hold, {count[IN_PART]} hold in part and {count[FAILS]} do not hold. "
+        "Each is judged by a criterion taken from the words of the paper, which the report of its study gives. A claim "
+        "that two trainings test counts by the lesser of its verdicts.",
     ]
-    columns = ("claim", "paper", "ours", "verdict", "measured in")
-    count = _count(claim for _, claim in claims)
-    caption = (
-        "What the paper observes, what came of it here, and whether it holds by a criterion that is taken from the "
-        f"paper's words. Of {count.total()} claims, {count[HOLDS]} hold, {count[IN_PART]} hold in part and "
-        f"{count[FAILS]} do not hold; one that several trainings put to the test counts once, by the least of its "
-        "verdicts."
-    )
-    return f"## Claims\n\n{table_markdown(Table('claims', caption, columns, rows), folded=False)}"
+    for verdict, rows in by_verdict.items():
+        if rows:
+            table = Table("claims", f"### {verdict.capitalize()}", ("claim", "paper", "here", "study"), rows)
+            parts.append(table_markdown(table, folded=False))
+    return "\n\n".join(parts)
 
 
-def _count(claims: Iterable[Claim]) -> Counter[Verdict]:
-    """How many claims have each verdict; those of one section and one wording are one claim."""
-    least: dict[tuple[str, str], Verdict] = {}
-    for one in claims:
-        same = one.section, one.claim
-        least[same] = min(least.get(same, HOLDS), one.verdict, key=VERDICTS.index)
-    return Counter(least.values())
+def _ours(runs: Sequence[tuple[str, Claim]]) -> str:
+    if len(runs) == 1:
+        return runs[0][1].ours
+    differ = len({claim.verdict for _, claim in runs}) > 1
+    return "; ".join(f"{name}: {claim.ours}{f' ({claim.verdict})' if differ else ''}" for name, claim in runs)
+
+
+def _named(runs: Sequence[tuple[str, Claim]]) -> str:
+    return ", ".join(name for name, _ in runs)
 
 
 def _figures_beside(reports: Mapping[str, StudyReport]) -> str:
-    """Figures of ours beside those that the paper names."""
-    rows = [(name, row) for name, report in reports.items() for row in report.beside_paper]
-    return f"## Figures beside the paper's\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
+    """Figures of ours beside those that the paper's text gives."""
+    rows = [(name, row) for name, report in reports.items() for row in report.beside_paper if row.text]
+    return f"## Figures of the paper\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
 
 
 def _rerun(stored: StudyReport, reran: StudyReport) -> str:
@@ -115,14 +115,14 @@ def _rerun(stored: StudyReport, reran: StudyReport) -> str:
     ]
     answers = Table(
         "rerun",
-        f"`{reran.command}` beside `{stored.command}`: the ids and scores of the best datapoints, and the "
-        "signed sums of each prompt's last token by training position, of the prompts that both were asked.",
-        ("prompt", "best datapoints", "sums"),
+        f"`{reran.command}` stores no keys and trains again to answer. Its answers compared with those of "
+        f"`{stored.command}`:",
+        ("prompt", "ids and scores of the best datapoints", "sums by training position"),
         rows,
     )
     cost = Table(
         "rerun-cost",
-        "What either way stores.",
+        "The size of either memory:",
         ("way", "disk (GB)"),
         [
             [way, None if report.disk_bytes is None else f"{report.disk_bytes / 1e9:.3f}"]
@@ -136,9 +136,7 @@ def _sameness(one: str, other: str) -> str:
     return "equal to the last bit" if one == other else "DIFFERENT"
 
 
-main = document_command(
-    write_reproduction, "Write DOCS/reproduction.md and DOCS/reproduction/ from the studies run into RUNS/NAME."
-)
+main = document_command(write_reproduction, "Write DOCS/results/reproduction.md from the studies run into RUNS/NAME.")
 
 
 if __name__ == "__main__":

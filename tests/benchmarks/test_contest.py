@@ -80,7 +80,7 @@ def test_peers_give_the_right_answers(plan, name):
     peer.close()
 
 
-@pytest.mark.parametrize("name", ["topk", "masked", "grouped", "sums", "canonical", "forms"])
+@pytest.mark.parametrize("name", ["topk", "filtered", "grouped", "sums", "canonical", "forms"])
 def test_sections_find_every_answer_right(plan, only_those_at_hand, name):
     section = run(name, plan)
     assert section.rows

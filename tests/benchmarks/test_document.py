@@ -32,7 +32,7 @@ def test_durations(seconds, said):
 def test_the_fastest_peer_is_one_whose_answer_is_right():
     cells = {
         OURS: Cell(0.001),
-        f"{OURS}, no mask": Cell(0.002),
+        f"{OURS}, no filter": Cell(0.002),
         "wrong": Cell(0.01, wrong="slots"),
         "absent": Cell(why_not="not installed"),
         "slow": Cell(0.3),
@@ -71,29 +71,64 @@ def section() -> Section:
     return Section("topk", "Top", rows, {"fact": "3 things"}, notes=["A note."], date="2026-01-01")
 
 
-def test_a_first_answer_without_a_target_stands_among_what_a_person_feels(tmp_path):
+def written(tmp_path, sections) -> tuple[str, str]:
+    """The page and the report that are written again of a run with these sections."""
+    plain = {name: json.loads(json.dumps(one.to_json())) for name, one in sections.items()}
+    (tmp_path / "benchmarks.json").write_text(json.dumps({**RUN, "sections": plain}))
+    report = tmp_path / "build" / "report.md"
+    done = CliRunner().invoke(main, ["--again", "--out", str(tmp_path), "--report", str(report)])
+    assert done.exit_code == 0, done.output
+    return (tmp_path / "benchmarks.md").read_text(), report.read_text()
+
+
+def test_a_first_answer_without_a_target_is_on_the_page(tmp_path):
     row = Row("the very first", {OURS: Cell(2.0), "a pass": Cell(1.0)}, "a pass", 1.0, 2.0, short="first")
     absent = Row("not compared", {OURS: Cell(3.0)}, short="alone")
     for name, stands in (("cold", True), ("topk", False)):
-        found = Section(name, "Some", [row, absent], date="2026-01-01").to_json()
-        document.write(tmp_path, {**RUN, "sections": {name: json.loads(json.dumps(found))}})
-        text = (tmp_path / "benchmarks.md").read_text()
-        assert ("| the very first | 2.00 s | a pass: 1.00 s | 2.00 | — | — |" in text) == stands
+        text, _ = written(tmp_path, {name: Section(name, "Some", [row, absent], date="2026-01-01")})
+        assert ("| the very first | 2.00 s | a pass: 1.00 s | 2.00 | — |" in text) == stands
         assert "| not compared |" not in text
 
 
-def test_the_document_says_what_was_found(tmp_path):
-    document.write(tmp_path, {**RUN, "sections": {"topk": json.loads(json.dumps(section().to_json()))}})
-    text = (tmp_path / "benchmarks.md").read_text()
-    assert "| fast one | 1.00 ms | fastest peer: peer: 10.0 ms | 0.10 | at most 0.5 | yes |" in text
-    assert "| slow one | 1.00 s | peer: 500 ms | 2.00 | at most 1 | **no** |" in text
-    assert "| absent one | — | — | — | at most 1 | not measured |" in text
-    assert "**wrong** (100 µs)" in text
-    assert "slot 3 is wrong" in text
-    assert "no search" in text
-    assert "needs data" in text
-    assert "python -m benchmarks --quick --only topk" in text
+def test_the_page_says_what_was_missed_before_what_was_met(tmp_path):
+    text, report = written(tmp_path, {"topk": section()})
+    parts = [
+        "## Targets missed",
+        "| slow one | 1.00 s | peer: 500 ms | 2.00 | at most 1 |",
+        "| absent one | — | — | — | at most 1 (not measured) |",
+        "## Targets met",
+        "| fast one | 1.00 ms | fastest peer: peer: 10.0 ms | 0.10 | at most 0.5 |",
+        "(benchmarks.png)",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
     assert (tmp_path / "benchmarks.png").stat().st_size > 1000
+    for said in (
+        "**wrong** (100 µs)",
+        "slot 3 is wrong",
+        "no search",
+        "needs data",
+        "python -m benchmarks --quick --only",
+    ):
+        assert said in report
+
+
+def test_of_the_targets_that_are_met_the_nearest_are_on_the_page(tmp_path):
+    ratios = {"a": 0.1, "b": 0.9, "c": 0.2, "d": 0.8, "e": 0.7, "least": 10.0}
+    rows = [
+        Row(name, {OURS: Cell(ratio)}, "peer", 1.0, ratio, Target("at least" if ratio > 1 else "at most", 1.0))
+        for name, ratio in ratios.items()
+    ]
+    text, report = written(tmp_path, {"topk": Section("topk", "Top", rows)})
+    assert [name for name in ratios if f"| {name} |" in text] == ["b", "d", "e"]
+    assert all(f"| {name} |" in report for name in ratios)
+
+
+def test_the_summary_that_is_written_by_hand_stays(tmp_path):
+    written(tmp_path, {"topk": section()})
+    page = tmp_path / "benchmarks.md"
+    page.write_text(page.read_text().replace("# Benchmarks\n", "# Benchmarks\n\nBy hand.\n"))
+    assert written(tmp_path, {"topk": section()})[0].startswith("# Benchmarks\n\nBy hand.\n\n<!--")
 
 
 FELT = {
@@ -119,42 +154,24 @@ FELT = {
 }
 
 
-def written(tmp_path, sections) -> str:
-    plain = {name: json.loads(json.dumps(one.to_json())) for name, one in sections.items()}
-    (tmp_path / "benchmarks.json").write_text(json.dumps({**RUN, "sections": plain}))
-    done = CliRunner().invoke(main, ["--again", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    return (tmp_path / "benchmarks.md").read_text()
-
-
-def test_the_page_is_written_again_without_measuring_and_leads_with_what_a_person_feels(tmp_path):
-    felt = {name: Section(name, name.title(), rows, date="2026-01-01") for name, rows in FELT.items()}
-    text = written(tmp_path, {"topk": section(), **felt})
-    parts = ["benchmarks-summary.png", "## What a person feels", "| topk | 500 ms", "| training |", "| 64 clients |"]
-    parts += [
-        "| idle | 300 MB | — | — | at most 400 MB | yes |",
-        "| whole run | — | — | — | at most 6 GB | not measured |",
-    ]
-    parts += [
-        "## Questions that are asked again",
-        "| fast one |",
-        "(benchmarks.png)",
-        "## Cold",
-        "## Recording",
-        "## Top",
-    ]
+def test_the_page_has_what_a_person_feels(tmp_path):
+    text, _ = written(
+        tmp_path, {name: Section(name, name.title(), rows, date="2026-01-01") for name, rows in FELT.items()}
+    )
+    parts = ["benchmarks-summary.png", "| training |", "| whole run | — | — | — | at most 6 GB (not measured) |"]
+    parts += ["| topk | 500 ms", "| 64 clients |", "| idle | 300 MB | — | — | at most 400 MB |"]
     places = [text.index(part) for part in parts]
     assert places == sorted(places)
     assert (tmp_path / "benchmarks-summary.png").stat().st_size > 1000
 
 
 def test_what_was_not_measured_is_not_drawn(tmp_path):
-    text = written(tmp_path, {"recording": Section("recording", "Recording", [FELT["recording"][0]])})
+    text, _ = written(tmp_path, {"recording": Section("recording", "Recording", [FELT["recording"][0]])})
     assert "benchmarks-summary.png" in text
-    assert "Questions that are asked again" not in text
+    assert "Targets met" not in text
     for path in tmp_path.glob("*.png"):
         path.unlink()
-    text = written(tmp_path, {"floor": Section("floor", "The floor", facts={"reading": "1 s"})})
+    text, _ = written(tmp_path, {"floor": Section("floor", "The floor", facts={"reading": "1 s"})})
     assert ".png" not in text
     assert not list(tmp_path.glob("*.png"))
 

@@ -98,7 +98,7 @@ def test_a_peer_that_ignores_the_mask_is_wrong(asked):
     keys, queries, right, slots, _ = asked
     mask = np.ones(len(keys), dtype=bool)
     mask[slots[1][2]] = False
-    assert oracle.wrong_nearly(right, slots, keys, queries, mask)[0] == "query 1: a slot that the mask removes"
+    assert oracle.wrong_nearly(right, slots, keys, queries, mask)[0] == "query 1: a slot that the filter removes"
 
 
 def test_a_peer_may_differ_where_float32_cannot_tell():

@@ -1,4 +1,4 @@
-"""Plain programs beside a masked output read what they need of keys and values, and no more."""
+"""Plain programs beside an ablated output read what they need of keys and values, and no more."""
 
 from __future__ import annotations
 

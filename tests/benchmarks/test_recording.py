@@ -24,7 +24,7 @@ def test_ratios_are_of_repeats_and_tell_their_spread(monkeypatch):
     assert (values.ours.seconds, values.ours.best, values.ours.worst) == (15.0, 14.0, 24.0)
     assert values.beside_seconds == 10.0
     assert values.met is False
-    assert rows["training, keys alone recorded, 100 steps, 4 threads on 2 cores"].met is True
+    assert rows["training, only keys recorded, 100 steps, 4 threads on 2 cores"].met is True
     added = rows["what recording adds to a step of a tiny MLP (64-32-10), 4 threads on 2 cores"]
     assert (added.ours.seconds, added.ours.best, added.ours.worst) == pytest.approx((0.04, 0.04, 0.05))
     assert (added.beside_seconds, added.ratio, added.target) == (0.1, None, None)

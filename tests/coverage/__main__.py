@@ -1,4 +1,4 @@
-"""`python -m tests.coverage [WORDS]`: measure the rows whose names hold the words, and write docs/coverage.*."""
+"""`python -m tests.coverage [WORDS]`: measure the rows whose names hold the words, write docs/results/coverage.*."""
 
 from __future__ import annotations
 

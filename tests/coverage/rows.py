@@ -82,11 +82,12 @@ _RULES = (
 )  # fmt: skip
 _AUTOCAST = (plain.MLP, plain.CNN, plain.ENCODER, published.RESNET, published.VIT, published.GPT2, published.LLAMA)
 _COMPUTED = (
-    "the weight that weight norm computes is scored; the optimizer moves what it is computed from, which is kept"
+    "the optimizer moves the parameters from which weight norm computes a weight; that weight is scored, and the "
+    "parameters are kept"
 )
 _MUON = "Muon computes its update in bfloat16"
-_HALF = "the weights are bfloat16; torch rounds the last numbers of a tensor in another way than the others"
-_ALONG = "SGD is watched along directions, and its slots' sum is not rounded as autocast rounds it"
+_HALF = "the weights are bfloat16; torch rounds the last numbers of a tensor differently"
+_ALONG = "the sum over slots is not rounded as autocast rounds it"
 _CONVOLUTION = "on a CPU torch does not round the gradient of a float16 convolution as one product"
 _LEFT = "other parameters: LayerNorm multiplies by no matrix"
 

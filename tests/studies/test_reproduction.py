@@ -1,64 +1,52 @@
 from __future__ import annotations
 
 import json
-import struct
-import zlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
-from dualform.errors import NotFound
+from dualform.errors import BadInput, NotFound
 from dualform_studies.assignment import Assignment
-from dualform_studies.dual_form_figures import CAPTIONS
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict
-from dualform_studies.pages.frame import LARGEST_PNG, new_figure
+from dualform_studies.pages.document import MARK
+from dualform_studies.pages.frame import new_figure
 from dualform_studies.pages.page import Page
 from dualform_studies.reproduction import main, write_reproduction
 
+CLAIM = Claim("section 5.2", "Its class leads.", "one example", "81 % of 10,000", HOLDS, "80 % or more", "Leading")
 
-def test_the_document_holds_every_page_that_there_is(tmp_path: Path):
-    run = tmp_path / "runs" / "continual"
-    page = Page(run, "Continual learning")
-    with new_figure(run / "report" / "plot.png", 1.0) as figure:
-        figure.subplots().plot([1, 2])
-    page.figure(run / "report" / "plot.png", "Two points.")
-    command = Assignment(run, steps=5, prompts=("a fox",)).command("continual")
-    beside = [Beside("accuracy", "96 %", "97 %").plain()]
-    page.write({"command": command, "beside_paper": beside, "seconds": {"all": 61.5}})
+
+def test_the_page_has_what_each_study_was_told_and_found(tmp_path: Path):
+    run = tmp_path / "runs" / "joint"
+    command = Assignment(run, steps=5, prompts=("a fox",)).command("joint")
+    beside = [Beside("accuracy", "96 %", "97 %").plain(), Beside("updates", "5", code="40").plain()]
+    Page(run, "Joint").write({"command": command, "beside_paper": beside, "seconds": {"all": 61.5}})
     docs = tmp_path / "docs"
-    (docs / "reproduction" / "continual").mkdir(parents=True)
-    (docs / "reproduction" / "continual" / "stale.png").touch()
     told = CliRunner().invoke(main, [str(tmp_path / "runs"), str(docs)])
     assert told.exit_code == 0, told.output
-    text = (docs / "reproduction.md").read_text()
+    text = (docs / "results" / "reproduction.md").read_text()
     assert text.startswith("# The paper, reproduced")
-    assert "## Continual learning" in text
     threads = json.loads((run / "report" / "report.json").read_text())["machine"]["threads"]
-    assert f"| continual | `{command}` | {threads} | 2 |" in text
-    assert "| single | not run | - | - | - |" in text
-    assert "| aesop | not run | - | - | - |\n| aesop-paper | not run | - | - | - |\n" in text
-    assert "- [Continual learning](#continual-continual-learning)" in text
-    assert "| continual | accuracy | 96 % | 97 % | - |" in text
-    (shown,) = (docs / "reproduction" / "continual").iterdir()
-    assert f"](reproduction/continual/{shown.name})" in text
-    sizes = {kind: (run / "report" / f"plot.{kind}").stat().st_size for kind in ("png", "svg")}
-    assert shown.name == f"plot.{min(sizes, key=sizes.__getitem__)}"
+    assert f"| joint | `{command}` | {threads} | 2 |" in text
+    assert "| single | not run | - | - |" in text
+    assert "| aesop | not run | - | - |\n| aesop-paper | not run | - | - |\n" in text
+    assert "| joint | accuracy | 96 % | 97 % | - |" in text
+    assert "updates" not in text, "what the paper's text does not give"
 
 
 @pytest.fixture
 def shown(tmp_path: Path) -> Path:
-    """The PNG of the one figure that a study's page shows."""
+    """The PNG of the figure of a study that the page shows."""
     run = tmp_path / "runs" / "single"
-    page, path = Page(run, "Single task"), run / "report" / "plot.png"
+    page, path = Page(run, "Single task"), run / "report" / "hubs.png"
     with new_figure(path, 1.0) as figure:
         figure.subplots().plot([1, 2])
     page.figure(path, "Two points.")
     page.write({"command": "dualform study single"})
-    (tmp_path / "docs").mkdir()
     return path
 
 
@@ -66,88 +54,75 @@ def write(shown: Path) -> str:
     return write_reproduction(shown.parents[2], shown.parents[3] / "docs").read_text()
 
 
-def test_the_figures_of_the_dual_form_stand_at_the_head(shown: Path):
-    text = write(shown)
-    for name in CAPTIONS:
-        assert f"](reproduction/dual-form/{name}.png)" in text
-        assert (shown.parents[3] / "docs" / "reproduction" / "dual-form" / f"{name}.png").is_file()
-    assert text.index("primal-form.png") < text.index("dual-form.png)\n") < text.index("The studies; DATA")
+def test_figures_are_copied_in_place_of_earlier_ones(shown: Path):
+    folder = shown.parents[3] / "docs" / "results" / "reproduction"
+    (folder / "continual").mkdir(parents=True)
+    (folder / "continual" / "stale.png").touch()
+    assert "](reproduction/single/hubs.png)" in write(shown)
+    assert [path for path in folder.rglob("*") if path.is_file()] == [folder / "single" / "hubs.png"]
+    assert (folder / "single" / "hubs.png").read_bytes() == shown.read_bytes()
 
 
-@pytest.mark.parametrize(("png", "svg", "kind"), [(2000, 1000, "svg"), (1000, 2000, "png"), (200_000, 119_999, "svg")])
-def test_of_a_figure_the_smaller_file_is_kept(shown: Path, png: int, svg: int, kind: str):
-    pad(shown, png)
-    shown.with_suffix(".svg").write_bytes(bytes(svg))
-    assert f"](reproduction/single/plot.{kind})" in write(shown)
-    kept = list((shown.parents[3] / "docs" / "reproduction" / "single").iterdir())
-    assert [(path.name, path.stat().st_size) for path in kept] == [(f"plot.{kind}", min(png, svg))]
-
-
-def test_a_picture_that_moves_stays_a_png(shown: Path):
-    frames = [Image.new("RGB", (200, 200), colour) for colour in ("white", "black")]
-    frames[0].save(shown, save_all=True, append_images=frames[1:])
-    shown.with_suffix(".svg").write_bytes(b"<svg/>")
-    assert "](reproduction/single/plot.png)" in write(shown)
-
-
-def test_a_figure_that_is_too_large_is_refused_and_nothing_is_lost(shown: Path):
-    docs = shown.parents[3] / "docs"
+def test_a_figure_that_is_gone_is_named_and_nothing_is_lost(shown: Path):
     write(shown)
-    before = {path: path.read_bytes() for path in docs.rglob("*") if path.is_file()}
-    pad(shown, LARGEST_PNG + 1)
-    shown.with_suffix(".svg").write_bytes(bytes(LARGEST_PNG))
-    told = CliRunner().invoke(main, [str(shown.parents[2]), str(docs)])
-    assert told.exit_code == 1
-    assert told.output == (
-        f"Error: the figure {shown} takes 120,001 bytes; a page that is kept under version control has room for "
-        "120,000. Draw it smaller or with fewer colours.\n"
-    )
-    assert {path: path.read_bytes() for path in docs.rglob("*") if path.is_file()} == before
-
-
-def test_a_figure_that_is_gone_is_named(shown: Path):
+    results = shown.parents[3] / "docs" / "results"
+    before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
     shown.unlink()
-    with pytest.raises(NotFound, match=r"plot\.png, which its page shows, is not there\. Run its study again\."):
+    with pytest.raises(NotFound, match=r"hubs\.png, a figure of the page, is not there\. Run its study again\."):
         write(shown)
+    assert {path: path.read_bytes() for path in results.rglob("*") if path.is_file()} == before
 
 
-def pad(png: Path, size: int) -> None:
-    """Make a PNG so many bytes long by an ancillary chunk that readers pass over."""
-    Image.new("L", (8, 8)).save(png)
-    content = png.read_bytes()
-    end = content.index(b"IEND") - 4
-    data = b"duAl" + bytes(size - len(content) - 12)
-    chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
-    png.write_bytes(content[:end] + chunk + content[end:])
+def test_the_summary_that_is_written_by_hand_stays(shown: Path):
+    page = shown.parents[3] / "docs" / "results" / "reproduction.md"
+    first = write(shown)
+    page.write_text(first.replace("# The paper, reproduced", "# By hand"))
+    assert write(shown) == page.read_text() == first.replace("# The paper, reproduced", "# By hand")
+    page.write_text("# No line\n")
+    with pytest.raises(BadInput, match="has no line <!-- Written by hand above this line"):
+        write(shown)
+    assert page.read_text() == "# No line\n"
 
 
-CLAIM = Claim("section 5.2", "Its class leads.", "one example", "81 % of 10,000", HOLDS, "80 % or more", "Leading")
-
-
-def test_claims_come_first_and_lead_to_their_evidence(tmp_path: Path):
-    for name in ("single", "joint"):
-        page = Page(tmp_path / "runs" / name, name)
-        page.heading("Leading")
-        page.write({"command": f"dualform study {name}", "claims": [CLAIM.plain()]})
-    text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
-    row = "| Its class leads. (section 5.2) | one example | 81 % of 10,000 | holds | [joint](#joint-leading) |"
-    assert row in text
-    assert text.index(row) < text.index("dualform study single")
-    assert '<a id="joint-leading"></a>' in text
-
-
-def test_a_claim_that_several_studies_test_counts_once_by_its_least_verdict(tmp_path: Path):
+def test_claims_stand_by_their_verdicts_those_that_do_not_hold_first(tmp_path: Path):
     def write(name: str, *verdicts: tuple[str, str, Verdict]) -> None:
         page = Page(tmp_path / "runs" / name, name)
         page.heading("Leading")
-        claims = [Claim(section, claim, "", "", verdict, "", "Leading") for section, claim, verdict in verdicts]
+        claims = [
+            Claim(section, claim, "seen", f"{name}'s", verdict, "", "Leading") for section, claim, verdict in verdicts
+        ]
         page.write({"command": name, "claims": [claim.plain() for claim in claims]})
 
-    write("single", ("5.2", "A hub.", HOLDS), ("5.2", "It leads.", HOLDS), ("5.3", "It leads.", IN_PART))
-    write("joint", ("5.2", "A hub.", FAILS))
-    write("continual", ("5.2", "A hub.", IN_PART))
+    write("joint", ("5.2", "A hub.", HOLDS), ("5.2", "It leads.", HOLDS), ("5.3", "It leads.", IN_PART))
+    write("compact", ("5.2", "A hub.", FAILS))
+    write("limits", ("5.2", "It leads.", HOLDS))
     text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
-    assert "Of 3 claims, 1 hold, 1 hold in part and 1 do not hold; one that several trainings put to the test" in text
+    assert "Of 3 claims, 1 hold, 1 hold in part and 1 do not hold." in text
+    parts = [
+        "### Does not hold",
+        "| A hub. (5.2) | seen | joint: joint's (holds); compact: compact's (does not hold) | joint, compact |",
+        "### Holds in part",
+        "| It leads. (5.3) | seen | joint's | joint |",
+        "### Holds\n",
+        "| It leads. (5.2) | seen | joint: joint's; limits: limits's | joint, limits |",
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_the_summary_of_the_page_counts_the_claims_below_it():
+    above, _, below = (Path(__file__).parents[2] / "docs" / "results" / "reproduction.md").read_text().partition(MARK)
+    (total, *counts) = map(
+        int,
+        re.findall(
+            r"(\d+) of their observations .* \*\*(\d+) hold, (\d+) hold in part, (\d+) do not", " ".join(above.split())
+        )[0],
+    )
+    tables = [
+        below.split(f"### {verdict}\n")[1].split("\n#")[0] for verdict in ("Holds", "Holds in part", "Does not hold")
+    ]
+    assert counts == [len(re.findall(r"^\| ", table, re.MULTILINE)) - 2 for table in tables]
+    assert total == sum(counts)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +153,6 @@ def test_a_report_that_is_not_whole_is_named_and_nothing_is_lost(
     assert_refused(tmp_path, f"{path} is not the whole report of a study: ", reason, "Run its study again.")
 
 
-def test_a_report_without_its_page_is_named(tmp_path: Path):
-    Page(tmp_path / "runs" / "joint", "Joint").write({"command": "dualform study joint"})
-    page = tmp_path / "runs" / "joint" / "report" / "index.md"
-    page.unlink()
-    assert_refused(tmp_path, f"{page}, the page of a study that has a report, is not there.")
-
-
 def test_a_folder_without_any_report_overwrites_nothing(tmp_path: Path):
     (tmp_path / "runs" / "single").mkdir(parents=True)
     assert_refused(tmp_path, f"{tmp_path / 'runs'} holds no report of a study.")
@@ -192,27 +160,28 @@ def test_a_folder_without_any_report_overwrites_nothing(tmp_path: Path):
 
 def assert_refused(folder: Path, *words: str) -> None:
     """The command ends in an error that says so, and the document stays as it was."""
-    (folder / "docs").mkdir()
-    (folder / "docs" / "reproduction.md").write_text("of an earlier day")
+    results = folder / "docs" / "results"
+    results.mkdir(parents=True)
+    (results / "reproduction.md").write_text("of an earlier day")
     told = CliRunner().invoke(main, [str(folder / "runs"), str(folder / "docs")])
     assert told.exit_code == 1
     assert isinstance(told.exception, SystemExit), "no traceback"
     assert all(word in told.output for word in words), told.output
-    assert [path.name for path in (folder / "docs").iterdir()] == ["reproduction.md"]
-    assert (folder / "docs" / "reproduction.md").read_text() == "of an earlier day"
+    assert [path.name for path in results.iterdir()] == ["reproduction.md"]
+    assert (results / "reproduction.md").read_text() == "of an earlier day"
 
 
 def test_a_hub_in_different_settings_is_judged_once_over_the_studies(tmp_path: Path):
     image = {"dataset": "mnist", "sample": 4, "label": 0, "weight": 0.06}
-    for name in ("single", "joint", "compact"):
+    for name in ("joint", "aesop", "compact"):
         page = Page(tmp_path / "runs" / name, name)
         page.heading("Hubs")
         hubs = {} if name == "compact" else {"hubs": {"layer-0": {"often": [image]}}}
         page.write({"command": f"dualform study {name}", **hubs})
     text = write_reproduction(tmp_path / "runs", tmp_path / "docs").read_text()
-    said = "mnist image 4, class 0: 6.0 % in single (layer-0), 6.0 % in joint (layer-0)"
+    said = "mnist image 4, class 0: 6.0 % in joint (layer-0), 6.0 % in aesop (layer-0)"
     (row,) = (line for line in text.splitlines() if "different settings" in line)
-    assert f"{said}; studies: single, joint | holds | [single](#single-hubs) |" in row
+    assert f"{said}; studies: joint, aesop | joint, aesop |" in row
     assert "2 hold, 0 hold in part" in text
 
 

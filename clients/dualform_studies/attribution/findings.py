@@ -177,8 +177,8 @@ def leaders(report: Report) -> Table:
             )
             rows.append([measure.words, _named(measure, ways, own), *beside])
     caption = (
-        "The best of dualform's ways beside the best of the others', by measure; one is ahead where their intervals do "
-        "not overlap."
+        "The best of dualform's ways and of the others', by measure. One is ahead if their 95 % intervals do not "
+        "overlap."
     )
     return Table("leaders", caption, ("measure", "dualform's best", "the others' best", "who is ahead"), rows)
 

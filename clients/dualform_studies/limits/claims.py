@@ -97,8 +97,8 @@ def _asking(measured: Report) -> Claim:
         "appendix D",
         "Computing the attention weights of a test input is nothing compared to the training.",
         "no figure",
-        f"{percent(share, '.3g')} of the time of the training without recording ({name}, the dearest question, asked "
-        f"once of {measured['slots']:,} slots); asked again, {percent(again, '.2g')} at most",
+        f"{percent(share, '.3g')} of the time of the training without recording ({name}, the most expensive "
+        f"question, asked once of {measured['slots']:,} slots); asked again, {percent(again, '.2g')} at most",
         verdict_at_most(share, _NOTHING, _LITTLE),
         f"every question about attention weights, at all layers, of a memory just opened, at most "
         f"{percent(_NOTHING, 'g')}; in part {percent(_LITTLE, 'g')}",

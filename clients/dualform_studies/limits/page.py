@@ -129,7 +129,7 @@ def _costs(report: Report) -> str:
         "hand then. From the shortest training to the longest, with "
         f"{long['slots'] / short['slots']:.3g} times the slots, a warm question takes {min(slower):.2g} to "
         f"{max(slower):.2g} times as long. All was measured while this study ran, on whatever else the machine was "
-        "doing: `docs/benchmarks.md` has larger memories, and other programs beside."
+        "doing: `docs/results/benchmarks.md` has larger memories, and other programs beside."
     )
 
 

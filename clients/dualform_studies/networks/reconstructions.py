@@ -38,6 +38,6 @@ def show_reconstructions(page: Page, report: Report) -> None:
     exact = sum(one["exact"] for one in verify.values())
     page.paragraph(
         f"Finding: {exact} of {len(verify)} layers are exact. The rebuilt weights differ from the trained ones "
-        f"by at most {errors[worst]:.1e} of the distance that these moved ({worst}). They are all parameters but those "
-        f"of the {len(skipped)} normalisations, which are kept step by step and carry no attention."
+        f"by at most {errors[worst]:.1e} of the distance that training moved them ({worst}). The {len(skipped)} "
+        "normalisations are kept step by step and have no attention."
     )

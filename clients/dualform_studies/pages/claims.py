@@ -98,4 +98,4 @@ def beside_table(rows: Iterable[tuple[str, Beside]]) -> Table:
     """Figures beside the paper's; each row has the name of the study that it is from."""
     columns = ("study", "figure", "here", "the paper's text", "the paper's code, run again")
     cells = [(study, row.what, row.ours, row.text or "-", row.code or "-") for study, row in rows]
-    return Table("beside", "Figures of the paper beside ours.", columns, cells)
+    return Table("beside", "Figures measured here and in the paper.", columns, cells)

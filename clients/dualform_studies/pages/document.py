@@ -1,18 +1,73 @@
-"""One document of the reports of several studies, with their figures beside it."""
+"""A page of docs/results: a summary that people write, and below it what a command makes of reports.
+
+write_page(docs / "results" / "networks.md", "Two networks that people train", ["## Findings …"])
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import click
 
-from dualform.errors import DualformError, NotFound
+from dualform.errors import BadInput, DualformError, NotFound
 from dualform_studies.pages.folder import report_folder
-from dualform_studies.pages.gathered import GatheredFigures
-from dualform_studies.pages.markdown import moved
+from dualform_studies.pages.items import Cell, Table
+from dualform_studies.pages.markdown import table_markdown
 from dualform_studies.pages.study_report import StudyReport, read_study
+
+RESULTS = "results"
+"""The folder of these pages in docs."""
+MARK = "<!-- Written by hand above this line, by a command below it. -->"
+
+Captions: TypeAlias = Mapping[str, Mapping[str, str]]
+"""By study and by the name of a figure of its report."""
+
+
+class Shown(NamedTuple):
+    """A figure of a study's report on a page of results."""
+
+    study: str
+    png: Path
+    caption: str
+
+
+def write_page(page: Path, title: str, parts: Iterable[str | Shown]) -> Path:
+    """Write `parts` below the line MARK of a page and keep the text above it; empty parts are left out.
+
+    A new page has its title above the line. Figures are copied into the folder that is named as the page, in place of
+    all that it has. Raises BadInput for a page without that line, and NotFound for a figure that is not there; then
+    nothing changes.
+    """
+    above = f"# {title}"
+    if page.exists():
+        above, mark, _ = page.read_text(encoding="utf-8").partition(MARK)
+        if not mark:
+            raise BadInput(f"{page} has no line {MARK}", hint="Put that line below the text that is to stay.")
+    parts = [part for part in parts if part]
+    shown = [part for part in parts if isinstance(part, Shown)]
+    for part in shown:
+        if not part.png.is_file():
+            raise NotFound(f"{part.png}, a figure of the page, is not there.", hint="Run its study again.")
+    shutil.rmtree(page.with_suffix(""), ignore_errors=True)
+    for part in shown:
+        place = page.parent / _place(page, part)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(part.png, place)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    below = (
+        f"![{part.caption}]({_place(page, part)})\n\n*{part.caption}*" if isinstance(part, Shown) else part.strip()
+        for part in parts
+    )
+    page.write_text("\n\n".join([above.strip(), MARK, *below]) + "\n", encoding="utf-8")
+    return page
+
+
+def _place(page: Path, figure: Shown) -> str:
+    return f"{page.stem}/{figure.study}/{figure.png.name}"
 
 
 def read_studies(
@@ -32,32 +87,48 @@ def read_studies(
     return asked, reports
 
 
-def page_parts(figures: GatheredFigures, runs: Path, reports: Mapping[str, StudyReport]) -> Iterator[str]:
-    """The pages of the studies, as parts of a document that shows their figures where they are gathered."""
-
-    def take(name: str, figure: str) -> str:
-        return figures.take(name, report_folder(runs / name) / figure)
-
-    for name, report in reports.items():
-        yield moved(report.page, name, partial(take, name))
+def figures_of(runs: Path, studies: Iterable[str], captions: Captions) -> Iterator[Shown]:
+    for study in studies:
+        for name, caption in captions.get(study, {}).items():
+            yield Shown(study, report_folder(runs / study) / f"{name}.png", caption)
 
 
-def write_document(docs: Path, name: str, parts: Sequence[str]) -> Path:
-    """Write `docs/NAME.md`; parts that are empty are left out."""
-    document = docs / f"{name}.md"
-    document.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
-    return document
+def commands_part(asked: Mapping[str, StudyReport | None]) -> str:
+    """The command of each study and what it took; None of one that was not run."""
+    rows: list[tuple[Cell, ...]] = [
+        (name, f"`{report.command}`", report.threads, report.minutes, _gigabytes(report.peak_bytes))
+        if report
+        else (name, "not run", None, None, None)
+        for name, report in asked.items()
+    ]
+    caption = (
+        "DATA is the folder of the datasets, RUN an empty folder. Minutes are wall-clock time on a machine that did "
+        "other things, too."
+    )
+    columns: tuple[str, ...] = ("study", "command", "threads", "minutes", "RAM (GB)")
+    if any(report and report.peak_bytes for report in asked.values()):
+        caption += " RAM is the most that the process held."
+    else:
+        rows, columns = [row[:-1] for row in rows], columns[:-1]
+    return f"## Commands\n\n{table_markdown(Table('commands', caption, columns, rows))}"
 
 
-def document_command(write: Callable[..., Path], says: str, options: Sequence[click.Option] = ()) -> click.Command:
-    """The command line of `write(runs, docs)`, which gets the values of further `options` by their names."""
+def _gigabytes(size: int | None) -> str | None:
+    return None if size is None else f"{size / 1e9:.1f}"
 
-    def run(runs: Path, docs: Path, **further: bool) -> None:
+
+def document_command(write: Callable[[Path, Path], Path], says: str) -> click.Command:
+    """The command line of `write(runs, docs)`."""
+
+    def run(runs: Path, docs: Path) -> None:
         try:
-            click.echo(write(runs, docs, **further))
+            click.echo(write(runs, docs))
         except DualformError as error:
             raise click.ClickException(str(error)) from error
 
     folder = partial(click.Path, path_type=Path, file_okay=False)
-    arguments = [click.Argument(["runs"], type=folder(exists=True)), click.Argument(["docs"], type=folder())]
-    return click.Command("document", callback=run, params=[*arguments, *options], help=says)
+    arguments: list[click.Parameter] = [
+        click.Argument(["runs"], type=folder(exists=True)),
+        click.Argument(["docs"], type=folder()),
+    ]
+    return click.Command("document", callback=run, params=arguments, help=says)

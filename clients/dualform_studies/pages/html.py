@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from dualform_studies.pages.items import Cell, Figure, Heading, Item, Link, MarkedPassage, Paragraph, Table
+from dualform_studies.pages.items import Cell, Figure, Heading, Item, MarkedPassage, Paragraph, Table
 from dualform_studies.pages.words import anchor, are_numbers, in_words
 
 _STYLE = """
@@ -77,8 +77,6 @@ def _table(table: Table) -> str:
 def _cell(cell: Cell) -> str:
     if isinstance(cell, MarkedPassage):
         return f"{escape(cell.before)}<mark>{escape(cell.token)}</mark>{escape(cell.after)}"
-    if isinstance(cell, Link):
-        return f'<a href="{escape(cell.target)}">{escape(cell.words)}</a>'
     return _text(in_words(cell))
 
 

@@ -21,17 +21,7 @@ class MarkedPassage:
         return f"{self.before}[{self.token}]{self.after}"
 
 
-@dataclass(frozen=True)
-class Link:
-    words: str
-    target: str
-    """A part of the same document, as "#prevalence"."""
-
-    def __str__(self) -> str:
-        return self.words
-
-
-Cell: TypeAlias = str | int | float | MarkedPassage | Link | None
+Cell: TypeAlias = str | int | float | MarkedPassage | None
 
 
 @dataclass(frozen=True)
@@ -61,7 +51,7 @@ class Table:
 
     def plain(self) -> Report:
         """The table in values that JSON has; a marked passage is a text with its token in brackets."""
-        rows = [[str(cell) if isinstance(cell, MarkedPassage | Link) else cell for cell in row] for row in self.rows]
+        rows = [[str(cell) if isinstance(cell, MarkedPassage) else cell for cell in row] for row in self.rows]
         return {"name": self.name, "caption": self.caption, "columns": list(self.columns), "rows": rows}
 
 

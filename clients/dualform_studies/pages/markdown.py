@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 
-from dualform_studies.pages.items import Cell, Figure, Heading, Item, Link, MarkedPassage, Paragraph, Table
-from dualform_studies.pages.words import anchor, are_numbers, in_words
+from dualform_studies.pages.items import Cell, Figure, Heading, Item, MarkedPassage, Paragraph, Table
+from dualform_studies.pages.words import are_numbers, in_words
 
 _UNFOLDED = 40
 """Rows of the longest table that is shown as it is."""
 _CODE = re.compile(r"(`[^`]+`)")
-_FIGURE = re.compile(r"\]\(([^()/]+\.png)\)")
 
 
 def page_markdown(title: str, items: Sequence[Item]) -> str:
     return "\n\n".join([f"# {title}", *map(_item, items)]) + "\n"
-
-
-def moved(page: str, name: str, figure: Callable[[str], str]) -> str:
-    """A page as the part `name` of a longer document: headings one level down, and its figures elsewhere.
-
-    A heading is linked to as `part_anchor` says, for other parts may have the same. `figure` says where the document
-    finds the file that the page names.
-    """
-
-    def lowered(heading: re.Match[str]) -> str:
-        return f'<a id="{part_anchor(name, heading.group(2))}"></a>\n\n#{heading.group(1)} {heading.group(2)}'
-
-    page = re.sub(r"^(#+) (.+)$", lowered, page, flags=re.MULTILINE)
-    return _FIGURE.sub(lambda file: f"]({figure(file.group(1))})", page)
-
-
-def contents(page: str, name: str) -> Iterator[str]:
-    """A line with a link to a page that is the part `name`, and a line with links to what stands in it."""
-    title, *headings = (
-        f"[{_plain(heading, code=True)}](#{part_anchor(name, heading)})"
-        for heading in re.findall(r"^#+ (.+)$", page, re.MULTILINE)
-    )
-    yield f"- {title}"
-    if headings:
-        yield f"  - {' · '.join(headings)}"
-
-
-def part_anchor(name: str, heading: str) -> str:
-    """What a link to a heading of the part `name` says after its #."""
-    return f"{name}-{anchor(heading)}"
 
 
 def table_markdown(table: Table, *, folded: bool = True) -> str:
@@ -87,8 +56,6 @@ def _cell(cell: Cell) -> str:
         lead, tail = cell.token[: len(cell.token) - len(cell.token.lstrip())], cell.token[len(cell.token.rstrip()) :]
         bold = f"{lead}**{_plain(token)}**{tail}" if token else " **␣** "
         return f"{_plain(cell.before)}{bold}{_plain(cell.after)}"
-    if isinstance(cell, Link):
-        return f"[{_plain(cell.words)}]({cell.target})"
     return _plain(in_words(cell), code=True)
 
 

@@ -43,30 +43,24 @@ class StudyReport:
     """The most memory that the study's process held; None where it does not say."""
     disk_bytes: int | None
     """Of the memory; None where none is kept."""
-    subject: str | None
-    """What was studied, in a phrase, of a study that says so."""
-    page: str
-    """In Markdown."""
 
 
 def read_study(run: Path) -> StudyReport | None:
     """The report in `run/report`, None where there is none.
 
-    Raises Damaged, naming the file, for a report that is cut short, lacks something or has no page.
+    Raises Damaged, naming the file, for a report that is cut short or lacks something.
     """
-    path, page = report_folder(run) / "report.json", report_folder(run) / "index.md"
+    path = report_folder(run) / "report.json"
     if not path.is_file():
         return None
-    if not page.is_file():
-        raise Damaged(f"{page}, the page of a study that has a report, is not there.", hint="Run its study again.")
     try:
-        return _read(json.loads(path.read_text(encoding="utf-8")), page.read_text(encoding="utf-8"))
+        return _read(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise Damaged(f"{path} is not the whole report of a study: {why}.", hint="Run its study again.") from error
 
 
-def _read(report: Report, page: str) -> StudyReport:
+def _read(report: Report) -> StudyReport:
     if not isinstance(report, dict):
         raise TypeError("it is no JSON object")
     claims = tuple(Claim(**claim) for claim in report.get("claims", ()))
@@ -84,8 +78,6 @@ def _read(report: Report, page: str) -> StudyReport:
         digests={one["name"]: (one["digests"]["top_k"], one["digests"]["sums"]) for one in prompts},
         peak_bytes=report.get("peak_bytes"),
         disk_bytes=report.get("disk_bytes"),
-        subject=report.get("subject"),
-        page=page,
     )
 
 

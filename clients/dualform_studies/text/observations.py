@@ -21,13 +21,10 @@ _APART, _SOMEWHAT_APART = 0.75, 0.6
 def claims_of(report: Report) -> list[Claim]:
     """Of the tables whose queries were asked, where there are cases enough."""
     claims: list[Claim] = []
-    trained = _trained(report)
     for prompt in report["prompts"]:
         if prompt["table"] is not None:
-            claims += _of_table(prompt, report["corpus"], trained)
-            claims += (
-                _prevalent(told, heading_of(prompt), trained) for told in _others(prompt, report) if _enough(told)
-            )
+            claims += _of_table(prompt, report["corpus"])
+            claims += (_prevalent(told, heading_of(prompt)) for told in _others(prompt, report) if _enough(told))
     return claims
 
 
@@ -68,13 +65,7 @@ def is_most(of_ten: int) -> bool:
     return of_ten / BEST >= _MOST
 
 
-def _trained(report: Report) -> str:
-    """What the figures are of: size, length and text of the training."""
-    recipe = report["recipe"]
-    return f"{recipe['hidden']:,} units, {recipe['steps']:,} updates, {report['corpus']['trained_on']}"
-
-
-def _prevalent(told: Report, heading: str, trained: str) -> Claim:
+def _prevalent(told: Report, heading: str) -> Claim:
     queries = told["of_ten"]
     most = sum(map(is_most, queries))
     return Claim(
@@ -82,7 +73,7 @@ def _prevalent(told: Report, heading: str, trained: str) -> Claim:
         f"The passages attended to by other queries that show {told['claim']} show it, too.",
         "one query",
         f"{most} of {len(queries)} queries of the test text ({told['in_the_test_text']} others have the form); on "
-        f"average {sum(queries) / len(queries):.1f} of their {BEST} best positions ({trained})",
+        f"average {sum(queries) / len(queries):.1f} of their {BEST} best positions",
         verdict(most / len(queries), _MOST, _SOME),
         f"Of two thirds of the queries (in part: one third), two thirds of the {BEST} best are of the form.",
         heading,
@@ -95,7 +86,7 @@ def heading_of(prompt: Report) -> str:
     return f"Table {table} of the paper" if table else f"Prompt {prompt['name'].removeprefix('prompt-')}"
 
 
-def _of_table(prompt: Report, corpus: Report, trained: str) -> Iterator[Claim]:
+def _of_table(prompt: Report, corpus: Report) -> Iterator[Claim]:
     section, heading = f"section 5.5, Table {prompt['table']}", heading_of(prompt)
     shown = [row for row in prompt["published"] if row["leads"]]
     if any(row["rank_here"] is not None for row in shown):
@@ -104,7 +95,7 @@ def _of_table(prompt: Report, corpus: Report, trained: str) -> Iterator[Claim]:
             section,
             f"The passages that get most of the attention of “{_words(prompt)}” are the three shown.",
             "ranks 1, 2, 3",
-            f"{_ranks(shown)} of {corpus['tokens_read']:,} positions ({trained})",
+            f"{_ranks(shown)} of {corpus['tokens_read']:,} positions",
             verdict_at_most(last, BEST, LEADING),
             f"All are among the {BEST} positions with the greatest sums; in part: among {LEADING}. One that was not "
             "read counts against it.",
@@ -118,7 +109,7 @@ def _of_table(prompt: Report, corpus: Report, trained: str) -> Iterator[Claim]:
             f"The passages attended to most show {form['claim']}.",
             f"3 of 3: {prompt['remark']}",
             f"{form['of_ten']} of the {BEST} best positions; of all {corpus['tokens_read']:,} positions "
-            f"{form['of_all']} do ({trained})",
+            f"{form['of_all']} do",
             verdict(form["of_ten"] / BEST, _MOST, _SOME),
             f"Two thirds of the {BEST} best (in part: one third); counted where {form['rule']}.",
             heading,
@@ -129,15 +120,15 @@ def _of_table(prompt: Report, corpus: Report, trained: str) -> Iterator[Claim]:
                 "The attention is contextual: the same sentence structure on another topic gets less of it.",
                 "one example of another topic, not attended to",
                 f"a case of the form has the greater sum in {percent(form['told_apart'], '.3g')} of the pairs of "
-                f"{form['of_all']:,} cases with {form['elsewhere']:,} that their page alone rules out ({trained})",
+                f"{form['of_all']:,} cases with {form['elsewhere']:,} that their page alone rules out",
                 verdict(form["told_apart"], _APART, _SOMEWHAT_APART),
                 f"In {percent(_APART, '.3g')} of all pairs (in part: {percent(_SOMEWHAT_APART, '.3g')}; chance: 50 %).",
                 heading,
             )
-    yield from _negative(prompt, section, heading, trained)
+    yield from _negative(prompt, section, heading)
 
 
-def _negative(prompt: Report, section: str, heading: str, trained: str) -> Iterator[Claim]:
+def _negative(prompt: Report, section: str, heading: str) -> Iterator[Claim]:
     """The example of the paper that is not attended to, where the training text has it and passages that are."""
     read = [row for row in prompt["published"] if row["rank_here"] is not None]
     ranks = [row["rank_here"] for row in read if row["leads"]]
@@ -150,7 +141,7 @@ def _negative(prompt: Report, section: str, heading: str, trained: str) -> Itera
             section,
             "The passage on a singer, of a similar structure, is not attended to.",
             "not among the best",
-            f"rank {negative:,}, behind {behind} of the {len(ranks)} passages shown that were read ({trained})",
+            f"rank {negative:,}, behind {behind} of the {len(ranks)} passages shown that were read",
             found,
             f"It is not among the {BEST} best, and behind all passages shown (in part: not among the {BEST} best).",
             heading,

@@ -85,9 +85,12 @@ def test_the_page_says_what_was_not_run(run, tmp_path):
     page = (out / "report" / "index.md").read_text()
     assert "Not run, as their packages are not installed: the ways of captum and dattri." in page
     assert "ledger, first order" in page
-    document = write_attribution(out.parent, tmp_path, again=True).read_text()
-    assert document.startswith("# Ways to attribute, put to the test")
-    assert "](attribution/attribution/ways." in document
+    document = write_attribution(out.parent, tmp_path).read_text()
+    assert document.startswith("# Attribution methods compared")
+    assert "Not installed, so not run: captum and dattri." in document
+    assert "](attribution/attribution/ways.png)" in document
+    rows = [line for line in document.splitlines() if line.startswith("| ledger, ")]
+    assert [line.count(" | ") for line in rows] == [7, 7]
 
 
 def test_the_quick_form_has_less_of_everything():

@@ -144,8 +144,13 @@ def test_the_page_is_made_again_from_the_report_alone(run: tuple[Path, Report], 
     folder = tmp_path / "runs" / "gpt2" / "report"
     folder.mkdir(parents=True)
     shutil.copy(report_folder(run[0]) / "report.json", folder)
-    told = CliRunner().invoke(main, [str(tmp_path / "runs"), str(tmp_path), "--again"])
+    told = CliRunner().invoke(main, [str(tmp_path / "runs"), str(tmp_path)])
     assert told.exit_code == 0, told.output
     for name in ("index.md", "report.json", "likeness.png", "agreement.png"):
         assert (folder / name).read_bytes() == (report_folder(run[0]) / name).read_bytes()
-    assert run[1]["subject"] in (tmp_path / "networks.md").read_text()
+    text = (tmp_path / "results" / "networks.md").read_text()
+    assert run[1]["subject"][1:] in text
+    assert "| resnet18 | not run | - | - |" in text
+    assert "](networks/gpt2/likeness.png)" in text
+    assert (tmp_path / "results" / "networks" / "gpt2" / "likeness.png").is_file()
+    assert "**The status of each layer.** " in text

@@ -11,8 +11,8 @@ from PIL import Image
 from dualform_studies.pages.claims import HOLDS, Claim
 from dualform_studies.pages.frame import LARGEST_PNG, new_figure
 from dualform_studies.pages.html import page_html
-from dualform_studies.pages.items import Cell, Link, MarkedPassage, Table
-from dualform_studies.pages.markdown import contents, moved, page_markdown, part_anchor, table_markdown
+from dualform_studies.pages.items import Cell, MarkedPassage, Table
+from dualform_studies.pages.markdown import page_markdown, table_markdown
 from dualform_studies.pages.page import Page
 
 
@@ -85,10 +85,10 @@ def test_html_escapes_what_it_shows_and_marks_the_token(page: Page):
 
 
 def test_markdown_keeps_cells_on_their_line(page: Page):
-    text = moved(page_markdown(page.title, page.items), "foxes", lambda file: f"reproduction/foxes/{file}")
-    assert text.startswith('<a id="foxes-foxes-crows"></a>\n\n## Foxes')
-    assert f'<a id="{part_anchor("foxes", "What was seen")}"></a>\n\n### What was seen' in text
-    assert "](reproduction/foxes/plot.png)" in text
+    text = page_markdown(page.title, page.items)
+    assert text.startswith("# Foxes")
+    assert "\n\n## What was seen\n" in text
+    assert "](plot.png)" in text
     lines = table_markdown(page.tables()[0]).split("\n")
     assert lines[2:] == [
         "| passage | slots | weight | note |",
@@ -127,23 +127,6 @@ def test_a_claim_leads_to_a_heading_of_its_page(page: Page):
         page.write({"command": "dualform study foxes", "claims": [claim.plain()]})
     page.heading("What was heard")
     page.write({"command": "dualform study foxes", "claims": [claim.plain()]})
-
-
-def test_a_link_leads_somewhere_in_both_forms(tmp_path: Path):
-    page = Page(tmp_path, "Links")
-    page.table("one", "One.", ["where"], [[Link("single", "#single-hubs")]])
-    page.write({"command": "dualform study links"})
-    assert '<a href="#single-hubs">single</a>' in (tmp_path / "report" / "index.html").read_text()
-    assert "| [single](#single-hubs) |" in (tmp_path / "report" / "index.md").read_text()
-
-
-def test_contents_lead_to_the_anchors_of_a_part(page: Page):
-    text = page_markdown(page.title, page.items)
-    part, inside = contents(text, "foxes")
-    assert part == "- [Foxes & \\<crows\\>](#foxes-foxes-crows)"
-    assert inside == "  - [What was seen](#foxes-what-was-seen)"
-    document = moved(text, "foxes", lambda file: file)
-    assert [f'<a id="{at}"></a>' in document for at in ("foxes-foxes-crows", "foxes-what-was-seen")] == [True, True]
 
 
 def test_markdown_folds_a_long_table(tmp_path: Path):

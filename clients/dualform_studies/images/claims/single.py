@@ -80,7 +80,7 @@ def single_findings(
     claims = [
         *prevalence_claim(
             _SECTION,
-            "Of a recognised 6, training datapoints of class 6 draw the most attention in all, at every layer.",
+            "For a recognised 6, the training datapoints of class 6 draw the most attention in all, at every layer.",
             "one example (Figure 5)",
             six_leads[-1],
         ),

@@ -60,8 +60,8 @@ def _orthogonal(report: Report) -> Iterator[Claim]:
         "remark 3.3",
         "A query orthogonal to all keys is answered by the initial weights.",
         "W₀x",
-        f"beside the bias, training adds {added:.1e} of the length of W₀x at most, and the bias moved by {moved:.1e} "
-        f"of it at most ({', '.join(asked)})",
+        f"apart from the bias, training adds {added:.1e} of the length of W₀x at most, and the bias moved by "
+        f"{moved:.1e} of it at most ({', '.join(asked)})",
         verdict_at_most(added, _NOTHING_ADDED, _LITTLE_ADDED),
         f"at most {_NOTHING_ADDED:g} beside the bias, in every layer with such a query; in part {_LITTLE_ADDED:g}",
         SPAN,
@@ -76,7 +76,7 @@ def _compact(report: Report) -> Iterator[Claim]:
         "A more compact attention system does the same: the directions that hold 99.9 % of each update keep the "
         "accuracy.",
         "no figure",
-        f"{percent(compact['accuracy'], '.2f')} beside {percent(compact['accuracy_all'], '.2f')}",
+        f"{percent(compact['accuracy'], '.2f')}; {percent(compact['accuracy_all'], '.2f')} with all directions",
         verdict_at_most(lost, _POINTS, _SOME_POINTS),
         f"at most {_POINTS:g} point lost; in part {_SOME_POINTS:g}",
         RANKS,

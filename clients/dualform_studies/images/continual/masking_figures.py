@@ -46,7 +46,7 @@ def draw_masks(path: Path, swept: Sequence[Report], pair: Pair) -> Path:
         panels[0].set_ylabel("part left out")
         for panel in panels:
             panel.tick_params(axis="y", length=0)
-        signs = [Patch(label="memory masked", **_bar("0.3", True)), Patch(label="retrained", **_bar("0.3", False))]
+        signs = [Patch(label="terms removed", **_bar("0.3", True)), Patch(label="retrained", **_bar("0.3", False))]
         figure.legend(handles=signs, loc="outside upper right", ncols=2)
     return path
 
@@ -91,7 +91,7 @@ def draw_last_steps(path: Path, swept: Sequence[Report], pair: Pair) -> Path:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1))
         for dataset, ink, mark in zip(pair, INK, MARKS, strict=False):
             for kind, words, style, fill in (
-                ("masked", "memory masked", "-", ink),
+                ("masked", "terms removed", "-", ink),
                 ("retrained", "training stopped earlier", "--", "white"),
             ):
                 heights = [100 * row[kind][dataset.name] for row in rows]

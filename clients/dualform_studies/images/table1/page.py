@@ -11,6 +11,11 @@ from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Cell, Table
 
 HEADING = "Table 1"
+_CASES = {
+    "no_target": "network wrong, greatest sum for the true class",
+    "no_output": "network wrong, greatest sum for the recognised class",
+    "yes": "network right, greatest sum for its class",
+}
 
 MET = f"within {DEVIATIONS} of the paper's deviations, or within {POINTS} point where its deviation is 0.0"
 
@@ -93,8 +98,8 @@ def beside_table_1(by_step: Report, steps: int) -> Iterator[Beside]:
     """The nine cells of the recipe beside the paper's."""
     for layer, cells in PAPER.items():
         for cell, paper in cells.items():
-            found, (right, against) = by_step[str(steps)][layer][cell], CELLS[cell]
-            what = f"Table 1, {layer}, network right: {right}, argmax beside {against} (%)"
+            found = by_step[str(steps)][layer][cell]
+            what = f"Table 1, {layer}, {_CASES[cell]} (%)"
             code = _of_code(steps, layer, cell)
             yield Beside(what, in_words(found["mean"], found["deviation"]), in_words(*paper), code.strip("-"))
 

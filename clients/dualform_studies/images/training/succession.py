@@ -137,7 +137,7 @@ def moments(pair: Pair) -> dict[str, str]:
     return {
         "after_first": f"after {first}",
         "final": "at the end",
-        "masked": f"at the end,\n{second} masked",
+        "masked": f"at the end,\n{second} removed",
         "as_of_first": f"rebuilt as of\nthe end of {first}",
     }
 

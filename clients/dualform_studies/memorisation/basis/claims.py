@@ -104,7 +104,7 @@ def boosting_claims(trained: Mapping[str, Ensemble]) -> list[Claim]:
             _SECTION,
             "Boosting is less expressive than training all heads at once.",
             "one curve",
-            f"{100 * boosted.mean():.1f} % beside {100 * free.mean():.1f} % (means); {(free > boosted).sum()} of "
+            f"{100 * boosted.mean():.1f} %, all at once {100 * free.mean():.1f} % (means); {(free > boosted).sum()} of "
             f"{len(free)} seeds know less, {(free < boosted).sum()} more; p = {p:.2g}",
             judged,
             f"{tested}, against the better of both ways to boost; it does not hold if the mean difference is 0 or "
@@ -130,7 +130,7 @@ def enough_claims(many: ManyHeads) -> list[Claim]:
         Claim(
             _SECTION,
             "With enough heads, each can be made to remember a different set of pairs.",
-            "said, with a link",
+            "stated, with a link",
             f"{100 * shares[-1]:.0f} % of the networks of {most} heads; {MOST.told(MOST.holds)} of them or more "
             + (f"from {least} heads on" if least else "from no number of heads on")
             + f"; with parameters set by hand, {len(by_hand)} of {len(tried)} networks, each head with no pair of "
@@ -142,8 +142,8 @@ def enough_claims(many: ManyHeads) -> list[Claim]:
         Claim(
             _SECTION,
             "Boosting remembers as well as free training once the network has enough heads.",
-            "said, not shown",
-            f"{100 * boosted.mean():.1f} % with {most} heads beside {100 * three.mean():.1f} % free with 3 (means); as "
+            "stated, not shown",
+            f"{100 * boosted.mean():.1f} % with {most} heads, {100 * three.mean():.1f} % free with 3 (means); as "
             f"many pairs in {100 * (boosted >= three).mean():.0f} % of the seeds",
             as_good.judge(float((boosted >= three).mean())),
             str(as_good),
@@ -173,8 +173,8 @@ def _emergence_claim(many: ManyHeads, least: int | None) -> Claim:
         )
     return Claim(
         _SECTION,
-        "Even with enough heads, sets of their own do not emerge by default.",
-        "said, not shown",
+        "Even with enough heads, separate sets do not emerge by default.",
+        "stated, not shown",
         ours,
         verdict,
         str(without),

@@ -65,7 +65,7 @@ def polynomial_claims(networks: Sequence[AttentionOnly], points: int) -> list[Cl
             counted = mostly(f"random heads that have {said}")
             claims.append(
                 Claim(
-                    section("the attention layer"), f"Of a head of dimension {dimension} it has {said} {what}.",
+                    section("the attention layer"), f"For a head of dimension {dimension} it has {said} {what}.",
                     str(said), _counts(found) + remark, counted.judge(float((found == said).mean())), str(counted),
                     POLYNOMIAL,
                 )

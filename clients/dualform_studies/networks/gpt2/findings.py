@@ -29,15 +29,15 @@ def example_finding(example: Report) -> str:
     times, fables = ([one[name] for one in layers] for name in ("times_slots", "fable_times_slots"))
     greatest = max([*times, *fables])
     conclusion = (
-        f"Attention is spread over the training: none of them draws {_STANDS_OUT} times what its slots would."
+        f"Attention is spread over the training: nothing gets {_STANDS_OUT} times its share."
         if greatest < _STANDS_OUT
-        else f"One of them draws {greatest:.1f} times what its slots would, and stands out."
+        else f"One of them gets {greatest:.1f} times its share, and stands out."
     )
     return (
-        f"Finding: the passages of these tokens draw {span(times, '.2f')} times the attention that their number of "
-        f"slots would (median over the layers {np.median(times):.2f}), the leading fables {span(fables, '.2f')} times. "
-        f"{conclusion} The tokens of the {len(layers)} layers stand in {len(passages)} different passages, at most "
-        f"{max(passages.values())} layers' in one."
+        "Finding: each layer attends most to one training token. The passages of these tokens get "
+        f"{span(times, '.2f')} times their share of the attention, by number of slots (median {np.median(times):.2f}); "
+        f"the leading fables get {span(fables, '.2f')} times theirs. {conclusion} The {len(layers)} layers lead to "
+        f"{len(passages)} different passages, at most {max(passages.values())} of them to the same one."
     )
 
 
@@ -53,20 +53,20 @@ def likeness_finding(told: Report) -> str:
 
     token, following = shares(later, "token"), shares(layers, "said")
     conclusion = (
-        "So layers that read the residual stream attend by the token that was read, more than by its place or by what "
-        "is predicted."
+        "Layers that read the residual stream attend by the token that was read, more than by its place or by the "
+        "prediction."
         if np.mean(token) > max(np.mean(shares(later, "position")), np.mean(shares(later, "said")))
-        else "So the token that was read does not lead the attention of layers that read the residual stream."
+        else "The token that was read does not lead the attention of layers that read the residual stream."
     )
     return (
-        "Finding: in block 0, which reads the sum of the embeddings of token and place, attn.c_attn and mlp.c_fc "
-        f"attend most to the query's own token for {_percents(shares(first, 'token'))} of the predictions and to its "
-        f"place for {_percents(shares(first, 'position'))}. Later layers that read the residual stream (attn.c_attn, "
-        f"mlp.c_fc, lm_head) attend most to the query's token for {_percents(token)}, by chance "
-        f"{percent(chance['token'])}, and to its place for {percent(float(np.mean(shares(later, 'position'))))} in the "
-        f"mean, by chance {percent(chance['position'])}; attn.c_proj and mlp.c_proj to its token for "
-        f"{_percents(shares(inner, 'token'))}. The token that the network predicts follows for {_percents(following)}, "
-        f"by chance {percent(chance['said'])}. {conclusion}"
+        "Finding: in block 0, which reads token and place embeddings, attn.c_attn and mlp.c_fc attend most to the "
+        f"query's own token for {_percents(shares(first, 'token'))} of the predictions, and to its place for "
+        f"{_percents(shares(first, 'position'))}. Later layers that read the residual stream (attn.c_attn, mlp.c_fc, "
+        f"lm_head) attend most to the query's token for {_percents(token)} (chance: {percent(chance['token'])}), and "
+        f"to its place for {percent(float(np.mean(shares(later, 'position'))))} on average (chance: "
+        f"{percent(chance['position'])}). attn.c_proj and mlp.c_proj attend to its token for "
+        f"{_percents(shares(inner, 'token'))}. The predicted token follows for {_percents(following)} (chance: "
+        f"{percent(chance['said'])}). {conclusion}"
     )
 
 
@@ -77,14 +77,14 @@ def agreement_finding(told: Report) -> str:
     both = reads[:, None] & reads[None]
     among, others = (float(same[pairs & those].mean()) for those in (both, ~both))
     conclusion = (
-        "So those that agree are layers that read the residual stream, and not the network's layers at large."
+        "So only the layers that read the residual stream agree."
         if among > 2 * others
-        else "So reading the residual stream is not what makes layers agree."
+        else "So layers that read the residual stream agree no more than others."
     )
     return (
         f"Finding: two layers that read the residual stream attend most to the same passage for {percent(among)} of "
-        f"the predictions, two others for {percent(others)}; layers asked about two different predictions do for "
-        f"{percent(told['chance'], '.2f')}. {conclusion}"
+        f"the predictions, two others for {percent(others)} (chance, from two different predictions: "
+        f"{percent(told['chance'], '.2f')}). {conclusion}"
     )
 
 
@@ -98,14 +98,14 @@ def masks_finding(report: Report) -> str:
     medians = [float(np.median(np.abs(mask["changes"]))) for mask in report["masks"]]
     clear = sum(share_that_moves_less(mask, example) >= _MOSTLY for mask, example in own)
     conclusion = (
-        "A passage that a prediction attends to most need not be one that the prediction rests on."
+        "A prediction need not depend on the passage it attends to most."
         if clear < len(own)
-        else "Here the passage attended to most is one that the prediction rests on more than most others do."
+        else "Here the prediction depends on the passage it attends to most, more than most others do."
     )
     return (
-        f"Finding: the mask of its own passage moves {', and '.join(told)}; were the passages chosen at random, "
-        f"50 % would be expected. The median prediction moves by {span(medians, '.2g')} nats under the "
-        f"{len(medians)} masks. {conclusion} So few masks tell what a mask may do, and not how often it does it."
+        f"Finding: removing the passage attended to most moves {', and '.join(told)}; for a passage drawn at random, "
+        f"50 % would be expected. The median prediction moves by {span(medians, '.2g')} nats in the {len(medians)} "
+        f"ablations. {conclusion} So few ablations do not say how often this happens."
     )
 
 

@@ -167,7 +167,7 @@ def _show_agreement(page: Page, report: Report) -> None:
 def _show_masks(page: Page, report: Report) -> None:
     masks, asked = report["masks"], report["predictions"]["asked"]
     drawn = sum(not own_predictions(report, mask) for mask in masks)
-    page.heading("A passage masked")
+    page.heading("A passage removed")
     page.paragraph(
         "For each of the predictions shown above, the passage that most of the ten best hits of all its layers stand "
         f"in was masked, and so were {drawn} passages drawn at random (seed {report['seed']}) among all that were "

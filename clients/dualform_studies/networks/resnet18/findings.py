@@ -30,14 +30,14 @@ def example_finding(example: Report, report: Report) -> str:
     ]
     early = sum(not _is_last(layer) for layer in often)
     conclusion = (
-        f"At {len(often)} layers, {early} of them before layer4, the one that leads does so for a tenth of the "
-        f"{report['asked']['images']} test images or more, so that there it tells of the layer and not of this test "
-        "image."
+        f"At {len(often)} layers, {early} of them before layer4, the same image leads for a tenth of the "
+        f"{report['asked']['images']} test images or more: there it says something about the layer, and nothing about "
+        "this test image."
         if often
-        else f"At no layer does the one that leads do so for a tenth of the {report['asked']['images']} test images."
+        else f"At no layer does the same image lead for a tenth of the {report['asked']['images']} test images."
     )
     return (
-        f"Finding: the training image that leads is of the class {predicted}, which is predicted, at {same} of "
+        f"Finding: the training image that gets most attention is of the predicted class, {predicted}, at {same} of "
         f"{len(layers)} layers; {len(images)} different images lead. {conclusion}"
     )
 
@@ -49,18 +49,18 @@ def classes_finding(report: Report) -> str:
     worst = max(told, key=lambda layer: max(told[layer]["leads_for"].values()))
     shares = [[one["said"] for one in those] for those in (before, last)]
     conclusion = (
-        "So attention goes to the class that is predicted in the last stage, and hardly before it."
+        "So attention goes to the predicted class in the last stage, and hardly before it."
         if min(shares[1]) > max(shares[0])
-        else "So attention to the class that is predicted is no matter of the last stage alone."
+        else "So attention goes to the predicted class before the last stage, too."
     )
     return (
-        f"Finding: before layer4 the class that draws most attention is the one predicted for {_percents(shares[0])} "
-        f"of the test images, in layer4 and fc for {_percents(shares[1])}; chance is 10 %. {conclusion} Of "
+        f"Finding: before layer4 the class that gets most attention is the predicted one for {_percents(shares[0])} "
+        f"of the test images, in layer4 and fc for {_percents(shares[1])} (chance: 10 %). {conclusion} Of "
         f"{report['recipe']['images']:,} training images, {span([one['images'] for one in before], 'd')} lead for any "
-        f"of the {report['asked']['images']} test images at a layer before layer4 and "
-        f"{span([one['images'] for one in last], 'd')} at a later one; at {short(worst)} a single one leads for "
-        f"{percent(max(told[worst]['leads_for'].values()))}. Where few images lead for all, the preview set of an "
-        "example shows them, whatever was asked."
+        f"of the {report['asked']['images']} test images at a layer before layer4, and "
+        f"{span([one['images'] for one in last], 'd')} at a later one. At {short(worst)} a single image leads for "
+        f"{percent(max(told[worst]['leads_for'].values()))}: the pictures of such a layer are the same for every "
+        "question."
     )
 
 
@@ -70,31 +70,31 @@ def masks_finding(report: Report) -> str:
     of_class = [mask for mask in masks if mask["label"] is not None]
     told = []
     for name, words in (
-        ("recognised", "with the running statistics of the whole training"),
-        ("new_statistics", "with statistics taken anew"),
+        ("recognised", "with the running statistics of the training"),
+        ("new_statistics", "with new statistics"),
     ):
         without, of_drawn, of_classes = _mean(whole[name]), _means(drawn, name), _means(of_class, name)
         told.append(
-            f"{words}, {percent(without)} of all test images are recognised without a mask, {_percents(of_classes)} "
-            f"with the class masked and {_percents(of_drawn)} with as many images masked that were drawn at random: "
+            f"{words}, the network recognises {percent(without)} of all test images, {_percents(of_classes)} with the "
+            f"class removed and {_percents(of_drawn)} with as many images removed that were drawn at random: "
             + _conclusion(without - max(of_drawn), without - min(of_classes))
         )
     return f"Finding: {'. '.join(one[0].upper() * bool(at) + one[bool(at) :] for at, one in enumerate(told))}."
 
 
 def _conclusion(at_random: float, of_class: float) -> str:
-    """What images at random take, beside what the mask of the class takes, as shares of all test images."""
+    """How many test images either removal loses, as shares of all of them."""
     if of_class <= 0:
-        return "the mask of the class takes nothing"
+        return "removing the class loses nothing"
     also = at_random / of_class
     if also >= _AS_MUCH:
-        return "images at random ruin the network as much, so that a mask does not tell what the class brought"
+        return "images at random ruin the network as much, so the ablation does not show the effect of the class"
     if also >= _MOST:
         return (
-            f"images at random take {percent(also, '.0f')} of what the class takes, so that most of what a mask does "
-            "is not the class's own"
+            f"images at random lose {percent(also, '.0f')} as much as the class, so most of the loss is not specific "
+            "to the class"
         )
-    return f"images at random take {percent(also, '.0f')} of what the class takes"
+    return f"images at random lose {percent(also, '.0f')} as much as the class"
 
 
 def _is_last(layer: str) -> bool:

@@ -152,7 +152,7 @@ def _show_classes(page: Page, report: Report) -> None:
 
 def _show_masks(page: Page, report: Report) -> None:
     images, names = report["masked_images"], report["class_names"]
-    page.heading("A class masked")
+    page.heading("A class removed")
     page.paragraph(
         f"The share of one class ({images} training images; the one that the first example above is predicted to be) "
         "was taken out of the updates that were made, in every layer, and the masked network run on all test images; "

@@ -31,7 +31,7 @@ def test_mnist_is_forgotten_and_comes_back_with_the_mask(after: int, end: int, m
     claims = forgetting_claims(moments)
     assert [claim.verdict for claim in claims] == [forgotten, back]
     assert f"{after / 10:.1f} % after MNIST, {end / 10:.1f} % at the end" in claims[0].ours
-    assert f"{masked / 10:.1f} % with the mask" in claims[1].ours
+    assert f"{masked / 10:.1f} % with them removed" in claims[1].ours
 
 
 def test_a_page_without_an_example_of_interference_says_so():

@@ -48,7 +48,7 @@ def test_masked_and_retrained_bars_are_told_apart_by_a_hatch(tmp_path: Path, dra
     draw_masks(tmp_path / "masks.png", SWEPT, PAIR)
     first = drawn[0].get_axes()[0]
     assert [bar.get_hatch() for bar in first.patches] == [None] * 4 + ["/////"] * 4
-    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["memory masked", "retrained"]
+    assert [text.get_text() for text in drawn[0].legends[0].texts] == ["terms removed", "retrained"]
 
 
 def test_lines_go_from_nothing_left_out_to_everything_evenly(tmp_path: Path, drawn: list[Figure]):

@@ -82,13 +82,13 @@ def test_each_datapoint_is_of_the_dataset_of_its_part_and_of_the_images_trained_
 
 def test_accuracies_stand_beside_the_papers_text_and_code():
     accuracy = {name: dict.fromkeys(MOMENTS, 0.5) for name in ("mnist", "fashion-mnist")}
-    words = {"after_first": "after mnist", "final": "at the end", "masked": "at the end,\nfashion-mnist masked"}
+    words = {"after_first": "after mnist", "final": "at the end", "masked": "at the end,\nfashion-mnist removed"}
     found = list(beside_paper({"accuracy": accuracy, "variant": False}, words))
     assert [(row.what, row.text, row.code) for row in found] == [
         ("mnist, after mnist", "97 %", "96.4 %"),
         ("mnist, at the end", "45 %", "47.8 %"),
         ("fashion-mnist, at the end", "85 %", "87.6 %"),
-        ("mnist, at the end, fashion-mnist masked", "as after MNIST", ""),
+        ("mnist, at the end, fashion-mnist removed", "as after MNIST", ""),
     ]
 
 
