@@ -1,6 +1,7 @@
 """Pages of docs/ whose examples are run as a reader runs them: the marked blocks of a page are one script of the shell.
 
-After `<!-- tested -->` a block of Python or of the shell is run; after `<!-- tested: NAME -->` it is saved as NAME. A block of `text` shows what was printed.
+After `<!-- tested -->` a block of Python or of the shell is run; after `<!-- tested: NAME -->` it is saved as NAME. A
+block of `text` shows what was printed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / "start.md", DOCS / "concepts.md", DOCS / "recording.md", *sorted((DOCS / "howto").glob("*.md"))]
+PAGES = [
+    *(DOCS / f"{name}.md" for name in ("start", "concepts", "recording", "errors")),
+    *sorted((DOCS / "howto").glob("*.md")),
+]
 BLOCK = re.compile(r"^(?:<!-- tested(?:: ([\w.]+))? -->\n)?```(python|bash)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SHOWN = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MARK = "<!-- tested"
@@ -22,7 +26,7 @@ def script(page: Path) -> str:
 
 
 def shown_but_not_printed(page: Path, printed: str) -> list[str]:
-    """Lines that the page shows and its script does not print. Numbers, rules of tables and the width of columns may differ."""
+    """Lines that the page shows and its script does not print. Numbers and the width of columns may differ."""
     found = {_words(line) for line in printed.splitlines()}
     shown = [line for block in SHOWN.findall(page.read_text("utf-8")) for line in block.splitlines()]
     return [line for line in shown if _words(line) not in found and line.strip() != "…"]
