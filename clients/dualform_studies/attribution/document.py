@@ -23,7 +23,7 @@ _HEAD = """\
 
 Which training data made it say this? dualform's scores and those of other packages, of one and the same training,
 beside what trainings without some of the data did. `make attribution` runs the study and writes this file; nothing in
-it is written by hand. [Which data made it say this](influence.md) says what each of dualform's scores answers.
+it is written by hand. [Which question?](which-question.md) says what each of dualform's scores answers.
 """
 
 
