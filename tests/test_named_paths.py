@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
-GUIDES = ("recording", "asking", "wire", "exactness", "platforms", "format", "rules")
+GUIDES = ("recording", "wire", "exactness", "platforms", "format", "rules")
 PAGES += [ROOT / "docs" / f"{name}.md" for name in GUIDES]
 PARENTS = [ROOT, *(ROOT / room for room in ("indexer", "indexer/dualform", "protos", "service", "clients"))]
 SOURCES = [path for parent in PARENTS[1:] for kind in ("*.py", "*.[ch]") for path in parent.rglob(kind)]

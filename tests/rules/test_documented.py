@@ -13,7 +13,7 @@ from dualform.rules.update_rule import LinearRule, UpdateRule
 
 ROOT = Path(__file__).parents[2]
 LISTS = {
-    "docs/exactness.md": r"\*\*Optimizers\.\*\* (.+?), with all their",
+    "docs/exactness.md": r"\*\*Optimizers\.\*\* (.+?) have rules",
     "docs/rules.md": r"that have rules:\s+(.+?)\.",
 }
 
