@@ -36,12 +36,12 @@ OLD = {
     "query set": r"\bprob(?:es?|ed|ing)\b",
     "target": r"\btoward\b",
     "rerun": r"\breplay(?:s|ed|ing)?\b",
-    "delete": r"\bforgets?\b|\bforgotten\b",
+    "delete": r"\bdualform forget\b|\bforgets? samples\b|\bforgotten (?:samples|slots)\b",
     "dot": r"\bsigned (?:scores?|sums?|attention|weights?)\b",
     "status, reconstruction error": r"\bgrade[sd]?\b|\bcertif(?:y|ies|ied)\b|\boff by\b(?! default)",
     "unrecorded change": r"\bstanding\b",
     "previews": r"\bgaller(?:y|ies)\b|\bappearances?\b",
-    "filter, ablation": r"(?<!padding )\bmask(?:s|ed|ing)?\b",
+    "filter, ablation": r"(?<!padding )(?<!boolean )\bmask(?:s|ed|ing)?\b",
 }
 """By the word to use."""
 RESULTS = ("results", "decisions", "reproduction", "networks", "benchmarks", "attribution", "coverage", "reliability")
