@@ -377,7 +377,7 @@ def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Mod
 
 def _known(info: MemoryInfo) -> str:
     """The layer that a question without one is about. Raises BadInput where it is not known."""
-    if not info.output_layer:
+    if info.output_layer is None:
         raise BadInput(
             "which layer gives the network's outputs is not known.",
             hint=f"Name a layer: {', '.join(layer.name for layer in info.layers)}.",

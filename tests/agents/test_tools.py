@@ -71,7 +71,7 @@ MISTAKES = {
     ),
     "no layer": ("topk", {"query": "test/1"}, "bad_input", "layer: Field required"),
     "too many slots": ("topk", {"layer": "0", "query": "test/1", "k": 101}, "bad_input", "k: Input should be less"),
-    "too many queries": ("topk", {"layer": "0", "query": "test/0:9"}, "bad_input", "names 9 rows"),
+    "too many queries": ("topk", {"layer": "0", "query": "test/0-8"}, "bad_input", "names 9 examples"),
     "a score that there is not": (
         "topk", {"layer": "0", "query": "test/1", "score": "nix"}, "bad_input", "score is 'nix'",
     ),

@@ -92,7 +92,10 @@ def test_distinct_of_gradients(ask, engine):
         ({"slot": np.array([3, 17, 40])}, "slot IN (3, 17, 40)"),
         ({"not slot": [3, 17, 40]}, "slot NOT IN (3, 17, 40)"),
         (("dataset = ? AND sample IN ?", "first", range(9)), "dataset = 'first' AND sample < 9"),
-        (("NOT (dataset = ? AND sample IN (?))", "first", (1, 2, 3)), "NOT (dataset = 'first' AND sample IN (1, 2, 3))"),
+        (
+            ("NOT (dataset = ? AND sample IN (?))", "first", (1, 2, 3)),
+            "NOT (dataset = 'first' AND sample IN (1, 2, 3))",
+        ),
         (("label = ? OR weight < ?", 2, 0.25), "label = 2 OR weight < 0.25"),
         (("label IS DISTINCT FROM ?", None), "label IS NOT NULL"),
         (("dataset IN ?", ["first"]), "dataset = 'first'"),

@@ -178,7 +178,7 @@ def test_a_token_is_chosen(opened, tmp_path):
         own.page.get_by_role("button", name="next token").click()
         own.settled()
         assert own.page.locator(".example mark").inner_text() == "bb"
-        assert own.table("slots") == memory.topk("0", "test/7", k=4).scores[0].tolist()
+        assert own.table("slots") == memory.topk("0", "test/2:1", k=4).scores[0].tolist()
         own.page.get_by_role("button", name="next example").click()
         own.settled()
         assert own.page.get_by_text("test/3, token 2 of 3, is 0").is_visible()

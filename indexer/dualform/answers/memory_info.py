@@ -90,8 +90,8 @@ class MemoryInfo(Table):
     previews: Mapping[str, str] = field(default_factory=dict)
     """Dataset -> kind of its preview set ("images", "texts" or "table"), of those that have one; "" stands for samples
     that were recorded without a dataset."""
-    output_layer: str = ""
-    """The layer whose outputs are the network's, which questions are about that name none; empty where that is not
+    output_layer: str | None = None
+    """The layer whose outputs are the network's, which questions that name none are about; None where it is not
     known."""
 
     def __len__(self) -> int:
