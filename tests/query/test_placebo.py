@@ -144,7 +144,7 @@ def test_a_layer_of_one_output_has_itself_as_margin(tmp_path):
     net, inputs = nn.Sequential(nn.Linear(4, 1)), torch.randn(20, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True) as recorder:
-        for step in range(10):
+        for _ in range(10):
             with recorder.step(sample=torch.arange(20), dataset="a"):
                 optimizer.zero_grad()
                 (net(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
@@ -163,7 +163,7 @@ def test_without_samples_rows_are_drawn(tmp_path):
     net, inputs = nn.Sequential(nn.Linear(4, 3)), torch.randn(20, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True) as recorder:
-        for step in range(10):
+        for _ in range(10):
             with recorder.step(label=torch.arange(20) % 3):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(net(inputs), torch.arange(20) % 3).backward()
