@@ -90,9 +90,13 @@ class Placebos(Table):
         """bool[n]: whether the change lies outside the central 95 % of the random sets' and, where there are at least
         FEWEST_SIBLINGS, of the siblings' too.
         """
-        found = outside(self.change, self.random_changes)
+        return self._unusual(self.changes)
+
+    def _unusual(self, by_set: NDArray[np.floating | np.integer]) -> NDArray[np.bool_]:
+        """bool[n] of [n, 1 + R + S]: whether the first of each row is outside the central 95 % of both nulls."""
+        found = outside(by_set[:, 0], by_set[:, 1 : 1 + self.random])
         if len(self.siblings) >= FEWEST_SIBLINGS:
-            found &= outside(self.change, self.sibling_changes)
+            found &= outside(by_set[:, 0], by_set[:, 1 + self.random :])
         return found
 
     @property
@@ -154,7 +158,8 @@ class Placebos(Table):
 
     def summary(self) -> dict[str, Any]:
         """Of all queries, as JSON has it: what was left out, how many changes are unusual, and how many predictions the
-        ablation corrects and breaks, with the median and range of the same counts over both nulls.
+        ablation corrects and breaks, with the median and range of the same counts over both nulls. A count is unusual
+        where it lies outside the central 95 % of both, as a change is.
         """
         known = bool((self.labels >= 0).any())
         counts = {"corrected": self.corrected, "broken": self.broken} if known else {}
@@ -171,6 +176,7 @@ class Placebos(Table):
                     "ablation": int(own[0]),
                     "random": _spread(own[random]),
                     "siblings": _spread(own[siblings]),
+                    "unusual": bool(self._unusual(own[None])[0]),
                 }
                 for name, own in counts.items()
             },
@@ -186,7 +192,7 @@ class Placebos(Table):
         return f"Placebos: {unusual}; {nulls}; the layer's record is {self.status}"
 
 
-def outside(value: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray[np.bool_]:
+def outside(value: NDArray[Any], null: NDArray[Any]) -> NDArray[np.bool_]:
     """bool[n]: whether each value is outside the central 95 % of its row of float64[n, m]; False without any."""
     if not null.shape[1]:
         return np.zeros(len(value), dtype=bool)
