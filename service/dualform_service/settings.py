@@ -32,7 +32,7 @@ class Setting:
     """As the file has it: `max_small`, which is --max-small and DUALFORM_SERVE_MAX_SMALL."""
     kind: Kind
     what: str
-    """A sentence or two, for --help and the documents."""
+    """A short sentence, for --help and the documents."""
     metavar: str | None = None
     own_default: Any = None
     """Of one that is no field of ServiceConfig."""
@@ -42,6 +42,8 @@ class Setting:
     """Of a text: all that it may be."""
     bare: str | None = None
     """What its flag says where nothing follows it; None where something must."""
+    more: str = ""
+    """What the documents alone have."""
 
     def read(self, said: Any) -> Any:
         """The value of what a source says. Raises ValueError."""
@@ -85,74 +87,71 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("address", "text", "Where to listen; port 0 takes a free one.", "HOST:PORT"),
+    Setting("address", "text", "Listen here.", "HOST:PORT", more="Port 0 takes a free one."),
     Setting(
         "token_file",
         "file",
-        "File of the tokens that callers may present; `dualform token` makes its lines. Read again when it changes.",
+        "Accept these tokens.",
         otherwise="no token",
+        more="`dualform token` makes the lines of the file. The server reads it again when it changes.",
     ),
-    Setting("token_rate", "number", "Questions a second that one caller may ask.", otherwise="as many as come"),
-    Setting("tls_cert", "file", "PEM file of the server's certificate chain.", otherwise="no TLS"),
-    Setting("tls_key", "file", "PEM file of the certificate's key; goes with --tls-cert."),
+    Setting("token_rate", "number", "Limit a caller's questions a second."),
+    Setting("tls_cert", "file", "Use this PEM certificate chain.", otherwise="no TLS"),
+    Setting("tls_key", "file", "Use this PEM key, with --tls-cert."),
     Setting(
         "tls_client_ca",
         "file",
-        "PEM file of the authorities whose certificates callers must have, beside a token.",
-        otherwise="none is asked for",
+        "Ask callers for certificates by these CAs.",
+        more="Callers need such a certificate in addition to a token. It is a PEM file.",
     ),
-    Setting("sql", "yes or no", "Answer statements of SQL, too."),
-    Setting("max_concurrent", "whole number", "Large questions held at once; two are worked on."),
+    Setting("sql", "yes or no", "Answer SQL, too."),
+    Setting("max_concurrent", "whole number", "Hold N large questions at once.", more="Two are worked on."),
     Setting(
         "max_small",
         "whole number",
-        "Small questions held at once, of each of three kinds: light scans, other scans that may be shared, look-ups.",
+        "Hold N small questions of a kind.",
+        more="The kinds are light scans, other scans that may be shared, and look-ups.",
     ),
-    Setting("deadline", "seconds", "Seconds after which a question's work stops."),
-    Setting("request_bytes", "bytes", "Largest question that is taken, as it is sent."),
-    Setting("answer_bytes", "bytes", "Largest answer that is given, as it is sent."),
+    Setting("deadline", "seconds", "Stop a question's work after this."),
+    Setting("request_bytes", "bytes", "Limit the size of a question.", more="It is the size of the message."),
+    Setting("answer_bytes", "bytes", "Limit the size of an answer.", more="It is the size of the message."),
     Setting(
         "ram",
         "bytes",
-        'What the process may take, as "2 GB".',
-        otherwise="up to half of the machine for keys and values, and an eighth for their codes",
+        "Limit RAM, e.g. '2 GB'.",
+        otherwise="half of the machine, and an eighth for codes",
     ),
     Setting(
         "ray",
         "text",
-        "Answer each shard on a machine of this Ray cluster, as `auto`; `local` starts one here.",
+        "Answer on this Ray cluster (auto, local).",
         "ADDRESS",
-        otherwise="no Ray",
+        more="Each shard gets a machine. `local` starts a cluster here. Ray listens on every address of its machines.",
     ),
-    Setting(
-        "shard_deadline",
-        "seconds",
-        "Seconds in which a shard must answer, with --ray; a process that misses it is replaced.",
-        own_default=60.0,
-    ),
-    Setting(
-        "metrics", "text", "Where metrics are scraped: http://HOST:PORT/metrics.", "HOST:PORT", otherwise="nowhere"
-    ),
+    Setting("shard_deadline", "seconds", "Replace a slower shard, with --ray.", own_default=60.0),
+    Setting("metrics", "text", "Serve http://HOST:PORT/metrics.", "HOST:PORT"),
     Setting(
         "explore",
         "text",
-        f"Where pages for a browser are (`dualform explore`); the flag alone is {EXPLORE}.",
+        "Serve pages for a browser, too.",
         "[HOST:PORT]",
-        otherwise="nowhere",
         bare=EXPLORE,
+        more=f"They are those of `dualform explore`. The flag alone is {EXPLORE}.",
     ),
     Setting(
         "tracing",
         "yes or no",
-        "Send a span for each call to a collector of OpenTelemetry, whose address OTEL_EXPORTER_OTLP_ENDPOINT says.",
+        "Send OpenTelemetry spans.",
         own_default=False,
+        more="There is one for each call; OTEL_EXPORTER_OTLP_ENDPOINT names the collector.",
     ),
     Setting(
         "log",
         "text",
-        "What stderr has: lines of text, or of JSON, one for each call among them.",
+        "Log lines of text, or of JSON.",
         own_default="text",
         choices=("text", "json"),
+        more="JSON has a line for each call.",
     ),
 )
 
@@ -160,10 +159,9 @@ SETTINGS = (
 def markdown() -> str:
     """The table of docs/operations.md."""
     lines = ["| flag | variable | key in the file | default | |", "| --- | --- | --- | --- | --- |"]
-    lines += [
-        f"| `{one.flag}` | `{one.variable}` | `{one.name}` | {one.shown_default or '—'} | {one.what} |"
-        for one in SETTINGS
-    ]
+    for one in SETTINGS:
+        names, says = f"`{one.flag}` | `{one.variable}` | `{one.name}`", f"{one.what} {one.more}".strip()
+        lines.append(f"| {names} | {one.shown_default or '—'} | {says} |")
     return "\n".join(lines) + "\n"
 
 
@@ -172,14 +170,14 @@ def options(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]
 
     def given(command: Any) -> Any:
         for one in reversed(SETTINGS):
-            said = f"{one.what} Default: {one.shown_default}." if one.shown_default else one.what
+            said = {"help": one.what, "show_default": one.shown_default or None}
             if one.kind == "yes or no":
-                command = option(f"{one.flag}/--no-{one.flag[2:]}", one.name, default=None, help=said)(command)
+                command = option(f"{one.flag}/--no-{one.flag[2:]}", one.name, default=None, **said)(command)
             elif one.bare is not None:
                 alone: dict[str, Any] = {"is_flag": False, "flag_value": one.bare}
-                command = option(one.flag, one.name, metavar=one.placeholder, help=said, **alone)(command)
+                command = option(one.flag, one.name, metavar=one.placeholder, **said, **alone)(command)
             else:
-                command = option(one.flag, one.name, metavar=one.placeholder, help=said)(command)
+                command = option(one.flag, one.name, metavar=one.placeholder, **said)(command)
         return command
 
     return given

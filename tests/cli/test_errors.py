@@ -16,13 +16,13 @@ TOPK = ("topk", "T", "--layer", "fc", "--query", "test")
 def test_without_json_two_lines_on_stderr(dualform, address, engine):
     engine.error = errors.BadMask("no slot column 'labl'.", hint="Columns: slot, label.")
     told = dualform("topk", address, "--layer", "fc", "--query", "test")
-    assert told == (2, "", "error: no slot column 'labl'.\nhint: Columns: slot, label.\n")
+    assert told == (2, "", "error: No slot column 'labl'.\nhint: Columns: slot, label.\n")
 
 
 def test_names_of_a_memory_in_an_error_do_not_steer_the_terminal(dualform, address, engine):
     engine.error = errors.NotFound("no slot column 'x'.", hint="Columns: \x1b]0;owned\x07, a\x1b[2J.")
     told = dualform("topk", address, "--layer", "fc", "--query", "test")
-    assert told.err == "error: no slot column 'x'.\nhint: Columns: �]0;owned�, a�[2J.\n"
+    assert told.err == "error: No slot column 'x'.\nhint: Columns: �]0;owned�, a�[2J.\n"
 
 
 def test_with_json_one_object_on_stdout(dualform, address, engine):
@@ -32,7 +32,7 @@ def test_with_json_one_object_on_stdout(dualform, address, engine):
     assert told.err == ""
     error = told.json["error"]
     assert len(error.pop("request_id")) == 16
-    assert error == {"code": "bad_mask", "message": "no slot column 'labl'.", "hint": "Columns: slot, label."}
+    assert error == {"code": "bad_mask", "message": "No slot column 'labl'.", "hint": "Columns: slot, label."}
 
 
 def test_what_a_server_failed_on_is_told_with_its_request_as_the_log_names_it(dualform, address, engine, caplog):
@@ -109,7 +109,7 @@ def test_an_empty_name_to_group_by(dualform):
 
 
 def test_an_unforeseen_error_tells_how_to_see_more(dualform, monkeypatch, address):
-    monkeypatch.setattr("dualform_client.cli.info.asdict", lambda told: 1 / 0)
+    monkeypatch.setattr("dualform_client.cli.inspect.asdict", lambda told: 1 / 0)
     told = dualform("info", address, "--json")
     assert told.code == 1
     assert told.err == ""
@@ -123,7 +123,7 @@ def test_an_interruption_is_no_failure_of_ours(dualform, monkeypatch, address):
     def interrupt(told):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dualform_client.cli.info.asdict", interrupt)
+    monkeypatch.setattr("dualform_client.cli.inspect.asdict", interrupt)
     assert dualform("info", address, "--json").code == 130
 
 
@@ -142,7 +142,7 @@ def test_bytes_that_are_no_text(dualform, address):
 
 @pytest.mark.parametrize(
     ("asked", "first"),
-    [("sql {} 'SELECT * FROM range(100000)'", "100000 rows, the first 1000 "), ("info {}", "")],
+    [("sql {} 'SELECT * FROM range(100000)'", "100,000 rows · first 1,000 "), ("info {}", "")],
     ids=["sql", "info"],
 )
 def test_a_reader_that_has_enough_is_no_error(folder, asked, first):
@@ -207,5 +207,5 @@ def test_a_file_in_a_folder_that_is_not_there_is_one_clear_line(folder, command,
     name, *options = command
     asked = [sys.executable, "-m", "dualform_client.cli", name, str(folder), *options, file]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
-    told = "error: There is no folder /nonexistent.\nhint: Make the folder first, or name another file.\n"
+    told = f"error: There is no folder /nonexistent.\nhint: Make the folder first, or give another {options[-1]}.\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", told)

@@ -59,8 +59,8 @@ def test_it_prints_a_text_and_hands_on_its_options(dualform, monkeypatch, tmp_pa
         ("a_training_of_mine:nothing", "a_training_of_mine has no function 'nothing'."),
         ("a_training_of_mine:number", "a_training_of_mine has no function 'number'."),
         ("a_training_of_mine", "'a_training_of_mine' names no function."),
-        ("no.such.module:train", "there is no module 'no'."),
-        ("no_such_file.py:train", "there is no file no_such_file.py."),
+        ("no.such.module:train", "There is no module 'no'."),
+        ("no_such_file.py:train", "There is no file no_such_file.py."),
         ("a_training_of_mine:failing", "a_training_of_mine:failing raised ZeroDivisionError: in my own code"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dualform.questions import QuerySetRows
-from dualform_client.cli.layers import named_layers
+from dualform_client.cli.layer_answers import named_layers
 from tests.wire.values import same
 
 
@@ -44,7 +44,8 @@ def test_several_layers_are_a_table_each_and_no_note_comes_twice(dualform, folde
 
 
 @pytest.mark.parametrize(
-    ("said", "message"), [("0,5", "no layer fits '5'."), ("x*", "no layer fits 'x*'."), ("0,", "--layer '0,' holds an")]
+    ("said", "message"),
+    [("0,5", "No layer matches '5'."), ("x*", "No layer matches 'x*'."), ("0,", "--layer '0,' holds an")],
 )
 def test_what_names_no_layer_is_refused(dualform, folder, said, message):
     told = dualform("topk", folder, "--layer", said, "--query", "test/1", "--json")

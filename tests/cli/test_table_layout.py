@@ -17,9 +17,8 @@ from rich.cells import cell_len
 from torch import nn
 
 import dualform
-from dualform_client.cli.importance import Importance
-from dualform_client.cli.printing import print_table
-from dualform_client.cli.table_layout import Column, broken, laid_out
+from dualform_client.cli.printing import Importance, print_table
+from dualform_client.cli.tables import Column, broken, laid_out
 
 LAYER = "transformer.h.11.attn.c_attn.query"
 ANNOTATOR = "annotator 3 of the second round of labelling"
@@ -94,7 +93,7 @@ def test_what_was_asked_for_is_whole_on_a_narrow_terminal(folder, columns, quest
     shown = on_terminal(columns, command, folder, *options)
     title, *lines = shown.splitlines()
     assert "…" not in shown
-    table = [line for line in lines if not line.startswith("left out, for want of room: ")]
+    table = [line for line in lines if " columns left out: " not in line and " column left out: " not in line]
     assert all(len(line) <= columns for line in table if line not in _titles(shown)), shown
     assert _holds(shown, [text.replace("/17(label1)", "/5(label1)") for text in asked_for])
     assert title
@@ -102,7 +101,7 @@ def test_what_was_asked_for_is_whole_on_a_narrow_terminal(folder, columns, quest
 
 def _titles(shown: str) -> list[str]:
     """Lines that are no table's: a terminal breaks them itself."""
-    return [line for line in shown.splitlines() if line.startswith((LAYER, "||", "backend", "1 steps", "columns"))]
+    return [line for line in shown.splitlines() if " · " in line or line.startswith("Columns of")]
 
 
 def _holds(shown: str, texts: list[str]) -> bool:
@@ -126,11 +125,11 @@ def _columns(lines: list[str]) -> list[str]:
 def test_columns_that_there_is_no_room_for_are_named(folder):
     asked = ["topk", folder, "--layer", LAYER, "--query", "validation-of-the-second-round/5", "-k", 2]
     narrow, wide = on_terminal(80, *asked), on_terminal(300, *asked)
-    (line,) = [line for line in narrow.splitlines() if line.startswith("left out")]
+    (line,) = [line for line in narrow.splitlines() if "left out" in line]
     header = next(line for line in wide.splitlines() if line.startswith("query"))
-    named = re.search(r"room: (.*) \(a pipe", line).group(1).split(", ")
-    assert {"call", "row", "position"} <= set(named)
-    assert set(named) <= set(header.split())
+    count, named = re.fullmatch(r"(\d+) columns left out: (.*) \(a pipe and --json have all\)", line).groups()
+    assert {"call", "row", "position"} <= set(named.split(", ")) <= set(header.split())
+    assert int(count) == len(named.split(", "))
     assert "left out" not in wide
     # All of it is there without a terminal, however narrow the environment says that one is.
     command = [sys.executable, "-m", "dualform_client.cli", *map(str, asked)]

@@ -54,6 +54,6 @@ def test_every_stop_runs(ran):
     assert 5 < len(WALK.stops) <= MOST_STOPS
 
 
-@pytest.mark.parametrize("file", ["dualform_client/cli/main.py", "dualform_client/cli/topk.py"])
+@pytest.mark.parametrize("file", ["dualform_client/cli/main.py", "dualform_client/cli/ask.py"])
 def test_a_file_that_no_line_names_is_found(ran, file):
     assert unnamed(WALK._replace(stops=[one for one in WALK.stops if one != file]), ran) == [file]

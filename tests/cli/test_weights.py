@@ -44,10 +44,10 @@ def test_a_mask_may_be_of_one_space(dualform, folder, tmp_path):
     [
         (
             ["--where", "step < 3", "--where-space", "sample", "step < 3"],
-            "--where and --where-space are given together.",
+            "--where and --where-space cannot be given together.",
         ),
         (["--where-space", "sample", "step < 3", "--where-space", "sample", "step < 4"], "names a space twice."),
-        (["--where-space", "token", "step < 3"], "no space 'token'."),
+        (["--where-space", "token", "step < 3"], "No space 'token'."),
     ],
     ids=["both", "twice", "unknown"],
 )

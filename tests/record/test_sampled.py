@@ -12,7 +12,7 @@ from dualform.deletion.delete import delete, planned_deletion
 from dualform.errors import Inexact
 from dualform.record.budget import Budget
 from dualform.store.check import what_is_wrong
-from dualform_client.cli.mask_notes import describe
+from dualform_client.cli.outputs import describe
 from tests.record.sampled_training import (
     BUDGET,
     COLUMNS,

@@ -6,14 +6,17 @@ With --json, what a server said has its call's `request_id`, too.
 from __future__ import annotations
 
 import json
+import re
 
 import click
 
-from dualform.errors import BadInput, NotFound
+from dualform.errors import BadInput, DualformError, NotFound
 from dualform.faults import as_dualform_error
 from dualform_client.cli.printing import print_note
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+_OF_A_MEMORY = re.compile(r",? or [^.,;]*\bmemory\.\w+\([^)]*\)[.\w]*")
+"""What Python alone can do instead."""
 
 
 def report_failure(error: BaseException, as_json: bool) -> int:
@@ -22,16 +25,42 @@ def report_failure(error: BaseException, as_json: bool) -> int:
         _print_failure("interrupted", "Interrupted.", "", as_json)
         return INTERRUPTED
     if isinstance(error, click.ClickException):
-        _print_failure("usage", error.format_message(), _usage_hint(error), as_json)
+        _print_failure("usage", _usage_message(error), _usage_hint(error), as_json)
         return BAD_INPUT
     ours = as_dualform_error(error)
     _print_failure(ours.code, ours.message, ours.hint, as_json, ours.request_id)
     return BAD_INPUT if isinstance(ours, BadInput | NotFound) else FAILED
 
 
+def reword(error: DualformError, context: click.Context) -> None:
+    """Has an error told in whole sentences, with the options of a command in the place of arguments of Python."""
+    options = {option.name or "": option.opts[0] for option in context.command.params if option.opts[0].startswith("-")}
+    error.message, error.hint = (_with_options(text, options) for text in (error.message, error.hint))
+    first = re.match(r"[a-z]+(?= )", error.message)
+    given = {word for value in context.params.values() for word in re.split(r"[\s/:,]+", str(value))}
+    if first and first.group() not in given:  # a folder or a function keeps its name
+        error.message = error.message[0].upper() + error.message[1:]
+
+
+def _with_options(text: str, options: dict[str, str]) -> str:
+    text = _OF_A_MEMORY.sub("", text)
+    for name, option in options.items():
+        text = re.sub(rf"^{name}(?= (is|holds|names|leaves|picks|cannot|has|takes|must)\b)", option, text)
+        text = re.sub(rf"\b{name}=\"([^\"]*)\"", rf"{option} \1", text)
+        text = re.sub(rf"\b{name}=(True\b)?", option, text)
+    text = re.sub(r"\bsql\((\".*?\")\)", r"dualform sql TARGET \1", text)
+    return text.replace("group_sum", "dualform group-sum")
+
+
+def _usage_message(error: click.ClickException) -> str:
+    return f"Unknown option {error.option_name!r}." if isinstance(error, click.NoSuchOption) else error.format_message()
+
+
 def _usage_hint(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
-    return f"Try '{context.command_path} --help'." if context else ""
+    near = getattr(error, "possibilities", None)
+    said = f"Did you mean {near[0]}? " if near else ""
+    return f"{said}Try '{context.command_path} --help'." if context else said.rstrip()
 
 
 def _print_failure(code: str, message: str, hint: str, as_json: bool, request_id: str = "") -> None:

@@ -17,12 +17,25 @@ from typing import NoReturn, TextIO
 import click
 
 from dualform_client.cli.failure import report_failure
+from dualform_client.cli.help import Context, UnknownCommand
 
-COMMANDS = (
-    "check", "compare", "completion", "contributions", "copy", "delete", "demo", "distribution", "estimate", "explore",
-    "group-sum", "health", "info", "mcp", "output", "serve", "sql", "study", "token", "topk", "verify", "weights",
-)  # fmt: skip
-"""Each in a file of its name."""
+SECTIONS: dict[str, dict[str, str]] = {
+    "Ask": {
+        "topk": "ask",
+        "group-sum": "ask",
+        "contributions": "outputs",
+        "output": "outputs",
+        "weights": "outputs",
+        "distribution": "ask",
+        "compare": "ask",
+    },
+    "Inspect": {"info": "inspect", "verify": "inspect", "check": "inspect", "sql": "inspect", "estimate": "inspect"},
+    "Maintain": {"copy": "maintain", "delete": "maintain", "completion": "maintain"},
+    "Serve": {"serve": "serving", "explore": "explore", "mcp": "serving", "token": "serving", "health": "serving"},
+    "Studies": {"demo": "studies", "study": "studies"},
+}
+"""By section of --help, each command with its file, which has a function of the command's name."""
+COMMANDS = {name: file for section in SECTIONS.values() for name, file in section.items()}
 
 ASKING = frozenset((
     "compare", "contributions", "distribution", "group-sum", "info", "output", "serve", "sql", "topk", "verify",
@@ -42,34 +55,51 @@ nearly as many, and none of them goes.
 class Commands(click.Group):
     """Loads a command's file when that command is asked for: a first answer waits for no other's."""
 
+    context_class = Context
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        name = cmd_name.replace("-", "_")
-        found: click.Command = getattr(import_module(f"dualform_client.cli.{name}"), name)
+        module = import_module(f"dualform_client.cli.{COMMANDS[cmd_name]}")
+        found: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise UnknownCommand(args[0], COMMANDS, ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, by section."""
+        widest = max(map(len, COMMANDS))
+        formatter.write_paragraph()
+        for section, names in SECTIONS.items():
+            formatter.write_heading(section)
+            with formatter.indentation():
+                found = {name: self.get_command(ctx, name) for name in names}
+                formatter.write_dl(
+                    [(name.ljust(widest), own.get_short_help_str(80)) for name, own in found.items() if own]
+                )
 
 
 @click.group(
     cls=Commands,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    options_metavar="",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="dualform", prog_name="dualform")
 @click.pass_context
 def dualform(context: click.Context) -> None:
-    """The training of a neural network as a memory that answers exact questions.
+    """Ask questions about the training of a neural network.
 
-    TARGET is a memory's folder, or host:port of a server, with /NAME behind it where that has several. Every command
-    takes --json: one JSON object on stdout, progress on stderr.
-
-    \b
-    Example:
-      dualform demo --out runs/demo
-      dualform info runs/demo
+    TARGET is a memory's folder, or host:port[/NAME] of a server. Every command
+    takes --json (one JSON object on stdout) and --help. Start with "dualform demo".
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -1,19 +1,23 @@
-"""The pages that `dualform serve --explore` has beside the server, seen from the server's process."""
+"""The pages of `dualform serve --explore`: a process beside the server's, seen from there, and what runs in it."""
 
 from __future__ import annotations
 
 import json
 import logging
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dualform_proto.address import Address, parse_address
 
 if TYPE_CHECKING:
+    from dualform.methods import Answers
     from dualform_service.config import ServiceConfig
 
 _CLOSING_SECONDS = 6.0
@@ -65,7 +69,7 @@ class ServedPages:
             "tls_name": self._tls_name,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dualform_client.cli.pages_process"],
+            [sys.executable, "-m", "dualform_client.cli.pages"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=[self._listening.fileno()],
@@ -98,3 +102,31 @@ class ServedPages:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def main() -> None:
+    """The process of the pages. It reads on stdin what to show, and ends with stdin, which closes when the server's
+    process ends, however that does.
+    """
+    from dualform_explorer.beside import BesideConfig, serve_beside
+
+    said = json.loads(sys.stdin.buffer.readline())
+    certificate, key = said["certificate"], said["key"]
+    pair = None if certificate is None else (Path(certificate), Path(key))
+    config = BesideConfig(said["address"], said["tokens"], pair)
+
+    def opened(token: str | None) -> dict[str, Any]:
+        return {name: partial(_connected, target, token, said) for name, target in said["memories"].items()}
+
+    serve_beside(config, opened, socket.socket(fileno=said["listening"]), sys.stdin.buffer.read)
+
+
+def _connected(target: str, token: str | None, said: dict[str, Any]) -> Answers:
+    """The server holds the certificate's key, so that the certificate itself is who is trusted."""
+    from dualform_client.target import connect
+
+    return connect(target, token=token, authority=said["certificate"], tls_name=said["tls_name"])
+
+
+if __name__ == "__main__":
+    main()

@@ -108,7 +108,7 @@ def _listed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 def _names(context: click.Context) -> _Names:
     """Those of the memory that the line names before what is completed. Raises whatever opening it raises."""
     # An option that waits for its value ends click's reading before it tells arguments by their names.
-    given = context.params.get("target") or context.params.get("a") or context.params.get("run")
+    given = context.params.get("place") or context.params.get("a") or context.params.get("run")
     target = str(given or context.args[0])
     if Path(target).exists():
         return _names_of_folder(target)
@@ -125,10 +125,10 @@ def _names_of_folder(folder: str) -> _Names:
 
 
 def _names_of_server(address: str, reach: dict[str, Any]) -> _Names:
-    from dualform_client.cli.target import REACH, open_target
+    from dualform_client.cli.target import REACH, connected
 
     said = {name: reach.get(name) for name in REACH} | {"timeout": SERVER_SECONDS}
-    with open_target(address, None, **said) as memory:
+    with connected(address, **said) as memory:
         info = memory.info()
     spaces = {name: layer.space for layer in info.layers for name in (layer.name, *layer.views)}
     query_sets = {query_set.name: query_set.rows for query_set in info.query_sets}

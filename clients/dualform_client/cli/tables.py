@@ -1,14 +1,27 @@
-"""How a table fits a width: which of its columns are shown, and where their cells are broken. Nothing is cut off."""
+"""Tables: which columns fit a width, where their cells are broken, and how they are drawn. No cell is cut off."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
-from rich.cells import cell_len, chop_cells
+from rich import box
+from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from dualform_client.cli.importance import Importance
+from dualform.answers.table import counted
+from dualform_client.cli.printing import Importance, print_line, printable
 
+UNBOUNDED = 10_000
+"""Width for output that no terminal shows: a table in a file or pipe is not to be cut."""
+SHOWN_ROWS = 1000
+"""Rows of a table that are printed: laying out more takes seconds, and nobody reads them."""
 GAP = 3
 """Columns of the terminal between two of the table."""
 _ROOMY = 24
@@ -132,3 +145,64 @@ def _parts(text: str) -> Iterator[str]:
             start = place
     if start < len(text):
         yield text[start:]
+
+
+def show(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], importance: Importance | None = None
+) -> None:
+    """As `print_table`."""
+    cells = [list(row) for row in rows]
+    if len(cells) > SHOWN_ROWS:
+        title, cells = f"{title} · first {SHOWN_ROWS:,} (--json prints all)", cells[:SHOWN_ROWS]
+    table = [
+        Column(_in_one_line(name), [_cell(row[place]) for row in cells], any(_is_number(row[place]) for row in cells))
+        for place, name in enumerate(columns)
+    ]
+    # rich heeds a width of dumb terminals only where it has a height, too; nothing here depends on that.
+    width, height = shutil.get_terminal_size() if sys.stdout.isatty() else (UNBOUNDED, 25)
+    layout = laid_out(table, width, importance or Importance(kept=[column.name for column in table]))
+    print_line(title)
+    if layout.widths is None:
+        _print_lists(layout, width)
+        return
+    _print_rows(layout, layout.widths, Console(file=sys.stdout, width=width, height=height))
+    if left := layout.left_out:
+        print_line(f"{counted(len(left), 'column')} left out: {', '.join(left)} (a pipe and --json have all)\n")
+
+
+def _print_rows(layout: Layout, widths: Sequence[int], console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column, width in zip(layout.columns, widths, strict=True):
+        name = Text("\n".join(broken(column.name, width)))
+        table.add_column(name, justify="right" if column.numeric else "left", width=width, no_wrap=True)
+    for row in zip(*(column.cells for column in layout.columns), strict=True):
+        table.add_row(*(Text("\n".join(broken(cell, width))) for cell, width in zip(row, widths, strict=True)))
+    console.print(table)
+    console.print()
+
+
+def _print_lists(layout: Layout, width: int) -> None:
+    """Each row as lines of its own: a name, and what the row has there, below it where they are too wide for one."""
+    names = [column.name for column in layout.columns]
+    for_names = max(min(max(map(cell_len, names)), width // 2), 1)
+    for_cells = max(width - for_names - 2, 1)
+    for row in zip(*(column.cells for column in layout.columns), strict=True):
+        for name, cell in zip(names, row, strict=True):
+            for one, other in zip_longest(broken(name, for_names), broken(cell, for_cells), fillvalue=""):
+                print_line(f"{set_cell_size(one, for_names)}  {other}".rstrip())
+        print_line("")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else _in_one_line(str(value))
+
+
+def _in_one_line(text: str) -> str:
+    """As `printable`, for a table's cells: what follows the end of a line could pass for another row."""
+    return printable(text).replace("\n", "\N{REPLACEMENT CHARACTER}")

@@ -1,0 +1,239 @@
+"""What a command answers for a layer: its layers, queries and score by name, and what to know of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from dualform.answers import Scan, Status
+from dualform.answers.table import counted
+from dualform.errors import BadInput, DualformError, NotFound
+from dualform.methods import Answers
+from dualform.patterns import matches
+from dualform.questions import Queries, QuerySetRows
+from dualform.questions.gradients import EVERY_LAYER, GRADIENT
+from dualform.questions.target import CONTRIBUTION
+from dualform_client.cli.options import abs_option, allow_inexact_option, at_step_option, one_score, score_option
+from dualform_client.cli.printing import Importance, print_json, print_note, print_table, titled
+
+_OF_SEVERAL = ",*?["
+"""Letters without which a text names one layer."""
+_OF_EXAMPLES = "sample"
+"""The slot space of layers whose rows are a query set's examples, and have its labels; others have rows of tokens."""
+_SCORES = {"dot": "attention scores", "abs": "absolute attention scores"}
+"""As titles name them; others by their own name."""
+
+
+@dataclass(frozen=True)
+class LayerAnswer:
+    """What a command says of one layer."""
+
+    record: Mapping[str, Any]
+    """As JSON has it."""
+    title: str
+    columns: Sequence[str]
+    rows: Iterable[Sequence[Any]]
+    """Of the table; gone through once."""
+    importance: Importance
+    """Which columns a narrow terminal gets."""
+    notes: Sequence[str] = ()
+    """What the reader should know beside it: sentences, of which several layers may share some."""
+
+
+def asks_layers(command: Callable[..., LayerAnswer]) -> Callable[..., None]:
+    """Has a command, which answers for one layer of a memory or of two, asked of each layer that --layer names.
+
+    Gradients are summed over all that it names, so that with their score the command is asked once, with a list of
+    names, or "*" for every layer that has some. JSON is the record of the one answer, or {"layers": [{"layer": NAME,
+    …}, …]} where --layer may name several that are asked one after the other.
+    """
+
+    @wraps(command)
+    def asked(memory: Answers | tuple[Answers, ...], layer: str, as_json: bool, **rest: Any) -> None:
+        of = memory[0] if isinstance(memory, tuple) else memory
+        if rest.get("score") == GRADIENT:
+            summed = layer if layer == EVERY_LAYER else named_layers(of, layer) or [layer]
+            answer = command(memory, summed, **rest)
+            print_json(answer.record) if as_json else _show(iter([answer]))
+            return
+        names = named_layers(of, layer)
+        if not as_json:
+            _show(command(memory, name, **rest) for name in names or [layer])
+        elif names is None:
+            print_json(command(memory, layer, **rest).record)
+        else:
+            print_json({"layers": [{"layer": name, **command(memory, name, **rest).record} for name in names]})
+
+    return asked
+
+
+def named_layers(memory: Answers, said: str) -> Sequence[str] | None:
+    """The layers that a list of names and patterns names, each once, in the list's order and the network's.
+
+    None for a text that is the name of one layer, known or not. Raises NotFound for a part that names none.
+    """
+    if not any(letter in said for letter in _OF_SEVERAL):
+        return None
+    layers = memory.info().layers
+    names, views = [layer.name for layer in layers], {view for layer in layers for view in layer.views}
+    if said in (*names, *views):
+        return None
+    found = dict[str, None]()
+    for part in (part.strip() for part in said.split(",")):
+        if not part:
+            raise BadInput(f"--layer {said!r} holds an empty name.", hint="Write --layer NAME,NAME.", field="layer")
+        fitting = [name for name in names if matches(name, part)] or [part] * (part in views)
+        if not fitting:
+            raise NotFound(f"No layer matches {part!r}.", hint=f"Layers: {', '.join(names)}.", field="layer")
+        found |= dict.fromkeys(fitting)
+    return list(found)
+
+
+def _show(answers: Iterator[LayerAnswer]) -> None:
+    """A table for each, as soon as it is answered; no note twice."""
+    told = set[str]()
+    for answer in answers:
+        print_table(answer.title, answer.columns, answer.rows, answer.importance)
+        for note in answer.notes:
+            if note not in told:
+                print_note(note)
+                told.add(note)
+
+
+@dataclass(frozen=True)
+class AskedQuery:
+    """One of a question's queries, as a table names it."""
+
+    query: int
+    """Its place among them, from 0."""
+    name: str
+    """QUERY_SET/ROW; where numbers were asked with, its place alone."""
+    label: int | None = None
+    """None where it has none, or none is known."""
+
+    def __str__(self) -> str:
+        return self.name if self.label is None else f"{self.name} (label {self.label})"
+
+
+def asked_queries(memory: Answers, queries: Queries, count: int, space: str) -> list[AskedQuery]:
+    """Those of an answer that has so many, for a layer whose slots are of that space."""
+    if not isinstance(queries, QuerySetRows):
+        return [AskedQuery(query, str(query)) for query in range(count)]
+    rows = range(count) if queries.rows is None else queries.rows[:count]
+    labels = _labels(memory, queries.query_set) if space == _OF_EXAMPLES else {}
+    return [AskedQuery(query, f"{queries.query_set}/{row}", labels.get(row)) for query, row in enumerate(rows)]
+
+
+def _labels(memory: Answers, query_set: str) -> dict[int, int]:
+    """By row, where it is known."""
+    try:
+        labels = memory.query_set(query_set).labels
+    except DualformError:  # the question is answered: a server that does not give the whole query set spoils nothing
+        return {}
+    return {} if labels is None else {row: label for row, label in enumerate(labels.tolist()) if label >= 0}
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score that is asked for, by --abs, --score, and --target with what belongs to it."""
+
+    name: str
+    target: str | None
+    at_step: int | None
+    allow_inexact: bool
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Arguments of the methods that ask."""
+        return {"score": self.name, **self._target, "allow_inexact": self.allow_inexact}
+
+    @property
+    def _target(self) -> dict[str, Any]:
+        return {"target": self.target, "at_step": self.at_step}
+
+    def __str__(self) -> str:
+        if self.target is None:
+            return _SCORES.get(self.name, f"{self.name} scores")
+        at = "" if self.at_step is None else f" as of step {self.at_step:,}"
+        return f"contributions to output {self.target.replace('-', ' less output ')}{at}"
+
+    def record(self, status: Status | None) -> dict[str, Any]:
+        """What JSON has of it."""
+        return {"score": self.name, **({} if status is None else {**self._target, "status": asdict(status)})}
+
+    def space_of_queries(self, space: str) -> str:
+        """The slot space whose rows the queries are, of an answer about slots of `space`: gradients are of examples."""
+        return _OF_EXAMPLES if self.name == GRADIENT else space
+
+    def notes(self, layer: str | Sequence[str], status: Status | None) -> list[str]:
+        return [] if status is None or status.exact else [f"{layer}: {describe_status(status)}"]
+
+
+_target_option = click.option(
+    "--target",
+    metavar="N[-M]",
+    help="Score by what was added to output N, or N less M.",
+)
+
+
+def takes_score(command: Callable[..., LayerAnswer]) -> Callable[..., LayerAnswer]:
+    """Gives a command its score, as `score`."""
+
+    @wraps(command)
+    def asked(
+        *arguments: Any,
+        absolute: bool,
+        score: str | None,
+        target: str | None,
+        at_step: int | None,
+        allow_inexact: bool,
+        **rest: Any,
+    ) -> LayerAnswer:
+        name = CONTRIBUTION if target is not None and score is None and not absolute else one_score(absolute, score)
+        return command(*arguments, score=Score(name, target, at_step, allow_inexact), **rest)
+
+    for option in (allow_inexact_option, at_step_option, _target_option, abs_option, score_option):
+        asked = option(asked)
+    return asked
+
+
+def layer_title(layer: str | Sequence[str], *parts: str) -> str:
+    """Of an answer for one layer, or for several together."""
+    if layer == EVERY_LAYER:
+        return titled("All layers", *parts)
+    names = [layer] if isinstance(layer, str) else layer
+    return titled(f"Layer{'s'[: len(names) > 1]} {' + '.join(names)}", *parts)
+
+
+def scanned(scan: Scan, space: str, matching: int | None = None) -> str:
+    """The slots that an answer is of, and what it took."""
+    left = scan.slots_matching if matching is None else matching
+    of = "" if left == scan.slots_scanned else f"{left:,} of "
+    noun = "slot" if space == _OF_EXAMPLES else f"{space} slot"
+    return titled(f"{of}{counted(scan.slots_scanned, noun)}", f"{scan.seconds:.2f} s")
+
+
+def share(scan: Scan) -> dict[str, float]:
+    """As JSON has it, where a budget kept not all slots."""
+    return {"share": scan.share} if scan.sample else {}
+
+
+def sample_notes(scan: Scan) -> list[str]:
+    """The sentence beside a table, where a budget kept not all slots."""
+    return [f"Computed from {scan.sample}."] if scan.sample else []
+
+
+def names_record(asked: list[AskedQuery]) -> dict[str, Any]:
+    """What JSON has of the queries beside their numbers."""
+    return {"asked": [asdict(own) for own in asked]}
+
+
+def describe_status(status: Status, unrecorded_change: float = 0.0) -> str:
+    """A sentence or two on a record that is not exact, or that has an unrecorded change."""
+    reason = f": {status.reason.rstrip('.')}" if status.reason else ""
+    change = f" Unrecorded change: {unrecorded_change:.2g} of the distance that training moved the weights."
+    return f"{status}{reason}.{change if unrecorded_change > 0 else ''}"

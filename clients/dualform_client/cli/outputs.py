@@ -1,0 +1,383 @@
+"""Questions about outputs and weights: output, contributions and weights, and what an ablation means for them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from dualform.answers import Cancellation, Contributions, Outputs, Weights
+from dualform.answers.cancellation import WHAT_A_MASK_MEANS, WHOSE_STATUS
+from dualform.errors import BadInput, FolderError, Inexact
+from dualform.methods import Answers
+from dualform.questions import Queries
+from dualform.questions.arguments import KERNELS
+from dualform_client.cli.help import command
+from dualform_client.cli.layer_answers import (
+    LayerAnswer,
+    asked_queries,
+    asks_layers,
+    describe_status,
+    layer_title,
+    names_record,
+    sample_notes,
+    share,
+)
+from dualform_client.cli.options import (
+    FILE,
+    allow_inexact_option,
+    at_step_option,
+    by_option,
+    check_output_file,
+    force_option,
+    json_option,
+    layer_option,
+    query_option,
+    where_option,
+)
+from dualform_client.cli.printing import Importance, print_json, print_note, print_table
+from dualform_client.cli.target import asks_target
+
+SHOWN_OUTPUTS = 16
+"""Outputs of a layer that a table shows; --json gives all."""
+WHAT_A_SOFTMAX_MASK_MEANS = (
+    "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to the "
+    f"bias is taken out of it, by arithmetic. It is not retraining without them. {WHOSE_STATUS}"
+)
+_NOTHING = "moves nothing"
+
+
+@command()
+@asks_target
+@asks_layers
+@layer_option
+@query_option
+@where_option("Add up only slots that match.")
+@at_step_option
+@allow_inexact_option
+@click.option(
+    "--kernel",
+    default="linear",
+    show_default=True,
+    type=click.Choice(KERNELS),
+    metavar="NAME",
+    help="Use the kernel linear or softmax.",
+)
+@click.option("--temperature", type=float, metavar="T", show_default="1", help="Divide scores by T before the softmax.")
+@click.option("--no-initial", is_flag=True, help="Leave out the initial weights and the bias.")
+@json_option
+def output(
+    memory: Answers,
+    layer: str,
+    queries: Queries,
+    where: str | None,
+    at_step: int | None,
+    allow_inexact: bool,
+    kernel: str,
+    temperature: float | None,
+    no_initial: bool,
+) -> LayerAnswer:
+    """Compute a layer's output, also from part of the training.
+
+    --where removes terms from this training's sum. It does not predict what a
+    retraining without those data would give.
+
+    \b
+    Examples:
+      dualform output runs/demo --layer layer-2 --query test-digits/17
+      dualform output runs/demo --layer layer-2 --query test-digits/17 \\
+        --where "label <> 3"
+    """
+    outputs = memory.output(layer, queries, where, at_step, allow_inexact, kernel, temperature, not no_initial)
+    # What is left of a softmax grows: how far the removed terms cancel says nothing of it.
+    removed = cancellation(memory, where, at_step, layer, allow_inexact) if kernel == "linear" else None
+    notes = []
+    if not outputs.status.exact or outputs.unrecorded_change > 0:
+        notes.append(f"{layer}: {describe_status(outputs.status, outputs.unrecorded_change)}")
+    if where is not None:
+        notes.append(WHAT_A_MASK_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_MASK_MEANS)
+        notes += [said] if (said := describe(removed)) else []
+    asked = asked_queries(memory, queries, len(outputs), outputs.space)
+    at = "" if outputs.temperature is None else f" at temperature {outputs.temperature:g}"
+    without = "" if outputs.initial else "without W_0 and bias"
+    columns = {
+        "query": list(asked),
+        "largest": [_ranked(row, 1) for row in outputs],
+        "runner-up": [_ranked(row, 2) for row in outputs],
+        **({} if outputs.effective_slots is None else {"effective slots": outputs.effective_slots.tolist()}),
+        **{str(place): outputs.values[:, place].tolist() for place in _shown(outputs.shape[1])},
+    }
+    return LayerAnswer(
+        {**_outputs(outputs), **names_record(asked), **({} if removed is None else figures(removed))},
+        layer_title(layer, f"outputs of the {outputs.kernel} kernel{at}", without, _first(outputs.shape[1])),
+        list(columns),
+        zip(*columns.values(), strict=True),
+        Importance(("query", "largest", "runner-up"), last=("effective slots",)),
+        notes,
+    )
+
+
+def _ranked(row: Any, rank: int) -> str | None:
+    """The output of a rank, from 1, and its value; None if there are not so many."""
+    if len(row) < rank:
+        return None
+    place = int(np.argsort(-row, kind="stable")[rank - 1])
+    return f"{place}: {row[place]:.6g}"
+
+
+def _shown(width: int) -> range:
+    return range(min(width, SHOWN_OUTPUTS))
+
+
+def _first(width: int) -> str:
+    return "" if width <= SHOWN_OUTPUTS else f"first {SHOWN_OUTPUTS} of {width:,} outputs (--json prints all)"
+
+
+def _outputs(outputs: Outputs) -> dict[str, Any]:
+    """As JSON has them; a temperature and effective slots are a softmax's."""
+    record = {"outputs": outputs.values, "space": outputs.space, "kernel": outputs.kernel, "initial": outputs.initial}
+    record |= {"status": asdict(outputs.status), "unrecorded_change": outputs.unrecorded_change}
+    if outputs.effective_slots is None:
+        return record
+    return {**record, "temperature": outputs.temperature, "effective_slots": outputs.effective_slots}
+
+
+@command()
+@asks_target
+@asks_layers
+@layer_option
+@query_option
+@by_option("Group by these slot columns.", required=True)
+@where_option()
+@at_step_option
+@allow_inexact_option
+@json_option
+def contributions(
+    memory: Answers,
+    layer: str,
+    queries: Queries,
+    by: tuple[str, ...],
+    where: str | None,
+    at_step: int | None,
+    allow_inexact: bool,
+) -> LayerAnswer:
+    """Show what each group of slots added to an output.
+
+    The rows add up to the output of the rebuilt layer: groups, initial weights,
+    bias, unrecorded change, and a residual of rounding. "unexplained" is the
+    network's own output less that sum.
+
+    \b
+    Example:
+      dualform contributions runs/demo --layer layer-2 --query test-digits/17 \\
+        --by dataset
+    """
+    answer = memory.contributions(layer, queries, by, where, at_step, allow_inexact)
+    notes = [*sample_notes(answer.scan), *([] if where is None else [WHAT_A_MASK_MEANS])]
+    if not answer.status.exact:
+        notes.append(f"{layer}: {describe_status(answer.status)}")
+    width = answer.sums.shape[2]
+    asked = asked_queries(memory, queries, len(answer), answer.space)
+    rows = ([asked[query], *row, *numbers[: len(_shown(width))].tolist()] for query, *row, numbers in _rows(answer))
+    return LayerAnswer(
+        {**_record(answer), **names_record(asked)},
+        layer_title(layer, f"contributions to outputs by {', '.join(by)}", _first(width)),
+        ["query", "what", "count", *map(str, _shown(width))],
+        rows,
+        Importance(("query", "what", "0"), first=("count",)),
+        notes,
+    )
+
+
+def _rows(answer: Contributions) -> Iterator[tuple[Any, ...]]:
+    """Query, what contributes, slots, float64[d_out]."""
+    beside = {"initial": answer.initial, "unrecorded change": answer.unrecorded_change, "residual": answer.residual}
+    for query, sums in enumerate(answer.sums):
+        for key, count, own in zip(answer.groups, answer.counts.tolist(), sums, strict=True):
+            yield query, ", ".join("NULL" if value is None else str(value) for value in key), count, own
+        yield query, "bias", None, answer.bias
+        for name, own in beside.items():
+            if name == "initial" or np.any(own[query]):
+                yield query, name, None, own[query]
+        if answer.unexplained is not None:
+            yield query, "unexplained", None, answer.unexplained[query]
+
+
+def _record(answer: Contributions) -> dict[str, Any]:
+    groups = [
+        {**dict(zip(answer.by, key, strict=True)), "count": count}
+        for key, count in zip(answer.groups, answer.counts.tolist(), strict=True)
+    ]
+    parts = ("initial", "bias", "unrecorded_change", "residual", "unexplained")
+    return {
+        "groups": groups,
+        "sums": answer.sums,
+        **{name: getattr(answer, name) for name in parts},
+        "space": answer.space,
+        "status": asdict(answer.status),
+        **share(answer.scan),
+    }
+
+
+@command()
+@asks_target
+@click.option("--out", required=True, type=FILE, metavar="FILE", help="Write this .safetensors file.")
+@where_option("Add up only slots that match.")
+@click.option(
+    "--where-space",
+    type=(str, str),
+    multiple=True,
+    metavar="SPACE SQL",
+    help="Filter one slot space; repeatable.",
+)
+@at_step_option
+@allow_inexact_option
+@force_option
+@json_option
+def weights(
+    memory: Answers,
+    where: str | None,
+    where_space: tuple[tuple[str, str], ...],
+    at_step: int | None,
+    allow_inexact: bool,
+    out: Path,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the network's weights, also from part of the training.
+
+    The file is for load_state_dict and has the model's own parameter names.
+    --where removes terms from this training's sum. It does not predict what a
+    retraining without those data would give.
+
+    \b
+    Examples:
+      dualform weights runs/demo --at-step 100 --out earlier.safetensors
+      dualform weights runs/demo --where "label <> 3" --out no-3.safetensors
+    """
+    check_output_file(out, force, "out")
+    masks = one_mask(where, where_space)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "not recorded")  # said below, for a server's answer too
+        state = memory.weights(masks, at_step, allow_inexact)
+    removed = cancellation(memory, masks, at_step, allow_inexact=allow_inexact)
+    _save(state, out)
+    note = "" if masks is None else f"{WHAT_A_MASK_MEANS} {describe(removed)}".strip()
+    if as_json:
+        masked = {} if masks is None else {**figures(removed), "note": note}
+        print_json({"out": str(out), **_written(state), **masked})
+        return
+    print_table(f"{out}", ["parameter", "shape"], [[name, list(array.shape)] for name, array in state.arrays.items()])
+    for layer, status in state.statuses.items():
+        if not status.exact or state.unrecorded_change[layer] > 0:
+            print_note(f"{layer}: {describe_status(status, state.unrecorded_change[layer])}")
+    if state.remark and not (state.ended and masks is None and at_step is None):
+        print_note(f"{state.remark[0].upper()}{state.remark[1:]}.")
+    if state.others and masks is not None:
+        print_note(f"No mask moves what no slot explains: {', '.join(state.others)}.")
+    if note:
+        print_note(note)
+
+
+def _written(state: Weights) -> dict[str, Any]:
+    return {
+        "parameters": {name: list(array.shape) for name, array in state.arrays.items()},
+        "status": {layer: asdict(status) for layer, status in state.statuses.items()},
+        "unrecorded_change": state.unrecorded_change,
+        "kept": state.kept,
+        "not_recorded": list(state.not_recorded),
+        "others": list(state.others),
+        "ended": state.ended,
+    }
+
+
+def _save(state: Weights, out: Path) -> None:
+    """Under a temporary name first: a run that is cut short leaves no half file behind under the name asked for."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        # Clones, because the format refuses tensors that share their storage, as tied weights do.
+        save_file({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}, partial)
+        os.replace(partial, out)
+    except SafetensorError as error:  # which has its own for a full disk, and for a place that takes no files
+        raise FolderError(f"{out} cannot be written: {error}.", field="out") from None
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+def one_mask(where: str | None, by_space: Sequence[tuple[str, str]]) -> str | dict[str, str] | None:
+    """What --where and --where-space say together. Raises BadInput for both, or for a space given twice."""
+    if not by_space:
+        return where
+    if where is not None:
+        raise BadInput(
+            "--where and --where-space cannot be given together.",
+            hint="Give one --where for all spaces, or a --where-space for each.",
+            field="where",
+        )
+    masks = dict(by_space)
+    if len(masks) < len(by_space):
+        raise BadInput("--where-space names a space twice.", hint="Join its conditions with AND.", field="where")
+    return masks
+
+
+def cancellation(
+    memory: Answers,
+    where: str | Mapping[str, str] | None,
+    at_step: int | None,
+    layer: str | None = None,
+    allow_inexact: bool = False,
+) -> Cancellation | None:
+    """By layer, how much the removed terms cancel, or how far the mask moves the weights.
+
+    None without a mask, and, with a note, where a server of an earlier version does not measure it under the training's
+    optimizer. For masks that were answered: what else would be refused was refused with them.
+    """
+    if where is None:
+        return None
+    try:
+        return memory.cancellation(where, at_step, layer, allow_inexact)
+    except Inexact as unmeasured:
+        print_note(unmeasured.message)
+        return None
+
+
+def describe(removed: Cancellation | None) -> str:
+    """A sentence for each kind of figures; nothing where nothing was measured."""
+    if removed is None:
+        return ""
+    said = []
+    if removed.figures:
+        moved = {layer: f"{figure:.3g}" for layer, figure in removed.items() if not isnan(figure)}
+        listed = ", ".join(f"{layer} {moved.get(layer, _NOTHING)}" for layer in removed)
+        meaning = "1: its terms all push one way; tens or hundreds: they mostly cancel each other"
+        said.append(f"Cancellation of what was masked ({meaning}): {listed}.")
+    if removed.concentrations:
+        listed = ", ".join(
+            f"{layer} {_NOTHING if isnan(one.share) else f'{one.share:.0%}, {one.greatest:.2g}'}"
+            for layer, one in removed.concentrations.items()
+        )
+        meaning = (
+            "share of the squared distance from the whole in 1 % of the entries; furthest move of an entry, in "
+            "multiples of the distance that the layer's weights moved"
+        )
+        said.append(f"Concentration of the mask ({meaning}): {listed}.")
+    if removed.scan.sample:
+        said.append(f"These figures are computed from {removed.scan.sample}.")
+    return " ".join(said)
+
+
+def figures(removed: Cancellation | None) -> dict[str, Any]:
+    """As JSON has them; null where nothing was measured."""
+    return {"cancellation": None, "concentration": {}, "unmoved": []} if removed is None else removed.record()
