@@ -74,7 +74,7 @@ def test_two_folders_share_one_bound(dualform, runs, monkeypatch):
     assert 0 < seen[0].most_bytes <= 850_000_000
     told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "--ram", "50 MB", "--json")
     assert told.code == 2
-    assert "50 MB are too few" in told.json["error"]["message"]
+    assert "50 MB is too little RAM" in told.json["error"]["message"]
 
 
 def test_the_table_over_a_folder_and_a_server(dualform, runs):
@@ -141,4 +141,4 @@ def test_a_bound_on_memory_is_that_of_the_folder_among_the_two(dualform, runs):
             assert told.json["error"]["message"].startswith("--ram is 'much'")
         assert dualform("compare", runs[0], server.address, *asked, "--ram", "2 GB").json["queries"] == expected
         told = dualform("compare", server.address, server.address, *asked, "--ram", "2 GB")
-        assert "bounds what this process takes" in told.json["error"]["message"]
+        assert "limits this process" in told.json["error"]["message"]

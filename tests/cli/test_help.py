@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from importlib.metadata import version
 from pathlib import Path
 
 import click
 import pytest
+from docs.site import command_line
 
 from dualform_client.cli.help import HEADINGS, ConnectionOption
 from dualform_client.cli.main import COMMANDS, SECTIONS, dualform as group
@@ -101,3 +104,20 @@ def test_the_share_of_memory_for_codes_is_said(dualform, command):
 )
 def test_what_is_mistyped_is_told_with_what_is_near(dualform, words, message, hint):
     assert dualform(*words) == (2, "", f"error: {message}\nhint: {hint}\n")
+
+
+def test_the_page_has_the_help_of_every_command():
+    """`python -m docs.site.command_line` writes it."""
+    assert command_line.PAGE.read_text(encoding="utf-8") == command_line.page()
+    assert all(f"\n### dualform {name}\n" in command_line.page() for name in COMMANDS)
+
+
+def test_the_commands_of_the_page_are_right(dualform, folder, tmp_path, monkeypatch):
+    """Those above the reference, on another memory."""
+    prose = command_line.PAGE.read_text(encoding="utf-8").partition(command_line.BEGIN)[0]
+    asked = re.findall(r"^    dualform (.*)", prose, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    for words in map(shlex.split, asked):
+        known = {"runs/demo": folder, "layer-2": "2", "test-digits/17": "test/1", "dataset = 'digits'": "label = 1"}
+        placed = [known.get(word, word.replace("300", "3")) for word in words]
+        assert words[0] == "demo" or dualform(*placed).code == 0, words

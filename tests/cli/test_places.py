@@ -119,7 +119,7 @@ run()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "numpy", "dualform_client.cli.main", "dualform_client.cli.inspect"])
+@pytest.mark.parametrize("module", ["click", "numpy", "dualform_client.cli.main", "dualform_client.cli.inspection"])
 def test_ctrl_c_while_the_command_is_loaded_is_no_traceback(module):
     command = [sys.executable, "-c", INTERRUPTED_WHILE_LOADING, module]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

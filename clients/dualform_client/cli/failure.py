@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from difflib import get_close_matches
 
 import click
 
@@ -15,8 +16,11 @@ from dualform.faults import as_dualform_error
 from dualform_client.cli.printing import print_note
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-_OF_A_MEMORY = re.compile(r",? or [^.,;]*\bmemory\.\w+\([^)]*\)[.\w]*")
+_OF_A_MEMORY = re.compile(r",? or [^.,;]*\bmemory\.\w+\([^)]*\)(?:\.\w+)*")
 """What Python alone can do instead."""
+_LIST = re.compile(r"(?P<what>[A-Z][a-z ]+): (?P<names>[^ ]+(, [^ ]+)*)\.")
+"""A hint that lists what there is."""
+_LISTED = 8
 
 
 def report_failure(error: BaseException, as_json: bool) -> int:
@@ -36,18 +40,29 @@ def reword(error: DualformError, context: click.Context) -> None:
     """Has an error told in whole sentences, with the options of a command in the place of arguments of Python."""
     options = {option.name or "": option.opts[0] for option in context.command.params if option.opts[0].startswith("-")}
     error.message, error.hint = (_with_options(text, options) for text in (error.message, error.hint))
+    if (listed := _LIST.fullmatch(error.hint)) and (unknown := re.search("'([^']*)'", error.message)):
+        error.hint = _nearest_first(unknown[1], listed["what"], listed["names"].split(", "))
     first = re.match(r"[a-z]+(?= )", error.message)
     given = {word for value in context.params.values() for word in re.split(r"[\s/:,]+", str(value))}
     if first and first.group() not in given:  # a folder or a function keeps its name
         error.message = error.message[0].upper() + error.message[1:]
 
 
+def _nearest_first(unknown: str, what: str, names: list[str]) -> str:
+    """The hint that lists what there is, shortened."""
+    near = get_close_matches(unknown, names, 1)
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{f'Did you mean {near[0]}? ' if near else ''}{what}: {', '.join(names[:_LISTED])}{more}."
+
+
 def _with_options(text: str, options: dict[str, str]) -> str:
     text = _OF_A_MEMORY.sub("", text)
     for name, option in options.items():
-        text = re.sub(rf"^{name}(?= (is|holds|names|leaves|picks|cannot|has|takes|must)\b)", option, text)
+        text = re.sub(rf"(?<!\S){name}(?= (is|holds|names|leaves|picks|cannot|has|takes|must)\b)", option, text)
         text = re.sub(rf"\b{name}=\"([^\"]*)\"", rf"{option} \1", text)
-        text = re.sub(rf"\b{name}=(True\b)?", option, text)
+        text = re.sub(rf"\b{name}=True\b", option, text)
+        text = re.sub(rf"\b{name}=(?=\S)", f"{option} ", text)
+        text = re.sub(rf"\b{name}=", option, text)
     text = re.sub(r"\bsql\((\".*?\")\)", r"dualform sql TARGET \1", text)
     return text.replace("group_sum", "dualform group-sum")
 

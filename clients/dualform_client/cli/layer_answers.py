@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import wraps
@@ -173,9 +174,20 @@ class Score:
         return [] if status is None or status.exact else [f"{layer}: {describe_status(status)}"]
 
 
+def _as_target(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"\d+(-\d+)?", value):
+        raise BadInput(
+            f"--target must be N or N-M, not {value!r}.",
+            hint="Give the number of an output, or 3-8 for output 3 less output 8.",
+            field="target",
+        )
+    return value
+
+
 _target_option = click.option(
     "--target",
     metavar="N[-M]",
+    callback=_as_target,
     help="Score by what was added to output N, or N less M.",
 )
 
@@ -193,6 +205,10 @@ def takes_score(command: Callable[..., LayerAnswer]) -> Callable[..., LayerAnswe
         allow_inexact: bool,
         **rest: Any,
     ) -> LayerAnswer:
+        given = {"--score contribution": score == CONTRIBUTION, "--at-step": at_step is not None}
+        for option, said in {**given, "--allow-inexact": allow_inexact}.items():
+            if said and target is None:
+                raise BadInput(f"{option} needs --target.", hint="Give --target N, an output's number.", field="target")
         name = CONTRIBUTION if target is not None and score is None and not absolute else one_score(absolute, score)
         return command(*arguments, score=Score(name, target, at_step, allow_inexact), **rest)
 
