@@ -231,9 +231,9 @@ def test_output_of_another_kernel(dualform, address, engine):
     assert "effective slots" in told.out
     assert told.out.startswith("Layer fc · outputs of the softmax kernel at temperature 0.5")
     assert told.err == (
-        "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to "
-        "the bias is taken out of it, by arithmetic. It is not retraining without them. The status is that of the "
-        "whole sum, of which a mask leaves a part.\n"
+        "--where takes slots out of the softmax, so that the weights of the others grow, and subtracts what the "
+        "removed ones added to the bias. It is not retraining without them. The status is that of the whole sum, of "
+        "which a mask leaves a part.\n"
     )
     alone = dualform(*asked, "--no-initial", "--json")
     assert (alone.json["initial"], alone.json["kernel"]) == (False, "linear")
@@ -330,7 +330,7 @@ def test_tables(dualform, address, arguments, shows):
 def test_a_mask_on_a_table_is_explained(dualform, folder):
     told = dualform("output", folder, "--layer", "2", "--query", "test/1", "--where", "dataset = 'first'")
     assert "it is not retraining without them" in told.err
-    assert "Cancellation of what was masked" in told.err
+    assert "Cancellation of the removed terms" in told.err
 
 
 def test_folder_and_server_print_the_same(dualform, folder):

@@ -196,3 +196,35 @@ def test_a_query_has_the_name_that_it_was_asked_by(dualform, folder, tmp_path):
     np.save(tmp_path / "q.npy", np.ones(6, np.float32))
     told = dualform("output", folder, "--layer", LAYER, "--query", tmp_path / "q.npy", "--json").json
     assert told["asked"] == [{"query": 0, "name": "0", "label": None}]
+
+
+def test_the_largest_output_and_the_next_are_shown_on_any_terminal(tmp_path):
+    """With the number of columns that there is no room for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 40))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        with recorder.step():
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+        recorder.query_set("test", torch.randn(2, 4), label=torch.tensor([3, 4]))
+    with dualform.open(tmp_path / "run") as memory:
+        values = np.asarray(memory.output("0", "test"))
+    shown = on_terminal(80, "output", tmp_path / "run", "--layer", "0", "--query", "test")
+    title, *rows = shown.splitlines()
+    assert title == "Layer 0 · outputs of the linear kernel · first 16 of 40 outputs (--json prints all)"
+    for row, own in zip((rows[2], rows[3]), values, strict=True):
+        first, second = own.argsort()[::-1][:2]
+        assert f"{first}: {own[first]:.6g}" in row
+        assert f"{second}: {own[second]:.6g}" in row
+    numbers = [word for word in rows[0].split() if word.isdecimal()]
+    assert f"{16 - len(numbers)} columns left out: {len(numbers)}, " in shown
+
+
+def test_internals_are_for_those_who_ask(dualform, folder):
+    plain, verbose = dualform("info", folder).out, dualform("info", folder, "--verbose").out
+    for inner in ("rounding", "reconstruction error", "backend", "snapshot"):
+        assert inner not in plain
+        assert inner in verbose
+    assert plain.startswith("1 step of SGD · 8 sample slots · finished\n")
+    assert dualform("sql", folder, "SELECT 1 AS one").out.startswith("1 row\n")

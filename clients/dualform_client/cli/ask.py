@@ -256,7 +256,7 @@ def _spread(own: Distributions) -> dict[str, Any]:
 
 
 def _effective(answer: Distributions) -> str:
-    said = ", ".join(f"{number:,.1f}" for number in answer.effective_slots[:_SHOWN].tolist())
+    said = ", ".join(f"{one:,.{int(one < 100)}f}" for one in answer.effective_slots[:_SHOWN].tolist())
     return f"effective slots {said}{', …' if len(answer) > _SHOWN else ''}"
 
 

@@ -73,30 +73,29 @@ def info(memory: Answers, verbose: bool, as_json: bool) -> None:
 
 
 def _print_layers(contents: MemoryInfo, verbose: bool) -> None:
-    columns = ["layer", "d_in", "d_out", "bias", "space", "slots", "distinct keys", "values", "status"]
-    columns += [*(("reconstruction error", "rounding") if verbose else ()), "reason"]
-    rows = [
-        [
-            _name_and_views(layer),
-            layer.d_in,
-            layer.d_out,
-            _yes(layer.bias),
-            layer.space,
-            layer.slots,
-            layer.distinct_keys,
-            _yes(layer.values),
-            str(layer.status),
-            *((layer.status.error, layer.status.rounding) if verbose else ()),
-            layer.reason,
-        ]
-        for layer in contents.layers
-    ]
+    layers = contents.layers
+    columns = {
+        "layer": [_name_and_views(layer) for layer in layers],
+        "d_in": [layer.d_in for layer in layers],
+        "d_out": [layer.d_out for layer in layers],
+        "bias": [_yes(layer.bias) for layer in layers],
+        "space": [layer.space for layer in layers],
+        "slots": [layer.slots for layer in layers],
+        "distinct keys": [layer.distinct_keys for layer in layers],
+        "values": [_yes(layer.values) for layer in layers],
+        "status": [str(layer.status) for layer in layers],
+    }
+    if any(layer.reason for layer in layers):
+        columns["reason"] = [layer.reason for layer in layers]
+    inner = {"reconstruction error": [layer.status.error for layer in layers]}
+    inner["rounding"] = [layer.status.rounding for layer in layers]
+    columns |= inner if verbose else {}
     importance = Importance(
-        ("layer", "status"),
+        ("layer", "status", *inner),
         last=("reason", "slots", "d_in", "d_out", "values", "space", "distinct keys"),
-        first=("rounding", "reconstruction error", "bias"),
+        first=("bias",),
     )
-    print_table("Layers", columns, rows, importance)
+    print_table("Layers", [*columns], zip(*columns.values(), strict=True), importance)
 
 
 def _name_and_views(layer: LayerInfo) -> str:
@@ -128,8 +127,10 @@ def verify(memory: Answers, as_json: bool) -> None:
     if as_json:
         print_json({layer: _reconstruction(one) for layer, one in found.items()})
         return
-    rows = [[layer, one.reconstruction_error, str(one.status), one.reason] for layer, one in found.items()]
-    columns = ["layer", "reconstruction error", "status", "reason"]
+    columns = ["layer", "reconstruction error", "status", *["reason"] * any(one.reason for one in found.values())]
+    rows = [
+        [layer, one.reconstruction_error, str(one.status), one.reason][: len(columns)] for layer, one in found.items()
+    ]
     title = "Reconstruction errors · ||W_T - rebuilt|| / ||W_T - W_0||, bias included"
     print_table(title, columns, rows, Importance(columns[:3], last=columns[3:]))
     for layer, one in found.items():
@@ -248,7 +249,13 @@ def sql(memory: Answers, statement: str, as_json: bool) -> None:
     help="Record these layers; repeatable.",
 )
 @click.option(
-    "--tried", type=AtLeast(1), metavar="N", default=20, show_default=True, help="Record N steps for the estimate."
+    "--trial-steps",
+    "tried",
+    type=AtLeast(1),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="Record N steps to estimate from.",
 )
 @click.option("--folder", type=FOLDER, show_default="a temporary one", help="Record them here; they are removed.")
 @click.option("--budget", metavar="BYTES", help="Show what a budget such as '20 GB' keeps.")

@@ -49,8 +49,8 @@ from dualform_client.cli.target import asks_target
 SHOWN_OUTPUTS = 16
 """Outputs of a layer that a table shows; --json gives all."""
 WHAT_A_SOFTMAX_MASK_MEANS = (
-    "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to the "
-    f"bias is taken out of it, by arithmetic. It is not retraining without them. {WHOSE_STATUS}"
+    "--where takes slots out of the softmax, so that the weights of the others grow, and subtracts what the removed "
+    f"ones added to the bias. It is not retraining without them. {WHOSE_STATUS}"
 )
 _NOTHING = "moves nothing"
 
@@ -282,7 +282,7 @@ def weights(
     if state.remark and not (state.ended and masks is None and at_step is None):
         print_note(f"{state.remark[0].upper()}{state.remark[1:]}.")
     if state.others and masks is not None:
-        print_note(f"No mask moves what no slot explains: {', '.join(state.others)}.")
+        print_note(f"No slot explains these, so that --where leaves them as they are: {', '.join(state.others)}.")
     if note:
         print_note(note)
 
@@ -361,18 +361,18 @@ def describe(removed: Cancellation | None) -> str:
     if removed.figures:
         moved = {layer: f"{figure:.3g}" for layer, figure in removed.items() if not isnan(figure)}
         listed = ", ".join(f"{layer} {moved.get(layer, _NOTHING)}" for layer in removed)
-        meaning = "1: its terms all push one way; tens or hundreds: they mostly cancel each other"
-        said.append(f"Cancellation of what was masked ({meaning}): {listed}.")
+        meaning = "1: they all push one way; tens or hundreds: they mostly cancel each other"
+        said.append(f"Cancellation of the removed terms ({meaning}): {listed}.")
     if removed.concentrations:
         listed = ", ".join(
             f"{layer} {_NOTHING if isnan(one.share) else f'{one.share:.0%}, {one.greatest:.2g}'}"
             for layer, one in removed.concentrations.items()
         )
         meaning = (
-            "share of the squared distance from the whole in 1 % of the entries; furthest move of an entry, in "
-            "multiples of the distance that the layer's weights moved"
+            "share of the squared change in 1 % of the entries; furthest move of an entry, in "
+            "multiples of the distance that training moved the layer's weights"
         )
-        said.append(f"Concentration of the mask ({meaning}): {listed}.")
+        said.append(f"Concentration of the change ({meaning}): {listed}.")
     if removed.scan.sample:
         said.append(f"These figures are computed from {removed.scan.sample}.")
     return " ".join(said)
