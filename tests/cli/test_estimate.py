@@ -33,7 +33,9 @@ def _module(tmp_path, monkeypatch):
 
 
 def test_it_tells_bytes_and_seconds(dualform):
-    told = dualform("estimate", "a_training_of_mine:train", "--steps", 100, "--samples", 4, "--trial-steps", 3, "--json")
+    told = dualform(
+        "estimate", "a_training_of_mine:train", "--steps", 100, "--samples", 4, "--trial-steps", 3, "--json"
+    )
     assert told.code == 0
     assert told.json["slots"] == {"sample": 400}
     assert (told.json["steps"], told.json["tried"]) == (100, 3)
