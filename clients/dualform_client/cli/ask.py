@@ -43,7 +43,7 @@ from dualform_client.cli.target import asks_target, asks_two_targets
 from dualform_client.comparison import Sample, compare as compared, shared
 
 _SHOWN = 8
-"""Queries whose effective slots a title has."""
+"""Queries whose effective slots a title shows."""
 
 
 @command()
@@ -169,7 +169,7 @@ def group_sum(
 
 
 def _every(answer: GroupSums) -> dict[str, Any]:
-    """As JSON has the sums of all groups."""
+    """The sums of all groups, for JSON."""
     groups = [
         {**dict(zip(answer.by, key, strict=True)), "count": count}
         for key, count in zip(answer.groups, answer.counts.tolist(), strict=True)
@@ -178,7 +178,7 @@ def _every(answer: GroupSums) -> dict[str, Any]:
 
 
 def _table(answer: GroupSums, asked: list[AskedQuery]) -> tuple[list[str], Iterator[list[Any]]]:
-    """Columns and rows: a row a group."""
+    """The columns, and a row for each group."""
     per_query = [str(query) for query in asked] if len(asked) > 1 else ["sum"]
     rows = (
         [*key, count, *answer.sums[:, g].tolist()]
@@ -188,7 +188,7 @@ def _table(answer: GroupSums, asked: list[AskedQuery]) -> tuple[list[str], Itera
 
 
 def _largest(answer: GroupSums) -> Iterator[dict[str, Any]]:
-    """A record a query and group."""
+    """A record for each query and group."""
     for query in range(len(answer.sums)):
         for key, own, count in answer.ranked(query):
             yield {"query": query, "group": dict(zip(answer.by, key, strict=True)), "count": count, "sum": own}
@@ -246,7 +246,7 @@ def distribution(
 
 
 def _spread(own: Distributions) -> dict[str, Any]:
-    """Of the only query of an answer."""
+    """The JSON of an answer to one query."""
     return {
         "scores": own.scores[0],
         "cumulative": own.cumulative[0],

@@ -143,11 +143,10 @@ def _export(
     as_json: bool,
     preview: Callable[[str | None, int], Any] | None,
 ) -> None:
-    """`opened`: by name, what opens or connects to a memory; `preview`: what training samples look like, in place of
-    its preview sets.
+    """`opened`: functions that open or connect to a memory, by name. `preview`: replaces the stored preview sets.
 
-    Raises BadInput for several, for what is not there and for a file that would be too large; AlreadyExists for one
-    that is there, and FolderError where none can be.
+    Raises BadInput for several memories, unknown predictions or a file that would be too large, AlreadyExists if the
+    file exists, and FolderError if it cannot be made.
     """
     from dualform_explorer.export.choice import choose
     from dualform_explorer.export.page import exported_page
@@ -184,7 +183,7 @@ def _export(
 
 
 def _write(out: Path, html: str) -> int:
-    """Under a temporary name first, so that no half file stands under the name asked for; its bytes."""
+    """Writes to a temporary name first, so that `out` is never half a file. Returns its bytes."""
     part = out.with_name(f".{out.name}.partial")
     try:
         part.write_text(html, encoding="utf-8", newline="\n")

@@ -1,6 +1,6 @@
-"""Errors as the command line tells them: {"error": {"code", "message", "hint"}} with --json, else lines on stderr.
+"""How the command line prints errors: {"error": {"code", "message", "hint"}} with --json, else lines on stderr.
 
-With --json, what a server said has its call's `request_id`, too.
+With --json, an error from a server also has the `request_id` of its call.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dualform_client.cli.printing import print_note
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 _OF_A_MEMORY = re.compile(r",? or [^.,;]*\bmemory\.\w+\([^)]*\)(?:\.\w+)*")
-"""What Python alone can do instead."""
+"""The part of a hint that only a Python program can follow."""
 _LIST = re.compile(r"(?P<what>[A-Z][a-z ]+): (?P<names>[^ ]+(, [^ ]+)*)\.")
-"""A hint that lists what there is."""
+"""A hint that lists the names that exist."""
 _LISTED = 8
 
 
 def report_failure(error: BaseException, as_json: bool) -> int:
-    """Tells the error; returns the exit code."""
+    """Prints the error and returns the exit code."""
     if isinstance(error, click.Abort | KeyboardInterrupt):
         _print_failure("interrupted", "Interrupted.", "", as_json)
         return INTERRUPTED
@@ -37,7 +37,7 @@ def report_failure(error: BaseException, as_json: bool) -> int:
 
 
 def reword(error: DualformError, context: click.Context) -> None:
-    """Has an error told in whole sentences, with the options of a command in the place of arguments of Python."""
+    """Changes an error to whole sentences that name the command's options instead of Python arguments."""
     options = {option.name or "": option.opts[0] for option in context.command.params if option.opts[0].startswith("-")}
     error.message, error.hint = (_with_options(text, options) for text in (error.message, error.hint))
     if (listed := _LIST.fullmatch(error.hint)) and (unknown := re.search("'([^']*)'", error.message)):
@@ -49,7 +49,7 @@ def reword(error: DualformError, context: click.Context) -> None:
 
 
 def _nearest_first(unknown: str, what: str, names: list[str]) -> str:
-    """The hint that lists what there is, shortened."""
+    """A hint that starts with the nearest name and lists at most eight."""
     near = get_close_matches(unknown, names, 1)
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"{f'Did you mean {near[0]}? ' if near else ''}{what}: {', '.join(names[:_LISTED])}{more}."

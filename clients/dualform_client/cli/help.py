@@ -1,4 +1,4 @@
-"""The layout of --help, and the errors of usage: an unknown command or option names the nearest one."""
+"""The layout of --help, and the error for an unknown command."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dualform.errors import DualformError
 from dualform_client.cli.failure import reword
 
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"
-"""In the place of a hyphen while lines are broken: click would break the name of an option there."""
+"""Replaces hyphens while lines are wrapped, because click would break an option's name at one."""
 HEADINGS = ("Required", "Options", "Connection and RAM")
 
 
 class _Formatter(click.HelpFormatter):
-    """Breaks lines between words alone."""
+    """Wraps lines only between words."""
 
     def write_text(self, text: str) -> None:
         super().write_text(text.replace("-", _HYPHEN))
@@ -35,16 +35,16 @@ class Context(click.Context):
 
 
 class ConnectionOption(click.Option):
-    """An option of the last section of --help."""
+    """An option that --help lists in its last section."""
 
 
 class Command(click.Command):
-    """Lists required options first, then the others, then those of a connection. Errors are told in its options."""
+    """Lists required options first, then others, then connection options, and rewords errors for the shell."""
 
     context_class = Context
 
     def sections(self, context: click.Context) -> list[list[tuple[str, str]]]:
-        """For each of HEADINGS, its options and their texts."""
+        """The options and their texts, for each of HEADINGS."""
         options = [option for option in self.get_params(context) if isinstance(option, click.Option)]
         found: list[list[tuple[str, str]]] = [[], [], []]
         for option in options:
@@ -71,7 +71,7 @@ command = partial(click.command, cls=Command)
 
 
 def _text(option: click.Option) -> str:
-    """What an option does, and its default."""
+    """The option's text and its default."""
     shown = option.show_default if isinstance(option.show_default, str) else str(option.default)
     return f"{option.help} [default: {shown}]" if option.show_default else option.help or ""
 

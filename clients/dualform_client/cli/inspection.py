@@ -1,4 +1,4 @@
-"""What a memory holds, and whether it holds: info, verify, check, sql and estimate."""
+"""Commands that inspect a memory or a training: info, verify, check, sql and estimate."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _print_layers(contents: MemoryInfo, verbose: bool) -> None:
 
 
 def _name_and_views(layer: LayerInfo) -> str:
-    """A layer's name, and those of its views in short."""
+    """A layer's name, and its first and last view."""
     if not layer.views:
         return layer.name
     first, *_, last = layer.views
@@ -202,12 +202,12 @@ def _of_derived_files(run: str) -> list[str]:
 
     try:
         return check_derived(opened(run, SegmentCache(most_bytes=0)))
-    except Damaged:  # which was said
+    except Damaged:  # reported already
         return []
 
 
 def _repaired(run: str, out: str) -> tuple[list[str], int]:
-    """What was dropped, and how many steps there are still."""
+    """The parts that were dropped, and the number of steps that are left."""
     from dualform.store.repair import repair
 
     with progress_bar("copying") as progress:

@@ -1,4 +1,4 @@
-"""What a command answers for a layer: its layers, queries and score by name, and what to know of the answer."""
+"""Answers for one layer: which layers, queries and score were asked for, and how the answer is printed."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from dualform_client.cli.options import abs_option, allow_inexact_option, at_ste
 from dualform_client.cli.printing import Importance, print_json, print_note, print_table, titled
 
 _OF_SEVERAL = ",*?["
-"""Letters without which a text names one layer."""
+"""A --layer without these characters names one layer."""
 _OF_EXAMPLES = "sample"
-"""The slot space of layers whose rows are a query set's examples, and have its labels; others have rows of tokens."""
+"""The slot space of layers with one row for each example, which has the example's label; others have rows of tokens."""
 _SCORES = {"dot": "attention scores", "abs": "absolute attention scores"}
-"""As titles name them; others by their own name."""
+"""Names for titles; other scores have their own name."""
 
 
 @dataclass(frozen=True)
 class LayerAnswer:
-    """What a command says of one layer."""
+    """The answer of a command for one layer."""
 
     record: Mapping[str, Any]
-    """As JSON has it."""
+    """For --json."""
     title: str
     columns: Sequence[str]
     rows: Iterable[Sequence[Any]]
-    """Of the table; gone through once."""
+    """The rows of the table; may be a generator."""
     importance: Importance
-    """Which columns a narrow terminal gets."""
+    """Which columns a narrow terminal shows."""
     notes: Sequence[str] = ()
-    """What the reader should know beside it: sentences, of which several layers may share some."""
+    """Sentences for stderr. Layers may share some; each is printed once."""
 
 
 def asks_layers(command: Callable[..., LayerAnswer]) -> Callable[..., None]:
-    """Has a command, which answers for one layer of a memory or of two, asked of each layer that --layer names.
+    """Calls a command, which answers for one layer, for each layer that --layer names, and prints the answers.
 
-    Gradients are summed over all that it names, so that with their score the command is asked once, with a list of
-    names, or "*" for every layer that has some. JSON is the record of the one answer, or {"layers": [{"layer": NAME,
-    …}, …]} where --layer may name several that are asked one after the other.
+    Gradients are summed over the layers instead: with --score gradient the command is called once, with a list of
+    names, or "*" for all. JSON is the record of the one answer, or {"layers": [{"layer": NAME, …}, …]} if --layer may
+    name several.
     """
 
     @wraps(command)
@@ -73,9 +73,9 @@ def asks_layers(command: Callable[..., LayerAnswer]) -> Callable[..., None]:
 
 
 def named_layers(memory: Answers, said: str) -> Sequence[str] | None:
-    """The layers that a list of names and patterns names, each once, in the list's order and the network's.
+    """The layers that a list of names and patterns matches, each once, in the order of the list and the network.
 
-    None for a text that is the name of one layer, known or not. Raises NotFound for a part that names none.
+    None if `said` is the name of one layer, known or not. Raises NotFound if a part of the list matches no layer.
     """
     if not any(letter in said for letter in _OF_SEVERAL):
         return None
@@ -95,7 +95,7 @@ def named_layers(memory: Answers, said: str) -> Sequence[str] | None:
 
 
 def _show(answers: Iterator[LayerAnswer]) -> None:
-    """A table for each, as soon as it is answered; no note twice."""
+    """Prints a table for each answer as it comes, and each note once."""
     told = set[str]()
     for answer in answers:
         print_table(answer.title, answer.columns, answer.rows, answer.importance)
@@ -107,21 +107,21 @@ def _show(answers: Iterator[LayerAnswer]) -> None:
 
 @dataclass(frozen=True)
 class AskedQuery:
-    """One of a question's queries, as a table names it."""
+    """One query of a question, with the name that tables show."""
 
     query: int
-    """Its place among them, from 0."""
+    """Its index, from 0."""
     name: str
-    """QUERY_SET/ROW; where numbers were asked with, its place alone."""
+    """QUERY_SET/ROW, or the index of a query from a file."""
     label: int | None = None
-    """None where it has none, or none is known."""
+    """None if it is unknown."""
 
     def __str__(self) -> str:
         return self.name if self.label is None else f"{self.name} (label {self.label})"
 
 
 def asked_queries(memory: Answers, queries: Queries, count: int, space: str) -> list[AskedQuery]:
-    """Those of an answer that has so many, for a layer whose slots are of that space."""
+    """The queries of an answer for `count` queries, from a layer of that slot space."""
     if not isinstance(queries, QuerySetRows):
         return [AskedQuery(query, str(query)) for query in range(count)]
     rows = range(count) if queries.rows is None else queries.rows[:count]
@@ -130,17 +130,17 @@ def asked_queries(memory: Answers, queries: Queries, count: int, space: str) -> 
 
 
 def _labels(memory: Answers, query_set: str) -> dict[int, int]:
-    """By row, where it is known."""
+    """The known labels, by row."""
     try:
         labels = memory.query_set(query_set).labels
-    except DualformError:  # the question is answered: a server that does not give the whole query set spoils nothing
+    except DualformError:  # labels are optional: the question itself is answered
         return {}
     return {} if labels is None else {row: label for row, label in enumerate(labels.tolist()) if label >= 0}
 
 
 @dataclass(frozen=True)
 class Score:
-    """The score that is asked for, by --abs, --score, and --target with what belongs to it."""
+    """The score to ask for: --abs, --score, and --target with its options."""
 
     name: str
     target: str | None
@@ -149,7 +149,7 @@ class Score:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Arguments of the methods that ask."""
+        """Arguments for the methods of a memory."""
         return {"score": self.name, **self._target, "allow_inexact": self.allow_inexact}
 
     @property
@@ -163,11 +163,11 @@ class Score:
         return f"contributions to output {self.target.replace('-', ' less output ')}{at}"
 
     def record(self, status: Status | None) -> dict[str, Any]:
-        """What JSON has of it."""
+        """Its part of the JSON record."""
         return {"score": self.name, **({} if status is None else {**self._target, "status": asdict(status)})}
 
     def space_of_queries(self, space: str) -> str:
-        """The slot space whose rows the queries are, of an answer about slots of `space`: gradients are of examples."""
+        """The slot space of the queries, for an answer about slots of `space`: gradients belong to examples."""
         return _OF_EXAMPLES if self.name == GRADIENT else space
 
     def notes(self, layer: str | Sequence[str], status: Status | None) -> list[str]:
@@ -193,7 +193,7 @@ _target_option = click.option(
 
 
 def takes_score(command: Callable[..., LayerAnswer]) -> Callable[..., LayerAnswer]:
-    """Gives a command its score, as `score`."""
+    """Adds the options of a score to a command, which gets them as `score`."""
 
     @wraps(command)
     def asked(
@@ -218,7 +218,7 @@ def takes_score(command: Callable[..., LayerAnswer]) -> Callable[..., LayerAnswe
 
 
 def layer_title(layer: str | Sequence[str], *parts: str) -> str:
-    """Of an answer for one layer, or for several together."""
+    """The title of an answer for one layer, or for a sum over several."""
     if layer == EVERY_LAYER:
         return titled("All layers", *parts)
     names = [layer] if isinstance(layer, str) else layer
@@ -226,7 +226,7 @@ def layer_title(layer: str | Sequence[str], *parts: str) -> str:
 
 
 def scanned(scan: Scan, space: str, matching: int | None = None) -> str:
-    """The slots that an answer is of, and what it took."""
+    """The number of slots and the seconds of an answer."""
     left = scan.slots_matching if matching is None else matching
     of = "" if left == scan.slots_scanned else f"{left:,} of "
     noun = "slot" if space == _OF_EXAMPLES else f"{space} slot"
@@ -234,22 +234,22 @@ def scanned(scan: Scan, space: str, matching: int | None = None) -> str:
 
 
 def share(scan: Scan) -> dict[str, float]:
-    """As JSON has it, where a budget kept not all slots."""
+    """The share of the slots that a budget kept, for JSON; empty if all were kept."""
     return {"share": scan.share} if scan.sample else {}
 
 
 def sample_notes(scan: Scan) -> list[str]:
-    """The sentence beside a table, where a budget kept not all slots."""
+    """A note about the share of the slots that a budget kept."""
     return [f"Computed from {scan.sample}."] if scan.sample else []
 
 
 def names_record(asked: list[AskedQuery]) -> dict[str, Any]:
-    """What JSON has of the queries beside their numbers."""
+    """The names of the queries, for JSON."""
     return {"asked": [asdict(own) for own in asked]}
 
 
 def describe_status(status: Status, unrecorded_change: float = 0.0) -> str:
-    """A sentence or two on a record that is not exact, or that has an unrecorded change."""
+    """A sentence or two about a record that is not exact or has an unrecorded change."""
     reason = f": {status.reason.rstrip('.')}" if status.reason else ""
     change = f" Unrecorded change: {unrecorded_change:.2g} of the distance that training moved the weights."
     return f"{status}{reason}.{change if unrecorded_change > 0 else ''}"

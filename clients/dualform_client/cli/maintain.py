@@ -1,4 +1,4 @@
-"""What keeps memories and the shell in order: copy, delete and completion."""
+"""Commands that maintain memories and the shell: copy, delete and completion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_PROMISED = (
     "one that is missing."
 )
 _VARIABLE = "_DUALFORM_COMPLETE"
-"""Of the environment; click reads it where the command begins."""
+"""The environment variable that click reads at the start of the command."""
 
 
 @command()
@@ -111,7 +111,7 @@ def _counted(found: Deletion) -> str:
 
 
 def _said(found: Deletion) -> list[str]:
-    """What is about to happen, a sentence or two each."""
+    """Sentences that say what a deletion does, before it is confirmed."""
     said = [f"This deletes {_counted(found)}, with their keys, values and columns."]
     if found.summed:
         said.append(
@@ -132,8 +132,8 @@ def _said(found: Deletion) -> list[str]:
         said.append(f"Previews are removed: {lost}.")
     if found.preview_sets:
         said.append(
-            f"Preview sets that are removed: those of {', '.join(map(_dataset, found.preview_sets))}. No sample of "
-            "theirs is left, or some of the deleted ones have no number."
+            f"Preview sets that are removed: those of {', '.join(map(_dataset, found.preview_sets))}. None of "
+            "their samples is left, or some of the deleted ones have no number."
         )
     if found.others:
         said.append(

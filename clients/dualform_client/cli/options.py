@@ -1,4 +1,4 @@
-"""Options that several commands share, and what is read of their values."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class AtLeast(click.IntRange):
-    """A whole number that is not less than another."""
+    """A whole number with a lower bound."""
 
     name = "n"
 
@@ -63,7 +63,7 @@ def _as_score(_context: click.Context, _option: click.Parameter, value: str | No
 
 
 def read_queries(file: Path) -> Vectors:
-    """float32[n, d] from an .npy file of numbers. Raises BadInput where it is none."""
+    """float32[n, d] from an .npy file of numbers. Raises BadInput for any other file."""
     try:
         with file.open("rb") as stream:
             # Arrays of objects are refused: reading them would run code from the file.
@@ -71,7 +71,7 @@ def read_queries(file: Path) -> Vectors:
     except OSError as error:
         raise BadInput(f"The query file {file} cannot be read: {error.strerror}.", field="queries") from None
     except (ValueError, EOFError) as error:
-        raise BadInput(f"The query file {file} is no .npy file of numbers: {error}", field="queries") from None
+        raise BadInput(f"The query file {file} is not an .npy file of numbers: {error}", field="queries") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
         kind = array.dtype if isinstance(array, np.ndarray) else "several arrays"
         raise BadInput(f"The query file {file} holds {kind}, not real numbers.", field="queries")
@@ -132,7 +132,7 @@ def by_option(says: str, required: bool = False) -> Decorator:
 
 
 def one_score(absolute: bool, score: str | None) -> str:
-    """What --abs and --score say together. Raises BadInput for both."""
+    """The score from --abs and --score. Raises BadInput if both are given."""
     if not absolute:
         return score or "dot"
     if score is not None:
@@ -189,11 +189,11 @@ connection_options = (
         help="Limit RAM for local folders, e.g. '2 GB'.",
     ),
 )
-"""Of commands that ask a TARGET."""
+"""Options of every command that asks a TARGET."""
 
 
 def check_output_file(out: Path, force: bool, field: str) -> None:
-    """Raises AlreadyExists, or FolderError for what no file can take the place of. `field`: the option naming it."""
+    """Raises AlreadyExists, or FolderError if the file cannot be written. `field`: the option that names it."""
     folder = out.parent
     if not folder.is_dir():
         there = f"{folder} is a file" if folder.exists() else f"There is no folder {folder}"
@@ -207,10 +207,10 @@ def check_output_file(out: Path, force: bool, field: str) -> None:
 
 
 def named_function(said: str, field: str) -> Callable[..., Any]:
-    """A function of the user, named as MODULE:FUNCTION or FILE.py:FUNCTION, which runs in this process.
+    """A function of the user, named as MODULE:FUNCTION or FILE.py:FUNCTION, to run in this process.
 
-    A module is found as `python -m` finds it, from the folder where the command runs; a file finds the modules beside
-    it, as `python FILE.py` does. Raises BadInput where there is no such function or its module cannot be loaded.
+    Modules are found as `python -m` and `python FILE.py` find them. Raises BadInput if the function or its module
+    cannot be loaded.
     """
     place, colon, name = said.rpartition(":")
     if not (colon and place and name):
@@ -229,7 +229,7 @@ def named_function(said: str, field: str) -> Callable[..., Any]:
             hint="Run the command in the module's folder, or name a file: FILE.py:FUNCTION.",
             field=field,
         ) from None
-    except (Exception, SystemExit) as error:  # whatever somebody's own code raises
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise _not_loaded(place, error, field) from error
     found = getattr(module, name, None)
     if not callable(found):

@@ -47,7 +47,7 @@ from dualform_client.cli.printing import Importance, print_json, print_note, pri
 from dualform_client.cli.target import asks_target
 
 SHOWN_OUTPUTS = 16
-"""Outputs of a layer that a table shows; --json gives all."""
+"""Outputs of a layer that a table shows; --json prints all."""
 WHAT_A_SOFTMAX_MASK_MEANS = (
     "--where takes slots out of the softmax, so that the weights of the others grow, and subtracts what the removed "
     f"ones added to the bias. It is not retraining without them. {WHOSE_STATUS}"
@@ -126,7 +126,7 @@ def output(
 
 
 def _ranked(row: Any, rank: int) -> str | None:
-    """The output of a rank, from 1, and its value; None if there are not so many."""
+    """The index and value of the output with this rank, from 1; None if there are fewer."""
     if len(row) < rank:
         return None
     place = int(np.argsort(-row, kind="stable")[rank - 1])
@@ -142,7 +142,7 @@ def _first(width: int) -> str:
 
 
 def _outputs(outputs: Outputs) -> dict[str, Any]:
-    """As JSON has them; a temperature and effective slots are a softmax's."""
+    """The JSON of the outputs; only a softmax has a temperature and effective slots."""
     record = {"outputs": outputs.values, "space": outputs.space, "kernel": outputs.kernel, "initial": outputs.initial}
     record |= {"status": asdict(outputs.status), "unrecorded_change": outputs.unrecorded_change}
     if outputs.effective_slots is None:
@@ -198,7 +198,7 @@ def contributions(
 
 
 def _rows(answer: Contributions) -> Iterator[tuple[Any, ...]]:
-    """Query, what contributes, slots, float64[d_out]."""
+    """For each row: query, contributor, slots, float64[d_out]."""
     beside = {"initial": answer.initial, "unrecorded change": answer.unrecorded_change, "residual": answer.residual}
     for query, sums in enumerate(answer.sums):
         for key, count, own in zip(answer.groups, answer.counts.tolist(), sums, strict=True):
@@ -266,7 +266,7 @@ def weights(
     check_output_file(out, force, "out")
     masks = one_mask(where, where_space)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "not recorded")  # said below, for a server's answer too
+        warnings.filterwarnings("ignore", "not recorded")  # printed below, also for an answer of a server
         state = memory.weights(masks, at_step, allow_inexact)
     removed = cancellation(memory, masks, at_step, allow_inexact=allow_inexact)
     _save(state, out)
@@ -300,16 +300,16 @@ def _written(state: Weights) -> dict[str, Any]:
 
 
 def _save(state: Weights, out: Path) -> None:
-    """Under a temporary name first: a run that is cut short leaves no half file behind under the name asked for."""
+    """Writes to a temporary name first, so that `out` is never half a file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     partial = out.with_name(f".{out.name}.partial")
     try:
-        # Clones, because the format refuses tensors that share their storage, as tied weights do.
+        # Clones, because the format refuses tensors that share storage, as tied weights do.
         save_file({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}, partial)
         os.replace(partial, out)
-    except SafetensorError as error:  # which has its own for a full disk, and for a place that takes no files
+    except SafetensorError as error:  # it has its own errors for a full disk or a read-only place
         raise FolderError(f"{out} cannot be written: {error}.", field="out") from None
     finally:
         with suppress(OSError):
@@ -317,7 +317,7 @@ def _save(state: Weights, out: Path) -> None:
 
 
 def one_mask(where: str | None, by_space: Sequence[tuple[str, str]]) -> str | dict[str, str] | None:
-    """What --where and --where-space say together. Raises BadInput for both, or for a space given twice."""
+    """The filter from --where and --where-space. Raises BadInput if both are given, or a space twice."""
     if not by_space:
         return where
     if where is not None:
@@ -339,10 +339,10 @@ def cancellation(
     layer: str | None = None,
     allow_inexact: bool = False,
 ) -> Cancellation | None:
-    """By layer, how much the removed terms cancel, or how far the mask moves the weights.
+    """By layer, how much the removed terms cancel, or how far the ablation moves the weights.
 
-    None without a mask, and, with a note, where a server of an earlier version does not measure it under the training's
-    optimizer. For masks that were answered: what else would be refused was refused with them.
+    None without an ablation. Also None, with a note, if an older server cannot measure it under this optimizer. Ask
+    only after the ablation itself was answered, which refuses everything else.
     """
     if where is None:
         return None
@@ -354,7 +354,7 @@ def cancellation(
 
 
 def describe(removed: Cancellation | None) -> str:
-    """A sentence for each kind of figures; nothing where nothing was measured."""
+    """A sentence for each kind of figure; empty if nothing was measured."""
     if removed is None:
         return ""
     said = []
@@ -379,5 +379,5 @@ def describe(removed: Cancellation | None) -> str:
 
 
 def figures(removed: Cancellation | None) -> dict[str, Any]:
-    """As JSON has them; null where nothing was measured."""
+    """The figures for JSON; null if nothing was measured."""
     return {"cancellation": None, "concentration": {}, "unmoved": []} if removed is None else removed.record()

@@ -1,4 +1,4 @@
-"""Answers on stdout: one JSON object, or tables; what the reader should know besides, and progress, on stderr."""
+"""Printing: answers go to stdout, as one JSON object or as tables; notes and progress go to stderr."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import numpy as np
 from dualform.answers.columns import json_value
 
 LOADING = "loading PyTorch and the studies"
-"""What takes seconds before a study begins."""
+"""The label for the seconds before a study begins."""
 
 Report = Callable[[str, int, int], None]
-"""Takes a label, how much is done, and how much there is in all."""
+"""Takes a label, the part done, and the total."""
 
 
 @dataclass(frozen=True)
 class Importance:
-    """Which columns of a table go first if a terminal has no room for all: those that are empty in every row, then
-    those of `first`, then those that are not named, from the right, and those of `last` at the end.
+    """The order in which a narrow terminal drops columns: those that are empty in every row, then `first`, then unnamed
+    ones from the right, then `last`.
     """
 
     kept: Sequence[str] = ()
-    """Never left out, for they were asked for."""
+    """Never dropped."""
     last: Sequence[str] = ()
     """The most important one first."""
     first: Sequence[str] = ()
@@ -51,12 +51,12 @@ def _plain(value: Any) -> Any:
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], importance: Importance | None = None
 ) -> None:
-    """Numbers to the right; floats with six digits; NULL as a dash.
+    """Right-aligns numbers, prints floats with six digits and NULL as a dash.
 
-    A file or a pipe gets all columns, as wide as they are. On a terminal texts are broken and, where `importance` is
-    given, columns left out, which a line below names; where that is not enough, each row is a list of its columns.
+    A file or a pipe gets all columns at full width. On a terminal texts are wrapped and, if `importance` is given,
+    columns dropped, which a line below names. If that is not enough, each row becomes a list of its columns.
     """
-    from dualform_client.cli.tables import show  # JSON needs none of it
+    from dualform_client.cli.tables import show  # not needed for JSON
 
     show(title, columns, rows, importance)
 
@@ -66,17 +66,17 @@ def print_line(line: str) -> None:
 
 
 def print_note(note: str) -> None:
-    """What the reader should know of an answer, apart from it."""
+    """Prints a remark about an answer to stderr."""
     click.echo(printable(note), err=True)
 
 
 def printable(text: str) -> str:
-    """Without control characters: a label in somebody's data set must not steer the terminal."""
+    """The text without control characters: a label in a data set must not steer the terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def titled(*parts: str) -> str:
-    """The line above a table, of the parts that say something."""
+    """The line above a table, from the parts that are not empty."""
     return " · ".join(part for part in parts if part)
 
 
@@ -106,7 +106,7 @@ def progress_bars(lines: bool = False) -> Iterator[Report | None]:
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A function that reports the progress of one thing, whatever its parts are called; None without a terminal."""
+    """A function that reports progress under one label; None without a terminal."""
     with progress_bars() as report:
         yield report and (lambda _, done, total: report(label, done, total))
 

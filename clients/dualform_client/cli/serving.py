@@ -1,4 +1,4 @@
-"""What answers others: serve, mcp, and for callers of a server token and health."""
+"""Commands that answer others, or help callers of a server: serve, mcp, token and health."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: An
 def _opening(
     ram: int | None, ray: str | None, shard_deadline: float, runs: int
 ) -> Callable[[Path], AbstractContextManager[Engine]]:
-    """What opens a memory: in this process, or with the processes of a Ray cluster."""
+    """A function that opens a memory in this process, or on a Ray cluster."""
     if ray is None:
         from dualform_service.opening import opening
 
@@ -107,7 +107,7 @@ def _opening(
 
 
 def _pages(service: ServiceConfig, runs: tuple[str, ...]) -> AbstractContextManager[ServedPages | None]:
-    """The pages of --explore, whose address is taken; none without it."""
+    """The pages of --explore, with their address bound; None without it."""
     if service.explore is None:
         return nullcontext()
     from dualform_client.cli.pages import ServedPages
@@ -117,7 +117,7 @@ def _pages(service: ServiceConfig, runs: tuple[str, ...]) -> AbstractContextMana
 
 
 def _logging(form: str) -> JsonLog | None:
-    """Has stderr take what is logged; returns what takes a line for each call, too, where it is JSON."""
+    """Logs to stderr. Returns the JSON log, which also takes a line for each call; None for text."""
     if form == "text":
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
         return None
@@ -201,7 +201,7 @@ def token(name: str, scopes: str, file: Path | None, as_json: bool) -> None:
 
 
 def _add(file: Path, line: str) -> None:
-    """Only its owner may read or write a file that is made here."""
+    """Adds a line. If the file is new, only its owner may read or write it."""
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(handle, "a+b") as stream:

@@ -1,4 +1,4 @@
-"""demo and study: trainings of the paper's kind, and what is printed of their reports."""
+"""The commands demo and study, and how their reports are printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dualform_client.cli.printing import LOADING, print_json, print_line, print_
 from dualform_client.cli.suggestions import complete_study
 
 _SHOWN_ROWS = 24
-"""Of a table; the page has all of them."""
+"""Rows of a table that are printed; the page has all."""
 
 
 @command()
@@ -101,8 +101,7 @@ def _list_studies(as_json: bool) -> None:
 
 
 def _print_report(report: dict[str, Any], out: Path, as_json: bool) -> None:
-    """Its tables and where its page is; with `as_json` all of it. `out`: the folder of the page, which is a memory
-    or holds some."""
+    """Prints the tables and the place of the page, or all as JSON. `out`: a memory, or a folder of memories."""
     if as_json:
         print_json(report)
         return

@@ -1,4 +1,4 @@
-"""Tables: which columns fit a width, where their cells are broken, and how they are drawn. No cell is cut off."""
+"""Tables: which columns fit a width, where cells are wrapped, and how tables are drawn. No cell is cut off."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from dualform.answers.table import counted
 from dualform_client.cli.printing import Importance, print_line, printable
 
 UNBOUNDED = 10_000
-"""Width for output that no terminal shows: a table in a file or pipe is not to be cut."""
+"""The width for a file or a pipe, where no table is cut."""
 SHOWN_ROWS = 1000
-"""Rows of a table that are printed: laying out more takes seconds, and nobody reads them."""
+"""Rows of a table that are printed; laying out more takes seconds."""
 GAP = 3
-"""Columns of the terminal between two of the table."""
+"""Characters between two columns."""
 _ROOMY = 24
-"""Below which texts are not broken while there are columns that may go instead."""
+"""Texts keep this width as long as other columns can be dropped."""
 _NARROW = 10
-"""Below which no text is broken: then each row is a list of its columns."""
+"""Texts keep this width in any case; below it each row becomes a list of its columns."""
 _SHORT_NAME = 7
-"""Of a column of numbers: not broken."""
+"""The name of a column of numbers keeps this width."""
 _ENDS_OF_PARTS = " .,/_-:"
-"""A text is broken behind one of these, where it can be."""
+"""Texts are wrapped after one of these if possible."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One of a table."""
+    """A column of a table."""
 
     name: str
     cells: Sequence[str]
     numeric: bool
-    """Numbers stand to the right, and are never broken."""
+    """Numbers are right-aligned and never wrapped."""
 
     @property
     def whole(self) -> int:
-        """The width without which something is broken."""
+        """The width at which nothing is wrapped."""
         return max(map(cell_len, (self.name, *self.cells)), default=0)
 
     def least(self, narrowest: int) -> int:
-        """The width down to which it may be made: texts to `narrowest`, and the name of numbers, too, if need be."""
+        """The least width: texts, and the name of a column of numbers, may shrink to `narrowest`."""
         floor = narrowest
         if self.numeric:
             floor = min(narrowest, max(_SHORT_NAME, *(cell_len(part.rstrip()) for part in _parts(self.name))))
@@ -59,24 +59,24 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of columns of some widths, or, where there is no room for them, rows that are lists of all columns."""
+    """The columns of a table with their widths, or rows as lists of all columns if those do not fit."""
 
     columns: Sequence[Column]
     widths: Sequence[int] | None
-    """None for rows that are lists."""
+    """None if rows are lists."""
     left_out: Sequence[str] = ()
-    """In the order of the table."""
+    """The dropped columns, in the order of the table."""
 
 
 def laid_out(columns: Sequence[Column], width: int, importance: Importance) -> Layout:
-    """The table in so many columns of a terminal."""
+    """The layout for a terminal of this width."""
     wholes = [column.whole for column in columns]
     if _total(wholes) <= width:
         return Layout(columns, wholes)
     shown = list(columns)
     for leaving in (None, *_leaving(columns, importance)):
         shown = [column for column in shown if column is not leaving]
-        # What was asked for is not broken for the sake of others where half of the width is enough for it.
+        # Kept columns are not wrapped for the sake of others if half of the width is enough.
         kept = max(_ROOMY, width // 2)
         least = [column.least(kept if column.name in importance.kept else _ROOMY) for column in shown]
         if _total(least) <= width:
@@ -91,7 +91,7 @@ def laid_out(columns: Sequence[Column], width: int, importance: Importance) -> L
 
 
 def _leaving(columns: Sequence[Column], importance: Importance) -> list[Column]:
-    """Those that may go, in that order."""
+    """The columns that may be dropped, in that order."""
     places = {column.name: place for place, column in enumerate(columns)}
 
     def order(column: Column) -> tuple[int, int]:
@@ -111,7 +111,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _widened(least: list[int], whole: list[int], width: int) -> list[int]:
-    """What is left of the width goes to the narrowest columns that have something to break, one at a time."""
+    """Gives the rest of the width to the narrowest columns that are wrapped, one character at a time."""
     widths = list(least)
     while (room := width - _total(widths)) > 0:
         short = [place for place, own in enumerate(widths) if own < whole[place]]
@@ -123,7 +123,7 @@ def _widened(least: list[int], whole: list[int], width: int) -> list[int]:
 
 
 def broken(text: str, width: int) -> list[str]:
-    """The lines of a text, none wider than that; joined, they are the text, less spaces at the ends of lines."""
+    """The lines of a text, none wider than `width`; joined, they are the text without spaces at the ends of lines."""
     lines = [""]
     for part in _parts(text):
         if cell_len((lines[-1] + part).rstrip(" ")) <= width:
@@ -137,7 +137,7 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Its parts, each with what ends it."""
+    """The parts of a text, each with the character that ends it."""
     start = 0
     for place, letter in enumerate(text, 1):
         if letter in _ENDS_OF_PARTS and (place == len(text) or text[place] not in _ENDS_OF_PARTS):
@@ -182,7 +182,7 @@ def _print_rows(layout: Layout, widths: Sequence[int], console: Console) -> None
 
 
 def _print_lists(layout: Layout, width: int) -> None:
-    """Each row as lines of its own: a name, and what the row has there, below it where they are too wide for one."""
+    """Prints each row as lines of a name and a value, wrapped if they are too wide."""
     names = [column.name for column in layout.columns]
     for_names = max(min(max(map(cell_len, names)), width // 2), 1)
     for_cells = max(width - for_names - 2, 1)
@@ -204,5 +204,5 @@ def _cell(value: Any) -> str:
 
 
 def _in_one_line(text: str) -> str:
-    """As `printable`, for a table's cells: what follows the end of a line could pass for another row."""
+    """As `printable`, for cells: a new line could pass for another row."""
     return printable(text).replace("\n", "\N{REPLACEMENT CHARACTER}")

@@ -24,7 +24,7 @@ REACH = ("token_file", "tls", "authority", "certificate", "key", "timeout")
 
 
 def check_run(path: str) -> None:
-    """Raises NotAMemory where there is no such folder, BadInput for an address."""
+    """Raises NotAMemory if there is no such folder, BadInput for an address."""
     if not Path(path).exists() and is_served(path):
         raise BadInput(
             f"{path} is a server, and this command needs the memory's folder.",
@@ -35,16 +35,16 @@ def check_run(path: str) -> None:
 
 
 def connected(target: str, ram: Bound | None = None, **reach: Any) -> Answers:
-    """Whoever answers for the target, to be closed; `reach` has a value for each of REACH.
+    """Opens the folder or connects to the server, to be closed; `reach` has a value for each of REACH.
 
-    Raises NotAMemory or BadInput where it is neither a folder nor an address.
+    Raises NotAMemory or BadInput if the target is neither.
     """
     file = reach.pop("token_file")
     return connect(target, token=read_token(file) if file and not Path(target).exists() else None, ram=ram, **reach)
 
 
 def read_token(file: Path) -> str:
-    """The first line of a file. Raises BadInput where it cannot be read or is blank."""
+    """The first line of a file. Raises BadInput if it cannot be read or is blank."""
     try:
         lines = file.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -58,7 +58,7 @@ def read_token(file: Path) -> str:
 
 
 def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the argument TARGET and the options to reach it; it is called with the open memory instead."""
+    """Adds the argument TARGET and its options to a command, which is called with the open memory."""
 
     @wraps(command)
     def opened(place: str, ram: str | None, **rest: Any) -> Any:
@@ -70,13 +70,13 @@ def asks_target(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
-    """As `asks_target`, of two: TARGETs A and B, reached alike; the command is called with both memories in a tuple."""
+    """As `asks_target`, for two TARGETs A and B; the command is called with both memories in a tuple."""
 
     @wraps(command)
     def opened(a: str, b: str, ram: str | None, **rest: Any) -> Any:
         reach = {name: rest.pop(name) for name in REACH}
         served = [not Path(target).exists() and is_served(target) for target in (a, b)]
-        # It is meant for the folder, if there is one; two share it.
+        # It is for the folder, if only one is; two folders share it.
         bound = ram if ram is None or any(served) else _shared_bound(ram)
         own = [None if one and not all(served) else bound for one in served]
         with connected(a, own[0], **reach) as first, connected(b, own[1], **reach) as second:
@@ -93,7 +93,7 @@ def _shared_bound(ram: str) -> Bound:
 
 
 def reaching(command: Callable[..., Any], *targets: str) -> Callable[..., Any]:
-    """The command with these arguments, and the options to reach what they name."""
+    """Adds these arguments and the connection options to a command."""
     names = {"place": "TARGET"}
     arguments = [
         click.argument(name, metavar=names.get(name, name.upper()), shell_complete=complete_folder) for name in targets
