@@ -97,9 +97,9 @@ def test_queries_from_a_file(dualform, address, engine, tmp_path):
     ("content", "says"),
     [
         (None, "cannot be read: No such file or directory."),
-        (b"", "is no .npy file of numbers"),
-        (b"text", "is no .npy file of numbers"),
-        (np.array([None]), "is no .npy file of numbers: Object arrays cannot be loaded"),
+        (b"", "is not an .npy file of numbers"),
+        (b"text", "is not an .npy file of numbers"),
+        (np.array([None]), "is not an .npy file of numbers."),
         (np.array(["a"]), "holds <U1, not real numbers."),
         (np.array([1j]), "holds complex128, not real numbers."),
         (np.zeros((1, 2, 3)), "queries must be float32[n, d] or float32[d]"),

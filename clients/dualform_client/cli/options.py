@@ -70,8 +70,12 @@ def read_queries(file: Path) -> Vectors:
             array = np.load(stream, allow_pickle=False)
     except OSError as error:
         raise BadInput(f"The query file {file} cannot be read: {error.strerror}.", field="queries") from None
-    except (ValueError, EOFError) as error:
-        raise BadInput(f"The query file {file} is not an .npy file of numbers: {error}", field="queries") from None
+    except (ValueError, EOFError):
+        raise BadInput(
+            f"The query file {file} is not an .npy file of numbers.",
+            hint="Give --query an .npy file of float32[n, d].",
+            field="queries",
+        ) from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
         kind = array.dtype if isinstance(array, np.ndarray) else "several arrays"
         raise BadInput(f"The query file {file} holds {kind}, not real numbers.", field="queries")
