@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dualform.questions import QuerySetExamples
-from dualform_client.cli.layers import named_layers
+from dualform_client.cli.layer_answers import named_layers
 from tests.wire.values import same
 
 
@@ -40,11 +40,12 @@ def test_several_layers_are_a_table_each_and_no_note_comes_twice(dualform, folde
     first, second, both = (dualform(*asked, said) for said in ("0", "2", "0,2"))
     assert both.out == first.out + second.out
     assert both.err.count("it is not retraining without them") == 1
-    assert both.err.count("Cancellation of what was masked") == 2
+    assert both.err.count("Cancellation of the removed terms") == 2
 
 
 @pytest.mark.parametrize(
-    ("said", "message"), [("0,5", "no layer fits '5'."), ("x*", "no layer fits 'x*'."), ("0,", "--layer '0,' holds an")]
+    ("said", "message"),
+    [("0,5", "No layer matches '5'."), ("x*", "No layer matches 'x*'."), ("0,", "--layer '0,' holds an")],
 )
 def test_what_names_no_layer_is_refused(dualform, folder, said, message):
     told = dualform("topk", folder, "--layer", said, "--query", "test/1", "--json")
@@ -96,9 +97,9 @@ def test_queries_from_a_file(dualform, address, engine, tmp_path):
     ("content", "says"),
     [
         (None, "cannot be read: No such file or directory."),
-        (b"", "is no .npy file of numbers"),
-        (b"text", "is no .npy file of numbers"),
-        (np.array([None]), "is no .npy file of numbers: Object arrays cannot be loaded"),
+        (b"", "is not an .npy file of numbers"),
+        (b"text", "is not an .npy file of numbers"),
+        (np.array([None]), "is not an .npy file of numbers."),
         (np.array(["a"]), "holds <U1, not real numbers."),
         (np.array([1j]), "holds complex128, not real numbers."),
         (np.zeros((1, 2, 3)), "queries must be float32[n, d] or float32[d]"),

@@ -62,4 +62,4 @@ def test_the_command_line(engine, server, capfd):
         assert '"space": "patch"' in capfd.readouterr().out
         assert main(["verify", target]) == 0
         assert main(["topk", target, "--layer", "0", "--query", "test/1"]) != 0
-        assert "layer '0' is 4 layers, one for each group of its channels." in capfd.readouterr().err
+        assert "Layer '0' is 4 layers, one for each group of its channels." in capfd.readouterr().err

@@ -217,7 +217,7 @@ def test_a_small_departure_is_answered_at_the_end_and_refused_at_an_earlier_step
     assert required(trained, "2", WHEN).name == "exact"
     with pytest.raises(Inexact, match="since step 20") as caught:
         required(trained, "2", WHEN + 5)
-    assert caught.value.hint == "Ask with allow_inexact=True to have it all the same, or as of step 20 or before."
+    assert caught.value.hint == "Ask with allow_inexact=True to have it all the same, or with at_step=20 or less."
     assert required(trained, "2", WHEN + 5, allow_inexact=True).name == "approximate"
     queries = np.ones((1, 7), np.float32)
     with torch.no_grad():

@@ -44,7 +44,7 @@ def choose(memory: Answers, info: MemoryInfo, items: Sequence[str], without: Seq
     if not info.query_sets:
         raise BadInput(
             "This memory has no query set, whose predictions would be exported.",
-            hint='recorder.query_set("test", inputs, label=labels) stores examples.',
+            hint="Store examples with recorder.query_set while you record.",
             field="item",
         )
     chosen = items or [f"{query_set}/{row}" for query_set, row in _worth_looking_at(memory, info)]

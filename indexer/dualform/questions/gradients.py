@@ -175,7 +175,8 @@ def _check_examples(examples: Any) -> None:
     if not isinstance(examples, ExampleGradients | QuerySetExamples):
         raise BadInput(
             f'score="gradient" is asked with gradients of examples, not with {type(examples).__name__}.',
-            hint="Take them with memory.gradients(model, inputs, labels, loss), or name a query set taken with loss=.",
+            hint="Name a query set recorded with a loss, or take them with memory.gradients(model, inputs, "
+            "labels, loss).",
             field="queries",
         )
     if isinstance(examples, QuerySetExamples) and examples.examples == ():

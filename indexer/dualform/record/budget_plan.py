@@ -67,9 +67,8 @@ class BudgetPlan:
         if self.rule.budget < need:
             whose = f", {readable(self.rule.budget)} for each of {self.ranks} ranks," if self.ranks > 1 else ""
             raise BadInput(
-                f"the budget of {readable(self.rule.budget * self.ranks)}{whose} is too small: what earlier runs have, "
-                f"what the optimizers kept, the weights before and after the training and the tables take "
-                f"{readable(need)} before the first slot.",
+                f"a budget of {readable(self.rule.budget * self.ranks)}{whose} is too small: earlier runs, the "
+                f"optimizer's state, the weights and the tables alone take {readable(need)}.",
                 hint=f"Give at least {readable(2 * need * self.ranks)}.",
                 field="budget",
             )

@@ -205,9 +205,9 @@ class Manifest:
                     "beginning just now.",
                     hint="Record into it: a recorder clears what another one left there.",
                 ) from None
-            what = f"has no {file}" if folder.is_dir() else "is no folder"
+            what = f"no {file}" if folder.is_dir() else "no folder"
             raise NotAMemory(
-                f"{folder} is no memory: it {what}.", hint="Name the folder that a Recorder wrote."
+                f"{folder} is not a dualform memory ({what}).", hint="Name the folder that a Recorder wrote."
             ) from None
         except OSError as error:
             raise shortage(error, f"{path} cannot be read: this process") or NotAMemory(

@@ -75,7 +75,7 @@ class StoredLayers(ABC):
         if not found.keys:
             raise NotFound(
                 f"this memory holds no keys of layer {layer!r}: it was recorded with keys=False.",
-                hint="Rerun its training with the question: dualform.Rerun(model, optimizer, path, [question]).",
+                hint="Rerun its training with the question, under dualform.Rerun.",
                 field="layer",
             )
         entries = self.entries(layer).count

@@ -18,9 +18,8 @@ def examples_of(view: View, given: ExampleGradients | QuerySetExamples) -> Examp
     stored = view.snapshot.query_set(given.query_set)
     if stored.examples is None or not stored.traced:  # with a loss the number is known
         raise BadInput(
-            f"query set {given.query_set!r} has no error signals: it was taken without a loss.",
-            hint="Take it with recorder.query_set(…, loss=…), or ask with memory.gradients(model, inputs, labels, "
-            "loss).",
+            f"query set {given.query_set!r} has no error signals: it was recorded without a loss.",
+            hint="Record it with a loss, or ask with memory.gradients(model, inputs, labels, loss).",
             field="queries",
         )
     count = stored.examples

@@ -25,7 +25,7 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, 
     found, at_end = status(view, layer, at_step), at_step is None or at_step == view.snapshot.steps
     if found.name == "scores only":
         hint = (
-            "Its scores (topk, group_sum) are exact for the slots that are stored."
+            "Its attention scores are exact for the slots that are stored."
             if layer.keys
             else "Record it with its keys."
         )
@@ -48,7 +48,7 @@ def _elsewhere(found: Status, known: bool) -> str:
     """Where else in the training to ask; `known`: whether the moment that was asked for was looked at."""
     if not known:
         return ", or as of the end of the training, which is measured when it is asked for"
-    return "" if found.since is None else f", or as of step {found.since} or before"
+    return "" if found.since is None else f", or with at_step={found.since} or less"
 
 
 def sentence(status: Status) -> str:

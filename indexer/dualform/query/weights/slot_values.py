@@ -86,8 +86,7 @@ def refuse_without_values(view: View, layer: Layer, remedy: Remedy) -> None:
     """Raises WithoutValues for a rule or a layer that gives its slots no values. `require` asks what was recorded."""
     if (optimizer := weighs_no_slot(view.snapshot, layer.parameters)) is not None:
         raise WithoutValues(
-            f"under {optimizer} the slots of layer {layer.name!r} have no values of their own: what one "
-            "gradient brings depends on all of them.",
+            f"values of single slots need SGD, and layer {layer.name!r} was trained with {optimizer}.",
             hint=remedy.hint,
             field=remedy.field,
         )
