@@ -35,8 +35,8 @@ def test_topk(dualform, address, engine):
     assert told.code == 0
     assert told.json == {
         "hits": [
-            {"query": 0, "slot": 1, "score": 2.5, "step": 0, "dataset": "mnist", "label": 8},
-            {"query": 0, "slot": 3, "score": -1.0, "step": 1, "dataset": "[bold]\x1b[31m", "label": 1},
+            {"query": 0, "slot": 1, "score": 2.5, "step": 0, "dataset": "mnist", "label": 8, "share": 2.5 / 4},
+            {"query": 0, "slot": 3, "score": -1.0, "step": 1, "dataset": "[bold]\x1b[31m", "label": 1, "share": 1.0 / 4},
         ],
         "asked": [{"query": 0, "name": "test/1", "label": None}],
         "score": "dot",
@@ -359,7 +359,7 @@ def test_folder_and_server_print_the_same(dualform, folder):
 def test_topk_holds_every_column_of_a_slot(dualform, folder):
     (hit,) = dualform("topk", folder, "--layer", "0", "--query", "test/3", "-k", 1, "--json").json["hits"]
     said = ["dataset", "label", "sample", "weight"]
-    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "call", *said]
+    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "call", *said, "share"]
 
 
 def test_a_mask_that_is_an_output_of_a_folder_tells_its_cancellation(dualform, folder):

@@ -99,7 +99,7 @@ def test_the_share_of_memory_for_codes_is_said(dualform, command):
         (["runs/demo"], "Unknown command 'runs/demo'.", "Try 'dualform --help'."),
         (["info", "x", "--jso"], "Unknown option '--jso'.", "Did you mean --json? Try 'dualform info --help'."),
         (["--verison"], "Unknown option '--verison'.", "Did you mean --version? Try 'dualform --help'."),
-        (["topk", "x"], "Missing option '--layer'.", "Try 'dualform topk --help'."),
+        (["topk", "x"], "Missing option '--query'.", "Try 'dualform topk --help'."),
     ],
 )
 def test_what_is_mistyped_is_told_with_what_is_near(dualform, words, message, hint):

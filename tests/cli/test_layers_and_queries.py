@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dualform.questions import QuerySetExamples
+from dualform.questions import QuerySetExamples, TopK
 from dualform_client.cli.layer_answers import named_layers
 from tests.wire.values import same
 
@@ -18,9 +18,9 @@ def test_several_layers_are_asked_one_after_the_other(dualform, folder):
     from dualform_service.server import Server
 
     asked = {
-        "topk": ["--query", "test/3:5", "-k", 2],
+        "topk": ["--query", "test/3-4", "-k", 2],
         "group-sum": ["--query", "test", "--by", "label"],
-        "distribution": ["--query", "test/3:5", "--where", "label <> 1"],
+        "distribution": ["--query", "test/3-4", "--where", "label <> 1"],
         "contributions": ["--query", "test/2", "--by", "label"],
         "output": ["--query", "test/1", "--where", "step < 3"],
     }
@@ -65,19 +65,19 @@ def test_a_name_that_looks_like_a_pattern_or_a_list_is_a_name():
 
 
 def test_a_range_of_queries(dualform, address, engine):
-    for rows, wanted in (("1:4", (1, 2, 3)), ("7,1:3,0", (7, 1, 2, 0))):
+    for rows, wanted in (("1-3", (1, 2, 3)), ("7,1-2,0", (7, 1, 2, 0))):
         dualform("topk", address, "--layer", "fc", "--query", f"test/{rows}", "--json")
-        assert engine.asked[-3].queries == QuerySetExamples("test", wanted)
+        assert next(own for own in engine.asked[::-1] if isinstance(own, TopK)).queries == QuerySetExamples("test", wanted)
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("3:3", "'test/3:3' has a range of no row."),
-        ("5:3", "'test/5:3' has a range of no row."),
-        ("5:", "'test/5:' names no query set row: '5:' is no row number."),
-        ("10-19", "'test/10-19' names no query set row: '10-19' is no row number."),
-        (f"0:{10**30}", f"'test/0:{10**30}' names more than 1,000,000 rows."),
+        ("5-3", "'test/5-3' has an empty range."),
+        ("5:3-1", "'test/5:3-1' has an empty range."),
+        ("5:", "'test/5:' names no example of a query set: '5:' is not a number."),
+        ("a", "'test/a' names no example of a query set: 'a' is not a number."),
+        (f"0-{10**30}", f"'test/0-{10**30}' names more than 1,000,000 queries."),
     ],
 )
 def test_what_is_no_range_is_refused(dualform, address, rows, message):
