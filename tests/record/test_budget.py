@@ -141,7 +141,7 @@ def sgd(model):
         ({"budget": "all"}, "budget"),
         ({"budget": "1 GB", "keep": "rows"}, "keep"),
         ({"budget": "1 GB", "steps": 0}, "steps"),
-        ({"steps": 10}, "steps"),
+        ({"steps": 0}, "steps"),
         ({"budget": "1 GB", "keys": False}, "budget"),
         ({"budget": "1 GB", "sink": lambda header: None}, "budget"),
     ],

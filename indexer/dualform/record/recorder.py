@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from dualform.errors import BadInput, RecordingError
 from dualform.record.blocks import check_blocks
-from dualform.record.budget_plan import BudgetPlan
+from dualform.record.budget_plan import BudgetPlan, whole_steps
 from dualform.record.example_signals import Examples, Loss
 from dualform.record.found_layers import FoundLayers
 from dualform.record.join_hook import Joinable
@@ -43,7 +43,7 @@ from dualform.record.sharded_parameters import check_sharding
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
 from dualform.record.step import Step
-from dualform.record.summary import Summary, listed, summary_of, tell
+from dualform.record.summary import DiskForecast, Summary, listed, summary_of, tell
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.wrappers import unwrapped_model
@@ -122,9 +122,12 @@ class Recorder(Joinable):
         all of its slots in all layers, or with `keep="steps"` a share of the recorder's steps, of which an update may
         take several: what was dropped is missing in sums and hits, which say so, and outputs and weights are exact only
         as of steps before the first that lacks slots. Before any slot is dropped, parameters of no layer are not kept
-        step by step any more. `steps`: how many are planned, by which the share is set at the first one; it is halved
-        whenever that turns out to be too much, and without it, whenever half of what was left has been used. The
+        step by step any more. `steps`: how many are planned, of all runs. It sets the share at the first one, which is
+        halved whenever that turns out to be too much, and without it, whenever half of what was left has been used. The
         samples are drawn by `seed`, and by which step and row they are.
+
+        With or without a budget, `steps` lets the first step tell what the whole run takes on the disk, and warn if
+        there is less room. It does not end the training.
 
         Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
         model that cannot be recorded, and for a training that cannot be resumed; so does the first step.
@@ -132,8 +135,7 @@ class Recorder(Joinable):
         self.path = Path(path).absolute()  # the process may go to another folder
         if on_error not in ("raise", "stop_recording", "warn"):
             raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "stop_recording".', field="on_error")
-        if budget is None and steps is not None:
-            raise BadInput("steps is said without a budget.", hint='Say it with one: budget="200 GB".', field="steps")
+        planned, writes = whole_steps(steps), sink is Writer
         if budget is not None and (not keys or sink is not Writer):
             what = "keeps no keys" if sink is Writer else "has a sink of its own"
             raise BadInput(f"a budget is said of a recorder that {what}.", hint="Leave it out.", field="budget")
@@ -174,6 +176,11 @@ class Recorder(Joinable):
         )  # fmt: skip
         self._training = RecordedTraining(plan, found, on_error == "raise", keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
+        self._forecast: DiskForecast | None = None
+        """None where no files are written, and of other ranks than the first."""
+        if writes and not (self._ranks and self._ranks.number):
+            most = None if budget_plan is None else budget_plan.rule.budget * budget_plan.ranks
+            self._forecast = DiskForecast(self.path, planned, getattr(self._ranks, "count", 1), most)
         self._state = "new"
         self._failed = False
         self._refused: BadInput | None = None
@@ -269,11 +276,18 @@ class Recorder(Joinable):
             raise
         self._training.end_step(record, failed=False)
         self._failed = False
-        if before is None and (recording := self._training.ongoing) is not None:
+        if (recording := self._training.ongoing) is None or self._training.stopped:
+            return
+        if before is None:
             yet = f"; no gradient reached {listed(recording.unreached)} yet" if recording.unreached else ""
             if unseen := self._training.unseen:
                 yet += f"; no product was seen with {listed(unseen)}, and later ones are not recorded"
-            self._say(f"dualform: {readable(recording.batches.bytes_a_step or 0)} a step{yet}")
+            taken, resumed = recording.batches.bytes_a_step or 0, self._training.plan.resumed
+            done = 0 if resumed is None else resumed.first_step
+            whole = "" if self._forecast is None else self._forecast.first(taken, done)
+            self._say(f"dualform: {readable(taken)} a step{whole}{yet}")
+        elif self._forecast is not None and (told := self._forecast.later(self.steps)):
+            self._say(f"dualform: {told}")
 
     def flush(self) -> None:
         """Returns once every finished step is on disk: a training whose checkpoint is saved now can be resumed here.
