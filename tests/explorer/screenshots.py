@@ -1,6 +1,6 @@
 """The pictures of docs/explorer.md: python -m tests.explorer.screenshots RUN docs/explorer
 
-Of an example that is misread, and read right without one dataset, under that mask: in light, and in dark what each
+Of an example that is misclassified, and read right without one dataset, under that mask: in light, and in dark what each
 group brought to it; and the page as a phone shows it.
 """
 
@@ -32,7 +32,7 @@ def take(run: Path, folder: Path) -> None:
         page.locator("#answers").wait_for()
         settle(page)
         corrected = page.url
-        page.locator("#panel-mask .chips a").first.click()
+        page.locator("#panel-filter .chips a").first.click()
         settle(page)
         masked = page.url
         _picture(page, folder / "light.png")

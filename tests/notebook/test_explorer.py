@@ -13,7 +13,7 @@ from torch import nn
 import dualform
 from dualform import open as open_memory
 from dualform.errors import MissingPackage
-from dualform_explorer.mask import where_of
+from dualform_explorer.filter import where_of
 from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
@@ -112,7 +112,7 @@ def test_a_mask_is_taken_back_exactly(memory):
         ({"query": "test/1:3"}, "The query set test has no example '1:3'", "There is: test/0, test/8."),
         (
             {"query": "test"},
-            "There is no query set 'test'; an item is QUERY_SET/EXAMPLE.",
+            "There is no query set 'test'; an item is SET/EXAMPLE.",
             "There is: test/0, other/0.",
         ),
         ({"where": "labl = 3"}, "no slot column 'labl'.", "Columns: "),
@@ -230,7 +230,7 @@ def test_a_token_is_marked_in_its_passage_and_is_of_its_example(tmp_path):
         view = opened.explorer("test/2", token=1, by="position", k=4).view
         assert (view["query"]["token"], view["query"]["tokens"], view["query"]["label"]) == (1, 3, 2)
         assert view["query"]["preview"] == {"before": "aa ", "token": "bb", "behind": " cc"}
-        rows = opened.slots(opened.topk("0", "test/7", k=4)).records()
+        rows = opened.slots(opened.topk("0", "test/2:1", k=4)).records()
         for own, row in zip(view["slots"], rows, strict=True):
             marked = ("aa", "bb", "cc")[row["position"]]
             assert own["preview"]["token"] == marked
@@ -258,7 +258,7 @@ def test_tokens_that_have_labels_of_their_own_are_asked_as_the_page_asks(tmp_pat
             query = view["query"]
             assert (query["count"], query["token"], query["label"]) == (8, token, labels[row, token])
             assert query["preview"]["token"] == words[row][token]
-            best = opened.topk("0", f"test/{4 * row + token}", k=12)
+            best = opened.topk("0", f"test/{row}:{token}", k=12)
             assert [own["score"] for own in view["slots"]] == best.scores[0].tolist()
 
 

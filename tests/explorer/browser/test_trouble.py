@@ -72,14 +72,14 @@ def test_a_damaged_preview_set_is_named_where_its_images_stood(page, folder, tmp
 def test_an_empty_mask_says_so_in_the_place_of_each_answer_and_is_taken_back(page, pages):
     page.goto(pages.url + address("shapes/3"))
     settle(page)
-    page.locator("#mask-value").fill("99")
+    page.locator("#filter-value").fill("99")
     page.locator("select[name='keep']").select_option("only")
     page.get_by_role("button", name="add").click()
     settle(page)
     for panel in ("sums", "slots", "steps", "ranks"):
         expect(page.locator(f"#panel-{panel}")).to_contain_text("leaves no")
-    expect(page.locator("#panel-mask .failure")).to_contain_text("leaves no")
-    page.locator("#panel-mask .chips.set a").click()
+    expect(page.locator("#panel-filter .failure")).to_contain_text("leaves no")
+    page.locator("#panel-filter .chips.set a").click()
     settle(page)
     expect(page.locator(".failed")).to_have_count(0)
     expect(page).to_have_url(pages.url + address("shapes/3"))
