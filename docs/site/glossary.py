@@ -10,8 +10,8 @@ PAGE = Path(__file__).parents[1] / "glossary.md"
 _HEAD = """\
 # Glossary
 
-These words mean the same in the Python API, the command line, SQL, the explorer and these pages. In the explorer, hover over an underlined
-word to read its meaning. [Concepts](concepts.md) explains how they fit together.
+These words mean the same in the Python API, the command line, SQL, the explorer and these pages. In the explorer,
+hover over an underlined word to read its meaning. [Concepts](concepts.md) explains how they fit together.
 
 | word | meaning |
 | --- | --- |

@@ -26,7 +26,8 @@ def test_a_meaning_is_one_short_sentence_without_old_words(word):
     assert own.meaning.endswith(".")
     assert ". " not in own.meaning
     assert not [old for old in OLD.values() if re.search(old, f"{word} {own.meaning}", re.IGNORECASE)]
-    assert own.link and (ROOT / "docs" / own.link.partition("#")[0]).is_file()
+    assert own.link
+    assert (ROOT / "docs" / own.link.partition("#")[0]).is_file()
 
 
 def test_words_are_in_order():
