@@ -96,6 +96,8 @@ GLOSSARY: dict[str, Word] = {
     ),
 }
 """In the order of the alphabet."""
+SCORE_WORDS = {"dot": "attention score", "abs": "absolute score", "contribution": "contribution"}
+"""By score, as questions name it, its word in the table."""
 
 
 def meaning(word: str) -> str:

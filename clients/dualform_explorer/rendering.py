@@ -11,11 +11,9 @@ from dualform_explorer.drawing.bars import bar, columns
 from dualform_explorer.drawing.descents import descents
 from dualform_explorer.drawing.histogram import histogram
 from dualform_explorer.drawing.ranks import rank_curve
-from dualform_explorer.glossary import GLOSSARY, meaning
+from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
 from dualform_explorer.numbers import decimals, fixed, number, percent, plain, rounded
 
-SCORE_WORDS = {"dot": "attention score", "abs": "absolute score", "contribution": "contribution"}
-"""By score, its word in the glossary."""
 _WORDS = re.compile(
     rf"\b(?:{'|'.join(sorted(map(re.escape, GLOSSARY), key=len, reverse=True))})s?(?!\w)", re.IGNORECASE
 )

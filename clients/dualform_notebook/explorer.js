@@ -71,7 +71,7 @@ function render({ model, el }) {
       token === null ? null : make("span", {}, "token ", steps("token", token, tokens, (number) => ask({ token: number }))),
       choice("layer", layers, view.layer, (layer) => ask({ layer })),
       choice("groups by", groupings, view.by, (by) => ask({ by })),
-      choice("measure", view.scores, view.score, (score) => ask({ score })),
+      choice("score", view.scores, view.score, (score) => ask({ score })),
       view.score === "contribution" ? target(view) : null);
   }
 

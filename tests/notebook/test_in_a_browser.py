@@ -12,6 +12,7 @@ import pytest
 
 import dualform
 import dualform_notebook.explorer as room
+from dualform_explorer.glossary import meaning
 from dualform_explorer.panels import slots
 from dualform_explorer.previews import NOTHING, ShownPreview, ShownPreviews
 from tests.explorer.chromium import chromium, needs_chromium
@@ -127,6 +128,9 @@ def test_numbers_are_the_apis_and_a_click_masks(shown, memory):
     assert left_out.inner_text().split() == ["label", "3", "removed"]
     assert left_out.locator(".was").count() == 1
     assert page.get_by_text("it is not a retraining without them").is_visible()
+    verdict = page.locator(".placebo strong")
+    assert verdict.inner_text().rpartition(": ")[2] == own.explorer.placebo["words"]
+    assert page.locator("thead abbr", has_text="slots").get_attribute("title") == meaning("slots")
     page.get_by_role("button", name="without label 3 ✕").click()
     own.settled()
     assert own.table("slots") == memory.topk("2", "test/3", k=6).scores[0].tolist()
@@ -139,7 +143,7 @@ def test_layer_example_groups_and_score_are_chosen(shown, memory):
     own.settled()
     page.get_by_label("groups by").select_option("dataset")
     own.settled()
-    page.get_by_label("measure").select_option("absolute")
+    page.get_by_label("score").select_option("absolute")
     own.settled()
     page.get_by_role("button", name="next example").click()
     own.settled()
@@ -156,7 +160,7 @@ def test_layer_example_groups_and_score_are_chosen(shown, memory):
 def test_contributions_go_where_the_reader_says(shown, memory):
     own = shown(layer="2", by="label", k=4)
     page = own.page
-    page.get_by_label("measure").select_option("contribution")
+    page.get_by_label("score").select_option("contribution")
     own.settled()
     target = page.get_by_label("target")
     chosen = target.input_value()

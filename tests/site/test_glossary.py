@@ -9,8 +9,8 @@ import pytest
 from docs.site import glossary
 from docs.site.prose import OLD
 
-from dualform_explorer.glossary import GLOSSARY, meaning
-from dualform_explorer.rendering import SCORE_WORDS, hover
+from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
+from dualform_explorer.rendering import hover
 
 ROOT = Path(__file__).parents[2]
 

@@ -50,7 +50,7 @@ def test_the_whole_task_is_done_by_keyboard(page, pages, memory):
     settle(page)
     expect(page.locator("#title-slots")).to_contain_text("in layer 4")
 
-    reach(page, "nav[aria-label='Measure'] a:last-child")
+    reach(page, "nav[aria-label='Score'] a:last-child")
     page.keyboard.press("Enter")
     settle(page)
     assert page.evaluate("document.activeElement.textContent") == "contribution"  # the focus stays
