@@ -12,8 +12,9 @@ from torch import nn
 
 import dualform
 from dualform import open as open_memory
-from dualform.errors import MissingPackage
-from dualform_explorer.mask import where_of
+from dualform.errors import MissingPackage, ServiceError
+from dualform_explorer.filter import where_of
+from dualform_explorer.remembered import OneSnapshot
 from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
@@ -290,3 +291,29 @@ def test_what_is_neither_left_out_nor_kept_is_no_mask(memory):
     explorer = memory.explorer("test/3")
     explorer.masks = [{"values": {"label": 1}, "keep": "no"}]
     assert explorer.view["error"]["message"].startswith("a mask is {'values': {'label': 1}, 'keep': 'no'}")
+
+
+def test_a_filter_on_the_output_layer_comes_with_its_placebo(memory):
+    explorer = memory.explorer("test/3", layer="2")
+    assert explorer.placebo == {}
+    explorer.masks = [{"values": {"label": 1}, "keep": False}]
+    found = memory.placebo("2", "test/3", "label IS DISTINCT FROM 1")
+    own = explorer.placebo
+    assert (own["change"], own["unusual"], own["flips"]) == (found.change[0], found.unusual[0], found.flips[0])
+    assert (own["random"]["sets"], own["removed"], own["total"]) == (found.random, found.removed, found.total)
+    assert own["words"] in ("unusual", "as random", "as its siblings")
+    explorer.layer = "0"
+    assert explorer.placebo == {}
+    explorer.layer, explorer.where = "2", "label ="
+    assert explorer.placebo == {}, "the view says what is wrong"
+
+
+def test_a_placebo_that_is_refused_is_a_note(memory, monkeypatch):
+    def refused(*asked):
+        raise ServiceError("this server draws no random sets.")
+
+    explorer = memory.explorer("test/3", layer="2")
+    monkeypatch.setattr(OneSnapshot, "placebo", refused)
+    explorer.where = "label <> 1"
+    assert explorer.placebo == {"note": "No random sets: this server draws no random sets."}
+    assert explorer.view["where"] == "label <> 1"

@@ -18,7 +18,7 @@ from tests.explorer.served import Served, served
 
 _GROUP = re.compile(r'<tr data-group="[^"]*">.*?<td class="right sum"><data [^>]*data-value="([^"]+)"', re.DOTALL)
 _SLOT = re.compile(r'data-slot="(\d+)".*?<span class="score"><data [^>]*data-value="([^"]+)"', re.DOTALL)
-_MEASURE = re.compile(r'<nav class="choice" aria-label="Measure">(.*?)</nav>', re.DOTALL)
+_MEASURE = re.compile(r'<nav class="choice" aria-label="Score">(.*?)</nav>', re.DOTALL)
 SHOWN = 12
 
 
