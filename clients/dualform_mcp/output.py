@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dualform.answers import Placebos
-from dualform.answers.cancellation import WHAT_A_MASK_MEANS
+from dualform.answers.cancellation import WHAT_AN_ABLATION_MEANS
 from dualform.answers.placebos import CENTRAL
 from dualform.errors import BadInput, Inexact, ServiceError
 from dualform.methods import Answers
@@ -59,7 +59,7 @@ def answer(memory: Answers, asked: OutputArguments) -> Mapping[str, Any]:
         return record
     return {
         **record,
-        "what_a_mask_means": WHAT_A_MASK_MEANS,
+        "what_an_ablation_means": WHAT_AN_ABLATION_MEANS,
         **_cancellation(memory, asked, layer, kept),
         **_placebo(memory, asked, layer, queries, kept, names),
     }

@@ -19,8 +19,8 @@ from dualform.questions import (
     GroupSum,
     MaskCancellation,
     Output,
-    QuerySetLookup,
     QuerySetExamples,
+    QuerySetLookup,
     Target,
     TopK,
 )
@@ -36,7 +36,15 @@ def test_topk(dualform, address, engine):
     assert told.json == {
         "hits": [
             {"query": 0, "slot": 1, "score": 2.5, "step": 0, "dataset": "mnist", "label": 8, "share": 2.5 / 4},
-            {"query": 0, "slot": 3, "score": -1.0, "step": 1, "dataset": "[bold]\x1b[31m", "label": 1, "share": 1.0 / 4},
+            {
+                "query": 0,
+                "slot": 3,
+                "score": -1.0,
+                "step": 1,
+                "dataset": "[bold]\x1b[31m",
+                "label": 1,
+                "share": 1.0 / 4,
+            },
         ],
         "asked": [{"query": 0, "name": "test/1", "label": None}],
         "score": "dot",
@@ -232,8 +240,7 @@ def test_output_of_another_kernel(dualform, address, engine):
     assert told.out.startswith("Layer fc · outputs of the softmax kernel at temperature 0.5")
     assert told.err == (
         "--where takes slots out of the softmax, so that the weights of the others grow, and subtracts what the "
-        "removed ones added to the bias. It is not retraining without them. The status is that of the whole sum, of "
-        "which a mask leaves a part.\n"
+        "removed ones added to the bias. It is not retraining without them. The status is that of the whole sum.\n"
     )
     alone = dualform(*asked, "--no-initial", "--json")
     assert (alone.json["initial"], alone.json["kernel"]) == (False, "linear")
@@ -329,7 +336,7 @@ def test_tables(dualform, address, arguments, shows):
 
 def test_a_mask_on_a_table_is_explained(dualform, folder):
     told = dualform("output", folder, "--layer", "2", "--query", "test/1", "--where", "dataset = 'first'")
-    assert "it is not retraining without them" in told.err
+    assert "It is not retraining without them" in told.err
     assert "Cancellation of the removed terms" in told.err
 
 

@@ -39,7 +39,7 @@ def test_several_layers_are_a_table_each_and_no_note_comes_twice(dualform, folde
     asked = ["output", folder, "--query", "test/1", "--where", "step < 3", "--layer"]
     first, second, both = (dualform(*asked, said) for said in ("0", "2", "0,2"))
     assert both.out == first.out + second.out
-    assert both.err.count("it is not retraining without them") == 1
+    assert both.err.count("It is not retraining without them") == 1
     assert both.err.count("Cancellation of the removed terms") == 2
 
 
@@ -67,7 +67,9 @@ def test_a_name_that_looks_like_a_pattern_or_a_list_is_a_name():
 def test_a_range_of_queries(dualform, address, engine):
     for rows, wanted in (("1-3", (1, 2, 3)), ("7,1-2,0", (7, 1, 2, 0))):
         dualform("topk", address, "--layer", "fc", "--query", f"test/{rows}", "--json")
-        assert next(own for own in engine.asked[::-1] if isinstance(own, TopK)).queries == QuerySetExamples("test", wanted)
+        assert next(own for own in engine.asked[::-1] if isinstance(own, TopK)).queries == QuerySetExamples(
+            "test", wanted
+        )
 
 
 @pytest.mark.parametrize(

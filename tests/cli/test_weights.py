@@ -57,9 +57,9 @@ def test_masks_that_do_not_go_together(dualform, folder, tmp_path, masks, says):
     assert says in told.json["error"]["message"]
 
 
-def test_weights_say_what_a_mask_means(dualform, folder, tmp_path):
+def test_weights_say_what_an_ablation_means(dualform, folder, tmp_path):
     told = dualform("weights", folder, "--where", "step < 3", "--out", tmp_path / "w.safetensors")
-    assert "it is not retraining without them" in told.err
+    assert "It is not retraining without them" in told.err
     assert "Cancellation of the removed terms" in told.err
     assert dualform("weights", folder, "--out", tmp_path / "all.safetensors").err == ""
 
@@ -143,7 +143,7 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
     assert (
         f"distance that training moved the layer's weights): 0 {moved.share:.0%}, {moved.greatest:.2g}." in answer.err
     )
-    assert "The status is that of the whole sum, of which a mask leaves a part." in answer.err
+    assert "The status is that of the whole sum." in answer.err
     assert dualform("verify", tmp_path / "run", "--json").json["0"]["exact"]
     assert told.json["unmoved"] == []
     nothing = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force", "--json").json

@@ -83,13 +83,13 @@ def topk(
     hits = memory.topk(layer, queries, k, where, by, distinct=distinct, **score.asked)
     found = list(_hits(hits, _slots_of(memory, hits)))
     totals = _totals(memory, layer, queries, where, score)
-    for hit in found:
-        if totals and "share" not in hit:  # a column of the user's may have that name
-            total = totals[hit["query"]]
-            hit["share"] = abs(hit["score"]) / total if total else None
+    shares = len(totals) == len(hits) and not any("share" in hit for hit in found)  # a user's column may be called so
+    for hit in found if shares else ():
+        total = totals[hit["query"]]
+        hit["share"] = abs(hit["score"]) / total if total else None
     asked = asked_queries(memory, queries, len(hits), score.space_of_queries(hits.space))
     rows = [{**hit.get("group", {}), **hit, "query": asked[hit["query"]]} for hit in found]
-    if totals:
+    if shares:
         rows = [{**row, "share": _percent(row["share"])} for row in rows]
     columns = [name for name in rows[0] if name != "group"] if rows else ["query", "slot", "score"]
     return LayerAnswer(
@@ -108,14 +108,14 @@ def topk(
 
 def _totals(
     memory: Answers, layer: str | Sequence[str], queries: Queries, where: str | Filter | None, score: Score
-) -> list[float] | None:
-    """For each query the sum of the absolute scores of all slots that the filter leaves; None for other scores."""
+) -> list[float]:
+    """For each query the sum of the absolute scores of all slots that the filter leaves; empty for other scores."""
     if score.name not in ("dot", "abs"):
-        return None
+        return []
     try:
         sums = memory.group_sum(layer, queries, "call", where, score="abs")
     except DualformError:  # the question itself is answered
-        return None
+        return []
     return [float(own) for own in sums.sums.sum(axis=1)]
 
 

@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from dualform.answers import Cancellation, Contributions, Outputs, Placebos, Weights
-from dualform.answers.cancellation import WHAT_A_MASK_MEANS, WHOSE_STATUS
+from dualform.answers.cancellation import WHAT_AN_ABLATION_MEANS, WHOSE_STATUS
 from dualform.answers.table import counted
 from dualform.errors import BadInput, FolderError, Inexact
 from dualform.methods import Answers
@@ -50,7 +50,7 @@ from dualform_client.cli.target import asks_target
 
 SHOWN_OUTPUTS = 16
 """Outputs of a layer that a table shows; --json prints all."""
-WHAT_A_SOFTMAX_MASK_MEANS = (
+WHAT_A_SOFTMAX_ABLATION_MEANS = (
     "--where takes slots out of the softmax, so that the weights of the others grow, and subtracts what the removed "
     f"ones added to the bias. It is not retraining without them. {WHOSE_STATUS}"
 )
@@ -108,7 +108,7 @@ def output(
     if not outputs.status.exact or outputs.unrecorded_change > 0:
         notes.append(f"{layer}: {describe_status(outputs.status, outputs.unrecorded_change)}")
     if where is not None:
-        notes.append(WHAT_A_MASK_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_MASK_MEANS)
+        notes.append(WHAT_AN_ABLATION_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_ABLATION_MEANS)
         notes += [said] if (said := describe(removed)) else []
     tested = None if placebo is None else memory.placebo(layer, queries, where, placebo, at_step, allow_inexact)
     if tested is not None:
@@ -235,7 +235,7 @@ def contributions(
       dualform contributions runs/demo --query test-digits/17 --by label
     """
     answer = memory.contributions(layer, queries, by, where, at_step, allow_inexact)
-    notes = [*sample_notes(answer.scan), *([] if where is None else [WHAT_A_MASK_MEANS])]
+    notes = [*sample_notes(answer.scan), *([] if where is None else [WHAT_AN_ABLATION_MEANS])]
     if not answer.status.exact:
         notes.append(f"{layer}: {describe_status(answer.status)}")
     width = answer.sums.shape[2]
@@ -324,7 +324,7 @@ def weights(
         state = memory.weights(masks, at_step, allow_inexact)
     removed = cancellation(memory, masks, at_step, allow_inexact=allow_inexact)
     _save(state, out)
-    note = "" if masks is None else f"{WHAT_A_MASK_MEANS} {describe(removed)}".strip()
+    note = "" if masks is None else f"{WHAT_AN_ABLATION_MEANS} {describe(removed)}".strip()
     if as_json:
         masked = {} if masks is None else {**figures(removed), "note": note}
         print_json({"out": str(out), **_written(state), **masked})
