@@ -184,12 +184,11 @@ function render({ model, el }) {
     if (own.note) line.append(word(view, "placebo"), `: ${own.note}`);
     if (!own.words) return line;
     const moved = own.flips ? `prediction changes ${own.predicted} → ${own.becomes}: ` : "";
-    const over = own.second === null ? "" : ` over ${own.second}`;
     const number = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
     const range = (sets) => `${number(sets.low)} to ${number(sets.high)}`;
     const size = `${own.removed.toLocaleString("en")} of ${own.total.toLocaleString("en")} ${own.unit}`;
     line.append(word(view, "placebo"), ": ", make("strong", { textContent: `${moved}${own.words}` }), ". The ", word(view, "margin"),
-      ` of output ${own.predicted}${over} changes by ${number(own.change)}; under ${own.random.sets} random removals of ${size}, by ${range(own.random)} (95 %).`);
+      ` of output ${own.predicted} changes by ${number(own.change)}; under ${own.random.sets} random removals of ${size}, by ${range(own.random)} (95 %).`);
     if (own.siblings) line.append(` Under ${own.siblings.sets} siblings: ${range(own.siblings)}.`);
     return line;
   }

@@ -161,8 +161,11 @@ def test_placebos_are_outputs_under_the_sets_that_they_leave_out(ask, engine, wh
 
     def changed(sql):
         ablated = np.asarray(engine.output(LAYER, "test", sql), dtype=np.float64)
-        margin = ablated[rows, found.predicted] - ablated[rows, found.second]
-        return margin - (full[rows, found.predicted] - full[rows, found.second]), ablated.argmax(axis=1)
+        return margins(ablated) - margins(full), ablated.argmax(axis=1)
+
+    def margins(outputs):
+        others = np.where(np.arange(CLASSES) == found.predicted[:, None], -np.inf, outputs)
+        return outputs[rows, found.predicted] - others.max(axis=1)
 
     scale = np.abs(full).max()
     sets = [where, *map(left_out, found.siblings)]

@@ -61,10 +61,14 @@ def memory(request, tmp_path_factory):
 
 def changes(memory, found, ids):
     """float64[n]: of the margin, where the slots of these ids are left out."""
-    full, rows = np.asarray(memory.output("head", "test"), np.float64), np.arange(len(found))
+    full = np.asarray(memory.output("head", "test"), np.float64)
     ablated = np.asarray(memory.output("head", "test", {"not slot": ids}), np.float64)
-    own, other = found.predicted, found.second
-    return (ablated[rows, own] - ablated[rows, other]) - (full[rows, own] - full[rows, other])
+    return margins(ablated, found.predicted) - margins(full, found.predicted)
+
+
+def margins(outputs, predicted):
+    """float64[n]: the predicted output less the largest other one."""
+    return np.array([own[p] - np.delete(own, p).max() for own, p in zip(outputs, predicted, strict=True)])
 
 
 @pytest.mark.parametrize("where", ["dataset <> 'part 1'", "sample >= 4", "dataset = 'part 1' AND label < 2"])

@@ -136,7 +136,10 @@ def output(
         layer_title(layer, f"outputs of the {outputs.kernel} kernel{at}", without, _first(outputs.shape[1])),
         list(columns),
         zip(*columns.values(), strict=True),
-        Importance(("query", "largest", "runner-up"), last=("change", "random sets", "unusual", "effective slots")),
+        Importance(
+            ("query", "largest", "runner-up"),
+            last=("margin", "unusual", "prediction", "random sets", "effective slots"),
+        ),
         notes,
     )
 
@@ -150,13 +153,15 @@ def _check_placebo(where: str | Filter | None, kernel: str, no_initial: bool) ->
 
 
 def _compared(tested: Placebos) -> dict[str, list[Any]]:
-    """Columns: the change of the margin, the central 95 % of both nulls, and whether it is outside."""
+    """Columns: how prediction and margin change, the central 95 % of both nulls, and whether that is outside."""
     table = tested.table()
-    found: dict[str, list[Any]] = {"change": table["change"].tolist()}
+    pairs = zip(tested.predicted.tolist(), tested.outcomes[:, 0].tolist(), strict=True)
+    becomes = [f"{own} to {left}" if own != left else "-" for own, left in pairs]
+    found: dict[str, list[Any]] = {"prediction": becomes, "margin": table["change"].tolist()}
     for name, column in (("random", "random sets"), ("sibling", "siblings")):
         if f"{name}_low" in table:
-            pairs = zip(table[f"{name}_low"].tolist(), table[f"{name}_high"].tolist(), strict=True)
-            found[column] = [f"{low:.3g} to {high:.3g}" for low, high in pairs]
+            ends = zip(table[f"{name}_low"].tolist(), table[f"{name}_high"].tolist(), strict=True)
+            found[column] = [f"{low:.3g} to {high:.3g}" for low, high in ends]
     return {**found, "unusual": ["yes" if own else "no" for own in tested.unusual]}
 
 

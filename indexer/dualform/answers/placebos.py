@@ -29,8 +29,9 @@ FEWEST_SIBLINGS = 5
 class Placebos(Table):
     """By query, how its margin changes under an ablation, under random ablations of the same size, and under siblings.
 
-    The margin is the predicted output less the second largest, both of the layer with all of its training; of a layer
-    of a single output it is that output. A change is the margin of the same two outputs under the ablation, less that.
+    The margin is the predicted output minus the largest other one. The prediction is that of the layer with all of its
+    training, so that a margin below 0 under an ablation means another prediction. A layer of one output has that output
+    as its margin. A change is the margin under an ablation minus the margin without one.
     """
 
     labels: NDArray[np.int64]

@@ -77,10 +77,11 @@ def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
     outputs = _outputs(resolved, whole, check)
     ablated = _outputs(resolved, kept, check)
     predicted, second = _two_largest(outputs)
-    changes, outcomes = [_margins(ablated - outputs, predicted, second)[:, None]], [ablated.argmax(axis=1)[:, None]]
+    margin = _margins(outputs, predicted)
+    changes, outcomes = [(_margins(ablated, predicted) - margin)[:, None]], [ablated.argmax(axis=1)[:, None]]
     for sets in (random, siblings):
         if sets is not None:
-            changed, best = _without(resolved, sets, outputs, predicted, second, check)
+            changed, best = _without(resolved, sets, outputs, predicted, check)
             changes.append(changed)
             outcomes.append(best)
     linear = weighs_no_slot(view.snapshot, stored.weights) is None
@@ -88,7 +89,7 @@ def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
         labels_of(view, layer, question.queries, len(outputs)),
         predicted,
         second,
-        _margins(outputs, predicted, second),
+        margin,
         np.concatenate(changes, axis=1),
         np.concatenate(outcomes, axis=1),
         len(random.members),
@@ -245,13 +246,14 @@ def _two_largest(outputs: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArr
     return predicted, others.argmax(axis=1)
 
 
-def _margins(
-    outputs: NDArray[np.float64], predicted: NDArray[np.int64], second: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """float64[n, …] of float64[n, …, d_out]: the predicted output less the second one, if there is any."""
-    rows = np.arange(len(outputs))
-    own = outputs[rows, ..., predicted]
-    return own - outputs[rows, ..., second] if outputs.shape[-1] > 1 else own
+def _margins(outputs: NDArray[np.float64], predicted: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64[n, …] of float64[n, …, d_out]: the predicted output less the largest other one, if there is any."""
+    chosen = predicted.reshape(-1, *[1] * (outputs.ndim - 1))
+    own = np.take_along_axis(outputs, np.broadcast_to(chosen, (*outputs.shape[:-1], 1)), axis=-1)[..., 0]
+    if outputs.shape[-1] == 1:
+        return np.asarray(own)
+    others = np.where(np.arange(outputs.shape[-1]) == chosen, -np.inf, outputs)
+    return np.asarray(own - others.max(axis=-1))
 
 
 def _outputs(resolved: Resolved[Placebo], weights: RebuiltWeights, check: Check) -> NDArray[np.float64]:
@@ -266,7 +268,6 @@ def _without(
     sets: Sets,
     outputs: NDArray[np.float64],
     predicted: NDArray[np.int64],
-    second: NDArray[np.int64],
     check: Check,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """float64[n, sets] and int64[n, sets]: how the margin changes without each set, and the largest output then."""
@@ -280,8 +281,9 @@ def _without(
         part = slice(start, start + size)
         brought = np.stack([_brought(resolved, own, queries[part]) for own in weights], axis=1)
         less = np.tensordot(brought, members, axes=(1, 1)).swapaxes(1, 2)  # [n, sets, d_out]
-        changes[part] = _margins(-less, predicted[part], second[part])
-        outcomes[part] = (outputs[part, None] - less).argmax(axis=2)
+        left = outputs[part, None] - less
+        changes[part] = _margins(left, predicted[part]) - _margins(outputs[part], predicted[part])[:, None]
+        outcomes[part] = left.argmax(axis=2)
     return changes, outcomes
 
 

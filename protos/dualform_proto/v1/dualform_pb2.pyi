@@ -1435,7 +1435,7 @@ class PlaceboResponse(google.protobuf.message.Message):
     SCAN_FIELD_NUMBER: builtins.int
     SPACE_FIELD_NUMBER: builtins.int
     margin: builtins.bytes
-    """float64[n]: the predicted class less the second one"""
+    """float64[n]: the predicted class less the largest other one"""
     random: builtins.int
     """of the sets after the first, so many are random ones, the others siblings of the filter"""
     without_siblings: builtins.str
