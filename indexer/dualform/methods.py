@@ -195,7 +195,9 @@ class _Methods:
         own = as_target(score, target, at_step, allow_inexact)
         if score == GRADIENT:
             raise BadInput(
-                f'score="{GRADIENT}" has no distribution.', hint="Ask topk, or group_sum by step.", field="score"
+                f'distribution does not support score="{GRADIENT}".',
+                hint='Call memory.topk, or memory.group_sum(…, by="step"), with this score.',
+                field="score",
             )
         return Distribution(layer, _given(queries), as_filter(where), score, own, points)
 
@@ -347,7 +349,7 @@ def _one(layer: str | Sequence[str] | None) -> str | None:
 def _given(queries: QueriesLike | ExampleGradients | None) -> Queries:
     if queries is None:
         raise BadInput(
-            "there are no queries.", hint="Give queries, or inputs= and model= to take them from.", field="queries"
+            "queries are missing.", hint='Pass queries, for example "test/17", or inputs= and model=.', field="queries"
         )
     return as_queries(cast("QueriesLike", queries))  # which refuses whatever else is given
 
@@ -361,7 +363,7 @@ def _refuse_beside_gradients(**given: object) -> None:
     """Raises BadInput for what questions about gradients do not take."""
     for name, value in given.items():
         if value:
-            raise BadInput(f'score="{GRADIENT}" takes no {name}.', field=name)
+            raise BadInput(f'{name} cannot be used with score="{GRADIENT}".', hint=f"Leave {name} out.", field=name)
 
 
 def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Module, Any, str | None]:
@@ -369,9 +371,9 @@ def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Mod
     model, inputs = named.pop("model", None), named.pop("inputs", None)
     if model is None or inputs is None:
         missing, other = ("model", "inputs") if model is None else ("inputs", "model")
-        raise BadInput(f"{other}= is given without {missing}=.", hint="Give both.", field=missing)
+        raise BadInput(f"{other}= needs {missing}=.", hint="Pass both model= and inputs=.", field=missing)
     if len(arguments) > 1 or named.get("queries") is not None:
-        raise BadInput("queries and inputs= are given.", hint="Give one of them.", field="queries")
+        raise BadInput("queries and inputs= cannot be combined.", hint="Pass only one of them.", field="queries")
     return model, inputs, arguments[0] if arguments else named.get("layer")
 
 
@@ -379,8 +381,8 @@ def _known(info: MemoryInfo) -> str:
     """The layer that a question without one is about. Raises BadInput where it is not known."""
     if not info.output_layer:
         raise BadInput(
-            "which layer gives the network's outputs is not known.",
-            hint=f"Name a layer: {', '.join(layer.name for layer in info.layers)}.",
+            "layer is missing, and the layer that gives the network's outputs is not known.",
+            hint=f"Pass layer=, one of {', '.join(layer.name for layer in info.layers)}.",
             field="layer",
         )
     return info.output_layer
@@ -391,8 +393,8 @@ def _lookup(ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None) ->
         return SlotLookup(as_ids(ids), space)
     if space is not None and space != ids.space:
         raise BadInput(
-            f"the hits are of the space {ids.space!r}, not {space!r}.",
-            hint="Hits know their space: ask slots(hits).",
+            f"space is {space!r}, but these hits are slots of space {ids.space!r}.",
+            hint="Leave space out: memory.slots(hits).",
             field="space",
         )
     return SlotLookup(ids.ids, ids.space or None)

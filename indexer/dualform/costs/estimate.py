@@ -174,7 +174,7 @@ def estimate(
 def _count(name: str, number: object) -> int:
     """Raises BadInput for what is none."""
     if not is_whole(number) or number < 1:
-        raise BadInput(f"{name} is {number!r}.", hint="Give a whole number from 1 on.", field=name)
+        raise BadInput(f"{name} must be a whole number from 1 on, not {number!r}.", field=name)
     return int(number)
 
 

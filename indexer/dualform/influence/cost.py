@@ -57,7 +57,9 @@ def estimate_ledger(
     Raises as `ledger`, and BadInput where `tried` is no whole number from 2 on.
     """
     if isinstance(tried, bool) or not isinstance(tried, int) or tried < 2:
-        raise BadInput(f"tried is {tried!r}.", hint="Give a whole number from 2 on.", field="tried")
+        raise BadInput(
+            f"tried must be a whole number from 2 on, not {tried!r}.", hint="For example tried=8.", field="tried"
+        )
     began = perf_counter()
     own = walk(path, model, influence, allow_inexact=allow_inexact)
     taken, held = min(tried, own.steps), 0

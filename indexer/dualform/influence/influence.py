@@ -48,15 +48,15 @@ class Influence:
     def __post_init__(self) -> None:
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
-            raise BadInput("there is no column to sum by.", hint='Give one, as by=("sample",).', field="by")
+            raise BadInput("by must name at least one column.", hint='For example by=("sample",).', field="by")
         if self.method not in METHODS:
             known = ", ".join(METHODS)
-            raise BadInput(f"there is no method {self.method!r}.", hint=f"Methods: {known}.", field="method")
+            raise BadInput(f"Unknown method {self.method!r}.", hint=f"Choose one of {known}.", field="method")
         if not isinstance(self.points, int) or isinstance(self.points, bool) or not 1 <= self.points <= 16:
-            raise BadInput(f"points is {self.points!r}.", hint="Give 1 to 16.", field="points")
+            raise BadInput(f"points must be a whole number from 1 to 16, not {self.points!r}.", field="points")
         if not 0 <= self.tail < 1:
-            hint = "Give 0, to follow each slot to the end, or a share of its largest part in an update."
-            raise BadInput(f"tail is {self.tail!r}.", hint=hint, field="tail")
+            hint = "Pass tail=0 to follow each slot to the end, or a share of its largest part in an update."
+            raise BadInput(f"tail must be at least 0 and less than 1, not {self.tail!r}.", hint=hint, field="tail")
 
     @property
     def examples(self) -> Examples:

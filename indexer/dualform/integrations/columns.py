@@ -30,8 +30,8 @@ def next_token(batch: Mapping[str, Any]) -> np.ma.MaskedArray[Any, Any]:
     if labels.ndim != 2 or labels.dtype.kind not in "iu":
         shape = ", ".join(map(str, labels.shape))
         raise BadInput(
-            f"labels are {labels.dtype}[{shape}], and next_token takes integers [B, L].",
-            hint="Give labels of single tokens, or make the column by a function of your own.",
+            f"labels must be integers [B, L] for next_token, not {labels.dtype}[{shape}].",
+            hint="Pass one label for each token, or compute the column with your own function.",
             field="label",
         )
     behind = np.full(labels.shape, _NO_TARGET, dtype=np.int64)
@@ -54,8 +54,8 @@ def said_of(batch: Any, columns: Columns, first: bool) -> dict[str, Any]:
             if first:
                 lacks = f"lacks what {_named(place)} takes" if callable(place) else f"has no {place!r}"
                 raise BadInput(
-                    f"the first batch {lacks}, which column {column!r} is to be: it has {_contents(batch)}.",
-                    hint="Keep it in the data set and in what collates batches, or leave the column out.",
+                    f"The first batch {lacks}, from which column {column!r} is taken. It has {_contents(batch)}.",
+                    hint="Keep it in the dataset and in the collate function, or leave the column out.",
                     field="columns",
                 ) from None
     return said

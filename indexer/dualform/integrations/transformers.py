@@ -105,7 +105,7 @@ class RecordMixin:
         """With the first batch: model and optimizer are by now what is trained, and as a checkpoint left them."""
         if isinstance(model, nn.DataParallel):
             raise RecordingError(
-                "the Trainer has put the model into nn.DataParallel, whose copies would be recorded as one.",
+                "The Trainer has put the model into nn.DataParallel, which cannot be recorded.",
                 hint="Start one process for each GPU (torchrun, accelerate launch), or show it only one GPU.",
             )
         own: Any = self

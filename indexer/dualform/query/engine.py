@@ -99,7 +99,11 @@ def open_memory(
     """
     runs = (path,) if isinstance(path, str | Path) else tuple(path) if isinstance(path, Iterable) else (path,)
     if not all(isinstance(run, str | Path) for run in runs):
-        raise BadInput(f"the memory is {path!r}.", hint="Name its folder, or those of its runs.", field="path")
+        raise BadInput(
+            f"path must be the folder of a memory, or a list of folders, not {path!r}.",
+            hint='For example dualform.open("runs/digits").',
+            field="path",
+        )
     before = anonymous_bytes()
     budget = ram if isinstance(ram, RamBudget) else None
     if budget is None and ram is not None:
@@ -166,9 +170,9 @@ class Engine(Answers):
         """Raises Forked in a fork: any lock may be one that a thread of the parent's held."""
         if not self._process.here:
             raise Forked(
-                f"The memory {self.path} was opened by another process, of which this one is a fork.",
-                hint="Open it in the child with dualform.open, as in a DataLoader's worker_init_fn, or start processes "
-                "by spawn: an engine that is pickled is opened again.",
+                f"The memory {self.path} was opened before this process was forked, and cannot be used in it.",
+                hint="Call dualform.open in the child, such as in a DataLoader's worker_init_fn, or start processes "
+                "by spawn: a pickled engine opens the memory again.",
             )
 
     @property
@@ -268,7 +272,11 @@ class Engine(Answers):
             case Verification():
                 with self._room(lambda: needs.of_weights(view), check):
                     return reconstruction.certify(view, check)
-        raise BadInput(f"{type(question).__name__} is no question.", hint="See dualform.questions.", field="question")
+        raise BadInput(
+            f"ask takes a query such as dualform.TopK, not {type(question).__name__}.",
+            hint='For example memory.ask(dualform.TopK("head", dualform.Vectors(x))).',
+            field="question",
+        )
 
     def _distinct(self, question: TopK | GradientTopK, view: View, check: Check) -> Hits:
         """One hit a sample; the longer lists that it is made of never leave the engine."""

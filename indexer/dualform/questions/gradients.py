@@ -45,12 +45,16 @@ class LayerGradients:
         examples = np.asarray(self.examples)
         if examples.dtype.kind not in "iu" or examples.shape != (len(self.keys),):
             raise BadInput(
-                f"examples are {examples.dtype}{list(examples.shape)} of {len(self.keys)} keys.",
-                hint="Name the example of each row, by number.",
+                f"examples must be int64[{len(self.keys)}], one number for each key, not "
+                f"{examples.dtype}{list(examples.shape)}.",
+                hint="Pass the number of the example that each row belongs to, from 0.",
                 field="examples",
             )
         if len(self.errors) != len(self.keys):
-            raise BadInput(f"there are {len(self.errors)} errors of {len(self.keys)} keys.", field="errors")
+            raise BadInput(
+                f"errors must have one row for each of the {len(self.keys)} keys, not {len(self.errors)}.",
+                field="errors",
+            )
         object.__setattr__(self, "examples", examples.astype(np.int64))
 
     def of(self, example: int) -> NDArray[np.int64]:
@@ -78,25 +82,31 @@ class ExampleGradients:
     def __post_init__(self) -> None:
         if isinstance(self.count, bool) or not isinstance(self.count, int | np.integer) or self.count < 1:
             raise BadInput(
-                f"there are {shown(self.count)} examples.", hint="Give their number, 1 or more.", field="queries"
+                f"count must be a whole number of at least 1, not {shown(self.count)}.",
+                hint="Pass the number of examples.",
+                field="queries",
             )
         if not (
             isinstance(self.layers, Mapping) and all(isinstance(own, LayerGradients) for own in self.layers.values())
         ):
             raise BadInput(
-                f"the layers are {shown(self.layers)}.", hint="Give LayerGradients by layer name.", field="queries"
+                f"layers must map layer names to LayerGradients, not {shown(self.layers)}.",
+                hint='For example {"head": dualform.LayerGradients(keys, errors, examples)}.',
+                field="queries",
             )
         for name, layer in self.layers.items():
             if ((layer.examples < 0) | (layer.examples >= self.count)).any():
                 raise BadInput(
-                    f"layer {name!r} has rows of examples that are none of the {self.count}.", field="queries"
+                    f"Layer {name!r} has rows of examples outside 0 to {self.count - 1}.",
+                    hint="Number the examples from 0.",
+                    field="queries",
                 )
         there = [np.unique(layer.examples) for layer in self.layers.values()]
         known = len(np.unique(np.concatenate(there))) if there else 0
         if known != self.count:
             raise BadInput(
-                f"{self.count - known} of {self.count} examples have no row in any layer.",
-                hint="Number the examples from 0, and give each a row.",
+                f"{self.count - known} of {self.count} examples lack a row in every layer.",
+                hint="Number the examples from 0, and give each at least one row.",
                 field="queries",
             )
         object.__setattr__(self, "count", int(self.count))
@@ -151,7 +161,7 @@ class GradientSum(Question[GroupSums]):
         object.__setattr__(self, "where", as_filter(self.where))
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
-            raise BadInput("by names no column.", hint='Group by a slot column, for example by="sample".', field="by")
+            raise BadInput("by must name at least one column.", hint='For example by="sample".', field="by")
         if self.k is not None:
             object.__setattr__(self, "k", as_k(self.k, "group"))
         _check_examples(self.examples)
@@ -165,18 +175,20 @@ def as_layer_names(layer: str | Sequence[str] | None) -> tuple[str, ...]:
 def _as_layers(layers: Any) -> tuple[str, ...]:
     names = tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else None
     if names is None or not all(isinstance(name, str) for name in names):
-        raise BadInput(f"layers are {shown(layers)}.", hint='Name layers, or give "*" for all.', field="layer")
+        raise BadInput(
+            f"layer must be names of layers, not {shown(layers)}.", hint='Pass layer="*" for all layers.', field="layer"
+        )
     if len(set(names)) < len(names):
-        raise BadInput(f"a layer is named twice: {', '.join(names)}.", field="layer")
+        raise BadInput(f"layer names a layer twice: {', '.join(names)}.", field="layer")
     return names
 
 
 def _check_examples(examples: Any) -> None:
     if not isinstance(examples, ExampleGradients | QuerySetExamples):
         raise BadInput(
-            f'score="gradient" is asked with gradients of examples, not with {type(examples).__name__}.',
-            hint="Take them with memory.gradients(model, inputs, labels, loss), or name a query set taken with loss=.",
+            f'score="gradient" needs the gradients of examples as its queries, not {type(examples).__name__}.',
+            hint="Pass memory.gradients(model, inputs, labels, loss), or a query set recorded with loss=.",
             field="queries",
         )
     if isinstance(examples, QuerySetExamples) and examples.examples == ():
-        raise BadInput("there are 0 examples.", hint="Give at least one.", field="queries")
+        raise BadInput("queries must name at least one example.", field="queries")

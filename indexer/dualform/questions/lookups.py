@@ -47,7 +47,11 @@ class QuerySetLookup(Question[QuerySet]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise BadInput(f"the query set is {shown(self.name)}.", hint="Give a query set's name.", field="name")
+            raise BadInput(
+                f"name must be the name of a query set, not {shown(self.name)}.",
+                hint="memory.info().query_sets lists them.",
+                field="name",
+            )
         if self.layer is not None:
             check_layer(self.layer)
 
@@ -71,15 +75,17 @@ class PreviewLookup(Question[Previews]):
         object.__setattr__(self, "samples", as_ids(self.samples, "samples"))
         if len(self.samples) > MOST_SAMPLES:
             raise BadInput(
-                f"{len(self.samples)} samples are asked for at once.",
-                hint=f"Ask for at most {MOST_SAMPLES} at a time.",
+                f"samples must have at most {MOST_SAMPLES:,} entries, not {len(self.samples):,}.",
+                hint=f"Call memory.previews for {MOST_SAMPLES:,} of them at a time.",
                 field="samples",
             )
         if self.dataset is not None and self.query_set is not None:
-            raise BadInput("a dataset and a query set are given.", hint="Give one of them.", field="query_set")
+            raise BadInput(
+                "dataset and query_set cannot be combined.", hint="Pass only one of them.", field="query_set"
+            )
         for name in ("dataset", "query_set"):
             if not isinstance(given := getattr(self, name), str | None):
-                raise BadInput(f"{name} is {shown(given)}.", hint="Give its name.", field=name)
+                raise BadInput(f"{name} must be a name, not {shown(given)}.", field=name)
 
 
 @dataclass(frozen=True)

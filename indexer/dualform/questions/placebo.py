@@ -31,11 +31,13 @@ class Placebo(LayerQuestion[Placebos]):
         super().__post_init__()
         if not self.where:
             raise BadInput(
-                "placebo needs a where.", hint="It compares an ablation with random ones of its size.", field="where"
+                "placebo needs where=.",
+                hint="Pass the ablation to compare with random ones, for example where=\"dataset <> 'mnist'\".",
+                field="where",
             )
         object.__setattr__(self, "n", as_k(self.n, "random set", "n"))
         if self.n > MOST_SETS:
-            raise BadInput(f"n is {self.n}.", hint=f"Draw at most {MOST_SETS} random sets.", field="n")
+            raise BadInput(f"n must be at most {MOST_SETS:,} random sets, not {self.n:,}.", field="n")
         check_step(self.at_step)
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
 

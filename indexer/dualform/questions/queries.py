@@ -28,7 +28,9 @@ def finite_rows(given: Any, many: str = "queries", one: str = "query", width: st
     Raises BadInput, whose field is `many`, for other shapes, no row at all, and numbers that are masked or not finite.
     """
     if np.ma.is_masked(given):
-        raise BadInput(f"{many} hold masked numbers.", hint="Give each a value, with filled().", field=many)
+        raise BadInput(
+            f"{many} must not contain masked numbers.", hint=f"Give each a value: {many}.filled(0).", field=many
+        )
     try:
         array = as_array(given)
         if np.iscomplexobj(array):
@@ -45,12 +47,12 @@ def finite_rows(given: Any, many: str = "queries", one: str = "query", width: st
             field=many,
         )
     if not len(rows):
-        raise BadInput(f"{many} hold no row.", hint=f"Ask with at least one {one}.", field=many)
+        raise BadInput(f"{many} must have at least one row.", hint=f"Pass at least one {one}.", field=many)
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
         raise BadInput(
-            f"{one} {int(np.argmin(finite))} holds NaN or infinity.",
-            hint="Scores are inner products: every number must be finite in float32.",
+            f"{one.capitalize()} {int(np.argmin(finite))} contains NaN or infinity.",
+            hint="Every number must be finite in float32.",
             field=many,
         )
     return np.ascontiguousarray(rows)
@@ -105,8 +107,9 @@ class QuerySetExamples:
         object.__setattr__(self, "tokens", _whole_numbers(self.tokens, "tokens"))
         if self.tokens and len(self.tokens) != len(self.examples or ()):
             raise BadInput(
-                f"there are {len(self.tokens)} tokens of {len(self.examples or ())} examples.",
-                hint="Name the token of each example, or none.",
+                f"tokens must have one entry for each of the {len(self.examples or ())} examples, not "
+                f"{len(self.tokens)}.",
+                hint="Leave tokens out for all tokens of each example.",
                 field="queries",
             )
 
@@ -206,16 +209,22 @@ def as_queries(queries: QueriesLike) -> Queries:
         parts = [_examples_of(part) for part in said.split(",")]
     except ValueError:
         raise BadInput(
-            f"{shown(queries)} names no example of a query set: {shown(said)} is not a number.",
-            hint="Write SET/EXAMPLE, for example test/17; test/17:4 for its token 4, test/3,17 or test/10-19 for "
-            "several.",
+            f"{shown(queries)} does not name an example of a query set: {shown(said)} is not a number.",
+            hint='Write "SET/EXAMPLE", for example "test/17"; "test/17:4" for its token 4, "test/3,17" or '
+            '"test/10-19" for several.',
             field="queries",
         ) from None
     if not all(examples and tokens for examples, tokens in parts):
-        raise BadInput(f"{shown(queries)} has an empty range.", hint="10-19 is 10 to 19.", field="queries")
+        raise BadInput(
+            f"{shown(queries)} contains an empty range.",
+            hint='Write the smaller number first, for example "test/10-19".',
+            field="queries",
+        )
     if sum((own.stop - own.start) * (tokens.stop - tokens.start) for own, tokens in parts) > MOST_EXAMPLES:
         raise BadInput(
-            f"{shown(queries)} names more than {MOST_EXAMPLES:,} queries.", hint="Ask in parts.", field="queries"
+            f"{shown(queries)} names more than {MOST_EXAMPLES:,} queries.",
+            hint="Split it into several calls.",
+            field="queries",
         )
     pairs = [(example, token) for examples, tokens in parts for example in examples for token in tokens]
     tokens = tuple(token for _, token in pairs)
@@ -233,7 +242,9 @@ def _whole_numbers(given: Any, what: str) -> tuple[int, ...]:
         return tuple(numbers.tolist())
     except (TypeError, ValueError):
         raise BadInput(
-            f"{what} are {shown(given)}.", hint="Give whole numbers in a list, for example [17].", field="queries"
+            f"{what} must be a list of whole numbers, not {shown(given)}.",
+            hint=f"For example {what}=[17].",
+            field="queries",
         ) from None
 
 

@@ -77,7 +77,7 @@ class Contribution(LayerQuestion[Contributions]):
         super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
-            raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
+            raise BadInput("by must name at least one column.", hint='For example by="label".', field="by")
         check_step(self.at_step)
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
 
@@ -121,7 +121,9 @@ class MaskCancellation(Question[Cancellation]):
     def __post_init__(self) -> None:
         if not self.where:
             raise BadInput(
-                "cancellation needs a where.", hint="It is about the slots that a mask removes.", field="where"
+                "cancellation needs where=.",
+                hint="Pass the ablation to examine, for example where=\"dataset <> 'mnist'\".",
+                field="where",
             )
         check_step(self.at_step)
         if self.layer is not None:

@@ -96,7 +96,7 @@ class GroupSum(ScoreQuestion[GroupSums]):
         super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
-            raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
+            raise BadInput("by must name at least one column.", hint='For example by="label".', field="by")
         self._check_score()
         if self.k is not None:
             object.__setattr__(self, "k", as_k(self.k, "group"))

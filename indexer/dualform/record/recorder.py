@@ -131,12 +131,16 @@ class Recorder(Joinable):
         """
         self.path = Path(path).absolute()  # the process may go to another folder
         if on_error not in ("raise", "stop_recording", "warn"):
-            raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "stop_recording".', field="on_error")
+            raise BadInput(
+                f"Unknown on_error {on_error!r}.",
+                hint='Choose on_error="raise" or on_error="stop_recording".',
+                field="on_error",
+            )
         if budget is None and steps is not None:
-            raise BadInput("steps is said without a budget.", hint='Say it with one: budget="200 GB".', field="steps")
+            raise BadInput("steps= needs budget=.", hint='For example budget="200 GB".', field="steps")
         if budget is not None and (not keys or sink is not Writer):
-            what = "keeps no keys" if sink is Writer else "has a sink of its own"
-            raise BadInput(f"a budget is said of a recorder that {what}.", hint="Leave it out.", field="budget")
+            what = "keys=False" if sink is Writer else "sink="
+            raise BadInput(f"budget= cannot be combined with {what}.", hint="Leave one of them out.", field="budget")
         compiled = compiled_parts(model)
         model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         sharded = check_sharding(model, optimizers, ranks, resume)
@@ -195,7 +199,10 @@ class Recorder(Joinable):
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
-            raise RecordingError("a recorder records one training.", hint="Make another, with a folder of its own.")
+            raise RecordingError(
+                "A recorder records one training and cannot be entered again.",
+                hint="Make another dualform.Recorder with another folder.",
+            )
         self._state, self._process = "open", OwnProcess()
         try:
             self._training.attach()
@@ -255,7 +262,9 @@ class Recorder(Joinable):
         """
         self._require_open("step")
         if self._training.collector.step is not None:
-            raise RecordingError(f"step {self.steps} is not over.", hint="Leave one step before the next.")
+            raise RecordingError(
+                f"Step {self.steps} has not ended.", hint="Leave its `with recorder.step(...)` before the next one."
+            )
         self._failed = True
         before = self._training.ongoing
         record = self._training.begin_step(
@@ -343,7 +352,9 @@ class Recorder(Joinable):
     ) -> None:
         if named and inputs is not None:
             raise BadInput(
-                "inputs are given both as one argument and by name.", hint="Put all into a dict.", field="inputs"
+                "inputs cannot be passed both as one argument and by name.",
+                hint="Put all of them into one dict: query_set(name, {…}).",
+                field="inputs",
             )
         inputs = named or inputs
         training = self._training
@@ -351,14 +362,14 @@ class Recorder(Joinable):
         if training.stopped or (others and not training.plan.sharded):
             return
         if training.ongoing is None:
-            why = f"Take query sets after it; so far: {training.why_empty}."
-            raise RecordingError("there is no memory before the first recorded step.", hint=why)
+            why = f"Call query_set after the first step. So far: {training.why_empty}."
+            raise RecordingError("A query set cannot be stored before the first recorded step.", hint=why)
         traced = None
         if loss is not None:
             if training.plan.sharded:
                 raise BadInput(
-                    "loss= is not taken where fully_shard has parted the model.",
-                    hint="Take the gradients of the whole model: memory.gradients.",
+                    "loss= does not work for a model that fully_shard has split.",
+                    hint="Call memory.gradients with the whole model after the training.",
                     field="loss",
                 )
             traced = Examples(f"query set {name!r}", inputs, label, loss, batch_dim)
@@ -383,8 +394,8 @@ class Recorder(Joinable):
         with self._refusing():
             if not isinstance(previews, PreviewSet):
                 raise BadInput(
-                    f"{type(previews).__name__} is no preview set.",
-                    hint="Make one: dualform.PreviewSet.images(…), .texts(…) or .table(…).",
+                    f"previews must be a dualform.PreviewSet, not {type(previews).__name__}.",
+                    hint="Make one with dualform.PreviewSet.images(…), .texts(…) or .table(…).",
                     field="previews",
                 )
             if self._ranks is None or self._ranks.number == 0:
@@ -399,14 +410,16 @@ class Recorder(Joinable):
 
     def _tell_empty(self) -> None:
         """A training came to its end and left no memory."""
-        empty = f"nothing was recorded, and there is no memory in {self.path}"
+        empty = f"Nothing was recorded in {self.path}"
         warnings.warn(f"{empty}: {self._training.why_empty}.", RuntimeWarning, stacklevel=3)
 
     def _require_open(self, what: str) -> None:
         if self._state != "open":
-            raise RecordingError(f"recorder.{what} was called outside `with recorder`.")
+            raise RecordingError(
+                f"recorder.{what} was called outside `with recorder`.", hint="Call it inside `with recorder:`."
+            )
         if not self._process.here:
             raise RecordingError(
-                f"recorder.{what} was called in a fork of the process that records, where nobody writes.",
-                hint="Make a recorder of its own in the child, or leave this one to the parent.",
+                f"recorder.{what} was called in a fork of the recording process.",
+                hint="Call it only in the parent, or make another dualform.Recorder in the child.",
             )

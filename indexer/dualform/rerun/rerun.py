@@ -99,7 +99,7 @@ class Rerun(Recorder):
                 quiet=True, sink=self._open_rerun,
             )  # fmt: skip
         except NotFound as error:
-            raise RecordingError(f"this is not the model that was recorded: {error.message}") from None
+            raise RecordingError(f"This is not the model that was recorded: {error.message}") from None
 
     def _open_rerun(self, header: Header) -> RerunSink:
         forms = {tap.name: tap.key_form for tap in self._training.plan.taps}
@@ -118,8 +118,8 @@ class Rerun(Recorder):
         """
         if self._reran is None or not self._reran.complete:
             raise RecordingError(
-                "the training has not been run again to its end.",
-                hint="Ask after `with rerun` was left in good order.",
+                "The training has not been rerun to its end.",
+                hint="Call rerun.answers() after `with rerun:` has ended without an error.",
             )
         ledgers = iter(self._again.ledgers() if self._again is not None else [])
         running = iter(zip(self._running, self._slots, strict=True))
@@ -137,8 +137,8 @@ def _running(view: View, question: TopK | GroupSum) -> RunningBest | RunningSums
     """
     if isinstance(question, TopK | GroupSum) and question.target is not None:
         raise BadInput(
-            "a rerun answers no contributions: what a slot's value is worth is known at the end of a training.",
-            hint="Ask a memory with keys and values.",
+            'A rerun cannot answer score="contribution": the worth of a value is known only at the end of a training.',
+            hint="Record the training with keys=True and values=True, and call dualform.open(path).",
             field="questions",
         )
     if isinstance(question, TopK):
@@ -146,7 +146,7 @@ def _running(view: View, question: TopK | GroupSum) -> RunningBest | RunningSums
     if isinstance(question, GroupSum):
         return RunningSums(resolve(view, question))
     raise BadInput(
-        f"a rerun answers no {type(question).__name__}.",
-        hint="Ask TopK, GroupSum or Influence; outputs need a memory with keys and values.",
+        f"A rerun cannot answer {type(question).__name__}.",
+        hint="Pass TopK, GroupSum or Influence. Outputs need a memory with keys and values.",
         field="questions",
     )

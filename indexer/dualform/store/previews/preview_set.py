@@ -115,12 +115,12 @@ def _numbers(samples: ArrayLike, count: int) -> NDArray[np.int64]:
         found = np.asarray(samples)
     except ValueError as error:  # rows of several lengths
         raise BadInput(
-            f"samples are no numbers: {error}", hint="Give a whole number for each.", field="samples"
+            f"samples must be whole numbers: {error}", hint="Give a whole number for each.", field="samples"
         ) from None
     if found.shape != (count,) or (count and found.dtype.kind not in "iu"):
         raise BadInput(
-            f"samples holds {list(found.shape)} of {found.dtype} where the preview set has {count} samples.",
-            hint="Give a whole number for each, as step(sample=…) says it.",
+            f"samples must be int64[{count}], one number for each preview, not {found.dtype}{list(found.shape)}.",
+            hint="Pass the numbers that you passed to step(sample=…).",
             field="samples",
         )
     if count and int(found.max()) > np.iinfo(np.int64).max:
