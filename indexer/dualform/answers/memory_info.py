@@ -57,42 +57,41 @@ class QuerySetInfo:
 
 @dataclass(frozen=True, repr=False)
 class MemoryInfo(Table):
-    """What a memory holds, as of one snapshot. Iterated, it gives its layers."""
+    """The contents of a memory, as of one snapshot. Iterating gives its layers."""
 
     format: int
-    """The number of the form on disk (docs/format.md)."""
+    """The version of the format on disk (docs/format.md)."""
     snapshot: int
-    """Number of commits seen."""
+    """The number of commits in the snapshot."""
     recording: bool
-    """False once the recorder has left; a training that was killed stays True (`cut_off`)."""
+    """False once the recorder has ended. It stays True if the training was killed (`cut_off`)."""
     slots: Mapping[str, int]
-    """Slots by space."""
+    """The number of slots by space."""
     steps: int
-    """Recorded ones."""
+    """The number of recorded steps."""
     optimizer: str
-    """Class names, as "SGD"."""
+    """Class names, such as "SGD"."""
     layers: tuple[LayerInfo, ...]
     skipped: Mapping[str, str]
-    """Linear and other layers that were not recorded, with the reason."""
+    """Layers that were not recorded, with the reason."""
     datasets: Mapping[str, int]
-    """Slots by dataset, over all spaces; slots without one are left out."""
+    """The number of slots by dataset, over all spaces. Slots without a dataset are left out."""
     columns: Mapping[str, Mapping[str, str]]
-    """By space, its slots' columns and their DuckDB types."""
+    """The columns of slots and their DuckDB types, by space."""
     query_sets: tuple[QuerySetInfo, ...]
     cut_off: str = ""
-    """Where the recording stands if it did not come to its end, in one sentence; empty if it did."""
+    """One sentence on how far a recording got that did not end; otherwise empty."""
     final: Mapping[str, str] = field(default_factory=dict)
-    """Parameter or buffer of the model -> digest of it at the end of the training; empty where that is not known."""
+    """The digest of each parameter and buffer at the end of the training; empty if unknown."""
     sampling: str = ""
-    """How slots were sampled to hold a budget, and what share is kept, in one sentence; empty where all are."""
+    """One sentence on how slots were sampled to hold a budget, and the share that was kept; empty if all were."""
     answered_by: str = ""
-    """The backend that scores keys for whoever answers, and the compiled loops it has or why it has none."""
+    """The backend that scores keys, and the compiled loops or why they are missing."""
     previews: Mapping[str, str] = field(default_factory=dict)
-    """Dataset -> kind of its preview set ("images", "texts" or "table"), of those that have one; "" stands for samples
-    that were recorded without a dataset."""
+    """The kind of previews ("images", "texts" or "table") of each dataset that has some; "" stands for samples without
+    a dataset."""
     output_layer: str = ""
-    """The layer whose outputs are the network's, which questions are about that name none; empty where that is not
-    known."""
+    """The layer that gives the network's outputs, the default of queries; empty if unknown."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -105,7 +104,7 @@ class MemoryInfo(Table):
         return len(self.layers)
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a layer: its name, space, widths, slots, whether it has values, and how exact its record is."""
+        """One row for each layer: name, space, widths, slots, whether it has values, and status."""
         layers = self.layers[:most]
         return Columns(
             {

@@ -60,32 +60,31 @@ class Preview:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Previews(Table):
-    """What some samples of a dataset, or some examples of a query set, looked like, in the order in which they were
-    asked.
+    """The previews of some samples of a dataset or examples of a query set, in the order of the call.
 
-    Iterated, it gives an `Preview` for each of them, and `previews[i]` is the one of `samples[i]`. Nothing of it
-    is code: images are PNGs, which begin as PNGs do, texts are texts.
+    Iterating gives a `Preview` for each; `previews[i]` shows `samples[i]`. Contents are data, never code: PNG images or
+    texts.
     """
 
     samples: NDArray[np.int64]
-    """int64[n], as they were asked for."""
+    """int64[n], as in the call."""
     kind: str
-    """Of the preview set: "images", "texts" or "table"."""
+    """ "images", "texts" or "table"."""
     known: NDArray[np.bool_]
-    """bool[n]: which of them the preview set has."""
+    """bool[n]: whether each sample has a preview."""
     images: tuple[bytes | None, ...] = ()
-    """Of a preview set of images, a PNG each (8 bits, grey or RGB), None where it is not known; else empty."""
+    """A PNG for each sample (8 bits, grey or RGB), None without a preview. Empty for other kinds."""
     texts: tuple[str | None, ...] = ()
-    """Of a preview set of texts, n, None where it is not known; else empty."""
+    """A text for each sample, None without a preview. Empty for other kinds."""
     offsets: tuple[NDArray[np.int32], ...] | None = None
-    """n of a preview set of texts that knows the places of positions, [0, 2] where a text is not known; else None.
-    `Preview.offsets`, by the slots' column `position`."""
+    """For each text, the offsets of its positions, [0, 2] without a preview; None if the texts were stored without
+    offsets. `Preview.offsets` reads them by the column `position`."""
     firsts: NDArray[np.int64] | None = None
-    """int64[n]: the position that the first offsets of each text are of; None where that is 0 of all."""
+    """int64[n]: the position of the first offset of each text; None if all are 0."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Of a preview set of rows, the columns by name, n entries each, NULL where a sample is not known; else empty."""
+    """The columns of a table by name, n entries each, NULL without a preview. Empty for other kinds."""
     scale: tuple[float, float] | None = None
-    """Of images that were no numbers of 8 bits: what black and what full brightness stands for."""
+    """The numbers that black and full brightness stand for, for images that were not 8-bit numbers."""
     scan: Scan = field(default_factory=Scan)
 
     def __getitem__(self, place: int) -> Preview:
@@ -114,11 +113,11 @@ class Previews(Table):
 
     @property
     def missing(self) -> NDArray[np.int64]:
-        """int64[m]: those of `samples` that the preview set does not have."""
+        """int64[m]: the `samples` without a preview."""
         return self.samples[~self.known]
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a sample: its number, and its image (a PNG), its text, or its columns."""
+        """One row for each sample: its number, and its image (a PNG), its text or its columns."""
         shown = {"sample": self.samples[:most]}
         if self.kind == TABLE:
             own = {name: column[:most] for name, column in self.columns.items()}

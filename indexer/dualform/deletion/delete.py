@@ -72,19 +72,20 @@ class Deletion:
 
 
 def delete(path: str | Path, where: str, *, query_sets: tuple[str, ...] = (), cut_off: bool = False) -> Deletion:
-    """Take the samples that `where` picks out of the memory in a folder: no key, value or column of theirs is stored.
+    """Delete the samples that `where` matches from the memory in a folder: their keys, values and columns.
 
-    `where` names columns of the sample. `query_sets`: to be removed as well, beside those with an input that only these
-    samples had. `cut_off`: the recording did not come to its end, and nobody goes on with it.
+    - `where`: an SQL condition over columns of the sample.
+    - `query_sets`: query sets to remove, too. Query sets with an input that only these samples had are always removed.
+    - `cut_off`: pass True for a recording that was cut off and will not continue.
 
-    What is not promised: W_T less W_0 and less the sum of the others is the sum of what was deleted, and where few
-    slots are deleted it tells of them. Weights stay as they are. Copies of the folder, and processes that have it
-    open, are not reached. Where a batch was normalised, the keys of the others in it tell of a single one that is
-    missing.
+    This changes the record, not the model, and is not unlearning. Traces remain: W_T minus W_0 minus the other terms is
+    the sum of the deleted terms, and tells much if few slots were deleted. If a batch was normalised, the keys of its
+    other rows can reveal a single missing one. Copies of the folder, and processes that have it open, still have the
+    samples.
 
-    Raises BadInput or EmptyMask for the mask, BadInput where a file or folder of the memory is a symbolic link,
-    NotFound for a column or query set, Locked where another process deletes, and Damaged where the memory is; it is as
-    before then.
+    Raises BadInput or EmptyMask for `where`, NotFound for a column or query set, BadInput if a file of the memory is a
+    symbolic link, Locked while another process deletes, and Damaged for a damaged memory. In each case the memory is
+    unchanged.
     """
     folder = Path(path)
     with folder_lock(folder):

@@ -52,9 +52,9 @@ def estimate_ledger(
     allow_inexact: bool = False,
     tried: int = TRIED,
 ) -> LedgerCost:
-    """What `ledger` would take of memory and time on this machine, by its first steps.
+    """Estimate the RAM and time that `ledger` needs on this machine, from its first steps.
 
-    Raises as `ledger`, and BadInput where `tried` is no whole number from 2 on.
+    `tried`: how many steps to run, at least 2. Raises as `ledger`, and BadInput for a smaller `tried`.
     """
     if isinstance(tried, bool) or not isinstance(tried, int) or tried < 2:
         raise BadInput(

@@ -19,29 +19,29 @@ METHODS = ("first-order", "path")
 
 @dataclass(frozen=True, eq=False)
 class Influence:
-    """Examples whose loss is followed through every update of a training.
+    """Examples whose loss `ledger` follows through every update of a training.
 
-    Raises BadInput for a method, points or a tail that there is not.
+    Raises BadInput for an unknown method, and for points or a tail out of range.
     """
 
     name: str
-    """What the ledger is called."""
+    """The name of the ledger."""
     inputs: Inputs
-    """Of n examples, as `Recorder.query_set` takes them."""
+    """The inputs of n examples, as in `Recorder.query_set`."""
     labels: Any
-    """What `loss` is given beside the model's output: a tensor or array whose first axis is the examples."""
+    """Passed to `loss` with the model's outputs: a tensor or array whose first axis is the examples."""
     loss: Loss
     by: Sequence[str] | str = ("sample",)
-    """Columns of the slots: contributions are summed by their values."""
+    """Columns of the slots; contributions are summed by their values."""
     method: Method = "first-order"
-    """first-order: the loss's gradient where an update begins, times the update, which is TracIn with every step for a
-    checkpoint (Pruthi et al., 2020) and first-order In-Run Data Shapley (Wang et al., 2024). path: its average along
-    the update's segment, so that contributions add up to the change of the loss."""
+    """ "first-order" multiplies each update by the gradient of the loss before it. This is TracIn with every step as a
+    checkpoint (Pruthi et al., 2020) and first-order In-Run Data Shapley (Wang et al., 2024). "path" averages the
+    gradient along each update, so that contributions add up to the change of the loss."""
     points: int = 2
-    """At which the path's average is taken: those of Gauss and Legendre."""
+    """The number of Gauss-Legendre points for the average of "path", 1 to 16."""
     tail: float = 1e-3
-    """Under momentum a slot moves the weights again and again, by less each time: it is followed until one of its
-    updates is so small a part of the largest. What is left stands in the ledger as `truncated`."""
+    """Under momentum, a slot moves the weights again and again, by less each time. It is followed until an update is
+    this fraction of the largest one; 0 follows it to the end. The rest is the line `truncated` of the ledger."""
     batch_dim: int = 0
     """The axis of examples in `inputs`."""
 
@@ -60,12 +60,12 @@ class Influence:
 
     @property
     def examples(self) -> Examples:
-        """What is followed, as a walk through the training takes it."""
+        """The examples and their loss, as the ledger reads them."""
         return Examples(f"influence {self.name!r}", self.inputs, self.labels, self.loss, self.batch_dim)
 
     @property
     def places(self) -> list[tuple[float, float]]:
-        """Where along an update's segment, from 0 to 1, the gradient is taken, and how much each place weighs."""
+        """The points along an update, from 0 to 1, at which the gradient is taken, and their weights."""
         if self.method == "first-order":
             return [(0.0, 1.0)]
         nodes, weights = np.polynomial.legendre.leggauss(self.points)

@@ -53,16 +53,18 @@ LINES = ("decay", "rounding", "other parameters", "buffers", "truncated")
 
 @torch.inference_mode(False)
 def ledger(path: str | PathLike[str], model: nn.Module, influence: Influence, *, allow_inexact: bool = False) -> Ledger:
-    """What each group of training datapoints did to the loss of examples, update by update, from a memory with keys and
-    values. The training is not run again: its weights are rebuilt step by step, and the model, which stays as it is,
-    computes with them in eval mode.
+    """Sum what each group of training data did to the loss of examples, update by update.
 
-    `model`: the network that was recorded, or one like it. `allow_inexact`: also of layers that the record does not
-    explain well enough; the ledger is then that of the training as it was rebuilt. Raises what `dualform.open` raises,
-    Inexact for layers that cannot be rebuilt, rules that take the numbers of a parameter together, weights of half
-    precision, memories without keys or values, and deleted samples; BadInput for another model, for examples and a
-    loss that do not fit, and for sums that the machine has no memory for; RecordingError for a model that is being
-    recorded.
+    - `path`: a memory with keys and values.
+    - `model`: the recorded network, or one of the same architecture. It runs in eval mode and is left unchanged.
+    - `allow_inexact`: include layers that the record does not reproduce well enough.
+
+    The training is not run again: its weights are rebuilt step by step. Effects of a sample through later updates are
+    not counted.
+
+    Raises the errors of `dualform.open`; Inexact for layers that cannot be rebuilt, unsupported optimizers,
+    half-precision weights, missing keys or values, and deleted samples; BadInput for another model, for examples or a
+    loss that do not fit, and for sums larger than RAM; RecordingError if a recorder is open on the model.
     """
     return walk(path, model, influence, allow_inexact=allow_inexact).ledger()
 

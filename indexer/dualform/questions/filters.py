@@ -54,10 +54,10 @@ class Ids:
 
 @dataclass(frozen=True)
 class Filter:
-    """An SQL condition over the columns of slots, with a value for each of its question marks.
+    """An SQL condition over the columns of slots, with a value for each question mark.
 
-    A value is a bool, int, float, text, None for NULL, or Ids, which stand after IN. Raises BadMask for others. How
-    many there must be is known when the condition is read.
+    A value is a bool, int, float, text, None for NULL, or a list of ids after IN. Raises BadMask for others. The number
+    of values is checked when the memory reads the condition.
     """
 
     sql: str
@@ -70,7 +70,7 @@ class Filter:
 
     @property
     def of_samples(self) -> bool:
-        """Whether it names samples by their numbers and nothing else."""
+        """Whether it only names samples by number."""
         return self.sql in _OF_SAMPLES
 
     def __str__(self) -> str:

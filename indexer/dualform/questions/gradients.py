@@ -27,17 +27,18 @@ EVERY_LAYER = "*"
 
 @dataclass(frozen=True, eq=False)
 class LayerGradients:
-    """What the gradients of examples are made of in one layer: e_j x_j^T for each row j, and e_j of a bias.
+    """The gradients of examples in one layer: e_j x_j^T for each row j, and e_j for the bias.
 
-    Raises BadInput for arrays that do not fit each other, and numbers that are not finite.
+    Shapes: r rows, one for each example or token; d_in inputs and d_out outputs. Raises BadInput for arrays that do not
+    fit each other, and for NaN or infinity.
     """
 
     keys: NDArray[np.float32]
-    """float32[r, d_in]: what the layer took."""
+    """float32[r, d_in]: the inputs of the layer."""
     errors: NDArray[np.float32]
-    """float32[r, d_out]: the gradient of each example's own loss with respect to the layer's output."""
+    """float32[r, d_out]: the gradient of each example's loss by the layer's output."""
     examples: NDArray[np.int64]
-    """int64[r]: the example that each row is of."""
+    """int64[r]: the example of each row."""
 
     def __post_init__(self) -> None:
         for name in ("keys", "errors"):
@@ -58,11 +59,11 @@ class LayerGradients:
         object.__setattr__(self, "examples", examples.astype(np.int64))
 
     def of(self, example: int) -> NDArray[np.int64]:
-        """int64: its rows, in order."""
+        """int64: the rows of an example, in order."""
         return np.flatnonzero(self.examples == example)
 
     def chosen(self, examples: Sequence[int]) -> LayerGradients | None:
-        """The rows of some examples, which are numbered anew in the order given; None where they have none."""
+        """The rows of some examples, numbered in the order given; None if they lack rows."""
         rows = [self.of(example) for example in examples]
         every = np.concatenate(rows)
         if not len(every):
@@ -73,7 +74,10 @@ class LayerGradients:
 
 @dataclass(frozen=True, eq=False)
 class ExampleGradients:
-    """The gradients of n examples' own losses, as far as layers that were recorded have them."""
+    """The gradients of the losses of n examples in the recorded layers. `Answers.gradients` makes one.
+
+    Raises BadInput unless every example has a row in some layer.
+    """
 
     count: int
     """n."""
@@ -115,21 +119,20 @@ class ExampleGradients:
 
 @dataclass(frozen=True)
 class GradientTopK(Question[Hits]):
-    """The k training datapoints whose gradients' dot products with an example's are greatest: a step against them
-    would have lowered its loss most.
+    """The k slots whose gradients have the largest dot product with the gradient of an example's loss.
 
-    As a value, for `Answers.ask`; `Answers.topk` with score="gradient" makes one. Raises BadInput for what cannot be
-    asked of any memory.
+    A training step on such a slot would have lowered the loss most. `Answers.topk` with score="gradient" makes one.
+    Raises BadInput for invalid arguments.
     """
 
     layers: tuple[str, ...]
-    """Names, over which dot products are summed; empty for all that have keys and values."""
+    """Names of layers, over which dot products are summed; empty for all with keys and values."""
     examples: ExampleGradients | QuerySetExamples
-    """Their gradients, or rows of a query set that was taken with a loss: its examples by number, or all of them."""
+    """Gradients, or examples of a query set recorded with loss=."""
     k: int = 10
     where: str | Filter | None = None
     distinct: tuple[str, ...] = ()
-    """As in TopK."""
+    """As in `TopK`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _as_layers(self.layers))
@@ -141,20 +144,19 @@ class GradientTopK(Question[Hits]):
 
 @dataclass(frozen=True)
 class GradientSum(Question[GroupSums]):
-    """The sum of those dot products over each group of training datapoints.
+    """The sum over each group of slots of the dot products with the gradient of an example's loss.
 
-    As a value, for `Answers.ask`; `Answers.group_sum` with score="gradient" makes one. Raises BadInput for what cannot
-    be asked of any memory.
+    `Answers.group_sum` with score="gradient" makes one. Raises BadInput for invalid arguments.
     """
 
     layers: tuple[str, ...]
-    """As in GradientTopK."""
+    """As in `GradientTopK`."""
     examples: ExampleGradients | QuerySetExamples
-    """As in GradientTopK."""
+    """As in `GradientTopK`."""
     by: tuple[str, ...]
     where: str | Filter | None = None
     k: int | None = None
-    """As in GroupSum."""
+    """As in `GroupSum`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _as_layers(self.layers))

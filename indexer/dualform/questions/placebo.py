@@ -16,10 +16,9 @@ RANDOM_SETS, MOST_SETS = 50, 1000
 
 @dataclass(frozen=True)
 class Placebo(LayerQuestion[Placebos]):
-    """How predictions change under an ablation, beside random ablations of its size and its siblings.
+    """How predictions change under an ablation, under random ablations of its size, and under its siblings.
 
-    As a value, for `Answers.ask`; `Answers.placebo` makes one, and says what its fields mean. Raises BadInput for what
-    cannot be asked of any memory.
+    The fields are the arguments of `Answers.placebo`. Raises BadInput for invalid arguments.
     """
 
     where: str | Filter | None = None

@@ -26,21 +26,21 @@ TargetLike: TypeAlias = "int | str | ArrayLike | Target"
 
 @dataclass(frozen=True)
 class Target:
-    """What a contribution is measured along, and as of which step: (x_t . q) a_t (delta_t . u) for the direction u.
+    """The direction u and the step of a contribution, (x_t . q) a_t (delta_t . u).
 
-    One output of the layer, that output less another (`minus`), or `vectors`. Raises BadInput for none of them, more
-    than one, and outputs below 0. Whether a layer has these outputs is asked where its width is known.
+    It is one output of the layer, one output minus another (`minus`), or `vectors`. Raises BadInput for other
+    combinations and for negative outputs.
     """
 
     output: int | None = None
     minus: int | None = None
-    """The output whose contribution is subtracted; None for none."""
+    """The output to subtract, in a margin; None without one."""
     vectors: Vectors | None = None
     """float32[1, d_out] for all queries, or float32[n, d_out], one for each."""
     at_step: int | None = None
-    """As of so many recorded steps; None for the end."""
+    """The number of recorded steps that count; None for the end."""
     allow_inexact: bool = False
-    """As in Output."""
+    """As in `Output`."""
 
     def __post_init__(self) -> None:
         if (self.output is None) == (self.vectors is None) or (self.vectors is not None and self.minus is not None):
@@ -64,7 +64,7 @@ class Target:
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
 
     def rows(self, queries: int, width: int) -> NDArray[np.float32]:
-        """float32[queries, width]: the direction of each query, for a layer of so many outputs."""
+        """float32[queries, width]: the direction of each query."""
         if self.vectors is not None:
             return np.broadcast_to(self.vectors.rows, (queries, width))
         found = np.zeros((queries, width), dtype=np.float32)
@@ -75,7 +75,7 @@ class Target:
 
     @property
     def joins(self) -> bool:
-        """Whether queries of several questions may share it: vectors may be one for each query."""
+        """Whether several queries can share it."""
         return self.vectors is None
 
 

@@ -95,7 +95,7 @@ class FeatureMaps(KeyForm):
     def laid(self, keys: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
         if kept is not None:
             raise BadInput(
-                f"mask cannot leave out places of space {shape.space.name!r}: its keys are patches of whole feature maps.",
+                f"mask cannot leave out places of space {shape.space.name!r}: its keys are patches of feature maps.",
                 hint="Pass it only for other spaces: step(at={'token': {'mask': …}}).",
                 field="mask",
             )

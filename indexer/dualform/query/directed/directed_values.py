@@ -29,7 +29,7 @@ from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.rows import Rows
 
-_REMEDY = Remedy(hint="Ask group_sum or contributions: groups have weights of their own.", field="score")
+_REMEDY = Remedy(hint="Call memory.group_sum or memory.contributions, which sum over groups of slots.", field="score")
 
 
 @dataclass(frozen=True, eq=False)
