@@ -39,11 +39,11 @@ class DualformError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        """What to do about it, one sentence; empty where the message already says it."""
+        """What to do about it, in one sentence; may be empty."""
         self.field = field
-        """The argument at fault ("where", "k", "layer"); empty where there is none."""
+        """The argument at fault, such as "where", "k" or "layer"; may be empty."""
         self.request_id = ""
-        """Of the call that met it, by which a server's log has it; empty where no server was asked."""
+        """The id of the call in the server's log; empty without a server."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()

@@ -133,7 +133,7 @@ class _Methods:
         - `target`: the direction of "contribution": an output's number, "3-8" for output 3 minus output 8, or
           float32[d_out] or [n, d_out].
         - `at_step`, `allow_inexact`: for "contribution", as in `output`.
-        - `distinct`: columns; only the best slot for each of their values is returned. "sample" stands for dataset and
+        - `distinct`: columns; only the best slot for each of their values is returned. "sample" means dataset and
           sample.
         - `inputs`, `model`: in place of `queries`. The model runs on these inputs, and the inputs of the layer are the
           queries.
@@ -176,7 +176,7 @@ class _Methods:
         """Sum the scores of each query over groups of slots.
 
         - `by`: the columns to group by.
-        - `k`: return only the k groups with the largest sums, whatever their sign; None for all groups.
+        - `k`: return only the k groups with the largest sums by absolute value; None for all groups.
 
         The other arguments are as in `topk`, and so are the errors. With score="contribution", layers whose slots have
         no separate values are answered for groups, under most optimizers.
@@ -474,8 +474,8 @@ class Answers(_Methods, ABC):
         - `loss`: a function (outputs, labels) that returns one number for each example, such as cross_entropy(…,
           reduction="none").
 
-        Raises BadInput if the model is not the recorded one, if labels do not fit, or if the loss is not one finite
-        number for each example.
+        Raises BadInput for another model, for labels that do not fit, and for a loss that is not one finite number for
+        each example.
         """
         from dualform.live.gradients import gradients
 

@@ -43,8 +43,8 @@ class Columns:
     """A table with one NumPy array for each column, all of one length.
 
     `columns["label"]` is a column, `len` counts rows, and iterating gives each row as a dict of plain Python values.
-    Numbers and booleans with NULLs are masked arrays; texts are object arrays with None for NULL. pandas, polars and
-    pyarrow can read it directly.
+    Numbers and booleans with NULLs are `numpy.ma` arrays; texts are object arrays with None for NULL. pandas, polars
+    and pyarrow can read it directly.
     """
 
     arrays: Mapping[str, NDArray[Any]]

@@ -21,7 +21,7 @@ from dualform.answers.table import Table, beside, counted, first_places, group_c
 class GroupSums(Table):
     """The sum of scores over each group, for each query (paper section 5.2, figure 5). n queries, G groups.
 
-    With `k`, each query has separate groups: the k with the largest sums, whatever their sign. `numbers` then gives the
+    With `k`, each query has separate groups: the k with the largest sums by absolute value. `numbers` then gives the
     place of each in `groups`. `ranked` gives them by name in both cases. Iterating gives `ranked` of each query.
     """
 

@@ -21,7 +21,7 @@ _PLAUSIBLE = 50
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ledger(Table):
-    """What each group did to the loss of each example, from the start of the training to its end.
+    """The contribution of each group to the change of each example's loss over the training.
 
         final - initial = the sum of `sums` over the groups + the sum of `lines` + residual
 
@@ -45,8 +45,8 @@ class Ledger(Table):
     lines: Mapping[str, NDArray[np.float64]]
     """float64[n] for each line, a contribution that belongs to no slot. "decay": weight decay, and optimizer state from
     before the record. "rounding": biases whose gradient is only rounding. "other parameters": those outside the
-    recorded layers. "buffers": such as running means. "truncated": the rest of slots that were no longer followed,
-    and rounding in half precision."""
+    recorded layers. "buffers": such as running means. "truncated": the rest of slots that the ledger stopped
+    following, and rounding in half precision."""
     residual: NDArray[np.float64]
     """float64[n]: the change of each loss minus all other terms."""
     by: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Ledger(Table):
         return float(self.largest.max(initial=0.0)), float(np.abs(self.final - self.initial).max(initial=0.0))
 
     def best(self, example: int, k: int) -> list[tuple[GroupKey, float]]:
-        """The k groups with the largest contributions to an example's loss, whatever their sign."""
+        """The k groups with the largest contributions to an example's loss, positive or negative."""
         found = self.sums[example]
         order = np.argsort(-np.abs(found), kind="stable")[:k]
         return [(self.groups[group], float(found[group])) for group in order]

@@ -14,32 +14,32 @@ from dualform.answers.table import Table, counted
 class LayerInfo:
     name: str
     d_in: int
-    """Width of a key, without the 1 that stands for the bias."""
+    """The width of a key, without the 1 for the bias."""
     d_out: int
     bias: bool
     space: str
-    """The slot space that the layer's slots are of."""
+    """The slot space of the layer."""
     slots: int
     distinct_keys: int
-    """Keys stored: fewer than slots where the layer's inputs repeat, 0 where none were kept (see `reason`)."""
+    """The number of stored keys: fewer than slots if inputs repeat, and 0 if keys were not stored (see `reason`)."""
     values: bool
     """Whether error signals were stored."""
     status: Status
-    """How exact the layer's record is at the end of the training, as measured."""
+    """How exact the record is at the end of the training."""
     views: tuple[str, ...] = ()
-    """Names of its parts that are asked like layers: the groups of a convolution, q, k and v of an attention."""
+    """Names of its parts, which can be queried like layers: groups of a convolution; q, k and v of an attention."""
 
     batch_dim: int = 0
-    """Which axis of the layer's inputs was the batch, where they had tokens, too."""
+    """The axis of the batch in the layer's inputs."""
 
     @property
     def exact(self) -> bool:
-        """Whether outputs and weights rebuilt from the record are those of the training."""
+        """Whether the record is exact."""
         return self.status.exact
 
     @property
     def reason(self) -> str:
-        """Why they are not, or, where they are, what stands in them beside the slots; else empty."""
+        """Why the record is not exact, or what limits an exact one; otherwise empty."""
         return self.status.reason
 
 
@@ -47,12 +47,12 @@ class LayerInfo:
 class QuerySetInfo:
     name: str
     rows: int
-    """Its queries of the first of its layers: one an example or, of a layer that sees tokens, one a token."""
+    """The number of queries of its first layer: one for each example or, in layers that see tokens, for each token."""
     layers: tuple[str, ...]
     previews: str = ""
-    """The kind of the preview set of its examples: "images", "texts" or "table"; empty where it has none."""
+    """The kind of its previews: "images", "texts" or "table"; empty without previews."""
     examples: int | None = None
-    """How many there are; None where the record cannot tell."""
+    """The number of examples; None if unknown."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,8 +88,8 @@ class MemoryInfo(Table):
     answered_by: str = ""
     """The backend that scores keys, and the compiled loops or why they are missing."""
     previews: Mapping[str, str] = field(default_factory=dict)
-    """The kind of previews ("images", "texts" or "table") of each dataset that has some; "" stands for samples without
-    a dataset."""
+    """The kind of previews ("images", "texts" or "table") of each dataset that has some; "" means samples without a
+    dataset."""
     output_layer: str = ""
     """The layer that gives the network's outputs, the default of queries; empty if unknown."""
 

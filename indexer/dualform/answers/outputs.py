@@ -25,7 +25,7 @@ class Outputs(Shown, NDArrayOperatorsMixin):
     space: str
     """The slot space of the layer."""
     status: Status
-    """The status of the layer as of the step. It covers the whole sum; an ablation has no separate error bound."""
+    """The status of the layer as of the step. It covers the whole sum; an ablation lacks a separate error bound."""
     unrecorded_change: float = 0.0
     """The size of changes that were not recorded or were deleted, relative to how far the weights moved. They stay in
     the output under every ablation. 0.0 without such changes; NaN if the training did not end."""

@@ -52,13 +52,13 @@ class Placebos(Table):
     siblings: tuple[str, ...]
     """The names of the S siblings, such as "label = 7"."""
     without_siblings: str
-    """Why there are none; otherwise empty."""
+    """Why siblings are missing; otherwise empty."""
     removed: int
     """The number of samples that the ablation removes."""
     total: int
     """The number of all samples."""
     unit: str
-    """What random sets consist of: "samples", or "rows" or "slots" if samples were not recorded."""
+    """The unit of random sets: "samples", or "rows" or "slots" if samples were not recorded."""
     cancellation: float | None = None
     """The cancellation of the layer; None under optimizers that scale gradients, which give slots no separate terms."""
     status: Status = field(default_factory=lambda: Status("exact"))

@@ -1,4 +1,4 @@
-"""What samples of a training looked like. Shapes: n samples that were asked for."""
+"""Previews of training samples. Shapes: n samples in a call."""
 
 from __future__ import annotations
 
@@ -26,31 +26,26 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True, eq=False)
 class Preview:
-    """What one sample looked like: its `image`, its `text` or its `row`, by the kind of its preview set; none of them
-    where the preview set does not have the sample.
-    """
+    """The preview of one sample: its `image`, its `text` or its `row`, by kind. All are None without a preview."""
 
     sample: int
     image: bytes | None = None
     """A PNG."""
     text: str | None = None
     offsets: NDArray[np.int32] | None = None
-    """int32[positions, 2]: where each of the sample's positions starts and stops in `text`, in characters; None where
-    the preview set does not say it."""
+    """int32[positions, 2]: the start and stop of each position in `text`, in characters; None if unknown."""
     first: int = 0
-    """The position that the first of `offsets` is of."""
+    """The position of the first of `offsets`."""
     row: Mapping[str, Any] | None = None
     """Plain values by column; NULL is None."""
 
     @property
     def known(self) -> bool:
-        """Whether the preview set has the sample."""
+        """Whether the sample has a preview."""
         return not (self.image is None and self.text is None and self.row is None)
 
     def marked(self, position: int) -> tuple[str, str, str] | None:
-        """`text` as what stands before a position, at it and behind it; None where no place of it is known, or it has
-        none, as padding and the marks of a tokenizer have.
-        """
+        """`text` before a position, at it and after it; None if its place is unknown or empty, as for padding."""
         place = position - self.first
         if self.text is None or self.offsets is None or not 0 <= place < len(self.offsets):
             return None
@@ -84,7 +79,7 @@ class Previews(Table):
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """The columns of a table by name, n entries each, NULL without a preview. Empty for other kinds."""
     scale: tuple[float, float] | None = None
-    """The numbers that black and full brightness stand for, for images that were not 8-bit numbers."""
+    """The numbers shown as black and as full brightness, for images that were not 8-bit numbers."""
     scan: Scan = field(default_factory=Scan)
 
     def __getitem__(self, place: int) -> Preview:

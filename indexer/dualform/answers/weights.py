@@ -26,7 +26,7 @@ class Weights(Shown, Mapping[str, Any]):
     arrays: Mapping[str, NDArray[Any]]
     """Every parameter and buffer as an array: recorded layers first, then the others by name."""
     statuses: Mapping[str, Status]
-    """The status of each recorded layer as of the step. It covers the whole sum; an ablation has no separate error
+    """The status of each recorded layer as of the step. It covers the whole sum; an ablation lacks a separate error
     bound."""
     unrecorded_change: Mapping[str, float]
     """By recorded layer, the size of changes that were not recorded or were deleted, relative to how far the weights

@@ -29,18 +29,16 @@ _LISTED = 10
 
 @dataclass(frozen=True)
 class RecordingCost:
-    """What one way to record takes."""
+    """The cost of one way to record."""
 
     bytes: int
-    """On disk, when the training has ended; what questions keep beside it comes on top, a byte for each number of a
-    key.
+    """Bytes on disk at the end of the training. Derived files of later queries add one byte for each number of a key.
     """
     bytes_a_second: float
-    """That are written while it trains."""
+    """Bytes written in a second of training."""
     question_seconds: float
-    """To score every key of every layer against one query each: where keys are stored, by reading them once, from
-    memory; where they are not, by training once more.
-    """
+    """Seconds to score every key of every layer against one query: by reading the keys from RAM or, without stored
+    keys, by training again."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Estimate:
     step_seconds: float
     """Seconds for one step of the training, recorded."""
     stored: Stored
-    """What takes up the bytes of the way `stored`."""
+    """The parts of the bytes of the way `stored`."""
     ways: Mapping[str, RecordingCost]
     """Costs by way of recording. `stored`: as the training computes. `float32`, `bfloat16`: with layers that compute in
     this type, as under autocast. `digests`: with keys=False."""
@@ -62,9 +60,9 @@ class Estimate:
     budget: int | None = None
     """The budget in bytes; None without one."""
     planned: Forecast | None = None
-    """What the budget keeps if you pass the number of steps: Recorder(budget=…, steps=…)."""
+    """The forecast for the budget if you pass the number of steps: Recorder(budget=…, steps=…)."""
     unplanned: Forecast | None = None
-    """What the budget keeps without `steps`."""
+    """The forecast for the budget without `steps`."""
 
     def to_json(self) -> dict[str, Any]:
         """The attributes as plain values, by name."""

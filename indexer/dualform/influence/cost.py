@@ -21,18 +21,18 @@ TRIED = 200
 
 @dataclass(frozen=True)
 class LedgerCost:
-    """Its text (`str`) is a sentence."""
+    """The estimated cost of a ledger. `str(cost)` is a sentence."""
 
     groups: int
-    """Sums for each example: of samples, as many as the training had."""
+    """The number of sums for each example."""
     examples: int
     steps: int
     tried: int
-    """Steps that were taken to tell."""
+    """The number of steps that were run for the estimate."""
     bytes: int
-    """Of the ledger: 8 for each group and example."""
+    """Bytes of the ledger: 8 for each group and example."""
     held_bytes: int
-    """That are held at most meanwhile, of updates through which slots are still followed, as far as was tried."""
+    """The most bytes held meanwhile, for slots that later updates still move, in the steps that were run."""
     seconds: float
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ def estimate_ledger(
     """
     if isinstance(tried, bool) or not isinstance(tried, int) or tried < 2:
         raise BadInput(
-            f"tried must be a whole number from 2 on, not {tried!r}.", hint="For example tried=8.", field="tried"
+            f"tried must be a whole number from 2 on, not {tried!r}.", hint=f"For example tried={TRIED}.", field="tried"
         )
     began = perf_counter()
     own = walk(path, model, influence, allow_inexact=allow_inexact)

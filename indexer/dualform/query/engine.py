@@ -309,7 +309,10 @@ class Engine(Answers):
         return slots.values(self._view, layer, ids)
 
     def key_rows(self, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n]: the number of the stored key of each slot. Slots with equal numbers share a key. Raises as `keys`."""
+        """int64[n]: the number of the stored key of each slot. Slots with equal numbers share a key.
+
+        Raises as `keys`.
+        """
         return slots.key_rows(self._view, layer, ids)
 
     def coefficients(

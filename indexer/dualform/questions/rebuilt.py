@@ -65,7 +65,7 @@ class Output(LayerQuestion[Outputs]):
 
 @dataclass(frozen=True)
 class Contribution(LayerQuestion[Contributions]):
-    """What each group of slots added to the output of a layer (paper equation 13, summed by group).
+    """The contribution of each group of slots to the output of a layer (paper equation 13, summed by group).
 
     The fields are the arguments of `Answers.contributions`. Raises BadInput for invalid arguments.
     """

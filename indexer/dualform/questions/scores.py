@@ -57,7 +57,7 @@ class TopK(ScoreQuestion[Hits]):
     target: Target | None = None
     """The direction and the step of "contribution"."""
     distinct: tuple[str, ...] = ()
-    """Columns; only the best slot for each of their values is returned. "sample" stands for dataset and sample."""
+    """Columns; only the best slot for each of their values is returned. "sample" means dataset and sample."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", as_k(self.k, "datapoint"))
@@ -88,7 +88,7 @@ class GroupSum(ScoreQuestion[GroupSums]):
     target: Target | None = None
     """As in `TopK`."""
     k: int | None = None
-    """Only the k groups of each query with the largest sums, whatever their sign; None for all."""
+    """Only the k groups of each query with the largest sums by absolute value; None for all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -137,9 +137,9 @@ class Recorder(Joinable):
           large. Without `steps`, it is halved whenever half of the remaining budget is used.
         - `seed`: seeds the choice of samples.
 
-        Raises AlreadyExists if `path` is not empty, NotFound if a pattern does not match, BadInput for options that do
-        not fit together, and RecordingError if the model cannot be recorded or resumed. The first step may raise
-        RecordingError, too.
+        Raises AlreadyExists if `path` is not empty, NotFound if a pattern does not match, and BadInput for options that
+        do not fit together. Here and in the first step, it raises RecordingError if the model cannot be recorded or
+        resumed.
         """
         self.path = Path(path).absolute()  # the process may go to another folder
         if on_error not in ("raise", "stop_recording", "warn"):
