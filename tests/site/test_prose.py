@@ -34,7 +34,8 @@ def test_a_turn_is_found_with_its_line(turn, text):
 
 
 @pytest.mark.parametrize(
-    "word", ["probes", "toward", "replayed", "forget", "signed scores", "grade", "standing", "galleries", "masked"]
+    "word",
+    ["probes", "toward", "replayed", "dualform forget", "signed scores", "grade", "standing", "galleries", "masked"],
 )
 def test_an_old_word_is_found_also_in_a_table(word):
     _, old, _ = faults(f"| a | b |\n| --- | --- |\n| here {word} | |\n")
