@@ -19,8 +19,8 @@ from dualform.questions import (
     GroupSum,
     MaskCancellation,
     Output,
-    QuerySetLookup,
     QuerySetExamples,
+    QuerySetLookup,
     Target,
     TopK,
 )

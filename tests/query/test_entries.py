@@ -112,8 +112,8 @@ def test_a_slot_that_the_layer_lacks_is_named():
     with pytest.raises(NotFound) as caught:
         case.engine.ask(TopK("part", SlotKeys(np.array([own, missing]))))
     assert str(caught.value) == (
-        f"layer 'part' has nothing at slot {missing}: it was not called there. "
-        "Ask for slots of space 'sample' that it has."
+        f"Layer 'part' has no key for slot {missing}: it was not called there. "
+        "Find slots that it has: memory.topk('part', \"test/0\").ids."
     )
 
 
@@ -129,7 +129,7 @@ def test_a_column_that_is_null_in_all_slots_of_a_layer_is_an_error():
     )
     with pytest.raises(NotFound, match=r"column 'position' is NULL in all .* No space has it\."):
         engine.topk("whole", [1, 1], where="position < 3")
-    with pytest.raises(NotFound, match="column 'dataset' is NULL in all slots of layer 'whole'"):
+    with pytest.raises(NotFound, match="Column 'dataset' is NULL in all slots of layer 'whole'"):
         engine.topk("whole", [1, 1], where="label = 1 OR dataset LIKE 'x%'")
     assert engine.topk("part", [1, 1], where="label IS NULL").slots[0].tolist() == [2, 3]
     assert engine.topk("part", [1, 1], where="label IS NULL AND slot > 2").slots[0].tolist() == [3]

@@ -98,7 +98,7 @@ def test_an_optimizer_without_a_rule_is_told_of_before_the_first_step(tmp_path, 
 
     model = network()
     recorder = dualform.Recorder(model, Own(model.parameters(), {"lr": 0.1}), tmp_path / "m")
-    with pytest.warns(RuntimeWarning, match="nothing was recorded"), recorder:
+    with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), recorder:
         pass
     told = capsys.readouterr().err
     assert "there is no update rule: attention weights are exact, outputs and weights cannot be rebuilt" in told
@@ -132,7 +132,7 @@ def test_a_run_without_a_step_is_told_of(tmp_path):
     model = network()
     recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", quiet=True)
     with (
-        pytest.warns(RuntimeWarning, match=r"nothing was recorded, and there is no memory in .*: no step was begun\."),
+        pytest.warns(RuntimeWarning, match=r"Nothing was recorded in .*: recorder\.step\(\) was never called\."),
         recorder,
     ):
         pass

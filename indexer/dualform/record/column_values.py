@@ -45,7 +45,9 @@ def check_names(columns: Iterable[str]) -> None:
     names = list(columns)
     for name in names:
         if not name or not _is_unicode(name):
-            raise BadInput(f"{name!r} cannot name a column: it is not valid Unicode.", hint="Rename it.", field=name)
+            raise BadInput(
+                f"{name!r} cannot name a column.", hint="Choose a name of Unicode text that is not empty.", field=name
+            )
         if name.lower() in _BUILT_IN:
             raise BadInput(f"Column {name!r} is filled by the recorder.", hint="Choose another name.", field=name)
         if name.lower() in _ARGUMENTS:

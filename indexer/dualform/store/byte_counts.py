@@ -29,8 +29,8 @@ def bytes_of(said: Any, name: str = "budget") -> int:
     size = _UNITS.get(found[2].upper()) if found else None
     if found is None or size is None or not (whole := math.floor(float(found[1]) * size)):
         raise BadInput(
-            f"{name} must be a number of bytes, not {said!r}.",
-            hint='For example {name}="200 GB" or {name}=200_000_000_000.',
+            f"{name} must be a number of bytes, or a text with a unit, not {said!r}.",
+            hint=f'For example {name}="200 GB" or {name}=200_000_000_000.',
             field=name,
         )
     return whole
