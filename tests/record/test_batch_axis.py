@@ -137,8 +137,8 @@ def test_a_time_first_batch_is_said_not_fitted(tmp_path):
     with refused.recorder, pytest.raises(BadInput) as caught:
         one_step(refused, model, x, label=[1, 2])
     assert str(caught.value) == (
-        "label has shape [2], but the recorded layers saw batches of [7, 2] (token). Give one value, one per row [B], "
-        "or one per token [B, L]; say batch_dim=1 where the batch is the second axis of the layers' inputs."
+        "label has shape [2], but the recorded layers saw batches of [7, 2] (token). Pass one value, one for each row "
+        "[B], or one for each token [B, L]. If the batch is the second axis of the layers' inputs, pass batch_dim=1."
     )
     opened = opened_on(model, tmp_path / "m")
     with opened.recorder:

@@ -119,7 +119,7 @@ def test_spaces_that_differ_only_in_case_are_refused(tmp_path, spaces, pair):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(BadInput) as caught:
         recorder_of(model, tmp_path / "m", spaces=spaces)
-    assert str(caught.value) == f"spaces {pair} differ only in case, which SQL does not see. Choose another name."
+    assert str(caught.value) == f"spaces {pair} differ only in case, which SQL ignores. Choose another name."
     assert caught.value.field == "spaces"
 
 
@@ -274,22 +274,22 @@ def test_values_are_stored_as_they_are(tmp_path, given_values, held):
     ("given_values", "said"),
     [
         ([2**63 + 1, 2**63 + 2, 5], "c must be at most 9223372036854775807, not 9223372036854775810"),
-        ([-(2**63) - 1, 0, 5], "c holds -9223372036854775809, and integers are at least -9223372036854775808."),
+        ([-(2**63) - 1, 0, 5], "c must be at least -9223372036854775808, not -9223372036854775809."),
         ([2**53 + 1, 0.5, 1], "c mixes floats with integers too large for a float. Pass values of one type."),
-        (["a", 1, None], "c holds int, str. Give values of one kind, and None for what is missing."),
-        ([True, 1, 0], "c holds bool, int."),
+        (["a", 1, None], "c cannot hold int, str. Pass values of one kind, and None for missing ones."),
+        ([True, 1, 0], "c cannot hold bool, int."),
         ([1, [2], 3], "c must have rows of one length."),
-        ([datetime.now()] * 3, "c holds datetime. A column holds integers"),
-        (pd.Series([datetime.now()] * 3), "c holds datetime64"),
-        (pl.Series([datetime.now()] * 3), "c holds timestamp"),
-        (pa.array([datetime.now()] * 3), "c holds timestamp"),
-        (np.array(["2024-01-01"] * 3, "datetime64[D]"), "c holds datetime64[D]"),
+        ([datetime.now()] * 3, "c cannot hold datetime. A column holds integers"),
+        (pd.Series([datetime.now()] * 3), "c cannot hold datetime64"),
+        (pl.Series([datetime.now()] * 3), "c cannot hold timestamp"),
+        (pa.array([datetime.now()] * 3), "c cannot hold timestamp"),
+        (np.array(["2024-01-01"] * 3, "datetime64[D]"), "c cannot hold datetime64[D]"),
         (pl.DataFrame({"a": [1, 2, 3]}), "c must be a column, not a table. Pass one of its columns."),
         (pd.DataFrame({"a": [1, 2, 3]}), "c must be a column, not a table."),
         (pa.table({"a": [1, 2, 3]}), "c must be a column, not a table."),
-        (torch.tensor([1j, 2, 3]), "c holds complex64."),
+        (torch.tensor([1j, 2, 3]), "c cannot hold complex64."),
         (torch.eye(3).to_sparse(), "c cannot be read: "),
-        ([b"a", b"b", b"c"], "c holds bytes."),
+        ([b"a", b"b", b"c"], "c cannot hold bytes."),
     ],
     ids=lambda own: type(own).__name__ if not isinstance(own, str | list) else str(own)[:30],
 )
@@ -356,7 +356,11 @@ def test_labels_of_a_query_set_are_whole_numbers_all_of_them(tmp_path, label):
     with recorder_of(model, tmp_path / "m") as recorder:
         with recorder.step():
             model(X).sum().backward()
-        with pytest.raises(BadInput, match=r"label has missing entries|label holds 9223372036854775808"):
+        with pytest.raises(
+            BadInput,
+            match=r"label must not contain missing entries|label must be at most 9223372036854775807, "
+            r"not 9223372036854775808",
+        ):
             recorder.query_set("test", X, label=label)
         recorder.query_set("test", X, label=pl.Series([1, 2, 3]))
     with dualform.open(tmp_path / "m") as memory:

@@ -52,7 +52,7 @@ def test_batches_that_are_all_left_out_are_told_of_at_the_end(tmp_path):
     for _ in range(2):
         with opened.recorder.step():
             pass
-    with pytest.warns(RuntimeWarning, match=r"nothing was recorded.*it was not called in a recorded step"):
+    with pytest.warns(RuntimeWarning, match=r"Nothing was recorded.*it was not called in a recorded step"):
         opened.recorder.__exit__(None, None, None)
     assert not (tmp_path / "m").exists()
 

@@ -65,7 +65,7 @@ def test_every_other_parameter_is_named_with_what_it_does(tmp_path):
         "shown": "it ran under torch.no_grad or in an autograd.Function in every recorded step",
         "unused": "no product with it was seen in the first step, and in compiled code none is seen",
         "scale": "it is no matrix",
-        "cell": "there is no tap for RNNCell",
+        "cell": "RNNCell is not supported",
     }
 
 

@@ -49,7 +49,7 @@ def test_reasons(tmp_path):
     names = ["conv", "embed", "lstm", "plain", "block.0", "block.1", "changed"]
     assert [tap.name for tap in made._training.plan.taps] == names
     assert made.skipped == {
-        "rnn": "there is no tap for RNN",
+        "rnn": "RNN is not supported",
         "norm": "not a matrix product (LayerNorm)",
         "own": "Own has a forward of its own",
         "frozen": "its weight is frozen",
@@ -68,7 +68,8 @@ def test_a_pattern_that_matches_nothing(tmp_path):
     with pytest.raises(NotFound) as caught:
         recorder(tmp_path, layers=["block.0", "head*"])
     assert str(caught.value) == (
-        "layers='head*' matches no layer that there is a tap for. Those are 'conv', 'embed', 'lstm', 'plain', 'own', "
+        "layers='head*' does not match any layer that can be recorded. Layers: 'conv', 'embed', "
+        "'lstm', 'plain', 'own', "
         "'frozen', 'left_out', 'block.0', 'block.1', 'changed'."
     )
 
@@ -77,7 +78,7 @@ def test_nothing_to_record(tmp_path):
     model = nn.PReLU()
     reason = r"the model itself: not a matrix product \(PReLU\)"
     with pytest.raises(
-        RecordingError, match=rf"^Nothing to record: every layer was skipped\. {reason}\. Create the optimizer from"
+        RecordingError, match=rf"^Nothing to record: every layer was skipped \({reason}\)\. Create the optimizer from"
     ):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=1), tmp_path / "m")
 
@@ -124,14 +125,14 @@ def test_a_training_of_vectors_is_refused_at_its_first_step(tmp_path, inside):
 
 def test_a_training_of_plain_vectors_is_refused_before_it_begins(tmp_path):
     model = Scaled((4,))
-    with pytest.raises(RecordingError, match=r"^the model has no layer to record: .*layer: its weight is frozen"):
+    with pytest.raises(RecordingError, match=r"^Nothing to record: .*layer: its weight is frozen"):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
 
 
 def test_an_end_without_a_memory_names_the_parameters_that_were_no_layers(tmp_path):
     model = Scaled()
     with (
-        pytest.warns(RuntimeWarning, match=r"nothing was recorded.*: scale: no product with it was seen in the first"),
+        pytest.warns(RuntimeWarning, match=r"Nothing was recorded.*: scale: no product with it was seen in the first"),
         Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", quiet=True) as made,
         made.step(),
     ):

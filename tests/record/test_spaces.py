@@ -286,7 +286,7 @@ def test_a_column_keeps_its_level(tmp_path):
             step(label=tokens)
         with pytest.raises(
             BadInput,
-            match=r"^column 'word' held int64 at first and holds float64 now\. Give floats from the first step on",
+            match=r"^Column 'word' changed its type from int64 to float64\. Pass floats from the first step on",
         ):
             step(word=tokens * 0.5)
         step(later=tokens)  # what is said of single tokens may come later

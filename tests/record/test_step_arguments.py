@@ -119,14 +119,14 @@ def test_nothing_is_fitted_by_its_number_of_elements(tmp_path):
     with opened.recorder, pytest.raises(BadInput) as caught:
         one_step(opened, model, torch.randn(6, 5), position=[[0, 1, 2], [0, 1, 2]])
     assert str(caught.value) == (
-        "position has shape [2, 3], but the recorded layers saw batches of [6] (sample). Give one value, one per row "
-        "[B], or one per token [B, L]."
+        "position has shape [2, 3], but the recorded layers saw batches of [6] (sample). Pass one value, one for each "
+        "row [B], or one for each token [B, L]."
     )
 
 
 REFUSED = {
     "a built-in column": (
-        {"row": 1}, "Column 'row' is filled by the recorder.",
+        {"row": 1}, "Column 'row' is filled by the recorder. Choose another name.",
     ),
     "labels that are no integers": (
         {"label": [0.5] * 8},
@@ -135,15 +135,15 @@ REFUSED = {
     ),
     "a dataset that is no text": ({"dataset": 3}, 'dataset must be text, not int64. For '
         'example step(dataset="mnist").'),
-    "objects": ({"thing": [{}] * 8}, "thing holds dict. A column holds integers, floats, booleans or texts."),
+    "objects": ({"thing": [{}] * 8}, "thing cannot hold dict. A column holds integers, floats, booleans or texts."),
     "a ragged column": ({"thing": [[1], [1, 2]]}, "thing must have rows of one length. Pass an array "
         "or a tensor, padded if necessary."),
     "a mask of numbers": ({"mask": [1] * 8}, "mask must be bool, not int64. Pass True for "
         "real tokens: mask=mask.bool()."),
     "a wrong length": (
         {"label": [1, 2, 3]},
-        "label has shape [3], but the recorded layers saw batches of [8] (sample). Give one value, one per row [B], or "
-        "one per token [B, L].",
+        "label has shape [3], but the recorded layers saw batches of [8] (sample). Pass one value, one for each row "
+        "[B], or one for each token [B, L].",
     ),
 }  # fmt: skip
 
@@ -169,7 +169,7 @@ def test_columns_are_those_of_the_first_step(tmp_path):
         one_step(opened, model, x, weight=1)
         with pytest.raises(
             BadInput,
-            match=r"^column 'weight' held int64 at first and holds float64 now\. Give floats from the first step on",
+            match=r"^Column 'weight' changed its type from int64 to float64\. Pass floats from the first step on",
         ):
             one_step(opened, model, x, weight=1.5)
         with pytest.raises(
@@ -279,7 +279,9 @@ def test_what_a_step_refuses_to_be(tmp_path):
     model = small_net()
     opened = opened_on(model, tmp_path)
     optimizer, x = opened.optimizer, batches(1)[0][0]
-    with pytest.raises(RecordingError, match=r"^recorder\.step was called outside `with recorder`\.$"):
+    with pytest.raises(
+        RecordingError, match=r"^recorder\.step was called outside `with recorder`\. Call it inside `with recorder:`\.$"
+    ):
         one_step(opened, model, x)
     with opened.recorder:
         nothing = r"^No gradient reached a recorded layer inside the first step\."

@@ -40,7 +40,7 @@ def test_the_table_and_what_the_first_step_takes(tmp_path, capsys):
         f"dualform records {recorded:,} of {recorded + 128:,} trained numbers (96.2%) in {tmp_path / 'm'}\n"
         "  recorded  0  40 -> 64\n"
         "            4  64 -> 10\n"
-        "  skipped   1: other parameters: LayerNorm multiplies by no matrix\n"
+        "  skipped   1: not a matrix product (LayerNorm)\n"
         "            3: its weight is frozen\n"
         "  AdamW: scores, outputs and weights can be asked, masked and as of every step\n"
         "dualform: 148 kB a step\n"
@@ -75,7 +75,7 @@ def test_layers_of_a_kind_share_a_line(tmp_path):
     assert str(summary).splitlines()[1:4] == [
         "  recorded  *.up (12)  4 -> 4",
         "            12         4 -> 2",
-        "  skipped   *.norm (12): other parameters: LayerNorm multiplies by no matrix",
+        "  skipped   *.norm (12): not a matrix product (LayerNorm)",
     ]
 
 

@@ -93,7 +93,7 @@ def select(
         if not reasons:
             raise RecordingError("Nothing to record: the model does not contain any parameters.")
         raise RecordingError(
-            f"Nothing to record: every layer was skipped. {reasons}.",
+            f"Nothing to record: every layer was skipped ({reasons}).",
             hint="Create the optimizer from the parameters of the model that you pass to Recorder.",
         )
     return taps, skipped
