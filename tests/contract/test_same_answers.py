@@ -117,7 +117,7 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "cancellation where nothing moved": ("ask", MaskCancellation("label >= 0", 0, None)),
     "slots": ("slots", [47, 0, 3]),
     "slots of a space": ("slots", np.array([1, 2]), "sample"),
-    "does not contain any slots": ("slots", []),
+    "no slots": ("slots", []),
     "sql": ("sql", "SELECT * FROM slots ORDER BY slot"),
     "sql over steps": ("sql", "SELECT * FROM steps ORDER BY step"),
     "sql of every type": (
@@ -198,17 +198,13 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     "masks that are no texts": (("weights", {"sample": 3}), errors.BadInput, "where"),
     "weights of a step after the end": (("weights", None, 99), errors.BadInput, "at_step"),
     "weights of no slot": (("weights", "step > 99"), errors.EmptyMask, "where"),
-    "ask takes a query": (("ask", "topk"), errors.BadInput, "question"),
+    "no question": (("ask", "topk"), errors.BadInput, "question"),
     "unknown slot": (("slots", [48]), errors.NotFound, ""),
     "step after the end": (("output", "0", WIDE, None, 99), errors.BadInput, "at_step"),
     "step before the start": (("output", "0", WIDE, None, -1), errors.BadInput, "at_step"),
     "a kernel that there is not": (("output", "0", WIDE, None, None, False, "nix"), errors.BadInput, "kernel"),
     "a kernel that is no text": (("output", "0", WIDE, None, None, False, 3), errors.BadInput, "kernel"),
-    "temperature needs the softmax kernel": (
-        ("output", "0", WIDE, None, None, False, "softmax", 0.0),
-        errors.BadInput,
-        "temperature",
-    ),
+    "no temperature": (("output", "0", WIDE, None, None, False, "softmax", 0.0), errors.BadInput, "temperature"),
     "a temperature of the linear kernel": (
         ("output", "0", WIDE, None, None, False, "linear", 1.0),
         errors.BadInput,

@@ -119,7 +119,7 @@ def test_keys_and_values_of_slots_are_those_of_the_training(memory):
     change = memory.weights()["head.weight"] - memory.weights(at_step=0)["head.weight"]
     np.testing.assert_allclose(terms.T @ keys.astype(np.float64), change, atol=1e-6)
     assert not memory.coefficients("head", [STEPS * ROWS - 1], at_step=STEPS - 1).any()
-    with pytest.raises(NotFound, match=f"There is no slot {STEPS * ROWS}"):
+    with pytest.raises(NotFound, match=f"There is no slot with number {STEPS * ROWS}"):
         memory.keys("head", [STEPS * ROWS])
 
 

@@ -113,7 +113,7 @@ def test_weights_that_do_not_fit_are_refused_before_any_is_rebuilt(engine):
 def test_no_more_than_eight_columns_are_grouped_by():
     eight = tuple("abcdefgh")
     assert GroupSum("fc", queries(1), eight).by == eight
-    with pytest.raises(BadInput, match="by names 9 columns; at most 8 are grouped by"):
+    with pytest.raises(BadInput, match="by names 9 columns; at most 8 are allowed"):
         GroupSum("fc", queries(1), (*eight, "i"))
     with pytest.raises(BadInput, match="by names a column twice"):
         TopK("fc", queries(1), by=("label", "label"))
@@ -138,7 +138,7 @@ def test_masks_of_strangers_are_bounded(engine, where, says):
     with pytest.raises(BadMask, match=says) as refused:
         engine.ask(TopK("fc", queries(1), where=f"slot = 0 OR {where}"), bounds=MASKS)
     bytes_alone = "dualform.open reads up to 262,144 characters."
-    assert ("2000 bytes" in says) == refused.value.hint.endswith(bytes_alone)
+    assert ("2,000 bytes" in says) == refused.value.hint.endswith(bytes_alone)
     assert refused.value.hint.endswith((bytes_alone, "dualform.open on the folder has no such limit."))
     assert refused.value.field == "where"
 

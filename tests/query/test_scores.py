@@ -136,7 +136,7 @@ def test_a_score_that_is_not_in_the_table_is_refused_by_name():
             ask()
         assert (refused.value.message, refused.value.field) == ("Unknown score 'nix'.", "score")
         others = '"contribution" (with target=) or "gradient"'
-        assert refused.value.hint == f'It is "dot", "abs", "cosine"; {others}.'
+        assert refused.value.hint == f'Choose "dot", "abs", "cosine", {others}.'
 
 
 def test_a_score_that_is_no_text_is_refused():

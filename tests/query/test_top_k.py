@@ -222,7 +222,7 @@ def test_queries_can_be_keys_of_slots_and_rows_of_query_sets(rng):
     keys = rng.normal(size=(30, 4)).astype(np.float32)
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 30}))
     assert engine.topk("fc", SlotKeys((7, 3))).ids.tolist() == engine.topk("fc", keys[[7, 3]]).ids.tolist()
-    with pytest.raises(NotFound, match="There is no slot 30"):
+    with pytest.raises(NotFound, match="There is no slot with number 30"):
         engine.topk("fc", SlotKeys((30,)))
     with pytest.raises(NotFound, match="There is no query set 'x'"):
         engine.topk("fc", "x/0")

@@ -111,5 +111,5 @@ def within(numbers: Sequence[int] | NDArray[np.int64], count: int, what: str, fi
     beyond = np.flatnonzero((ids < 0) | (ids >= count))
     if len(beyond):
         there = f"Pass 0 to {count - 1}." if count else "There are none."
-        raise NotFound(f"There is no {what} {int(ids[beyond[0]])}.", hint=there, field=field)
+        raise NotFound(f"There is no {what} with number {int(ids[beyond[0]])}.", hint=there, field=field)
     return ids.astype(np.int64)
