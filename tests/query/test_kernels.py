@@ -52,11 +52,13 @@ def test_other_questions_have_flags_too(question):
 
 
 def test_kernels_are_named():
-    with pytest.raises(BadInput, match=r"^kernel is 'rbf'\. It is \"linear\" or \"softmax\"\.$"):
+    with pytest.raises(BadInput, match=r"^Unknown kernel 'rbf'\. Choose kernel=\"linear\" or kernel=\"softmax\"\.$"):
         Output("fc", np.ones(3), kernel="rbf")
     with pytest.raises(BadInput, match=r"^temperature needs the softmax kernel, not 'linear'\."):
         Output("fc", np.ones(3), temperature=1.0)
-    with pytest.raises(BadInput, match=r"^temperature is a number of thousands of digits\."):
+    with pytest.raises(
+        BadInput, match=r"^temperature must be a finite number above 0, not a number of thousands of digits\."
+    ):
         Output("fc", np.ones(3), kernel="softmax", temperature=10**5000)
     assert Output("fc", np.ones(3), kernel="softmax").temperature == 1.0
     assert Output("fc", np.ones(3), kernel="softmax", temperature=np.float32(2)).temperature == 2.0

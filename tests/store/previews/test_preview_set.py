@@ -283,7 +283,7 @@ def test_samples_that_are_no_numbers_of_each_are_refused(samples):
 def test_an_answer_is_bounded_and_says_how_many_fit(tmp_path):
     preview_set = stored(PreviewSet.texts(["x" * (1 << 20)] * 9), tmp_path)
     assert len(preview_set.look(np.arange(8))) == 8
-    with pytest.raises(BadInput, match=r"takes more than 8\.0 MiB\. Ask for at most 8 at a time\.") as refused:
+    with pytest.raises(BadInput, match=r"take more than 8\.0 MiB\. Pass at most 8 samples at a time\.") as refused:
         preview_set.look(np.arange(9))
     assert refused.value.field == "samples"
 

@@ -87,7 +87,7 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
         "92233720368547758"),
         (
             lambda: PreviewSet.images(bytes_of(2, 4, 4), samples=np.ma.array([5, 6], mask=[False, True])),
-            "samples holds NULL",
+            "samples contains NULL",
         ),
         (lambda: PreviewSet.texts(5), "texts must be a list of texts, not int."),
         (lambda: PreviewSet.texts({"a": "x"}), "texts must be a list of texts, not dict."),

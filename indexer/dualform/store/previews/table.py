@@ -102,7 +102,7 @@ def _column(name: str, column: pa.ChunkedArray) -> pa.Array:
     elif pa.types.is_decimal(kind):
         column = pa.chunked_array([[None if own is None else str(own) for own in column.to_pylist()]], pa.string())
     elif not any(own(kind) for own in _STORED):
-        raise BadInput(f"column {name!r} holds {kind}.", hint="Give numbers, truth values and texts.", field="table")
+        raise BadInput(f"Column {name!r} cannot hold {kind}.", hint="Pass numbers, booleans or texts.", field="table")
     combined = column.combine_chunks()
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 
