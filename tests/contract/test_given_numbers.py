@@ -70,7 +70,8 @@ def test_directions_and_ids_may_be_tensors_too(memory):
         (lambda memory: memory.slots(torch.ones(2, requires_grad=True), "sample"), "ids must be a list of whole"),
         (lambda memory: memory.keys("0", torch.ones(2, requires_grad=True)), "ids must be a list of whole"),
         (lambda memory: memory.topk("0", dualform.SlotKeys(5)), "slots must be a list of whole numbers, not 5."),
-        (lambda memory: memory.topk("0", dualform.QuerySetExamples("test", 3)), "examples must be a list of whole numbers"),
+        (lambda memory: memory.topk("0", dualform.QuerySetExamples("test", 3)), "examples must be a list of "
+            "whole numbers"),
         (lambda memory: memory.query_set("test", 5), "layer must be the name of a layer, not 5."),
         (lambda memory: memory.query_set(5), "name must be the name of a query set, not 5."),
         (lambda memory: dualform.open(5), "path must be the folder of a memory, or a list of folders, not 5."),

@@ -127,7 +127,7 @@ def test_a_column_that_is_null_in_all_slots_of_a_layer_is_an_error():
     assert str(caught.value) == (
         "Column 'label' is NULL in all slots of layer 'part' (space 'sample'). Other layers of space 'sample' have it."
     )
-    with pytest.raises(NotFound, match=r"column 'position' is NULL in all .* No space has it\."):
+    with pytest.raises(NotFound, match=r"Column 'position' is NULL in all .* No space has it\."):
         engine.topk("whole", [1, 1], where="position < 3")
     with pytest.raises(NotFound, match="Column 'dataset' is NULL in all slots of layer 'whole'"):
         engine.topk("whole", [1, 1], where="label = 1 OR dataset LIKE 'x%'")

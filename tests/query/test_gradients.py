@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_refused(mlp):
         mlp.memory.topk("*", "test/17", score="gradient")
     with pytest.raises(BadInput, match='by cannot be used with score="gradient"'):
         mlp.memory.topk("*", mlp.asked, by="label", score="gradient")
-    with pytest.raises(BadInput, match='target cannot be used with score='gradient''):
+    with pytest.raises(BadInput, match='target cannot be used with score="gradient"'):
         mlp.memory.topk("*", mlp.asked, score="gradient", target=1)
     with pytest.raises(BadInput, match="layer names a layer twice:"):
         ask(["0", "0"], mlp.asked, by="sample", score="gradient")

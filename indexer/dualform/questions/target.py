@@ -92,7 +92,7 @@ def as_target(
         for name, given in named.items():
             if given:
                 raise BadInput(
-                    f"{name} cannot be used with score={score!r}.",
+                    f'{name} cannot be used with score="{score}".',
                     hint=f'Pass score="{CONTRIBUTION}", or leave {name} out.',
                     field=name,
                 )
