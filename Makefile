@@ -88,6 +88,7 @@ lint: setup
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/mypy docs/site
+	$(BIN)/python -m docs.site.prose
 	$(BIN)/buf lint protos
 	$(BIN)/buf breaking protos --against protos/released.binpb
 	$(BIN)/lint-imports

@@ -21,8 +21,10 @@ A = TypeVar("A")
 
 
 class AsyncClient(AsyncAnswers):
-    """`Client` with awaitables. Belongs to the event loop of its first call until that loop or the client is closed;
-    then it connects again. Cancelling a call stops the server's work.
+    """`Client` for asyncio: each method is awaited.
+
+    It belongs to the event loop of its first call until the loop or the client is closed; then it connects again.
+    Cancelling a call stops the work on the server.
     """
 
     def __init__(
@@ -37,10 +39,17 @@ class AsyncClient(AsyncAnswers):
         key: str | Path | None = None,
         tls_name: str | None = None,
     ) -> None:
-        """`address`: host:port, or host:port/NAME for one of several memories. `timeout` in seconds a call;
-        `authority`: PEM file of the authorities to trust; `certificate` and `key`: PEM files of one's own, for a server
-        that asks for them; `tls_name`: whose certificate it must have, where that is not the address's, as through a
-        tunnel. Raises BadInput.
+        """Set up a connection to a server.
+
+        - `address`: host:port, or host:port/NAME if the server has several memories.
+        - `timeout`: seconds for each call.
+        - `token`: the bearer token, if the server requires one.
+        - `tls`: connect with TLS.
+        - `authority`: a PEM file of the certificate authorities to trust.
+        - `certificate`, `key`: PEM files of the client, if the server requires them.
+        - `tls_name`: the host name in the server's certificate, if it differs from the address, as through a tunnel.
+
+        Raises BadInput for options that do not fit together.
         """
         self.connection = Connection(address, timeout, token, tls, authority, certificate, key, tls_name)
         self._credentials = self.connection.credentials()
@@ -71,7 +80,7 @@ class AsyncClient(AsyncAnswers):
         return self._opened[2]
 
     async def ask(self, question: Question[A]) -> A:
-        """The answer to a question given as a value."""
+        """The result of a query given as a value."""
         call = call_of(question)
         request = call.encode_question(question)
         self.connection.check_size(request)

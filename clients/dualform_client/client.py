@@ -19,7 +19,7 @@ A = TypeVar("A")
 
 
 class Client(Answers):
-    """Connects with the first call; safe to use from several threads."""
+    """Queries a memory on a server. It connects with the first call, and several threads may share it."""
 
     def __init__(
         self,
@@ -33,10 +33,17 @@ class Client(Answers):
         key: str | Path | None = None,
         tls_name: str | None = None,
     ) -> None:
-        """`address`: host:port, or host:port/NAME for one of several memories. `timeout` in seconds a call;
-        `authority`: PEM file of the authorities to trust; `certificate` and `key`: PEM files of one's own, for a server
-        that asks for them; `tls_name`: whose certificate it must have, where that is not the address's, as through a
-        tunnel. Raises BadInput.
+        """Set up a connection to a server.
+
+        - `address`: host:port, or host:port/NAME if the server has several memories.
+        - `timeout`: seconds for each call.
+        - `token`: the bearer token, if the server requires one.
+        - `tls`: connect with TLS.
+        - `authority`: a PEM file of the certificate authorities to trust.
+        - `certificate`, `key`: PEM files of the client, if the server requires them.
+        - `tls_name`: the host name in the server's certificate, if it differs from the address, as through a tunnel.
+
+        Raises BadInput for options that do not fit together.
         """
         self.connection = Connection(address, timeout, token, tls, authority, certificate, key, tls_name)
         credentials, options = self.connection.credentials(), self.connection.options()
@@ -51,7 +58,7 @@ class Client(Answers):
         return self.connection.made_again(type(self))
 
     def ask(self, question: Question[A]) -> A:
-        """The answer to a question given as a value."""
+        """The result of a query given as a value."""
         call = call_of(question)
         request = call.encode_question(question)
         self.connection.check_size(request)

@@ -28,11 +28,13 @@ def connect(
     tls_name: str | None = None,
     ram: Bound | None = None,
 ) -> Answers:
-    """Whoever answers for a memory's folder, or for the server at host:port: the same questions, the same answers.
+    """Open the memory in a folder, or connect to the server at host:port. Both take the same queries.
 
-    A context manager. All arguments but the last are those of `Client`, and only a server heeds them; `ram` is that
-    of `dualform.open`, and for a folder alone. A folder needs the engine's extra, [cpu] or [gpu]. Raises NotAMemory or
-    BadInput where the target is neither, and BadInput for the `ram` of a server.
+    Returns an `Engine` for a folder and a `Client` for a server, each a context manager. `ram` applies only to folders,
+    as in `dualform.open`; the other options apply only to servers, as in `Client`. A folder needs the extra [cpu] or
+    [gpu].
+
+    Raises NotAMemory or BadInput if the target is neither, and BadInput if `ram` is passed for a server.
     """
     if not isinstance(target, str | PathLike):
         raise BadInput(f"the target is {target!r}.", hint="Name a memory's folder, or host:port.", field="target")

@@ -56,7 +56,7 @@ GLOSSARY: dict[str, Word] = {
         "What each group of training data did to the loss of examples, update by update.", "howto/ledger.md"
     ),
     "margin": Word(
-        "One output minus another, written 3-8 for output 3 minus output 8. Of a prediction: its output minus the largest other one.",
+        "One output minus another, written 3-8; of a prediction, its output minus the largest other one.",
         "howto/contributions.md",
     ),
     "memory": Word("Everything recorded of one training: a folder, or a prefix in a bucket.", "concepts.md"),

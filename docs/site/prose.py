@@ -3,16 +3,21 @@
     python -m docs.site.prose [PAGE…]
 
 lists each with its page and line. It fails if a page has more than MOST turns in a thousand words, or one old word
-outside of code.
+outside of code. The docstrings of all objects that docs/api.md lists count as one page.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from inspect import cleandoc, getsource, unwrap
 from math import ceil
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MOST = 3
@@ -73,17 +78,43 @@ def _found(patterns: dict[str, str], line: str) -> Iterator[tuple[str, str]]:
     return ((name, found.group()) for name, pattern in patterns.items() for found in re.finditer(pattern, line))
 
 
+def docstrings(root: Path = ROOT) -> dict[str, str]:
+    """By object that docs/api.md lists, and by its bases: the docstrings of it and of its public methods and fields."""
+    found: dict[str, str] = {}
+    for name in re.findall(r"^::: (\S+)", (root / "docs/api.md").read_text(encoding="utf-8"), re.MULTILINE):
+        module, _, attribute = name.rpartition(".")
+        listed: Any = unwrap(getattr(import_module(module), attribute))
+        for own in listed.__mro__ if isinstance(listed, type) else (listed,):
+            if own.__module__.startswith("dualform"):
+                found[f"{own.__module__}.{own.__qualname__}"] = "\n\n".join(_texts(own))
+    return found
+
+
+def _texts(documented: Any) -> Iterator[str]:
+    node: Any = ast.parse(dedent(getsource(documented))).body[0]
+    for part in (node, *node.body):
+        if part is node or re.match("__init__|[^_]", getattr(part, "name", "_")):
+            strings = (own.value.value for own in part.body if isinstance(getattr(own, "value", None), ast.Constant))
+            yield from (cleandoc(text) for text in strings if isinstance(text, str))
+
+
 def main(named: list[str]) -> int:
-    failed = 0
-    for page in [Path(name) for name in named] or pages():
-        turns, old, words = faults(page.read_text(encoding="utf-8"))
-        wrong = bool(old) or len(turns) > ceil(MOST * words / 1000)
-        failed += wrong
-        for fault in [*old, *turns] if wrong or named else []:
-            sys.stdout.write(f"{page}:{fault}\n")
-        if wrong:
-            sys.stdout.write(f"{page}: {len(old)} old words, {len(turns)} turns in {words} words\n")
-    return 1 if failed else 0
+    read = {str(page): page.read_text(encoding="utf-8") for page in [Path(name) for name in named] or pages()}
+    wrong = [_tell(page, {page: text}, always=bool(named)) for page, text in read.items()]
+    return int(any(wrong) or (not named and _tell("docstrings", docstrings())))
+
+
+def _tell(what: str, texts: Mapping[str, str], *, always: bool = False) -> bool:
+    """Whether texts together have too many faults. If they do, or `always`, each fault is listed."""
+    found = {place: faults(text) for place, text in texts.items()}
+    turns, old = (sum(len(own[0]) for own in found.values()), sum(len(own[1]) for own in found.values()))
+    words = sum(own[2] for own in found.values())
+    wrong = old > 0 or turns > ceil(MOST * words / 1000)
+    for place, (some, others, _) in found.items() if wrong or always else ():
+        sys.stdout.writelines(f"{place}:{fault}\n" for fault in [*others, *some])
+    if wrong:
+        sys.stdout.write(f"{what}: {old} old words, {turns} turns in {words} words\n")
+    return wrong
 
 
 if __name__ == "__main__":

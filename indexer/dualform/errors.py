@@ -1,28 +1,28 @@
-"""Every error dualform raises on purpose.
+"""All errors that dualform raises on purpose.
 
     DualformError
-    ├── BadInput          (ValueError)         a question or argument that cannot be answered as put
-    │   ├── BadMask                            a `where` that is no boolean expression over slot columns
-    │   └── EmptyMask                          a `where` that leaves no slot
-    ├── NotFound          (LookupError)        a layer, column, query set, dataset, slot or row that does not exist
-    ├── Inexact           (RuntimeError)       an output or weight that the record cannot reproduce
+    ├── BadInput          (ValueError)         an argument is not valid
+    │   ├── BadMask                            `where` is not a boolean condition over slot columns
+    │   └── EmptyMask                          `where` does not match any slot
+    ├── NotFound          (LookupError)        a layer, column, query set, dataset, slot or row does not exist
+    ├── Inexact           (RuntimeError)       the record cannot reproduce an output or weight
     ├── RecordingError    (RuntimeError)       the training cannot be recorded as it runs
-    ├── Forked            (RuntimeError)       what another process opened, of which this one is a fork
-    ├── FolderError       (OSError)            the folder on disk
-    │   ├── NotAMemory                         no memory there, or one this version cannot read
-    │   ├── AlreadyExists (FileExistsError)    a folder that must not be written into
-    │   ├── Damaged                            a file that is cut short, altered or missing
+    ├── Forked            (RuntimeError)       the memory was opened before this process was forked
+    ├── FolderError       (OSError)            a problem with the folder on disk
+    │   ├── NotAMemory                         not a memory, or one that this version cannot read
+    │   ├── AlreadyExists (FileExistsError)    the folder must not be overwritten
+    │   ├── Damaged                            a file is cut short, altered or missing
     │   └── Locked                             another process holds a file
     ├── MissingPackage    (ImportError)        a package is missing or doubled; the message names the extra
-    └── ServiceError      (ConnectionError)    the other end of the wire
-        ├── Unavailable                        no server there, or it went away
-        ├── Overloaded                         the server takes no more questions at present
-        ├── Unauthenticated                    a token is missing or wrong
-        ├── Forbidden                          a token that is right does not allow this
-        ├── Cancelled                          the asker went away before the answer was ready
-        └── TimedOut      (TimeoutError)       the deadline passed before the answer was ready
+    └── ServiceError      (ConnectionError)    a problem with the server
+        ├── Unavailable                        the server cannot be reached, or it went away
+        ├── Overloaded                         the server accepts no more queries at present
+        ├── Unauthenticated                    the token is missing or wrong
+        ├── Forbidden                          the token does not allow this
+        ├── Cancelled                          the caller went away before the result was ready
+        └── TimedOut      (TimeoutError)       the deadline passed before the result was ready
 
-Each carries a `code` (stable, for programs), a message that says what is wrong, and a `hint` that says what to do.
+Each error has a stable `code` for programs, a `message` that says what is wrong, and a `hint` that says what to do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import ClassVar
 
 
 class DualformError(Exception):
-    """Base of all deliberate errors: each says what is wrong, mostly what to do (`hint`), and has a `code` for JSON."""
+    """Base class of all errors that dualform raises on purpose. `code` is stable, and used in JSON."""
 
     code: ClassVar[str] = "internal"
 
@@ -41,11 +41,11 @@ class DualformError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        """What to do about it, one sentence; empty where the message already says it."""
+        """What to do about it, in one sentence; may be empty."""
         self.field = field
-        """The argument at fault ("where", "k", "layer"); empty where there is none."""
+        """The argument at fault, such as "where", "k" or "layer"; may be empty."""
         self.request_id = ""
-        """Of the call that met it, by which a server's log has it; empty where no server was asked."""
+        """The id of the call in the server's log; empty without a server."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()

@@ -1,7 +1,7 @@
-"""The methods of whoever answers questions about one memory, spelled once over `ask`.
+"""The query methods of a memory, for the engine, the client and the asynchronous client.
 
-The body of each method makes the question; `ask` answers it: the engine in process, a client over gRPC, an asynchronous
-client with an awaitable. Shapes: n queries, G groups, d_out outputs of a layer.
+The body of each method makes the query as a value; `ask` answers it. Shapes: n queries, G groups, d_out outputs of a
+layer.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def _asks(question: Callable[Concatenate[Any, P], Question[A]]) -> _Method[P, A]
 
 
 class _Methods:
-    """What can be asked. All raise BadInput, NotFound and what the questions say, naming what is wrong."""
+    """The query methods. All raise BadInput and NotFound, with the argument at fault in `field`."""
 
     @_asks
     def info(self) -> Inventory:
-        """What the memory holds, as of the snapshot that questions see."""
+        """The layers, slots, columns, datasets and query sets of the memory, as of the snapshot that queries see."""
         return Inventory()
 
     @_asks
@@ -120,20 +120,35 @@ class _Methods:
         model: nn.Module | None = None,
         allow_partial: bool = False,
     ) -> Question[Hits]:
-        """Hits: the k slots that each query attends to most, or the k of each group.
+        """Find the k slots that each query attends to most, or the k best of each group.
 
-        Scores are summed in float64 in a fixed order; with score="abs" they are absolute values, and rank as such; with
-        "cosine" they are divided by the lengths of key and query. With score="contribution" they are what a slot
-        brought to the layer's output along a direction u, (x_t . q) a_t (delta_t . u): `target` is an output's number,
-        "3-8" for output 3 less output 8, or float32[d_out] or [n, d_out]; `at_step` and `allow_inexact` are as in
-        `output`. With score="gradient" they are dot products of gradients, of a slot and of an example's own loss,
-        whose gradients are the queries (`gradients`), or those of a query set that was taken with a loss: in one layer,
-        several in a list, or "*", all of them together; no `by` then. Where `inputs` of a `model` are given in place of
-        queries, those are what the layer takes when the model runs on them (`queries`). With `allow_partial`, a memory
-        on several machines is answered without the shards that do not answer: `scan.missing` names them.
-        Raises BadMask and EmptyMask for `where`; Inexact where recorded keys are not finite, and for "contribution"
-        where the record is too far from the weights or slots have no values of their own; Unavailable where a shard
-        does not answer.
+        - `layer`: its name; None for the layer that gives the network's outputs.
+        - `queries`: examples of a query set ("test", "test/17", "test/17:4", "test/3,17", "test/10-19"), `Vectors` or
+          an array float32[n, d_in], or `SlotKeys`.
+        - `k`: the number of slots for each query, and for each group with `by`.
+        - `where`: a filter. It keeps the slots for which this SQL condition over columns is true.
+        - `by`: columns to group by; each group has separate hits.
+        - `score`: "dot" is the attention score x_t . q; "abs" its absolute value; "cosine" divides it by the lengths of
+          key and query. "contribution" is the part of the layer's output that a slot added along a direction u, (x_t .
+          q) a_t (delta_t . u). "gradient" is the dot product of the gradients of a slot and of an example's loss.
+        - `target`: the direction of "contribution": an output's number, "3-8" for output 3 minus output 8, or
+          float32[d_out] or [n, d_out].
+        - `at_step`, `allow_inexact`: for "contribution", as in `output`.
+        - `distinct`: columns; only the best slot for each of their values is returned. "sample" means dataset and
+          sample.
+        - `inputs`, `model`: in place of `queries`. The model runs on these inputs, and the inputs of the layer are the
+          queries.
+        - `allow_partial`: if a machine of a distributed memory does not answer, return the hits of the others.
+          `scan.missing` lists what is missing.
+
+        With score="gradient", `queries` are `memory.gradients(…)` or a query set recorded with loss=. `layer` may be a
+        list or "*", over which scores are summed, and `by` is not allowed. "contribution" for single slots needs SGD.
+
+        Scores are sums in float64 in a fixed order, so they are the same on every backend. Attention compares inputs
+        and does not show what caused an output.
+
+        Raises BadMask and EmptyMask for `where`; Inexact if keys are not finite or, for "contribution", if the record
+        is not exact enough; Unavailable if a machine does not answer.
         """
         own = as_target(score, target, at_step, allow_inexact)
         if score == GRADIENT:
@@ -159,11 +174,13 @@ class _Methods:
         model: nn.Module | None = None,
         allow_partial: bool = False,
     ) -> Question[GroupSums]:
-        """GroupSums: the sum of the scores that each query gives to each group, or, with `k`, to the k groups of the
-        largest sums alone, whatever their sign. `score`, `target`, `at_step`, `allow_inexact`, `inputs`, `model` and
-        `allow_partial` are as in `topk`.
+        """Sum the scores of each query over groups of slots.
 
-        Raises as `topk`.
+        - `by`: the columns to group by.
+        - `k`: return only the k groups with the largest sums by absolute value; None for all groups.
+
+        The other arguments are as in `topk`, and so are the errors. With score="contribution", layers whose slots have
+        no separate values are answered for groups, under most optimizers.
         """
         own = as_target(score, target, at_step, allow_inexact)
         if score == GRADIENT:
@@ -186,17 +203,20 @@ class _Methods:
         inputs: Any = None,
         model: nn.Module | None = None,
     ) -> Distribution:
-        """Distributions: the scores of all slots by rank, at no more than `points` ranks (at least 11) that lie evenly
-        on a logarithmic axis; and how many slots share them, in effect.
+        """Rank the scores of all slots, to see how many slots share the attention.
 
-        Scores are those of `topk`, bit for bit, with `score`, `target`, `at_step`, `allow_inexact`, `inputs` and
-        `model` as there; score="gradient" has none. Every slot that the mask leaves is scored canonically, so that a
-        query takes as long as reading all keys once. Raises as `topk`.
+        - `points`: the most ranks to return, at least 11. They are evenly spaced on a logarithmic axis and contain the
+          first ten.
+
+        The other arguments are as in `topk`, and so are the errors. score="gradient" is not supported. Each query takes
+        one pass over all keys.
         """
         own = as_target(score, target, at_step, allow_inexact)
         if score == GRADIENT:
             raise BadInput(
-                f'score="{GRADIENT}" has no distribution.', hint="Ask topk, or group_sum by step.", field="score"
+                f'distribution does not support score="{GRADIENT}".',
+                hint='Call memory.topk, or memory.group_sum(…, by="step"), with this score.',
+                field="score",
             )
         return Distribution(layer, _given(queries), as_filter(where), score, own, points)
 
@@ -215,13 +235,20 @@ class _Methods:
         inputs: Any = None,
         model: nn.Module | None = None,
     ) -> Output:
-        """Outputs, float32[n, d_out]: what the layer answers, bias included, when only the slots of `where` speak.
+        """Compute the output of a layer, bias included, from only the slots that `where` keeps: float32[n, d_out].
 
-        With kernel="softmax" slots are weighed by the softmax of their scores over `temperature`, 1.0 where none is
-        given; every slot is read for every query. initial=False leaves W_0 out, and all of the bias, what training
-        added to it too.
-        Raises as `topk`, and Inexact where the record is too far from the layer's weights, unless `allow_inexact`, and
-        for "softmax" where slots have no value of their own.
+        - `where`: an ablation. The terms of all other slots are removed from the sum.
+        - `at_step`: the number of recorded steps that count; None for the end, 0 for the initial network.
+        - `allow_inexact`: return a result even if the reconstruction error is above 10 %.
+        - `kernel`: "linear" uses the attention scores. "softmax" uses their softmax over `temperature` (1.0 by
+          default), and reads every slot for every query.
+        - `initial`: False leaves out W_0 and the whole bias.
+
+        The other arguments are as in `topk`. An ablation subtracts recorded updates. It does not predict a network
+        retrained without these data.
+
+        Raises Inexact if the record is not exact enough or, for "softmax", if the slots lack separate values; otherwise
+        as `topk`.
         """
         return Output(layer, _given(queries), as_filter(where), at_step, allow_inexact, kernel, temperature, initial)
 
@@ -238,11 +265,13 @@ class _Methods:
         inputs: Any = None,
         model: nn.Module | None = None,
     ) -> Contribution:
-        """Contributions: what the slots of each group brought to each output of the layer, float64[n, G, d_out], beside
-        what no group has: the initial weights, the bias, what stands outside the record, and the residual.
+        """Split the output of a layer into what each group of slots added to it: float64[n, G, d_out].
 
-        All of it adds up to `output` under the same mask and as of the same step. Groups that one mask could name have
-        what `output` gives under it without the initial weights. Raises as `output`.
+        - `by`: the columns to group by.
+
+        The other arguments are as in `output`. The result also has the terms that belong to no group: initial weights,
+        bias, unrecorded changes and residual. All terms add up to `output` with the same `where` and `at_step`. Raises
+        as `output`.
         """
         return Contribution(layer, _given(queries), as_by(by), as_filter(where), at_step, allow_inexact)
 
@@ -259,15 +288,17 @@ class _Methods:
         inputs: Any = None,
         model: nn.Module | None = None,
     ) -> Placebo:
-        """Placebos: how predictions change when only the slots of `where` count, and whether that means anything.
+        """Test whether an ablation changes predictions more than a random ablation of the same size does.
 
-        The same is measured under two nulls: `n` random sets of as many samples as the ablation leaves out, and its
-        siblings, which are the other values of the columns that it names or other spans of as many steps. A change is
-        unusual where it lies outside the central 95 % of both. Leaving out any tenth of a training changes many
-        predictions, so that a changed prediction means little by itself.
+        - `where`: the ablation. Slots for which it is false are removed.
+        - `n`: the number of random sets of samples to remove, each of the same size.
 
-        Ask about the output layer. The first question about a layer takes one pass over its training; groups of slots
-        are then kept. Raises as `output`, and BadInput where the weights of 65 groups would take more than 1 GiB.
+        The other arguments are as in `output`. A second comparison uses siblings: other values of the column that
+        `where` names, or other spans of as many steps. A change is unusual if it is outside the central 95 % of both.
+        Removing any tenth of a training changes many predictions, so a changed prediction means little by itself.
+
+        Query the output layer. The first call for a layer takes one pass over its training. Raises as `output`, and
+        BadInput if the weights of 65 groups take more than 1 GiB.
         """
         return Placebo(layer, _given(queries), as_filter(where), n, at_step, allow_inexact)
 
@@ -278,10 +309,12 @@ class _Methods:
         at_step: int | None = None,
         allow_inexact: bool = False,
     ) -> NetworkWeights:
-        """Weights: the network's parameters when only the slots of `where` speak, or as of an earlier step.
+        """Compute the parameters of the whole network from only some slots, or as of an earlier step.
 
-        Load them into the model to evaluate the masked network. `where` may name a mask for each of several slot
-        spaces; those that it does not name stay whole. Raises as `output`.
+        - `where`: an ablation; or a mapping of slot space to ablation. Spaces that it does not name stay whole.
+        - `at_step`, `allow_inexact`: as in `output`.
+
+        Load the result with `load_state_dict`, or use `applied`. Raises as `output`.
         """
         return NetworkWeights(as_filters(where), at_step, allow_inexact)
 
@@ -293,50 +326,60 @@ class _Methods:
         layer: str | None = None,
         allow_inexact: bool = False,
     ) -> MaskCancellation:
-        """Cancellation: by layer (all, or the one named), how much the slots that `where` removes cancel each other.
+        """Measure, for each layer, how much the terms that an ablation removes cancel each other.
 
-        Under rules that scale gradients, as Adam's does, slots have no terms that could cancel; `concentrations` of the
-        answer tell by layer how far the mask moves its weights, and in how few of their entries.
-        Raises as `output`.
+        - `where`: the ablation, as in `weights`.
+        - `layer`: one layer; None for all.
+
+        The figure is 1 if all terms push one way, and tens or hundreds if they mostly cancel. Under optimizers that
+        scale gradients, such as Adam, slots lack separate terms. For these layers `concentrations` shows how far the
+        ablation moves the weights, and in how few entries. Raises as `output`.
         """
         return MaskCancellation(as_filters(where) or "", at_step, layer, allow_inexact)
 
     @_asks
     def slots(self, ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None = None) -> SlotLookup:
-        """The columns of some slots, in their order: of all hits of an answer, or of ids that count in `space`.
+        """The columns of some slots, in their order.
 
-        Raises BadInput for ids without a space where the memory has several, NotFound for an id that does not exist.
+        - `ids`: the hits of `topk`, or slot numbers in `space`.
+
+        Raises BadInput for numbers without a space if the memory has several, and NotFound for a slot that does not
+        exist.
         """
         return _lookup(ids, space)
 
     @_asks
     def sql(self, statement: str) -> SqlStatement:
-        """The rows of one SELECT over slots, steps, and the other tables of the snapshot.
+        """The rows of one SELECT statement over slots, steps and the other tables.
 
-        Runs in a process of its own that sees nothing else. Raises BadInput with DuckDB's message, TimedOut.
+        It runs in a separate process that can read nothing else. Raises BadInput with DuckDB's message, and TimedOut.
         """
         return SqlStatement(statement)
 
     @_asks
     def query_set(self, name: str, layer: str | None = None) -> QuerySetLookup:
-        """A stored query set, with the queries of a layer where one is named. Raises NotFound."""
+        """A stored query set: its labels and outputs, and the queries of `layer` if you name one. Raises NotFound."""
         return QuerySetLookup(name, layer)
 
     @_asks
     def previews(
         self, samples: Sequence[int] | NDArray[np.int64], dataset: str | None = None, *, query_set: str | None = None
     ) -> PreviewLookup:
-        """Previews: what some samples of a dataset looked like, or some examples of a query set, from its preview set.
+        """The previews of some samples of a dataset, or of some examples of a query set.
 
-        `dataset` is None for samples that were recorded without one. Samples that the preview set does not have are
-        said. Raises NotFound where there is no such preview set, BadInput for more than 1,024 samples, and for more
-        than 8 MiB.
+        - `samples`: at most 1,024 numbers, as passed to step(sample=…), or numbers of examples.
+        - `dataset`: None for samples recorded without a dataset.
+
+        `missing` of the result lists samples without a preview. Raises NotFound if there are no previews, and BadInput
+        for more than 8 MiB.
         """
         return PreviewLookup(as_ids(samples, "samples"), dataset, query_set)
 
     @_asks
     def verify(self) -> Verification:
-        """Reconstruction errors by layer: how well the record rebuilds the final weights, and the status measured."""
+        """Measure the reconstruction error and status of each layer at the end of the training, by reading all keys and
+        values.
+        """
         return Verification()
 
 
@@ -348,7 +391,7 @@ def _one(layer: str | Sequence[str] | None) -> str | None:
 def _given(queries: QueriesLike | ExampleGradients | None) -> Queries:
     if queries is None:
         raise BadInput(
-            "there are no queries.", hint="Give queries, or inputs= and model= to take them from.", field="queries"
+            "queries are missing.", hint='Pass queries, for example "test/17", or inputs= and model=.', field="queries"
         )
     return as_queries(cast("QueriesLike", queries))  # which refuses whatever else is given
 
@@ -362,7 +405,7 @@ def _refuse_beside_gradients(**given: object) -> None:
     """Raises BadInput for what questions about gradients do not take."""
     for name, value in given.items():
         if value:
-            raise BadInput(f'score="{GRADIENT}" takes no {name}.', field=name)
+            raise BadInput(f'{name} cannot be used with score="{GRADIENT}".', hint=f"Leave {name} out.", field=name)
 
 
 def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Module, Any, str | None]:
@@ -370,9 +413,9 @@ def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Mod
     model, inputs = named.pop("model", None), named.pop("inputs", None)
     if model is None or inputs is None:
         missing, other = ("model", "inputs") if model is None else ("inputs", "model")
-        raise BadInput(f"{other}= is given without {missing}=.", hint="Give both.", field=missing)
+        raise BadInput(f"{other}= needs {missing}=.", hint="Pass both model= and inputs=.", field=missing)
     if len(arguments) > 1 or named.get("queries") is not None:
-        raise BadInput("queries and inputs= are given.", hint="Give one of them.", field="queries")
+        raise BadInput("queries and inputs= cannot be combined.", hint="Pass only one of them.", field="queries")
     return model, inputs, arguments[0] if arguments else named.get("layer")
 
 
@@ -380,8 +423,8 @@ def _known(info: MemoryInfo) -> str:
     """The layer that a question without one is about. Raises BadInput where it is not known."""
     if info.output_layer is None:
         raise BadInput(
-            "which layer gives the network's outputs is not known.",
-            hint=f"Name a layer: {', '.join(layer.name for layer in info.layers)}.",
+            "layer is missing, and the layer that gives the network's outputs is not known.",
+            hint=f"Pass layer=, one of {', '.join(layer.name for layer in info.layers)}.",
             field="layer",
         )
     return info.output_layer
@@ -392,34 +435,35 @@ def _lookup(ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None) ->
         return SlotLookup(as_ids(ids), space)
     if space is not None and space != ids.space:
         raise BadInput(
-            f"the hits are of the space {ids.space!r}, not {space!r}.",
-            hint="Hits know their space: ask slots(hits).",
+            f"space is {space!r}, but these hits are slots of space {ids.space!r}.",
+            hint="Leave space out: memory.slots(hits).",
             field="space",
         )
     return SlotLookup(ids.ids, ids.space or None)
 
 
 class Answers(_Methods, ABC):
-    """Whoever answers questions about one memory: the engine in process, the client over gRPC.
+    """The query methods of a memory: an `Engine` for a folder, a `Client` for a server.
 
-    A context manager, which closes it. Every method also takes its question as a value: `ask(TopK(…))`.
+    It is a context manager. `ask` takes each query as a value: `ask(TopK(…))`.
     """
 
     @abstractmethod
     def ask(self, question: Question[A]) -> A:
-        """The answer to a question given as a value."""
+        """The result of a query given as a value."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what answering holds."""
+        """Free the resources that it holds."""
 
     def _answered(self, question: Question[A]) -> A:
         return asked_of(self, question, self.ask(question))
 
     def queries(self, model: nn.Module, inputs: Any, batch_size: int = 256, batch_dim: int = 0) -> dict[str, Vectors]:
-        """By layer, what each recorded layer takes when the model runs on the inputs: queries for questions about it.
+        """Run the model on inputs, and return the queries of each recorded layer by name.
 
-        See dualform.live.queries.
+        The queries of a layer are its inputs. `inputs` are as in `Recorder.query_set`. Raises BadInput if the model is
+        not the recorded one.
         """
         from dualform.live.queries import queries
 
@@ -428,12 +472,14 @@ class Answers(_Methods, ABC):
     def gradients(
         self, model: nn.Module, inputs: Any, labels: Any, loss: Loss, batch_size: int = 256, batch_dim: int = 0
     ) -> ExampleGradients:
-        """The gradients of examples' own losses in each recorded layer with values: what score="gradient" is asked
-        with. `loss` gives a number for each example of what the model returns and the labels, as
-        cross_entropy(…, reduction="none") does.
+        """Compute the gradients of single examples, the queries for score="gradient", in each layer recorded with
+        values.
 
-        Raises BadInput for a model that is not the recorded one, labels that do not fit and a loss that is not one
-        finite number an example. More in dualform.live.gradients.
+        - `loss`: a function (outputs, labels) that returns one number for each example, such as cross_entropy(…,
+          reduction="none").
+
+        Raises BadInput for another model, for labels that do not fit, and for a loss that is not one finite number for
+        each example.
         """
         from dualform.live.gradients import gradients
 
@@ -452,14 +498,16 @@ class Answers(_Methods, ABC):
         k: int = 12,
         allow_inexact: bool = False,
     ) -> Explorer:
-        """A widget for notebooks: what one example of a query set, "test/17", attends to in a layer, by groups and by
-        slots, under masks that are set by mouse.
+        """A notebook widget that shows what an example attends to, by groups and slots. You can change filters with the
+        mouse.
 
-        It asks as the page of `dualform explore` does. `token`: the place in the example, of layers that see tokens,
-        whose queries are an example's tokens one after another; its last where it is left out. `score`: dot, abs,
-        or contribution, `target` an output "3" or a margin "3-8". What is empty is chosen: the first example, the last
-        layer that its query set has, labels as groups, with their datasets where there are several. A question that is
-        refused is told in the widget. Raises MissingPackage without the extra [notebook].
+        - `query`: an example of a query set, such as "test/17".
+        - `token`: its token, in layers that see tokens; None for the last.
+        - `score`: "dot", "abs" or "contribution".
+        - `target`: an output "3" or a margin "3-8".
+
+        Anything left empty is chosen for you: the first example, the last layer of its query set, and groups by label.
+        Errors are shown in the widget. Raises MissingPackage without the extra [notebook].
         """
         optional("anywidget")
         from dualform_notebook.explorer import Explorer
@@ -493,10 +541,13 @@ class Answers(_Methods, ABC):
         at_step: int | None = None,
         allow_inexact: bool = False,
     ) -> AbstractContextManager[Weights]:
-        """A context in which the model computes with what `weights` answers, and after which it has its own weights
-        again, bit for bit. What is not recorded stays as the model has it; what the context yields says which.
+        """Compute with ablated or earlier weights inside a `with` block, as returned by `weights`.
 
-        Raises as `weights`, and as dualform.live.applied.
+        Afterwards the model has its own weights again, bit for bit. Parameters that were not recorded keep the model's
+        values; the `Weights` that `with` yields list them as `not_recorded`.
+
+        Raises as `weights`, BadInput if the model is not the recorded one, and RecordingError if a recorder is open on
+        it.
         """
         from dualform.live.applied import applied
 
@@ -516,15 +567,15 @@ class Answers(_Methods, ABC):
 
 
 class AsyncAnswers(_Methods, ABC):
-    """Whoever answers questions about one memory asynchronously: the methods of Answers, each to be awaited."""
+    """The query methods of a memory for asyncio. Await each of them."""
 
     @abstractmethod
     async def ask(self, question: Question[A]) -> A:
-        """The answer to a question given as a value."""
+        """The result of a query given as a value."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of what answering holds."""
+        """Free the resources that it holds."""
 
     async def _answered(self, question: Question[A]) -> A:
         return await self.ask(question)  # what a notebook shows of it cannot wait for further answers
@@ -532,7 +583,7 @@ class AsyncAnswers(_Methods, ABC):
     async def queries(
         self, model: nn.Module, inputs: Any, batch_size: int = 256, batch_dim: int = 0
     ) -> dict[str, Vectors]:
-        """As Answers.queries."""
+        """As `Answers.queries`."""
         from dualform.live.queries import queries
 
         return queries(model, inputs, await self.info(), batch_size, batch_dim)
@@ -540,7 +591,7 @@ class AsyncAnswers(_Methods, ABC):
     async def gradients(
         self, model: nn.Module, inputs: Any, labels: Any, loss: Loss, batch_size: int = 256, batch_dim: int = 0
     ) -> ExampleGradients:
-        """As Answers.gradients."""
+        """As `Answers.gradients`."""
         from dualform.live.gradients import gradients
 
         return gradients(model, inputs, labels, loss, await self.info(), batch_size, batch_dim)
@@ -562,7 +613,7 @@ class AsyncAnswers(_Methods, ABC):
         at_step: int | None = None,
         allow_inexact: bool = False,
     ) -> AsyncIterator[Weights]:
-        """As Answers.applied, entered with `async with`."""
+        """As `Answers.applied`, with `async with`."""
         from dualform.live.applied import applied
 
         with applied(model, await self.weights(where, at_step, allow_inexact)) as weights:

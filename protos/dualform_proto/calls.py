@@ -168,5 +168,9 @@ def call_of(question: Question[Any]) -> Call:
     """Raises BadInput for what is no question."""
     call = CALLS.get(type(question))
     if call is None:
-        raise BadInput(f"{type(question).__name__} is no question.", hint="See dualform.questions.", field="question")
+        raise BadInput(
+            f"ask takes a query such as dualform.TopK, not {type(question).__name__}.",
+            hint='For example memory.ask(dualform.TopK("head", dualform.Vectors(x))).',
+            field="question",
+        )
     return call

@@ -59,9 +59,9 @@ async def test_a_server_without_sql_has_no_tool_for_it():
 
 
 MISTAKES = {
-    "an unknown layer": ("topk", {"layer": "nix", "query": "test/1"}, "not_found", "there is no layer 'nix'"),
+    "an unknown layer": ("topk", {"layer": "nix", "query": "test/1"}, "not_found", "There is no layer 'nix'"),
     "a mask that leaves nothing": (
-        "topk", {"layer": "0", "query": "test/1", "where": "step > 99"}, "empty_mask", "leaves none of 48 slots",
+        "topk", {"layer": "0", "query": "test/1", "where": "step > 99"}, "empty_mask", "matches none of 48 slots",
     ),
     "a mask that is no expression": (
         "group_sum", {"layer": "0", "query": "test/1", "by": "label", "where": "label ="}, "bad_mask", "where",
@@ -77,10 +77,10 @@ MISTAKES = {
     "too many slots": ("topk", {"layer": "0", "query": "test/1", "k": 101}, "bad_input", "k: Input should be less"),
     "too many queries": ("topk", {"layer": "0", "query": "test/0-8"}, "bad_input", "names 9 examples"),
     "a score that there is not": (
-        "topk", {"layer": "0", "query": "test/1", "score": "nix"}, "bad_input", "score is 'nix'",
+        "topk", {"layer": "0", "query": "test/1", "score": "nix"}, "bad_input", "Unknown score 'nix'",
     ),
     "a step without a direction": (
-        "topk", {"layer": "0", "query": "test/1", "at_step": 2}, "bad_input", "takes no at_step",
+        "topk", {"layer": "0", "query": "test/1", "at_step": 2}, "bad_input", "at_step cannot be used with score=",
     ),
     "an output that the layer has not": (
         "output", {"layer": "2", "query": "test/1", "outputs": [4]}, "bad_input", "has 4 outputs, and outputs names 4",

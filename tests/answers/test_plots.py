@@ -76,7 +76,7 @@ def test_axes_of_ones_own_and_names_that_are_no_formula():
 )
 def test_what_is_not_there_is_refused(answer, noun):
     for number in (-1, len(answer)):
-        with pytest.raises(BadInput, match=f"^{noun} is {number}, and the answer has {len(answer)}") as refused:
+        with pytest.raises(BadInput, match=f"^{noun} must be 0 to {len(answer) - 1}, not {number}") as refused:
             answer.plot(number)
         assert refused.value.field == noun
 

@@ -48,7 +48,7 @@ def test_a_server_is_watched_and_its_answers_are_compared(tmp_path):
         return [asked.topk(layer.name, query, k=2).ids]
 
     def refused(asked):
-        raise BadInput("this question needs about 2 GB of RAM, and 1 GB may be taken.")
+        raise BadInput("This query needs about 2 GB of RAM; the limit is 1 GB.")
 
     with dualform.open(tmp_path / "run") as engine:
         right = {"best": ask(engine), "refused": []}

@@ -105,9 +105,9 @@ def test_queries_from_a_file(dualform, address, engine, tmp_path):
         (np.array(["a"]), "holds <U1, not real numbers."),
         (np.array([1j]), "holds complex128, not real numbers."),
         (np.zeros((1, 2, 3)), "queries must be float32[n, d] or float32[d]"),
-        (np.zeros((0, 3)), "queries hold no row."),
-        (np.array([np.nan]), "query 0 holds NaN or infinity."),
-        (np.array([1e300]), "query 0 holds NaN or infinity."),
+        (np.zeros((0, 3)), "queries must have at least one row."),
+        (np.array([np.nan]), "Query 0 contains NaN or infinity."),
+        (np.array([1e300]), "Query 0 contains NaN or infinity."),
     ],
     ids=["missing", "empty", "text", "objects", "strings", "complex", "three dimensions", "no row", "nan", "too large"],
 )

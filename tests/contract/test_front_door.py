@@ -125,14 +125,14 @@ def test_filters_by_ids_and_values(ask, where, sql):
     [
         (np.array([1, 2]), "could be samples or slots"),
         ([1, 2], "could be samples or slots"),
-        ({"sample": [0, 1, 2]}, "sample of several datasets"),
-        ({"slot": [1.5]}, r"where\['slot'\] is \[1.5\]"),
+        ({"sample": [0, 1, 2]}, "several datasets"),
+        ({"slot": [1.5]}, r"where\['slot'\] must be a whole number, a text, or a list of either, not \[1.5\]"),
         ({"slot": np.ma.masked_array([1, 2], [0, 1])}, r"where\['slot'\]"),
-        ({"colour": [1]}, "where is"),
+        ({"colour": [1]}, "where"),
         (("label = ?",), "a question mark without a value"),
-        (("label = ?", 1, 2), "1 question marks and 2 values"),
-        (("label = ? + ?", 1, [2]), "a list of ids elsewhere"),
-        (("abs(label) IN ?", [2]), "something else than a column"),
+        (("label = ?", 1, 2), "where has 1 question marks but 2 values"),
+        (("label = ? + ?", 1, [2]), "where can use a list of ids only after a column and IN."),
+        (("abs(label) IN ?", [2]), "where can compare only a column with a list of ids."),
         (("dataset IN ?", [2]), "with a list of whole numbers"),
         (("weight IN ?", [2]), "with a list of whole numbers"),
         (("label = $name", 2), "question mark without a value"),
@@ -194,11 +194,11 @@ def left_out(name):
 
 
 def test_placebos_without_a_filter_or_with_one_that_leaves_out_nothing(ask):
-    with pytest.raises(BadInput, match="placebo needs a where"):
+    with pytest.raises(BadInput, match="placebo needs where="):
         ask("placebo", LAYER, "test")
-    with pytest.raises(BadInput, match="leaves out no slot"):
+    with pytest.raises(BadInput, match="keeps every slot"):
         ask("placebo", LAYER, "test", "step >= 0")
-    with pytest.raises(BadInput, match="n is 0"):
+    with pytest.raises(BadInput, match="n must be at least 1, not 0"):
         ask("placebo", LAYER, "test", "step > 1", n=0)
 
 
@@ -214,11 +214,11 @@ def test_examples_by_name(ask, engine, said, rows):
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ("test/7", "no example of query set 'test' has number 7"),
-        ("test/3:1", "no token of an example of query set 'test' in layer '2' has number 1"),
-        ("test/5-3", "has an empty range"),
-        ("test/-1", "names no example"),
-        ("test/1:2:3", "names no example"),
+        ("test/7", "There is no example of query set 'test' with number 7"),
+        ("test/3:1", "There is no token of an example of query set 'test' in layer '2' with number 1"),
+        ("test/5-3", "contains an empty range."),
+        ("test/-1", "does not name an example"),
+        ("test/1:2:3", "does not name an example"),
         (f"test/0-{CLASSES * 10**6}", "names more than 1,000,000 queries"),
     ],
 )

@@ -48,9 +48,9 @@ def test_a_client_gets_the_engines_answers(engine, server):
         found, wanted = (np.asarray(asked.output("0.2", own, where="label = 1")) for asked in (client, engine))
         assert found.tobytes() == wanted.tobytes()
         assert client.query_set("test", "0.3").queries.tobytes() == engine.query_set("test", "0.3").queries.tobytes()
-        with pytest.raises(BadInput, match=r"Name one: 0\.0 … 0\.3\."):
+        with pytest.raises(BadInput, match=r"Pass layer='0\.0' … '0\.3'\."):
             client.topk("0", "test")
-        with pytest.raises(NotFound, match=r"there is no layer '0\.4'\. Layers: 0 \(0\.0 … 0\.3\)"):
+        with pytest.raises(NotFound, match=r"There is no layer '0\.4'\. Layers: 0 \(0\.0 … 0\.3\)"):
             client.topk("0.4", "test")
 
 
@@ -62,4 +62,4 @@ def test_the_command_line(engine, server, capfd):
         assert '"space": "patch"' in capfd.readouterr().out
         assert main(["verify", target]) == 0
         assert main(["topk", target, "--layer", "0", "--query", "test/1"]) != 0
-        assert "Layer '0' is 4 layers, one for each group of its channels." in capfd.readouterr().err
+        assert "Layer '0' has 4 groups of channels, which are queried one at a time." in capfd.readouterr().err

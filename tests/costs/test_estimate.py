@@ -232,7 +232,7 @@ def test_what_cannot_be_estimated(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def idle(record):
-        with pytest.warns(RuntimeWarning, match="nothing was recorded"), record(model, optimizer):
+        with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), record(model, optimizer):
             pass
 
     def twice(record):
@@ -240,8 +240,8 @@ def test_what_cannot_be_estimated(tmp_path):
         record(model, optimizer)
 
     for train, why in (
-        (lambda record: None, "made no recorder of what it was given"),
-        (idle, "recorded no step"),
+        (lambda record: None, "The training function did not make a recorder with its argument."),
+        (idle, "The training function did not record any step."),
         (twice, "made a second recorder"),
         (lambda record: record(model, optimizer, rank=1, ranks=2), "one of several ranks"),
     ):

@@ -89,7 +89,7 @@ _MUON = "Muon computes its update in bfloat16"
 _HALF = "the weights are bfloat16; torch rounds the last numbers of a tensor differently"
 _ALONG = "the sum over slots is not rounded as autocast rounds it"
 _CONVOLUTION = "on a CPU torch does not round the gradient of a float16 convolution as one product"
-_LEFT = "other parameters: LayerNorm multiplies by no matrix"
+_LEFT = "not a matrix product (LayerNorm)"
 
 ROWS: list[Row] = [
     *(Row(network, "AdamW") for network in _EVERYWHERE),

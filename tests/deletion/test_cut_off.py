@@ -90,7 +90,9 @@ def test_where_the_new_memory_is_not_sound_the_old_one_stays(tmp_path, monkeypat
     write(tmp_path / "memory", batches_of([5, 5]))
     before = {file: file.read_bytes() for file in (tmp_path / "memory").rglob("*") if file.is_file()}
     monkeypatch.setattr(rewrite, "what_is_wrong", lambda path: ["made up"])
-    with pytest.raises(Damaged, match="the old one was left: made up"):
+    with pytest.raises(
+        Damaged, match="The memory without these samples did not pass its check, so the old one was kept:"
+    ):
         dualform.delete(tmp_path / "memory", WHERE)
     after = {file: file.read_bytes() for file in (tmp_path / "memory").rglob("*") if file.is_file()}
     assert after == before

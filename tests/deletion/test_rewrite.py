@@ -252,11 +252,11 @@ def test_what_cannot_be_deleted_is_refused_and_nothing_changes(tmp_path):
     with pytest.raises(BadInput, match="cut off after step 3") as refused:
         dualform.delete(path, "sample = 1")
     assert "cut_off=True" in refused.value.hint
-    with pytest.raises(BadInput, match="'token' is no column of the sample"):
+    with pytest.raises(BadInput, match="'token' is a column of single slots"):
         dualform.delete(path, "token = 1", cut_off=True)
-    with pytest.raises(BadInput, match="picks every sample"):
+    with pytest.raises(BadInput, match="where matches every sample"):
         dualform.delete(path, "step >= 0", cut_off=True)
-    with pytest.raises(EmptyMask, match="picks no sample"):
+    with pytest.raises(EmptyMask, match="where matches no sample:"):
         dualform.delete(path, "sample = 99", cut_off=True)
     with pytest.raises(NotFound, match="no slot column 'person'"):
         dualform.delete(path, "person = 1", cut_off=True)

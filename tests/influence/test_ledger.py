@@ -252,7 +252,7 @@ def test_what_it_takes_is_told_beforehand(tmp_path, optimizer):
     assert told.held_bytes > 0
     assert told.seconds > 0
     assert str(told).startswith(f"{EXAMPLES} examples and {SAMPLES} groups through {STEPS} steps: about ")
-    with pytest.raises(BadInput, match="tried is 1"):
+    with pytest.raises(BadInput, match="tried must be a whole number from 2 on, not 1"):
         dualform.estimate_ledger(tmp_path / "m", training.make(), influence, tried=1)
 
 

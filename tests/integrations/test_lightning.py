@@ -115,7 +115,7 @@ def test_the_callback_is_one_of_both_packages(lightning):
 def test_a_column_that_no_batch_has_is_refused_at_once(lightning, tmp_path):
     wrong = callback(tmp_path / "m")
     wrong._columns = {"sample": 7}
-    with pytest.raises(BadInput, match="the first batch has no 7, which column 'sample' is to be: it has 3 parts"):
+    with pytest.raises(BadInput, match="The first batch has no 7, from which column 'sample' is taken"):
         fit(lightning, network(lightning), [wrong])
 
 

@@ -147,18 +147,16 @@ def test_labels_that_are_no_tokens_are_refused(tmp_path):
     from dualform.integrations.transformers import next_token
 
     for labels in (torch.zeros(4, dtype=torch.long), torch.zeros(4, 3)):
-        with pytest.raises(BadInput, match=r"labels are .*, and next_token takes integers \[B, L\]"):
+        with pytest.raises(BadInput, match=r"labels must be integers \[B, L\] for next_token"):
             next_token({"labels": labels})
-    said = "the first batch lacks what next_token takes, which column 'label' is to be: it has 'input_ids'"
+    said = "The first batch lacks what next_token takes, from which column 'label' is taken."
     with pytest.raises(BadInput, match=said):
         said_of({"input_ids": torch.zeros(4, 3)}, {"label": next_token}, first=True)
     assert said_of({}, {"label": next_token}, first=False) == {}
 
 
 def test_a_column_that_no_batch_has_is_refused_at_once(tmp_path):
-    with pytest.raises(
-        BadInput, match="the first batch has no 'person', which column 'person' is to be: it has 'input"
-    ):
+    with pytest.raises(BadInput, match="The first batch has no 'person', from which column 'person' is taken"):
         trainer(llama(), tmp_path, tmp_path / "m", columns=["person"]).train()
 
 
@@ -176,7 +174,9 @@ def test_it_ends_with_the_last_weights_though_the_best_ones_are_put_in_place(tmp
 
 def test_copies_of_a_model_in_threads_are_refused(tmp_path):
     training = trainer(llama(), tmp_path, tmp_path / "m")
-    with pytest.raises(RecordingError, match=r"the Trainer has put the model into nn\.DataParallel"):
+    with pytest.raises(
+        RecordingError, match=r"The Trainer has put the model into nn\.DataParallel, which cannot be recorded\."
+    ):
         training.training_step(nn.DataParallel(training.model), {})
 
 

@@ -122,7 +122,7 @@ def test_arguments_of_every_kind(trained):
     np.testing.assert_allclose(doubled["head"].rows, 2 * expected["head"].rows, rtol=1e-5)
     for inputs, told in (
         ({"words": WORDS[:4], "more": {"scale": [scale[:3]]}}, "inputs hold 4 and 3 examples"),
-        ({"words": object()}, "inputs hold object, which is no tensor"),
+        ({"words": object()}, "inputs must be tensors or arrays, not object."),
         ({"scale": None}, "inputs hold no examples"),
     ):
         with pytest.raises(BadInput, match=told):
@@ -158,21 +158,21 @@ def test_a_model_that_was_not_recorded_is_refused(trained):
     model, memory = trained
     other = Network()
     other.head = nn.Linear(4, 7)
-    with pytest.raises(BadInput, match=r"layer 'head' takes 4 to 7 in the model, and 4 to 9 in the memory\."):
+    with pytest.raises(BadInput, match=r"Layer 'head' maps 4 to 7 in the model, but 4 to 9 in the memory\."):
         memory.queries(other, WORDS[:2])
-    with pytest.raises(BadInput, match="the model calls none of the memory's layers: embed, "):
+    with pytest.raises(BadInput, match="The model does not call any layer of the memory: embed, "):
         memory.queries(nn.Sequential(nn.Linear(5, 2)), torch.ones(2, 5))
-    with pytest.raises(NotFound, match=r"the model called no layer 'tail' for these inputs\. It called embed, "):
+    with pytest.raises(NotFound, match=r"The model did not call layer 'tail' for these inputs\. It called embed, "):
         memory.topk("tail", inputs=WORDS[:2], model=model)
 
 
 def test_queries_or_inputs_with_their_model(trained):
     model, memory = trained
     for named, told in (
-        ({}, "there are no queries"),
-        ({"inputs": WORDS}, "inputs= is given without model="),
-        ({"model": model}, "model= is given without inputs="),
-        ({"model": model, "inputs": WORDS, "queries": "test"}, "queries and inputs= are given"),
+        ({}, "queries are missing."),
+        ({"inputs": WORDS}, "inputs= needs model=."),
+        ({"model": model}, "model= needs inputs=."),
+        ({"model": model, "inputs": WORDS, "queries": "test"}, "queries and inputs= cannot be combined."),
     ):
         with pytest.raises(BadInput, match=told):
             memory.topk("head", **named)
@@ -187,7 +187,7 @@ def test_a_query_set_takes_named_arguments(tmp_path):
             model(WORDS[:7]).square().mean().backward()
         recorder.query_set("named", words=WORDS[:4], scale=None)
         recorder.query_set("one", {"words": WORDS[:4], "more": {"scale": [torch.ones(4)]}})
-        with pytest.raises(BadInput, match="inputs are given both as one argument and by name"):
+        with pytest.raises(BadInput, match="inputs cannot be passed both as one argument and by name"):
             recorder.query_set("both", WORDS[:4], words=WORDS[:4])
     with dualform.open(tmp_path / "m") as memory:
         one, other = (memory.query_set(name, "own").queries for name in ("named", "one"))

@@ -64,7 +64,7 @@ async def test_a_front_end_shows_it_and_asks_by_messages(folder, memory, monkeyp
 
         await change(model, where="labl = 3")
         _, view = said(await run(3))
-        assert view["error"]["message"] == "no slot column 'labl'."
+        assert view["error"]["message"] == "There is no slot column 'labl'."
         assert view["error"]["hint"].startswith("Columns: ")
     assert len(messages) == 2
     assert not [own for cell in book.cells for own in cell.outputs if own.output_type == "error"]

@@ -70,15 +70,15 @@ def test_slots_of_hits_are_those_of_their_space(memory):
 def test_ids_without_a_space_are_refused_where_there_are_several(memory):
     with pytest.raises(BadInput) as caught:
         memory.slots([0, 1])
-    assert caught.value.message.startswith("slot ids count in one of several spaces: ")
+    assert caught.value.message.startswith("space is missing: this memory has several slot spaces, ")
     assert {"sample", "token"} <= set(caught.value.message.rstrip(".").replace(",", "").split())
-    assert caught.value.hint == "Ask slots(hits), which know their space, or slots(ids, space)."
+    assert caught.value.hint.endswith(", or the hits themselves: memory.slots(hits).")
     assert caught.value.field == "space"
 
 
 def test_hits_are_not_looked_up_in_another_space(memory):
     hits = memory.topk("token", np.ones(3))
-    with pytest.raises(BadInput, match=r"^the hits are of the space 'token', not 'sample'\."):
+    with pytest.raises(BadInput, match=r"^space is 'sample', but these hits are slots of space 'token'\."):
         memory.slots(hits, "sample")
 
 
@@ -119,7 +119,7 @@ def test_keys_and_values_of_slots_are_those_of_the_training(memory):
     change = memory.weights()["head.weight"] - memory.weights(at_step=0)["head.weight"]
     np.testing.assert_allclose(terms.T @ keys.astype(np.float64), change, atol=1e-6)
     assert not memory.coefficients("head", [STEPS * ROWS - 1], at_step=STEPS - 1).any()
-    with pytest.raises(NotFound, match=f"no slot has number {STEPS * ROWS}"):
+    with pytest.raises(NotFound, match=f"There is no slot with number {STEPS * ROWS}"):
         memory.keys("head", [STEPS * ROWS])
 
 

@@ -123,7 +123,7 @@ def test_who_waits_for_what_another_makes_may_give_up_alone():
 
 def test_a_memory_without_slots_says_so():
     empty = arrays.engine(arrays.memory({"fc": np.ones((0, 4), np.float32)}, {"label": []}))
-    with pytest.raises(EmptyMask, match="this memory holds no slots yet"):
+    with pytest.raises(EmptyMask, match="This memory does not contain any slots yet"):
         empty.ask(QUESTIONS[0])
     assert empty.info().slots == {"sample": 0}
 

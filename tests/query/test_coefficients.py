@@ -78,7 +78,9 @@ def test_from_a_memory(tmp_path):
         expected = [-0.05 * (1 - 0.9 ** (stop - s)) / 0.1 for s in range(stop)]
         assert got.per_step == pytest.approx(expected)
         assert (got.initial, got.buffers) == (1.0, {})
-    with pytest.raises(NotFound, match=r"^'x' is no recorded parameter\. Recorded are layer-0\.weight, layer-0\.bias"):
+    with pytest.raises(
+        NotFound, match=r"^There is no recorded parameter 'x'\. Parameters: layer-0\.weight, layer-0\.bias"
+    ):
         coefficients(memory, "x")
-    with pytest.raises(BadInput, match=r"^at_step is 4, and 3 steps were recorded\. Ask for 0 "):
+    with pytest.raises(BadInput, match=r"^at_step must be at most 3, the number of recorded steps, not 4\. Pass 0 "):
         coefficients(memory, "layer-0.bias", 4)

@@ -183,15 +183,15 @@ def test_what_was_deleted_stands(tmp_path):
 
 def test_what_cannot_be_asked_is_refused(monkeypatch):
     engine, queries = Case().engine, Case().queries
-    with pytest.raises(BadInput, match="by names no column"):
+    with pytest.raises(BadInput, match="by must name at least one column"):
         engine.contributions("fc", queries)
     with pytest.raises(NotFound, match="no slot column 'labl'"):
         engine.contributions("fc", queries, "labl")
     with pytest.raises(EmptyMask):
         engine.contributions("fc", queries, "label", "label > 99")
-    with pytest.raises(BadInput, match="at_step is 99, and 12 steps were recorded"):
+    with pytest.raises(BadInput, match="at_step must be at most 12, the number of recorded steps, not 99"):
         engine.contributions("fc", queries, "label", at_step=99)
     monkeypatch.setattr(contributions, "BUDGET", 8 * 4 * 7 * 3)
-    with pytest.raises(BadInput, match=r"4 groups have weights of .*, and there is room for 3 of them\.") as refused:
+    with pytest.raises(BadInput, match=r"The weights of 4 groups take .*; at most 3 groups fit\.") as refused:
         engine.contributions("fc", queries, "label")
     assert refused.value.field == "by"

@@ -121,15 +121,15 @@ def test_effective_slots_are_as_many_as_share_the_scores(scores, expected, size)
 
 def test_what_is_no_number_of_ranks_is_refused():
     for points in (10, 0, -1, 11.0, True, "11", None):
-        with pytest.raises(BadInput, match=r"points is .*") as refused:
+        with pytest.raises(BadInput, match=r"points must be a whole number of at least 11, not \.*") as refused:
             Distribution("fc", Vectors(np.ones((1, 2))), points=points)
         assert refused.value.field == "points"
-        assert refused.value.hint == "Ask for at least 11: the first 10 ranks, and the last."
+        assert refused.value.hint == "11 points are the first 10 ranks and the last one."
 
 
 def test_gradients_have_none():
     engine = arrays.engine(arrays.memory({"fc": np.ones((3, 2), np.float32)}, {"label": [0, 1, 2]}))
-    with pytest.raises(BadInput, match=r'^score="gradient" has no distribution') as refused:
+    with pytest.raises(BadInput, match=r'^distribution does not support score="gradient"\.') as refused:
         engine.distribution("fc", np.ones(2, np.float32), score="gradient")
     assert refused.value.field == "score"
     with pytest.raises(EmptyMask):

@@ -112,8 +112,8 @@ def test_a_slot_that_the_layer_lacks_is_named():
     with pytest.raises(NotFound) as caught:
         case.engine.ask(TopK("part", SlotKeys(np.array([own, missing]))))
     assert str(caught.value) == (
-        f"layer 'part' has nothing at slot {missing}: it was not called there. "
-        "Ask for slots of space 'sample' that it has."
+        f"Layer 'part' has no key for slot {missing}: it was not called there. "
+        "Find slots that it has: memory.topk('part', \"test/0\").ids."
     )
 
 
@@ -125,11 +125,11 @@ def test_a_column_that_is_null_in_all_slots_of_a_layer_is_an_error():
     with pytest.raises(NotFound) as caught:
         engine.topk("part", [1, 1], where="label = 1")
     assert str(caught.value) == (
-        "column 'label' is NULL in all slots of layer 'part' (space 'sample'). Other layers of space 'sample' have it."
+        "Column 'label' is NULL in all slots of layer 'part' (space 'sample'). Other layers of space 'sample' have it."
     )
-    with pytest.raises(NotFound, match=r"column 'position' is NULL in all .* No space has it\."):
+    with pytest.raises(NotFound, match=r"Column 'position' is NULL in all .* No space has it\."):
         engine.topk("whole", [1, 1], where="position < 3")
-    with pytest.raises(NotFound, match="column 'dataset' is NULL in all slots of layer 'whole'"):
+    with pytest.raises(NotFound, match="Column 'dataset' is NULL in all slots of layer 'whole'"):
         engine.topk("whole", [1, 1], where="label = 1 OR dataset LIKE 'x%'")
     assert engine.topk("part", [1, 1], where="label IS NULL").slots[0].tolist() == [2, 3]
     assert engine.topk("part", [1, 1], where="label IS NULL AND slot > 2").slots[0].tolist() == [3]
@@ -157,7 +157,7 @@ def test_a_mask_that_asks_a_layer_for_what_is_nowhere_said_of_it_is_an_error(whe
     engine = arrays.engine(arrays.memory(keys, columns, entries={"part": [2, 3]}, values=values, initial=initial))
     assert engine.topk("whole", [1, 1], where=where).slots[0].tolist() in ([0], [0, 1])
     said = (
-        "column 'label' is NULL in all slots of layer 'part' (space 'sample'). Other layers of space 'sample' have it."
+        "Column 'label' is NULL in all slots of layer 'part' (space 'sample'). Other layers of space 'sample' have it."
     )
     for ask in (lambda: engine.topk("part", [1, 1], where=where), lambda: engine.weights(where)):
         with pytest.raises(NotFound) as caught:

@@ -114,7 +114,9 @@ def test_with_every_lock_held_a_fork_refuses_what_was_opened_and_answers_what_it
             ]  # fmt: skip
             for ask in refused:
                 with pytest.raises(
-                    Forked, match=r"of which this one is a fork\. Open it in the child.* or start processes by spawn"
+                    Forked,
+                    match=r"was opened before this process was forked.* Call dualform\.open in the child.* or "
+                    r"start processes by spawn",
                 ):
                     ask()
             engine.close()
@@ -263,7 +265,7 @@ def test_a_recorder_leaves_its_forks_alone(tmp_path):
 
         def child() -> None:
             for say in (lambda: train(recorder), recorder.flush):
-                with pytest.raises(RecordingError, match="in a fork of the process that records, where nobody writes"):
+                with pytest.raises(RecordingError, match="was called in a fork of the recording process"):
                     say()
             recorder.__exit__(None, None, None)
 

@@ -137,7 +137,7 @@ def test_layers_without_gradients_are_named(tmp_path):
     memory = dualform.open(tmp_path / "m")
     with pytest.warns(RuntimeWarning, match="gradients has no gradients in 'own'"):
         memory.gradients(model, torch.randn(2, 5), torch.tensor([0, 1]), loss)
-    with pytest.raises(NotFound, match="no gradients in 'own'"):
+    with pytest.raises(NotFound, match="lack gradients in 'own'"):
         memory.topk(["head", "own"], "test", score="gradient")
     both, alone = (memory.topk(layers, "test", 4, score="gradient") for layers in ("*", "head"))
     assert both.flat_scores.tobytes() == alone.flat_scores.tobytes()
@@ -175,7 +175,7 @@ def test_layers_whose_gradients_came_from_elsewhere_too_are_refused(tmp_path):
                 optimizer.step()
     memory = dualform.open(tmp_path / "m")
     asked = memory.gradients(model, words[:2], torch.zeros(2, dtype=torch.long), loss)
-    with pytest.raises(Inexact, match="'words' has gradients that scores would be without, from step 0 on"):
+    with pytest.raises(Inexact, match="The slots of layer 'words' do not hold its whole gradient from step 0 on:"):
         memory.topk("*", asked, score="gradient")
     assert memory.topk("middle", asked, score="gradient").ids.size
 
@@ -222,17 +222,17 @@ def test_the_model_is_left_as_it_was(mlp):
 
 def test_what_does_not_fit_is_refused(mlp):
     ask = mlp.memory.group_sum
-    with pytest.raises(BadInput, match="asked with gradients of examples"):
+    with pytest.raises(BadInput, match='score="gradient" needs the gradients of examples as its queries, not'):
         ask("*", np.ones((1, 5)), by="sample", score="gradient")
     with pytest.raises(NotFound, match="no query set 'test'"):
         mlp.memory.topk("*", "test/17", score="gradient")
-    with pytest.raises(BadInput, match="takes no by"):
+    with pytest.raises(BadInput, match='by cannot be used with score="gradient"'):
         mlp.memory.topk("*", mlp.asked, by="label", score="gradient")
-    with pytest.raises(BadInput, match="takes no target"):
+    with pytest.raises(BadInput, match='target cannot be used with score="gradient"'):
         mlp.memory.topk("*", mlp.asked, score="gradient", target=1)
-    with pytest.raises(BadInput, match="named twice"):
+    with pytest.raises(BadInput, match="layer names a layer twice:"):
         ask(["0", "0"], mlp.asked, by="sample", score="gradient")
-    with pytest.raises(BadInput, match="by names no column"):
+    with pytest.raises(BadInput, match="by must name at least one column"):
         ask("*", mlp.asked, score="gradient")
     with pytest.raises(NotFound, match="nix"):
         ask("nix", mlp.asked, by="sample", score="gradient")
@@ -241,32 +241,34 @@ def test_what_does_not_fit_is_refused(mlp):
     one = LayerGradients(np.ones((1, 5)), np.ones((1, 5)), np.zeros(1, dtype=int))
     with pytest.raises(BadInput, match="are of 5 to 5"):
         ask("*", ExampleGradients(1, {"0": one}), by="sample", score="gradient")
-    with pytest.raises(NotFound, match="no gradients in"):
+    with pytest.raises(NotFound, match="lack gradients in"):
         ask("2", ExampleGradients(1, {"0": one}), by="sample", score="gradient")
-    with pytest.raises(BadInput, match="none of the 1"):
+    with pytest.raises(BadInput, match="outside 0 to 0"):
         ExampleGradients(1, {"0": LayerGradients(np.ones((1, 5)), np.ones((1, 5)), np.ones(1, dtype=int))})
-    with pytest.raises(BadInput, match=r"there are \{'0': LayerGradients.* Give their number") as swapped:
+    with pytest.raises(
+        BadInput, match=r"count must be a whole number of at least 1, not \{'0': LayerGradients.* Pass the number"
+    ) as swapped:
         ExampleGradients({"0": one}, 1)
     assert len(str(swapped.value)) < 200
     for layers in ([one], {"0": np.ones((1, 5))}):
-        with pytest.raises(BadInput, match="Give LayerGradients by layer name"):
+        with pytest.raises(BadInput, match="must map layer names to LayerGradients"):
             ExampleGradients(1, layers)
-    with pytest.raises(BadInput, match="there are 2 errors of 1 keys"):
+    with pytest.raises(BadInput, match="errors must have one row for each of the 1 keys, not 2"):
         LayerGradients(np.ones((1, 5)), np.ones((2, 5)), np.zeros(1, dtype=int))
-    with pytest.raises(BadInput, match="holds NaN"):
+    with pytest.raises(BadInput, match="contains NaN or infinity"):
         LayerGradients(np.full((1, 5), np.nan), np.ones((1, 5)), np.zeros(1, dtype=int))
 
 
 def test_losses_and_labels_that_do_not_fit_are_refused(mlp):
     inputs, labels = mlp.tests
-    with pytest.raises(BadInput, match="one number an example") as refused:
+    with pytest.raises(BadInput, match="one number for each of") as refused:
         mlp.memory.gradients(mlp.model, inputs, labels, nn.functional.cross_entropy)
     assert refused.value.field == "loss"
-    with pytest.raises(BadInput, match="3 examples and 2 labels"):
+    with pytest.raises(BadInput, match="has 3 examples but 2 labels"):
         mlp.memory.gradients(mlp.model, inputs, labels[:2], loss)
-    with pytest.raises(BadInput, match="is nan of example 1"):
+    with pytest.raises(BadInput, match="is nan for example 1"):
         mlp.memory.gradients(mlp.model, inputs, labels, lambda output, _: output[:, 0] / torch.tensor([1.0, 0, 1]) * 0)
-    with pytest.raises(BadInput, match="none of the layers"):
+    with pytest.raises(BadInput, match="lacks every layer"):
         mlp.memory.gradients(nn.Linear(5, 3), inputs, labels, loss)
 
 

@@ -126,7 +126,7 @@ def test_refusals_name_the_column():
     with pytest.raises(NotFound, match="no slot column 'nope'") as caught:
         engine.group_sum("fc", [1, 2], by=("label", "nope"))
     assert caught.value.field == "by"
-    with pytest.raises(BadInput, match="by names no column"):
+    with pytest.raises(BadInput, match="by must name at least one column"):
         engine.group_sum("fc", [1, 2], by=())
 
 

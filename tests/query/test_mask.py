@@ -102,7 +102,7 @@ def row(slot):
 )
 def test_a_mask_keeps_the_slots_for_which_it_is_true(engine, where, true):
     if true is None:
-        with pytest.raises(BadMask, match="where is of type BIGINT"):
+        with pytest.raises(BadMask, match="has type BIGINT"):
             kept(engine, where)
         return
     assert kept(engine, where) == [slot for slot in range(SLOTS) if true(row(slot))]
@@ -229,14 +229,19 @@ def test_whatever_is_no_plain_condition_is_refused(engine, where):
     [
         (
             "labels = 1",
-            "no slot column 'labels'. Columns: slot, step, row, position, call, dataset, label, sample, share, note",
+            "There is no slot column 'labels'. Columns: slot, step, row, position, call, dataset, "
+            "label, sample, share, "
+            "note",
         ),
-        ("rowid = 1", "no slot column 'rowid'."),
-        ("current_user = 'x'", "no slot column 'current_user'."),
-        ("dataset <> 'fashon-mnist'", "no dataset 'fashon-mnist' in this memory. Datasets: fashion-mnist, mnist."),
-        ("dataset NOT IN ('mnist', 'x')", "no dataset 'x' in this memory."),
-        ("'x' IS DISTINCT FROM Dataset", "no dataset 'x' in this memory."),
-        ("seen OR NOT (label = 1 AND dataset = 'x')", "no dataset 'x' in this memory."),
+        ("rowid = 1", "There is no slot column 'rowid'."),
+        ("current_user = 'x'", "There is no slot column 'current_user'."),
+        (
+            "dataset <> 'fashon-mnist'",
+            "There is no dataset 'fashon-mnist' in this memory. Datasets: fashion-mnist, mnist.",
+        ),
+        ("dataset NOT IN ('mnist', 'x')", "There is no dataset 'x' in this memory."),
+        ("'x' IS DISTINCT FROM Dataset", "There is no dataset 'x' in this memory."),
+        ("seen OR NOT (label = 1 AND dataset = 'x')", "There is no dataset 'x' in this memory."),
     ],
 )
 def test_a_name_that_does_not_exist_is_named(engine, where, message):
@@ -249,7 +254,7 @@ def test_refusals_name_the_offender_and_what_is_allowed(engine):
     with pytest.raises(BadMask) as caught:
         kept(engine, "getenv('HOME') = 'x'")
     assert str(caught.value).startswith("where cannot use the function getenv. Allowed: comparisons, AND, OR, NOT")
-    with pytest.raises(BadMask, match="where is 3"):
+    with pytest.raises(BadMask, match="where cannot be 3"):
         engine.topk("fc", [1.0], where=3)
 
 

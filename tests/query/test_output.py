@@ -207,10 +207,11 @@ def test_layers_that_cannot_be_rebuilt_have_a_line_each(count):
         engine.weights()
     first, *lines = caught.value.message.splitlines()
     if count == 1:
-        assert first == "the network cannot be rebuilt: layer 'layer0' cannot be rebuilt: Rprop has no update rule."
+        why = "Layer 'layer0' cannot be reconstructed: Rprop has no update rule."
+        assert first == f"The network cannot be reconstructed: {why}"
         return
-    assert first == "the network cannot be rebuilt:"
-    said = [f"  layer {name!r} cannot be rebuilt: Rprop has no update rule." for name in names]
+    assert first == "The network cannot be reconstructed:"
+    said = [f"  Layer {name!r} cannot be reconstructed: Rprop has no update rule." for name in names]
     assert lines == (said if count == 3 else [*said[:10], "  2 more layers."])
 
 
@@ -247,10 +248,10 @@ def test_a_training_that_was_cut_off_has_no_reconstruction_but_weights():
 
 def test_bad_questions_are_refused():
     case = Case()
-    with pytest.raises(BadInput, match="at_step is 13, and 12 steps were recorded") as caught:
+    with pytest.raises(BadInput, match="at_step must be at most 12, the number of recorded steps, not 13") as caught:
         case.engine.output("fc", case.queries, at_step=13)
     assert caught.value.field == "at_step"
-    with pytest.raises(BadInput, match="at_step is 13"):
+    with pytest.raises(BadInput, match="at_step must be at most 12"):
         case.engine.weights(at_step=13)
     with pytest.raises(EmptyMask):
         case.engine.output("fc", case.queries, where="label = 9")

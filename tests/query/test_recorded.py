@@ -123,9 +123,9 @@ def test_slots_come_in_the_order_asked(memory):
     found = memory.slots([5, 3, 5])
     assert found["slot"].tolist() == [5, 3, 5]
     assert found.records()[1]["dataset"] == "early"
-    with pytest.raises(NotFound, match="no slot has number 200"):
+    with pytest.raises(NotFound, match="There is no slot with number 200"):
         memory.slots([0, 200])
-    with pytest.raises(NotFound, match="no slot has number -1"):
+    with pytest.raises(NotFound, match="There is no slot with number -1"):
         memory.slots([-1])
     with pytest.raises(NotFound, match="no space 'token'"):
         memory.slots([0], space="token")

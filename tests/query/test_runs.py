@@ -151,7 +151,7 @@ def test_runs_that_are_not_of_one_network_are_refused(resumed, tmp_path):
     assert str(caught.value) == f"layer '0' of {tmp_path / 'other'} is not that of {folder / 'a'}. {hint}"
     with pytest.raises(BadInput) as caught:
         dualform.open([])
-    assert str(caught.value) == "there is no run to open. Name at least one memory's folder."
+    assert str(caught.value) == 'path must name at least one folder. For example dualform.open("runs/digits").'
     with pytest.raises(BadInput) as caught:
         dualform.open([folder / "a", folder / "b" / ".." / "a"])
     assert str(caught.value) == f"{folder / 'b' / '..' / 'a'} is named twice. Name each run once."

@@ -134,16 +134,16 @@ def test_a_score_that_is_not_in_the_table_is_refused_by_name():
     ):
         with pytest.raises(BadInput) as refused:
             ask()
-        assert (refused.value.message, refused.value.field) == ("score is 'nix'.", "score")
-        others = 'with target, "contribution", and of examples with a loss, "gradient"'
-        assert refused.value.hint == f'It is "dot", "abs", "cosine"; {others}.'
+        assert (refused.value.message, refused.value.field) == ("Unknown score 'nix'.", "score")
+        others = '"contribution" (with target=) or "gradient"'
+        assert refused.value.hint == f'Choose "dot", "abs", "cosine", {others}.'
 
 
 def test_a_score_that_is_no_text_is_refused():
     engine = arrays.engine(arrays.memory({"fc": np.eye(3, dtype=np.float32)}, {"label": [0, 1, 2]}))
-    with pytest.raises(BadInput, match=r"score is 3\.") as refused:
+    with pytest.raises(BadInput, match=r"score must be the name of a score, not 3\.") as refused:
         engine.topk("fc", [1, 2, 3], score=3)
-    assert refused.value.hint == 'Name a score, for example "abs".'
+    assert refused.value.hint == 'For example score="abs".'
 
 
 @pytest.mark.parametrize("score", [kinds.named("dot"), kinds.named("abs")], ids=["dot", "abs"])
@@ -158,9 +158,9 @@ def test_the_error_of_a_scan_holds_for_its_scores(score, dtype, rng):
 def test_masked_numbers_are_no_queries():
     """NumPy hands on what lies under the mask."""
     masked = np.ma.masked_invalid([[1.0, np.nan, 2.0]])
-    with pytest.raises(BadInput, match=r"^queries hold masked numbers\."):
+    with pytest.raises(BadInput, match=r"^queries must not contain masked numbers\."):
         Vectors(masked)
-    with pytest.raises(BadInput, match=r"^queries hold masked numbers\."):
+    with pytest.raises(BadInput, match=r"^queries must not contain masked numbers\."):
         as_queries(masked)
     assert Vectors(masked.filled(0.0)).rows.tolist() == [[1.0, 0.0, 2.0]]
 

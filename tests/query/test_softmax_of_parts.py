@@ -83,7 +83,11 @@ def test_only_steps_whose_slots_attend_are_compared(tmp_path):
 def test_settings_are_compared_exactly_and_factors_as_the_status_allows(tmp_path, apart):
     with (
         lstm_memory(tmp_path / "run", **apart) as memory,
-        pytest.raises(Inexact, match=r"^the parts of the weight of layer '0', 0\.weight_hh_l0, 0\.weight_ih_l0, moved"),
+        pytest.raises(
+            Inexact,
+            match=r"^Contributions of single slots are not defined for layer '0': the parts of its "
+            r"weight, 0\.weight_hh_l0, 0\.weight_ih_l0, moved differently\.",
+        ),
     ):
         memory.output("0", np.zeros(5), kernel="softmax")
 
@@ -94,9 +98,13 @@ def test_adam_is_refused_by_name_but_its_sum_alone_is_not(tmp_path):
     start = model[0].weight.detach().numpy().astype(float)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     with trained(model, optimizer, tmp_path / "run", lambda: torch.randn(5, 3)) as memory:
-        with pytest.raises(Inexact, match=r"^values of single slots need SGD, and .* with Adam") as refused:
+        with pytest.raises(
+            Inexact,
+            match=r"^Contributions of single slots need SGD; layer '0' was trained with Adam, which "
+            r"scales all gradients of a step together\.",
+        ) as refused:
             memory.output("0", np.ones(3), kernel="softmax")
-        assert (refused.value.hint, refused.value.field) == ('Ask with kernel="linear".', "kernel")
+        assert (refused.value.hint, refused.value.field) == ('Pass kernel="linear".', "kernel")
         moved = model[0].weight.detach().numpy().astype(float) - start
         np.testing.assert_allclose(memory.output("0", np.ones(3), initial=False)[0], moved.sum(axis=1), rtol=1e-4)
 
@@ -117,7 +125,11 @@ def test_a_shared_weight_is_refused_by_name_but_its_sum_alone_is_not(tmp_path):
     start = model.one.weight.detach().numpy().astype(float)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with trained(model, optimizer, tmp_path / "run", lambda: torch.randn(5, 3)) as memory:
-        with pytest.raises(Inexact, match=r"^layer 'one' shares a parameter with layer 'other': its weight is a sum"):
+        with pytest.raises(
+            Inexact,
+            match=r"^Contributions of single slots are not defined for layer 'one': it shares a "
+            r"parameter with layer 'other', whose slots are others\.",
+        ):
             memory.output("one", np.ones(3), kernel="softmax")
         moved = model.one.weight.detach().numpy().astype(float) - start
         np.testing.assert_allclose(memory.output("one", np.ones(3), initial=False)[0], moved.sum(axis=1), rtol=1e-4)
@@ -147,8 +159,8 @@ def test_parts_of_a_weight_that_moved_differently_are_refused(tmp_path):
         with pytest.raises(Inexact) as refused:
             memory.output(layer.name, np.ones(layer.d_in), kernel="softmax")
         assert refused.value.message == (
-            "the parts of the weight of layer '0', 0.weight_hh_l0, 0.weight_ih_l0, moved differently: its slots "
-            "have no one value for all of it."
+            "Contributions of single slots are not defined for layer '0': the parts of its "
+            "weight, 0.weight_hh_l0, 0.weight_ih_l0, moved differently."
         )
     with trained(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "alike", inputs) as memory:
         name, query = layer.name, np.linspace(-1, 1, layer.d_in).astype(np.float32)

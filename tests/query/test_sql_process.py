@@ -83,7 +83,7 @@ def run(sql: Sql, statement: str):
 def test_a_value_that_python_has_no_form_of_is_refused_by_column_and_the_child_goes_on(sql, value):
     run(sql, "SELECT 1")
     child = sql._child
-    with pytest.raises(BadInput, match=r"column late .* CAST\(late AS VARCHAR\)"):
+    with pytest.raises(BadInput, match=r"Column late .* CAST\(late AS VARCHAR\)"):
         run(sql, f"SELECT slot, {value} AS late FROM slots")
     assert sql._child is child
     assert run(sql, f"SELECT CAST({value} AS VARCHAR) AS late").rows == 1
@@ -96,7 +96,7 @@ def test_whole_numbers_are_exact_or_refused_and_of_one_type(sql, number, kind):
         return
     statement = f"SELECT ({number})::{kind} AS a UNION ALL SELECT NULL ORDER BY a"
     if not -(2**63) <= number < 2**63:
-        with pytest.raises(BadInput, match=r"column a has a whole number of more than 64 bits.* CAST\(a AS VARCHAR\)"):
+        with pytest.raises(BadInput, match=r"Column a has a whole number of more than 64 bits.* CAST\(a AS VARCHAR\)"):
             run(sql, statement)
         assert run(sql, f"SELECT CAST(({number})::{kind} AS VARCHAR) AS a")["a"].tolist() == [str(number)]
         return
@@ -327,7 +327,7 @@ def test_what_the_child_holds_counts_as_the_processs_own(sql):
 
 def test_a_servers_bound_of_answers_is_one_of_statements(engine):
     bounds = QuestionBounds(answer_bytes=1 << 20)
-    with pytest.raises(BadInput, match="the answer takes more than 1 MiB"):
+    with pytest.raises(BadInput, match="The answer takes more than 1 MiB"):
         engine.ask(SqlStatement("SELECT repeat('x', 1000) FROM range(3000)"), None, bounds)
     assert engine.ask(SqlStatement("SELECT 1 AS one"), None, bounds).rows == 1
 

@@ -186,7 +186,7 @@ def test_what_moved_outside_the_record_stands_at_the_end(tmp_path):
     layer, whole = view.snapshot.layer("4"), mask.selection(view, view.snapshot.layer("4"), None)
     assert status_of(trained, "4").error > 0.1
     with pytest.raises(
-        Inexact, match=r"^layer '4' is approximate since step 20, error [0-9.e-]+: weights were changed outside"
+        Inexact, match=r"^Layer '4' cannot be reconstructed exactly from step 20 on: weights were changed outside"
     ):
         rebuild(view, layer, whole, None, False, lambda: None)
     found = rebuild(view, layer, whole, None, True, lambda: None)
@@ -215,9 +215,9 @@ def test_a_small_departure_is_answered_at_the_end_and_refused_at_an_earlier_step
     assert (found.name, found.since) == ("approximate", WHEN)
     assert EXACT < found.error < 0.1
     assert required(trained, "2", WHEN).name == "exact"
-    with pytest.raises(Inexact, match="since step 20") as caught:
+    with pytest.raises(Inexact, match="from step 20 on") as caught:
         required(trained, "2", WHEN + 5)
-    assert caught.value.hint == "Ask with allow_inexact=True to have it all the same, or with at_step=20 or less."
+    assert caught.value.hint == "Pass at_step=20 or less, or allow_inexact=True."
     assert required(trained, "2", WHEN + 5, allow_inexact=True).name == "approximate"
     queries = np.ones((1, 7), np.float32)
     with torch.no_grad():
@@ -341,7 +341,7 @@ def test_a_refused_network_names_the_layers_that_are_answered(tmp_path):
                     optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
         for allow_inexact in (False, True):
-            with pytest.raises(Inexact, match="layer 'reads' cannot be rebuilt") as refused:
+            with pytest.raises(Inexact, match="Layer 'reads' cannot be reconstructed") as refused:
                 memory.weights(allow_inexact=allow_inexact)
-            assert refused.value.hint == "Ask single layers for their output instead: head."
+            assert refused.value.hint == "Call memory.output for single layers instead: head."
         assert memory.output("head", np.ones((1, 4), np.float32)).status.exact

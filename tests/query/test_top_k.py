@@ -222,22 +222,22 @@ def test_queries_can_be_keys_of_slots_and_rows_of_query_sets(rng):
     keys = rng.normal(size=(30, 4)).astype(np.float32)
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": [0] * 30}))
     assert engine.topk("fc", SlotKeys((7, 3))).ids.tolist() == engine.topk("fc", keys[[7, 3]]).ids.tolist()
-    with pytest.raises(NotFound, match="no slot has number 30"):
+    with pytest.raises(NotFound, match="There is no slot with number 30"):
         engine.topk("fc", SlotKeys((30,)))
-    with pytest.raises(NotFound, match="there is no query set 'x'"):
+    with pytest.raises(NotFound, match="There is no query set 'x'"):
         engine.topk("fc", "x/0")
 
 
 @pytest.mark.parametrize(
     ("error", "message", "ask"),
     [
-        (BadInput, "layer 'fc' takes 4 numbers, got 3.", {"queries": [1, 2, 3]}),
-        (NotFound, "there is no layer 'nope'. Layers: fc.", {"layer": "nope"}),
-        (BadInput, "k is 0. Ask for at least 1 datapoint.", {"k": 0}),
-        (EmptyMask, "where leaves none of 30 slots: label = 9", {"where": "label = 9"}),
+        (BadInput, "queries must have 4 columns, the inputs of layer 'fc', not 3.", {"queries": [1, 2, 3]}),
+        (NotFound, "There is no layer 'nope'. Layers: fc.", {"layer": "nope"}),
+        (BadInput, "k must be at least 1, not 0. k=10 asks for 10 datapoints.", {"k": 0}),
+        (EmptyMask, "where matches none of 30 slots: label = 9", {"where": "label = 9"}),
         (
             NotFound,
-            "no slot column 'nope'. Columns: slot, step, row, position, call, dataset, label, sample.",
+            "There is no slot column 'nope'. Columns: slot, step, row, position, call, dataset, label, sample.",
             {"by": "nope"},
         ),
     ],
@@ -254,7 +254,7 @@ def test_keys_that_are_not_finite_are_refused_unless_masked_out(backend):
     keys = np.ones((30, 4), np.float32)
     keys[20], keys[25] = np.nan, np.inf
     engine = engine_of({"rows": keys, "of_slot": None, "labels": [0] * 30}, backend)
-    with pytest.raises(Inexact, match="layer 'fc' has keys that hold NaN or infinity, first at slot 20"):
+    with pytest.raises(Inexact, match="Layer 'fc' has keys with NaN or infinity, first at slot 20"):
         engine.topk("fc", [1, 2, 3, 4])
     assert engine.topk("fc", [1, 2, 3, 4], k=30, where="slot < 20").ids.tolist() == list(range(20))
     assert len(engine.topk("fc", [1, 2, 3, 4], k=30, where="slot not in (20, 25)").ids) == 28

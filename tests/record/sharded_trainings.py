@@ -172,7 +172,7 @@ def refused(rank, path):
     with pytest.raises(RecordingError) as caught:
         Recorder(model, momentum(model), path / "refused")
     assert str(caught.value) == (
-        "the model is sharded over 2 processes, and each of them holds a part of it only. Make a recorder on every "
+        "The model is sharded over 2 processes, and this recorder sees only one part. Make a recorder on every "
         "rank, with rank= and ranks=."
     )
 

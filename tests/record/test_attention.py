@@ -244,7 +244,7 @@ def test_whatever_ends_a_forward_pass_no_mode_remains(tmp_path, error):
     assert torch._C._len_torch_function_stack() == 0
 
 
-@pytest.mark.filterwarnings("ignore:nothing was recorded:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:Nothing was recorded:RuntimeWarning")
 def test_an_evaluation_between_steps_is_left_to_the_fused_path(tmp_path):
     model = Net().eval()
     x = torch.randn(B, L, E)

@@ -137,8 +137,8 @@ def test_a_time_first_batch_is_said_not_fitted(tmp_path):
     with refused.recorder, pytest.raises(BadInput) as caught:
         one_step(refused, model, x, label=[1, 2])
     assert str(caught.value) == (
-        "label has shape [2], but the recorded layers saw batches of [7, 2] (token). Give one value, one per row [B], "
-        "or one per token [B, L]; say batch_dim=1 where the batch is the second axis of the layers' inputs."
+        "label has shape [2], but the recorded layers saw batches of [7, 2] (token). Pass one value, one for each row "
+        "[B], or one for each token [B, L]. If the batch is the second axis of the layers' inputs, pass batch_dim=1."
     )
     opened = opened_on(model, tmp_path / "m")
     with opened.recorder:
@@ -149,7 +149,9 @@ def test_a_time_first_batch_is_said_not_fitted(tmp_path):
             BadInput, match=r"^word has shape \[7, 2\], but the recorded layers saw batches of \[2, 7\]"
         ):
             one_step(opened, model, x, word=np.arange(14).reshape(7, 2))
-    assert str(caught.value) == ("batch_dim of space 'token' was 1 at first and is 0 now. The batch stays in one axis.")
+    assert str(caught.value) == (
+        "batch_dim of space 'token' changed from 1 to 0. Pass the same batch_dim in every step."
+    )
     assert opened.sink.column("word", "token") == [*range(14)]
     np.testing.assert_array_equal(opened.sink.keys(""), x.transpose(0, 1).reshape(14, 3).numpy())
 
@@ -186,7 +188,11 @@ def test_an_axis_that_no_batch_has(tmp_path):
     opened = opened_on(Plain(3, 2), tmp_path / "m")
     with (
         opened.recorder,
-        pytest.raises(BadInput, match=r"^batch_dim is 2\. The batch is axis 0 or 1\. Rename a column of this name\.$"),
+        pytest.raises(
+            BadInput,
+            match=r"^batch_dim must be 0 or 1, the axis of the batch, not 2\. If you meant a column, "
+            r"give it another name\.$",
+        ),
     ):
         one_step(opened, opened.recorder._training.plan.model, torch.randn(4, 4, 3), batch_dim=2)
 

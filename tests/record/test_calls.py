@@ -221,8 +221,10 @@ def test_micro_batches_with_rows_of_their_own_are_refused(tmp_path):
     with pytest.raises(BadInput) as caught:
         record(tmp_path / "m", 1, loss, label=np.arange(5))
     assert str(caught.value) == (
-        "label has shape [5], but the recorded layers saw batches of [3] (sample). Give one value, one per row [B], or "
-        "one per token [B, L]; micro-batches are one recorder.step each, of which only the last one updates."
+        "label has shape [5], but the recorded layers saw batches of [3] (sample). Pass one value, one for each row "
+        "[B], or one for each token [B, L]. Put each micro-batch into its own recorder.step, of "
+        "which only the last one "
+        "updates."
     )
     assert caught.value.field == "label"
 

@@ -64,25 +64,28 @@ def test_masked_entries_of_tokens_are_null(tmp_path):
 REFUSED = {
     "an integer beyond int64": (
         {"sample": np.array([2**63 + 5, 1, 3], np.uint64)},
-        "sample holds 9223372036854775813, and integers are at most 9223372036854775807. Record it as text.",
+        "sample must be at most 9223372036854775807, not 9223372036854775813. Record it as text: sample=str(x).",
     ),
     "a lone surrogate": (
         {"word": ["a", "b\ud800", "c"]},
-        "word holds text that is no Unicode: a lone surrogate. Replace it.",
+        "word contains text that is not valid Unicode (a lone surrogate). Replace it.",
     ),
     "a dataset with a lone surrogate": (
         {"dataset": "a\udfff"},
-        "dataset holds text that is no Unicode: a lone surrogate. Replace it.",
+        "dataset contains text that is not valid Unicode (a lone surrogate). Replace it.",
     ),
-    "a column without a name": ({"": 1}, "'' cannot name a column. Give it a name of Unicode text."),
-    "a name that is no Unicode": ({"\ud800": 1}, "'\\ud800' cannot name a column. Give it a name of Unicode text."),
+    "a column without a name": ({"": 1}, "'' cannot name a column. Choose a name of Unicode text that is not empty."),
+    "a name that is no Unicode": (
+        {"\ud800": 1},
+        r"'\ud800' cannot name a column. Choose a name of Unicode text that is not empty.",
+    ),
     "a mask with masked entries": (
         {"mask": np.ma.MaskedArray([True, True, False], mask=[0, 1, 0])},
-        "mask has entries that are masked. Fill them with true or false.",
+        "mask must not contain missing entries. Fill them: mask=mask.filled(False).",
     ),
     "positions with masked entries": (
         {"position": np.ma.MaskedArray([1, 2, 3], mask=[0, 1, 0])},
-        "position has entries that are masked. Every slot has one; leave slots out with mask=.",
+        "position must not contain missing entries. Leave tokens out with step(mask=…).",
     ),
 }
 
@@ -116,7 +119,7 @@ def test_spaces_that_differ_only_in_case_are_refused(tmp_path, spaces, pair):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(BadInput) as caught:
         recorder_of(model, tmp_path / "m", spaces=spaces)
-    assert str(caught.value) == f"spaces {pair} differ only in case, which SQL does not see. Choose another name."
+    assert str(caught.value) == f"spaces {pair} differ only in case, which SQL ignores. Choose another name."
     assert caught.value.field == "spaces"
 
 
@@ -226,7 +229,7 @@ def test_a_column_holds_what_was_given_or_is_refused(data):
         made = {name: own for name, own in made.items() if name not in ("list", "tuple", "objects", *TEXTS)}
     if any(value is not None and kind in ("int", "uint") and value >= 2**63 for value in values):
         for given_values in made.values():
-            with pytest.raises(BadInput, match=r"c holds \d+, and integers are at most .* Record it as text"):
+            with pytest.raises(BadInput, match=r"c must be at most \d+, not \d+\. Record it as text"):
                 column_of("c", given_values)
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -270,23 +273,23 @@ def test_values_are_stored_as_they_are(tmp_path, given_values, held):
 @pytest.mark.parametrize(
     ("given_values", "said"),
     [
-        ([2**63 + 1, 2**63 + 2, 5], "c holds 9223372036854775810, and integers are at most"),
-        ([-(2**63) - 1, 0, 5], "c holds -9223372036854775809, and integers are at least -9223372036854775808."),
-        ([2**53 + 1, 0.5, 1], "c holds floats, and integers that no float holds. Give all as one type."),
-        (["a", 1, None], "c holds int, str. Give values of one kind, and None for what is missing."),
-        ([True, 1, 0], "c holds bool, int."),
-        ([1, [2], 3], "c is ragged."),
-        ([datetime.now()] * 3, "c holds datetime. A column holds integers"),
-        (pd.Series([datetime.now()] * 3), "c holds datetime64"),
-        (pl.Series([datetime.now()] * 3), "c holds timestamp"),
-        (pa.array([datetime.now()] * 3), "c holds timestamp"),
-        (np.array(["2024-01-01"] * 3, "datetime64[D]"), "c holds datetime64[D]"),
-        (pl.DataFrame({"a": [1, 2, 3]}), "c is a table. Give one of its columns."),
-        (pd.DataFrame({"a": [1, 2, 3]}), "c is a table."),
-        (pa.table({"a": [1, 2, 3]}), "c is a table."),
-        (torch.tensor([1j, 2, 3]), "c holds complex64."),
+        ([2**63 + 1, 2**63 + 2, 5], "c must be at most 9223372036854775807, not 9223372036854775810"),
+        ([-(2**63) - 1, 0, 5], "c must be at least -9223372036854775808, not -9223372036854775809."),
+        ([2**53 + 1, 0.5, 1], "c mixes floats with integers too large for a float. Pass values of one type."),
+        (["a", 1, None], "c cannot hold int, str. Pass values of one kind, and None for missing ones."),
+        ([True, 1, 0], "c cannot hold bool, int."),
+        ([1, [2], 3], "c must have rows of one length."),
+        ([datetime.now()] * 3, "c cannot hold datetime. A column holds integers"),
+        (pd.Series([datetime.now()] * 3), "c cannot hold datetime64"),
+        (pl.Series([datetime.now()] * 3), "c cannot hold timestamp"),
+        (pa.array([datetime.now()] * 3), "c cannot hold timestamp"),
+        (np.array(["2024-01-01"] * 3, "datetime64[D]"), "c cannot hold datetime64[D]"),
+        (pl.DataFrame({"a": [1, 2, 3]}), "c must be a column, not a table. Pass one of its columns."),
+        (pd.DataFrame({"a": [1, 2, 3]}), "c must be a column, not a table."),
+        (pa.table({"a": [1, 2, 3]}), "c must be a column, not a table."),
+        (torch.tensor([1j, 2, 3]), "c cannot hold complex64."),
         (torch.eye(3).to_sparse(), "c cannot be read: "),
-        ([b"a", b"b", b"c"], "c holds bytes."),
+        ([b"a", b"b", b"c"], "c cannot hold bytes."),
     ],
     ids=lambda own: type(own).__name__ if not isinstance(own, str | list) else str(own)[:30],
 )
@@ -318,14 +321,14 @@ def test_integers_in_a_column_of_floats_and_nothing_in_any_column(tmp_path, noth
 @pytest.mark.parametrize(
     ("first", "then", "hint"),
     [
-        (0, 0.7, "Give floats from the first step on, as x=float(x)."),
+        (0, 0.7, "Pass floats from the first step on: x=float(x)."),
         (0.7, 2**53 + 1, "Give every step the same type."),
         (0.7, -(2**63), "Give every step the same type."),
         ("a", 1, "Give every step the same type."),
     ],
 )
 def test_another_type_is_refused_with_what_to_do(tmp_path, first, then, hint):
-    with pytest.raises(BadInput, match="column 'x' held") as caught:
+    with pytest.raises(BadInput, match="Column 'x' changed its type") as caught:
         record_columns(tmp_path / "m", {"x": first}, {"x": then})
     assert caught.value.hint == hint
 
@@ -333,10 +336,10 @@ def test_another_type_is_refused_with_what_to_do(tmp_path, first, then, hint):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"at": torch.ones(3)}, "at is of type Tensor, and names no columns of spaces."),
-        ({"at": {"sample": 3}}, "at is of type dict, and names no columns of spaces."),
-        ({"batch_dim": torch.ones(3)}, "batch_dim is of type Tensor. The batch is axis 0 or 1."),
-        ({"batch_dim": 2}, "batch_dim is 2. The batch is axis 0 or 1."),
+        ({"at": torch.ones(3)}, "at must be {space: {column: values}}, not Tensor."),
+        ({"at": {"sample": 3}}, "at must be {space: {column: values}}, not dict."),
+        ({"batch_dim": torch.ones(3)}, "batch_dim must be 0 or 1, the axis of the batch, not of type Tensor."),
+        ({"batch_dim": 2}, "batch_dim must be 0 or 1, the axis of the batch, not 2."),
         ({"at": {"sample": {"at": 1}}}, "'at' is an argument of step(), and cannot name a column. Rename it."),
         ({"Batch_dim": 1}, "'Batch_dim' is an argument of step(), and cannot name a column. Rename it."),
     ],
@@ -353,7 +356,11 @@ def test_labels_of_a_query_set_are_whole_numbers_all_of_them(tmp_path, label):
     with recorder_of(model, tmp_path / "m") as recorder:
         with recorder.step():
             model(X).sum().backward()
-        with pytest.raises(BadInput, match=r"label has missing entries|label holds 9223372036854775808"):
+        with pytest.raises(
+            BadInput,
+            match=r"label must not contain missing entries|label must be at most 9223372036854775807, "
+            r"not 9223372036854775808",
+        ):
             recorder.query_set("test", X, label=label)
         recorder.query_set("test", X, label=pl.Series([1, 2, 3]))
     with dualform.open(tmp_path / "m") as memory:

@@ -219,9 +219,9 @@ def test_what_ran_compiled_before_recording_began_is_refused(tmp_path, part, zer
     with pytest.raises(RecordingError) as raised:
         train()
     assert str(raised.value) == (
-        f"{'the part ' + repr('0') + ' of the model' if part else 'the model'} ran in code that torch.compile made "
-        "before recording began: its layers run without their hooks, and nothing of them is seen. Enter the recorder "
-        "before the first compiled call, or call torch._dynamo.reset() once it is entered."
+        f"{'Part ' + repr('0') + ' of the model' if part else 'The model'} was compiled by torch.compile before "
+        "recording began, so its layers cannot be recorded. Enter the recorder before the first compiled call, or call "
+        "torch._dynamo.reset() once it is entered."
     )
 
 
@@ -288,7 +288,7 @@ def test_a_torch_without_ordered_effects_is_refused_compiled_models(tmp_path, mo
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(
-        RecordingError, match=r"^the model was compiled with torch\.compile, and torch .* has no operat"
+        RecordingError, match=r"^The model was compiled with torch\.compile, which dualform cannot record under torch "
     ):
         Recorder(torch.compile(model, backend="aot_eager"), optimizer, tmp_path / "m")
     Recorder(model, optimizer, tmp_path / "m")

@@ -268,7 +268,7 @@ def test_a_mask_of_tokens_does_not_leave_out_patches(tmp_path):
             model(torch.randn(B, 2, 7, 7)).square().sum().backward()
             optimizer.step()
 
-    with pytest.raises(BadInput, match=r"^mask leaves out places of space 'patch'"):
+    with pytest.raises(BadInput, match=r"^mask cannot leave out places of space 'patch'"):
         step()
 
 

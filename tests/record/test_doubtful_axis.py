@@ -72,7 +72,7 @@ def test_a_late_layer_with_the_batch_first_is_recorded_where_that_is_said(tmp_pa
         opened.recorder.query_set("test", OBLONG)
     np.testing.assert_array_equal(opened.sink.query_sets["test"][0]["h"], OBLONG.reshape(-1, 3))
     np.testing.assert_array_equal(opened.sink.keys("h"), torch.cat([SQUARE.reshape(-1, 3), OBLONG.reshape(-1, 3)]))
-    assert str(caught.value) == "batch_dim of layer 'h' was 0 at first and is 1 now. The batch stays in one axis."
+    assert str(caught.value) == "batch_dim of layer 'h' changed from 0 to 1. Pass the same batch_dim in every step."
 
 
 def test_a_batch_that_lies_the_other_way_names_both_remedies(tmp_path):
@@ -149,7 +149,7 @@ def test_what_batch_dim_names_must_be_there(tmp_path):
     with opened.recorder, pytest.raises(BadInput) as caught:
         one_step(opened, model, OBLONG, batch_dim={"head": 0})
     assert str(caught.value) == (
-        "batch_dim names 'head', which is no space and no layer. Spaces are 'sample', 'token'."
+        "batch_dim names 'head', which is neither a space nor a layer. Spaces: 'sample', 'token'."
     )
 
 

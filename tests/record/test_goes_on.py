@@ -52,7 +52,7 @@ def test_batches_that_are_all_left_out_are_told_of_at_the_end(tmp_path):
     for _ in range(2):
         with opened.recorder.step():
             pass
-    with pytest.warns(RuntimeWarning, match=r"nothing was recorded.*it was not called in a recorded step"):
+    with pytest.warns(RuntimeWarning, match=r"Nothing was recorded.*it was not called in a recorded step"):
         opened.recorder.__exit__(None, None, None)
     assert not (tmp_path / "m").exists()
 
@@ -62,8 +62,8 @@ def test_a_lazy_module_is_refused_until_it_has_seen_a_batch(tmp_path):
     with pytest.raises(RecordingError) as caught:
         opened_on(model, tmp_path / "m")
     assert str(caught.value) == (
-        "'0.weight' has no shape yet: its module is lazy and has seen no batch. Run one batch through the model before "
-        "making the recorder, and the optimizer after that."
+        "Parameter '0.weight' lacks a shape: its module is lazy and has not seen a batch. Run "
+        "one batch through the model, then make the optimizer and the recorder."
     )
     model(torch.ones(1, 5))
     opened = opened_on(model, tmp_path / "m")
@@ -173,7 +173,9 @@ def test_metadata_that_stops_fitting(tmp_path, inside):
 
 
 def test_what_on_error_can_be(tmp_path):
-    with pytest.raises(BadInput, match=r"^on_error is 'ignore'\. Give \"raise\" or \"stop_recording\"\.$"):
+    with pytest.raises(
+        BadInput, match=r"""^Unknown on_error 'ignore'\. Choose on_error="raise" or on_error="stop_recording"\.$"""
+    ):
         Recorder(small_net(), torch.optim.SGD([torch.zeros(1)], lr=0.1), tmp_path / "m", on_error="ignore")
 
 

@@ -65,7 +65,7 @@ def test_every_other_parameter_is_named_with_what_it_does(tmp_path):
         "shown": "it ran under torch.no_grad or in an autograd.Function in every recorded step",
         "unused": "no product with it was seen in the first step, and in compiled code none is seen",
         "scale": "it is no matrix",
-        "cell": "there is no tap for RNNCell",
+        "cell": "RNNCell is not supported",
     }
 
 
@@ -155,5 +155,8 @@ def test_a_matrix_that_the_first_step_does_not_touch_is_told_of(tmp_path, capsys
 def test_a_pattern_that_no_layer_comes_to_fit_is_refused_in_the_first_step(tmp_path):
     model = Others()
     opened = opened_on(model, tmp_path / "m", spaces={"position": "token"})
-    with opened.recorder, pytest.raises(dualform.DualformError, match=r"^spaces='position' matches no recorded layer"):
+    with (
+        opened.recorder,
+        pytest.raises(dualform.DualformError, match=r"^spaces='position' does not match any recorded layer\."),
+    ):
         one_step(opened, model, torch.randn(5, 3, D))

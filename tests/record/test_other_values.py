@@ -151,10 +151,10 @@ def test_large_ones_are_kept_every_few_steps_and_refused_between(tmp_path, few):
         for at_step in range(2 * every + 2):
             if at_step % every and at_step <= 2 * every:
                 nearest = at_step if at_step % every == 0 else round(at_step / every) * every
-                with pytest.raises(Inexact, match=f"were not kept as of step {at_step}: no slot explains") as refused:
+                with pytest.raises(Inexact, match=f"are unknown at step {at_step}: ") as refused:
                     memory.weights(at_step=at_step)
                 if abs(nearest - at_step) * 2 != every:
-                    assert f"Ask as of step {nearest}, the nearest that has them" in refused.value.hint
+                    assert f"Pass at_step={nearest}, the nearest step that has them" in refused.value.hint
                 continue
             found = memory.weights(at_step=at_step)
             assert torch.equal(found["norm.weight"], history[at_step]["norm.weight"])
@@ -185,9 +185,11 @@ def test_a_memory_that_is_still_recorded_is_whole_up_to_where_the_last_step_bega
         state = copy.deepcopy(model.state_dict())
         recorder._training.recording.batches.sink.flush()  # as a commit does that the training did not ask for
         with dualform.open(tmp_path / "m") as memory:
-            with pytest.raises(Inexact, match="as of step 4") as refused:
+            with pytest.raises(Inexact, match="at step 4") as refused:
                 memory.weights()
-            assert refused.value.hint.startswith("Ask as of step 3, the nearest that has them")
+            assert refused.value.hint.startswith(
+                "Pass at_step=3, the nearest step that has them. memory.output of one layer needs none."
+            )
             with pytest.warns(
                 UserWarning, match="so they stand as before its first step, for there is no end: frozen."
             ):
@@ -218,7 +220,7 @@ def test_what_is_replaced_or_gone_ends_no_training(tmp_path):
     with dualform.open(tmp_path / "m") as memory:
         assert torch.equal(memory.weights(at_step=4)["norm.weight"], history[4]["norm.weight"])
         for at_step in (6, 7):
-            with pytest.raises(Inexact, match=f"as of step {at_step}"):
+            with pytest.raises(Inexact, match=f"at step {at_step}"):
                 memory.weights(at_step=at_step)
         assert float(memory.weights(at_step=8)["average"].mean()) == 3.0
 

@@ -155,7 +155,7 @@ def test_blocks_that_overlap(tmp_path):
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        (Parameter("weight", 0, D), "layer 'p' holds 'weight', and the model's state dict has nothing of that name."),
+        (Parameter("weight", 0, D), "layer 'p' holds 'weight', which is not in the model's state dict."),
         (
             Parameter("attend.in_proj_weight", 0, D, rows=(20, 28)),
             "layer 'p': attend.in_proj_weight has 24 rows, and attend.in_proj_weight[20:28] is no range of them.",

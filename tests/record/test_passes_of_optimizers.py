@@ -79,7 +79,7 @@ def test_a_step_continues_the_one_right_before_it_alone(tmp_path):
     """Whatever came of that one; of another one's forward pass, the samples would be said of the wrong slots."""
     model = Adversaries()
     optimizers = adversaries(model)
-    said = {"match": "is not the one that ran before it. Where several steps share a forward pass, let each continue"}
+    said = {"match": ", which is not the one before it."}
 
     def one_pass(step, number, factor=1.0):
         optimizers[1].zero_grad()
@@ -95,7 +95,7 @@ def test_a_step_continues_the_one_right_before_it_alone(tmp_path):
             one_pass(nothing, 1, float("nan"))
         assert recorder.steps == 1
         with recorder.step() as third:
-            with pytest.raises(RecordingError, match="step 1 is said to continue step 0, which is not"):
+            with pytest.raises(RecordingError, match="Step 1 continues step 0, which is not the one before it"):
                 third.continues(first)
             third.continues(nothing)
             one_pass(third, 2)

@@ -135,7 +135,7 @@ def test_a_preview_set_leaves_keys_values_and_answers_as_they_are_without(tmp_pa
 
 def test_a_preview_set_alone_makes_no_memory(tmp_path):
     training = Small(tmp_path / "m")
-    with pytest.warns(RuntimeWarning, match="nothing was recorded, and there is no memory"), training.recorder as own:
+    with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), training.recorder as own:
         of_images(own)
     assert not (tmp_path / "m").exists()
 
@@ -173,10 +173,10 @@ def test_one_preview_set_a_dataset(tmp_path):
     training = Small(tmp_path / "m")
     with training.recorder as recorder:
         of_images(recorder)
-        with pytest.raises(BadInput, match="a preview set of 'a' was given already"):
+        with pytest.raises(BadInput, match="Dataset 'a' already has a preview set"):
             of_images(recorder)
         training.step()
-        with pytest.raises(BadInput, match="there is a preview set of dataset 'a' already"):
+        with pytest.raises(BadInput, match="A preview set of dataset 'a' already exists"):
             of_images(recorder)
         training.step()
     assert dualform.open(tmp_path / "m").info().steps == 2
@@ -203,9 +203,13 @@ def test_what_is_no_preview_set_is_refused(tmp_path):
         of_images(training.recorder)
     with training.recorder as recorder:
         training.step()
-        with pytest.raises(BadInput, match=r"ndarray is no preview set\. Make one: dualform\.PreviewSet\.images"):
+        with pytest.raises(
+            BadInput,
+            match=r"previews must be a dualform\.PreviewSet, not ndarray\. Make one with "
+            r"dualform\.PreviewSet\.images\(…\), \.texts\(…\) or \.table\(…\)\.",
+        ):
             recorder.previews("a", IMAGES)
-        with pytest.raises(BadInput, match="dataset is 3"):
+        with pytest.raises(BadInput, match="dataset must be a name, not 3"):
             recorder.previews(3, PreviewSet.images(IMAGES))
         with pytest.raises(BadInput, match="more than 255 bytes"):
             recorder.previews("a" * 256, PreviewSet.images(IMAGES))
@@ -218,7 +222,7 @@ def test_a_query_set_shows_its_examples(tmp_path):
         recorder.query_set("test", training.inputs[:6], torch.arange(6), previews=PreviewSet.images(IMAGES[:6]))
         with pytest.raises(BadInput, match="the preview set has 20 samples, and the query set 6 examples"):
             recorder.query_set("other", training.inputs[:6], previews=PreviewSet.images(IMAGES))
-        with pytest.raises(BadInput, match="ndarray is no preview set"):
+        with pytest.raises(BadInput, match=r"previews must be a dualform\.PreviewSet, not ndarray"):
             recorder.query_set("other", training.inputs[:6], previews=IMAGES)
         recorder.query_set("other", training.inputs[:6])
     with dualform.open(tmp_path / "m") as memory:
@@ -228,7 +232,7 @@ def test_a_query_set_shows_its_examples(tmp_path):
         }
         assert np.array_equal(pixels(memory.previews([5, 99], query_set="test")), IMAGES[5])
         with pytest.raises(
-            NotFound, match=r"query set 'other' has no preview set\. Query sets that were taken with one: test\."
+            NotFound, match=r"Query set 'other' was recorded without previews\. Query sets with previews: test\."
         ):
             memory.previews([1], query_set="other")
     flip(tmp_path / "m" / "probes" / "test" / "samples-000000.arrow", 600)
@@ -260,7 +264,7 @@ class TestFinished:
 
     def test_a_preview_set_is_stored_later(self, path):
         memory = dualform.open(path)
-        with pytest.raises(NotFound, match=r"there is no preview set of dataset 'a'\. Preview sets: none\."):
+        with pytest.raises(NotFound, match=r"There is no preview set for dataset 'a'\. Preview sets: none\."):
             memory.previews([1], "a")
         PreviewSet.images(IMAGES).store(path, "a")
         assert memory.refresh()
@@ -270,7 +274,7 @@ class TestFinished:
 
     def test_another_takes_its_place_where_that_is_said(self, path):
         PreviewSet.images(IMAGES).store(path, "a")
-        with pytest.raises(AlreadyExists, match="has a preview set of dataset 'a' already"):
+        with pytest.raises(AlreadyExists, match="already has a preview set for dataset 'a'"):
             PreviewSet.texts(WORDS).store(path, "a")
         PreviewSet.texts(WORDS).store(path, "a", replace=True)
         assert dualform.open(path).previews([1], "a").texts == ("passage 1",)

@@ -67,7 +67,7 @@ def test_a_model_of_several_inputs_that_returns_no_matrix(tmp_path):
         opened.recorder.query_set("pairs", (a, b))
         with pytest.raises(BadInput, match=r"^inputs hold 4 and 3 examples\."):
             opened.recorder.query_set("uneven", (a, b[:3]))
-        with pytest.raises(BadInput, match=r"^label holds float32\. Labels are integers\.$"):
+        with pytest.raises(BadInput, match=r"^label must be whole numbers, not float32\. Labels are integers\.$"):
             opened.recorder.query_set("labels", (a, b), label=torch.zeros(4))
     queries, labels, outputs = opened.sink.query_sets["pairs"]
     np.testing.assert_array_equal(queries["layer"], (a + b).reshape(8, 5).numpy())
@@ -77,7 +77,10 @@ def test_a_model_of_several_inputs_that_returns_no_matrix(tmp_path):
 
 def test_a_query_set_needs_a_memory(tmp_path):
     _, opened = recorded(tmp_path)
-    with pytest.raises(RecordingError, match=r"^there is no memory before the first recorded step\."), opened.recorder:
+    with (
+        pytest.raises(RecordingError, match=r"^A query set cannot be stored before the first recorded step\."),
+        opened.recorder,
+    ):
         opened.recorder.query_set("test", torch.zeros(1, 5))
 
 
@@ -158,8 +161,8 @@ def test_labels_that_are_not_one_for_each_example_or_token_are_refused(tmp_path,
             examples_of_a_query_set(tmp_path / str(number), Tagger(), TOKENS, label=torch.arange(labels), **given)
         assert refused.value.field == "label"
         assert str(refused.value) == (
-            f"label holds {labels} numbers, and the query set has 8 examples along axis 0 of its inputs. "
-            "Give a label for each example, or for each token of each."
+            f"label has {labels} numbers, but the query set has 8 examples along axis 0 of its inputs. "
+            "Pass one label for each example, or for each token."
         )
         with dualform.open(tmp_path / str(number)) as memory:
             assert memory.info().query_sets == ()
@@ -218,7 +221,7 @@ def test_sparse_examples_are_cut_into_batches_as_they_are(tmp_path, layout):
             model(dense).sum().backward()
         seen.clear()
         opened.recorder.query_set("test", dense.to_sparse(layout=layout), batch_size=3)
-        with pytest.raises(BadInput, match=r"^inputs hold a nested tensor, which cannot be cut into batches\."):
+        with pytest.raises(BadInput, match=r"^inputs contain a nested tensor, which cannot be split into batches\."):
             opened.recorder.query_set("nested", torch.nested.nested_tensor([dense[:2], dense[2:]], layout=torch.jagged))
     assert seen == [(layout, 3), (layout, 3), (layout, 2)]
     assert np.array_equal(opened.sink.query_sets["test"][0][""], dense.numpy())

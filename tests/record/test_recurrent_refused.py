@@ -47,8 +47,8 @@ def test_packed_sequences_are_refused_where_they_are_met(tmp_path):
             layer(packed)
         layer(packed)  # outside a step it is nobody's business
     assert str(caught.value) == (
-        "layer '' was given a PackedSequence, whose tokens lie in no batch of rows. Give it the padded tensor, and "
-        "recorder.step the mask of real tokens; or leave the layer out with layers=."
+        "layer '' was given a PackedSequence, which cannot be recorded. Pass the padded "
+        "tensor and recorder.step(mask=…), or leave the layer out with layers=."
     )
 
 
@@ -62,7 +62,7 @@ def test_a_packed_sequence_after_the_first_step_is_a_defect(tmp_path):
                 output = layer(given)[0]
                 (output if isinstance(output, torch.Tensor) else output.data).sum().backward()
     assert [list(batch.layers) for batch in opened.sink.recorded] == [[""], []]
-    assert opened.sink.defects == [("", 1, "layer '' was given a PackedSequence, whose tokens lie in no batch of rows")]
+    assert opened.sink.defects == [("", 1, "layer '' was given a PackedSequence, which cannot be recorded.")]
 
 
 @pytest.mark.parametrize("values", [True, False])

@@ -148,7 +148,7 @@ def test_a_checkpoint_of_another_moment_is_refused_and_nothing_is_lost(left):
     with pytest.raises(RecordingError, match="cannot be resumed after 3 steps") as own:
         resume(left, "after-4", resume=3)
     assert "after 2, 4 steps" in own.value.hint
-    with pytest.raises(BadInput, match="resume is 0"):
+    with pytest.raises(BadInput, match="resume must be True, False or a number of steps, not 0"):
         resume(left, "after-4", resume=0)
     assert (left / "memory.json").read_bytes() == before
     with dualform.open(left) as memory:

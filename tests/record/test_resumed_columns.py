@@ -59,11 +59,11 @@ PAIRS = np.arange(2 * ROWS).reshape(ROWS, 2)
 @pytest.mark.parametrize(
     ("first", "then", "said"),
     [
-        ({"w": NUMBERS}, {"w": NUMBERS / 2}, "column 'w' is BIGINT in the training that is resumed, and DOUBLE now."),
-        ({"w": NUMBERS}, {"w": "a"}, "column 'w' is BIGINT in the training that is resumed, and VARCHAR now."),
-        (tokens(w=PAIRS), tokens(w=PAIRS / 2), "column 'w' is BIGINT in the training that is resumed, and DOUBLE now."),
-        ({"w": NUMBERS}, {"W": NUMBERS}, "columns 'w' and 'W' of one training differ in case alone"),
-        ({"w": NUMBERS}, tokens(W=PAIRS), "columns 'w' and 'W' of one training differ in case alone"),
+        ({"w": NUMBERS}, {"w": NUMBERS / 2}, "Column 'w' is DOUBLE, but BIGINT in the training that is resumed."),
+        ({"w": NUMBERS}, {"w": "a"}, "Column 'w' is VARCHAR, but BIGINT in the training that is resumed."),
+        (tokens(w=PAIRS), tokens(w=PAIRS / 2), "Column 'w' is DOUBLE, but BIGINT in the training that is resumed."),
+        ({"w": NUMBERS}, {"W": NUMBERS}, "Columns 'w' and 'W' differ only in case, which SQL ignores."),
+        ({"w": NUMBERS}, tokens(W=PAIRS), "Columns 'w' and 'W' differ only in case, which SQL ignores."),
     ],
 )  # fmt: skip
 def test_a_column_keeps_its_type_and_its_name(tmp_path, first, then, said):
@@ -81,7 +81,7 @@ def test_a_column_keeps_its_type_and_its_name(tmp_path, first, then, said):
 
 
 def test_columns_of_one_step_do_not_differ_in_case_alone(tmp_path):
-    with pytest.raises(BadInput, match="columns 'W' and 'w' of one training differ in case alone"):
+    with pytest.raises(BadInput, match="Columns 'W' and 'w' differ only in case, which SQL ignores"):
         Resumed(tmp_path / "m").record({"w": NUMBERS, **tokens(W=PAIRS)})
 
 

@@ -58,8 +58,8 @@ def test_one_saying_for_two_calls_of_one_size_is_refused_at_the_first_step(tmp_p
     with opened.recorder, pytest.raises(BadInput) as caught:
         one_step(opened, model, [[0, 2], [1, 3]], [{"row": [0, 2]}, None])
     assert str(caught.value) == (
-        "row of space 'e' was said once for 2 calls at step 0. Say it before each call, as step.at('e', row=…); a call "
-        "that no gradient reaches is none."
+        "row of space 'e' was passed once for 2 calls at step 0. Call step.at('e', row=…) "
+        "once before each call that a gradient reaches."
     )
     assert caught.value.field == "row"
 
@@ -73,8 +73,9 @@ def test_later_the_rows_of_ambiguous_calls_are_unknown_and_the_training_goes_on(
             one_step(opened, model, [[0, 2], [1, 3]], [None, {"row": [1, 3]}], dataset="a")
         one_step(opened, model, [[0, 2], [1, 3]], [{"row": [0, 2]}, {"row": [1, 3, 0]}])  # a size that fits no call
     assert [str(warning.message) for warning in told] == [
-        "row of space 'e' was said once for 2 calls at step 1. It is not recorded of these slots, here and wherever it "
-        "happens again. Say it before each call, as step.at('e', row=…); a call that no gradient reaches is none."
+        "row of space 'e' was passed once for 2 calls at step 1. It is not recorded of these "
+        "slots, here and wherever it happens again. Call step.at('e', row=…) once before each "
+        "call that a gradient reaches."
     ]
     sink = opened.sink
     assert sink.column("row", "e") == [0, 2] + [None] * 8

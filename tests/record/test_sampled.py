@@ -166,7 +166,7 @@ def test_a_rule_that_needs_every_slot_leaves_scores_behind_the_first_one_dropped
         assert status.name == "scores only"
         assert "from step 2 on, and AdamW's updates are made of all." in status.reason
         assert all(own.exact for own in memory.weights(at_step=2).statuses.values())
-        with pytest.raises(Inexact, match="cannot be rebuilt"):
+        with pytest.raises(Inexact, match="cannot be reconstructed"):
             memory.weights(allow_inexact=True)
 
 

@@ -39,7 +39,7 @@ def test_a_model_is_saved_and_copied_while_it_is_recorded(tmp_path, copied):
 def test_a_saved_model_loads_where_dualform_is_not(tmp_path):
     model = small_net()
     opened = opened_on(model, tmp_path / "m")
-    with pytest.warns(RuntimeWarning, match="nothing was recorded"), opened.recorder:
+    with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), opened.recorder:
         torch.save(model, tmp_path / "model.pt")
     program = (
         "import sys, torch\n"

@@ -49,8 +49,8 @@ def test_reasons(tmp_path):
     names = ["conv", "embed", "lstm", "plain", "block.0", "block.1", "changed"]
     assert [tap.name for tap in made._training.plan.taps] == names
     assert made.skipped == {
-        "rnn": "there is no tap for RNN",
-        "norm": "other parameters: LayerNorm multiplies by no matrix",
+        "rnn": "RNN is not supported",
+        "norm": "not a matrix product (LayerNorm)",
         "own": "Own has a forward of its own",
         "frozen": "its weight is frozen",
         "left_out": "its weight is not among the optimizer's parameters",
@@ -68,15 +68,18 @@ def test_a_pattern_that_matches_nothing(tmp_path):
     with pytest.raises(NotFound) as caught:
         recorder(tmp_path, layers=["block.0", "head*"])
     assert str(caught.value) == (
-        "layers='head*' matches no layer that there is a tap for. Those are 'conv', 'embed', 'lstm', 'plain', 'own', "
+        "layers='head*' does not match any layer that can be recorded. Layers: 'conv', 'embed', "
+        "'lstm', 'plain', 'own', "
         "'frozen', 'left_out', 'block.0', 'block.1', 'changed'."
     )
 
 
 def test_nothing_to_record(tmp_path):
     model = nn.PReLU()
-    reason = "the model itself: other parameters: PReLU multiplies by no matrix"
-    with pytest.raises(RecordingError, match=rf"^the model has no layer to record: {reason}\.$"):
+    reason = r"the model itself: not a matrix product \(PReLU\)"
+    with pytest.raises(
+        RecordingError, match=rf"^Nothing to record: every layer was skipped \({reason}\)\. Create the optimizer from"
+    ):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=1), tmp_path / "m")
 
 
@@ -112,8 +115,8 @@ def test_a_training_of_vectors_is_refused_at_its_first_step(tmp_path, inside):
             train()
     why = "it goes into mul, and into no product with a matrix that can be seen"
     assert str(refused.value) == (
-        f"the first step shows no layer to record: scale: {why}; shift: it is no matrix; layer: its weight is frozen. "
-        "Train the weight of at least one layer: vectors that scale or shift have no slots."
+        f"Nothing to record in the first step: scale: {why}; shift: it is no matrix; layer: its weight is frozen. "
+        "Train the weight of at least one layer; vectors that scale or shift lack slots."
     )
     assert made.skipped["scale"] == why
     assert torch.equal(before, model.scale)
@@ -122,14 +125,14 @@ def test_a_training_of_vectors_is_refused_at_its_first_step(tmp_path, inside):
 
 def test_a_training_of_plain_vectors_is_refused_before_it_begins(tmp_path):
     model = Scaled((4,))
-    with pytest.raises(RecordingError, match=r"^the model has no layer to record: .*layer: its weight is frozen"):
+    with pytest.raises(RecordingError, match=r"^Nothing to record: .*layer: its weight is frozen"):
         Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
 
 
 def test_an_end_without_a_memory_names_the_parameters_that_were_no_layers(tmp_path):
     model = Scaled()
     with (
-        pytest.warns(RuntimeWarning, match=r"nothing was recorded.*: scale: no product with it was seen in the first"),
+        pytest.warns(RuntimeWarning, match=r"Nothing was recorded.*: scale: no product with it was seen in the first"),
         Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", quiet=True) as made,
         made.step(),
     ):
@@ -141,7 +144,10 @@ def test_a_folder_that_holds_something_and_a_thing_that_is_no_optimizer(tmp_path
     (tmp_path / "m" / "file").touch()
     with pytest.raises(AlreadyExists):
         recorder(tmp_path)
-    with pytest.raises(BadInput, match=r"^optimizer is float\. Give the torch optimizer\.$"):
+    with pytest.raises(
+        BadInput,
+        match=r"^optimizer must be a torch optimizer, not float\. Pass the torch\.optim\.Optimizer inside it\.$",
+    ):
         Recorder(nn.Linear(2, 2), 0.1, tmp_path / "n")
 
 
@@ -168,8 +174,9 @@ def test_copies_on_several_devices_are_refused_by_name(tmp_path):
     with pytest.raises(RecordingError) as caught:
         Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
     assert str(caught.value) == (
-        "the part '1' of the model is an nn.DataParallel, which runs copies of its layers on several devices at once. "
-        "Train with DistributedDataParallel, one process a device; on one device, without either."
+        "Part '1' of the model is an nn.DataParallel, which runs copies of its layers on "
+        "several devices at once. Use DistributedDataParallel with one process for each "
+        "device, or one device without either."
     )
 
 

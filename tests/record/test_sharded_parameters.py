@@ -150,8 +150,8 @@ def test_a_sharded_training_is_not_resumed(one_process, tmp_path):
     with pytest.raises(RecordingError) as caught:
         Recorder(model, momentum(model), tmp_path / "m", resume=True)
     assert str(caught.value) == (
-        "a training whose model is sharded is not resumed in its memory: no process can tell its checkpoint. Record "
-        "what follows a checkpoint into a folder of its own."
+        "The training of a sharded model cannot be resumed in its memory. Record the rest of "
+        "the training into another folder."
     )
 
 
@@ -176,5 +176,5 @@ def test_one_process_may_hold_all_rows(one_process, tmp_path):
         assert check(memory, 1e-5, STEPS * 4) == {"exact"}
         with pytest.raises(BadInput, match=r"^the model is sharded, and this process holds a part of its weight"):
             memory.queries(model, batch(0, 0)[0])
-        with pytest.raises(BadInput, match=r"^the model is sharded"), memory.applied(model):
+        with pytest.raises(BadInput, match=r"^The model is sharded"), memory.applied(model):
             pass

@@ -75,8 +75,8 @@ def test_single_tokens_need_a_space_where_two_have_them(tmp_path):
     with opened.recorder, pytest.raises(BadInput) as caught, opened.recorder.step(word=np.zeros((2, 5), int)):
         model(SOURCE, TARGET).sum().backward()
     assert str(caught.value) == (
-        "word speaks of single tokens, and spaces 'target' and 'token' have tokens. Say which: at={'target': "
-        "{'word': …}}."
+        "word has a value for each token, but several spaces have tokens: 'target' and "
+        "'token'. Choose one: step(at={'target': {'word': …}})."
     )
 
 
@@ -85,7 +85,7 @@ def test_a_name_in_at_that_no_space_has(tmp_path):
     opened = opened_on(model, tmp_path / "m", spaces={"decoder.*": "target"})
     with opened.recorder, pytest.raises(BadInput) as caught, opened.recorder.step(at={"tokens": {"word": 1}}):
         model(SOURCE, TARGET).sum().backward()
-    assert str(caught.value) == "there is no space 'tokens'. There are 'sample', 'target', 'token'."
+    assert str(caught.value) == "There is no space 'tokens'. Spaces: 'sample', 'target', 'token'."
 
 
 def test_after_the_update_nothing_more_is_said(tmp_path):
@@ -100,8 +100,8 @@ def test_after_the_update_nothing_more_is_said(tmp_path):
 
 NAMES = {
     "a dash": ({"*": "to-ken"}, "'to-ken' cannot name a space. Use letters, digits and underscores"),
-    "a table": ({"*": "Steps"}, "'Steps' cannot name a space: a table is called so."),
-    "a space's table": ({"*": "extents_a"}, "'extents_a' cannot name a space: a table is called so."),
+    "a table": ({"*": "Steps"}, "'Steps' cannot name a space: it is the name of a table."),
+    "a space's table": ({"*": "extents_a"}, "'extents_a' cannot name a space: it is the name of a table."),
 }
 
 
@@ -114,7 +114,7 @@ def test_names_that_no_space_can_have(tmp_path, spaces, message):
 
 
 def test_a_pattern_that_matches_no_layer(tmp_path):
-    with pytest.raises(NotFound, match=r"^spaces='decoder\.\*' matches no recorded layer\. Those are '0'\.$"):
+    with pytest.raises(NotFound, match=r"^spaces='decoder\.\*' does not match any recorded layer\. Layers: '0'\.$"):
         opened_on(nn.Sequential(nn.Linear(3, 3)), tmp_path / "m", spaces={"decoder.*": "target"})
 
 
@@ -224,8 +224,8 @@ def test_a_row_that_the_step_has_not(tmp_path):
     with opened.recorder, pytest.raises(BadInput) as caught, opened.recorder.step(at={"layer_1": {"row": [0, 2]}}):
         model(SOURCE[:, 0]).square().sum().backward()
     assert str(caught.value) == (
-        "row of space 'layer_1' holds 0 to 2, and the step has 2 rows. Count rows from 0; -1 stands for one that is "
-        "not known."
+        "row of space 'layer_1' must be 0 to 1, the rows of the step, not 0 to 2. Rows count "
+        "from 0; pass -1 for an unknown row."
     )
 
 
@@ -243,7 +243,10 @@ def test_a_mask_of_rows_leaves_whole_rows_out(tmp_path, length):
 def test_rows_of_a_space_that_has_the_batch_are_not_said(tmp_path):
     model = nn.Linear(3, 3)
     opened = opened_on(model, tmp_path / "m")
-    message = r"^the rows of space 'token' are those of its batch\. Only layers of routed= have rows of their own\.$"
+    message = (
+        r"^row cannot be passed for space 'token', whose rows are the batch's\. Pass it only "
+        r"for layers named in Recorder\(routed=…\)\.$"
+    )
     said = {"token": {"row": np.zeros((2, 5), int)}}
     with opened.recorder, pytest.raises(BadInput, match=message), opened.recorder.step(at=said):
         model(SOURCE).sum().backward()
@@ -274,16 +277,16 @@ def test_a_column_keeps_its_level(tmp_path):
         step(word=tokens, label=[1, 2])
         step(word=3, label=4)
         with pytest.raises(
-            BadInput, match=r"^column 'word' was said of single tokens at first and is said of rows now\."
+            BadInput, match=r"^Column 'word' had one value for each token at first, and now has one for each row\."
         ):
             step(word=[1, 2])
         with pytest.raises(
-            BadInput, match=r"^column 'label' was said of rows at first and is said of single tokens now"
+            BadInput, match=r"^Column 'label' had one value for each row at first, and now has one for each token\."
         ):
             step(label=tokens)
         with pytest.raises(
             BadInput,
-            match=r"^column 'word' held int64 at first and holds float64 now\. Give floats from the first step on",
+            match=r"^Column 'word' changed its type from int64 to float64\. Pass floats from the first step on",
         ):
             step(word=tokens * 0.5)
         step(later=tokens)  # what is said of single tokens may come later

@@ -119,28 +119,31 @@ def test_nothing_is_fitted_by_its_number_of_elements(tmp_path):
     with opened.recorder, pytest.raises(BadInput) as caught:
         one_step(opened, model, torch.randn(6, 5), position=[[0, 1, 2], [0, 1, 2]])
     assert str(caught.value) == (
-        "position has shape [2, 3], but the recorded layers saw batches of [6] (sample). Give one value, one per row "
-        "[B], or one per token [B, L]."
+        "position has shape [2, 3], but the recorded layers saw batches of [6] (sample). Pass one value, one for each "
+        "row [B], or one for each token [B, L]."
     )
 
 
 REFUSED = {
     "a built-in column": (
-        {"row": 1}, "'row' is a column that the recorder fills itself.",
+        {"row": 1}, "Column 'row' is filled by the recorder. Choose another name.",
     ),
     "labels that are no integers": (
         {"label": [0.5] * 8},
-        "label holds float64. It is an integer column; record other values under a name of your own, as "
-        "step(my_label=…).",
+        "label must be whole numbers, not float64. Record other values under another name, "
+            "for example step(my_label=…).",
     ),
-    "a dataset that is no text": ({"dataset": 3}, "dataset holds int64. Name datasets by text."),
-    "objects": ({"thing": [{}] * 8}, "thing holds dict. A column holds integers, floats, booleans or texts."),
-    "a ragged column": ({"thing": [[1], [1, 2]]}, "thing is ragged. Give an array or a tensor."),
-    "a mask of numbers": ({"mask": [1] * 8}, "mask holds int64. Give booleans, true for real tokens."),
+    "a dataset that is no text": ({"dataset": 3}, 'dataset must be text, not int64. For '
+        'example step(dataset="mnist").'),
+    "objects": ({"thing": [{}] * 8}, "thing cannot hold dict. A column holds integers, floats, booleans or texts."),
+    "a ragged column": ({"thing": [[1], [1, 2]]}, "thing must have rows of one length. Pass an array "
+        "or a tensor, padded if necessary."),
+    "a mask of numbers": ({"mask": [1] * 8}, "mask must be bool, not int64. Pass True for "
+        "real tokens: mask=mask.bool()."),
     "a wrong length": (
         {"label": [1, 2, 3]},
-        "label has shape [3], but the recorded layers saw batches of [8] (sample). Give one value, one per row [B], or "
-        "one per token [B, L].",
+        "label has shape [3], but the recorded layers saw batches of [8] (sample). Pass one value, one for each row "
+        "[B], or one for each token [B, L].",
     ),
 }  # fmt: skip
 
@@ -166,10 +169,14 @@ def test_columns_are_those_of_the_first_step(tmp_path):
         one_step(opened, model, x, weight=1)
         with pytest.raises(
             BadInput,
-            match=r"^column 'weight' held int64 at first and holds float64 now\. Give floats from the first step on",
+            match=r"^Column 'weight' changed its type from int64 to float64\. Pass floats from the first step on",
         ):
             one_step(opened, model, x, weight=1.5)
-        with pytest.raises(BadInput, match=r"^column 'other' is new at step 1\. Give it from the first step on\.$"):
+        with pytest.raises(
+            BadInput,
+            match=r"^Column 'other' first appears at step 1\. Pass other from the first step on; None "
+            r"where it is missing\.$",
+        ):
             one_step(opened, model, x, weight=1, other=2)
         one_step(opened, model, x)
     assert opened.sink.column("weight") == [1] * 8 + [None] * 8
@@ -272,31 +279,36 @@ def test_what_a_step_refuses_to_be(tmp_path):
     model = small_net()
     opened = opened_on(model, tmp_path)
     optimizer, x = opened.optimizer, batches(1)[0][0]
-    with pytest.raises(RecordingError, match=r"^recorder\.step was called outside `with recorder`\.$"):
+    with pytest.raises(
+        RecordingError, match=r"^recorder\.step was called outside `with recorder`\. Call it inside `with recorder:`\.$"
+    ):
         one_step(opened, model, x)
     with opened.recorder:
-        nothing = r"^no gradient reached a recorded layer inside the first step\."
+        nothing = r"^No gradient reached a recorded layer inside the first step\."
         model[0].weight.grad = torch.ones_like(model[0].weight)
         with pytest.raises(RecordingError, match=nothing), opened.recorder.step():
             pass
         model.zero_grad()
-        with pytest.raises(RecordingError, match=r"^step 0 is not over\."), opened.recorder.step():
+        with pytest.raises(RecordingError, match=r"^Step 0 has not ended\."), opened.recorder.step():
             one_step(opened, model, x)
         with opened.recorder.step():
             model(x).sum().backward()
             optimizer.step()
             with pytest.raises(RecordingError, match=r"^the optimizer stepped twice inside step 0\."):
                 optimizer.step()
-    with pytest.raises(RecordingError, match=r"^a recorder records one training\."), opened.recorder:
+    with (
+        pytest.raises(RecordingError, match=r"^A recorder records one training and cannot be entered again\."),
+        opened.recorder,
+    ):
         pass
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"query": 1}, "'query' is what answers call a field of their own"),
-        ({"Count": 1}, "'Count' is what answers call a field of their own"),
-        ({"seen": 1, "Seen": 2}, "two columns are called 'seen' but for case"),
+        ({"query": 1}, "'query' cannot name a column: results have a field of this name."),
+        ({"Count": 1}, "'Count' cannot name a column: results have a field of this name."),
+        ({"seen": 1, "Seen": 2}, "Two columns are called 'seen' and differ only in case, which SQL ignores."),
     ],
 )
 def test_a_column_that_answers_or_sql_could_not_tell_apart_is_refused_before_training(columns, message):

@@ -149,7 +149,7 @@ def test_a_query_set_under_a_name_that_is_taken_does_not_end_the_recording(tmp_p
     with recorder:
         train(recorder, model, optimizer, data)
         recorder.query_set("test", data[0][0])
-        with pytest.raises(BadInput, match=r"^there is a query set 'test' already"):
+        with pytest.raises(BadInput, match=r"^Query set 'test' already exists\."):
             recorder.query_set("test", data[0][0])
         train(recorder, model, optimizer, data)
     assert Snapshot.open(tmp_path / "m").count("sample") == 32

@@ -47,7 +47,7 @@ def test_the_table_and_what_the_first_step_takes(tmp_path, capsys):
         f"dualform records {recorded:,} of {recorded + 128:,} trained numbers (96.2%) in {tmp_path / 'm'}\n"
         "  recorded  0  40 -> 64\n"
         "            4  64 -> 10\n"
-        "  skipped   1: other parameters: LayerNorm multiplies by no matrix\n"
+        "  skipped   1: not a matrix product (LayerNorm)\n"
         "            3: its weight is frozen\n"
         "  AdamW: scores, outputs and weights can be asked, masked and as of every step\n"
         "dualform: 148 kB a step\n"
@@ -185,7 +185,7 @@ def test_layers_of_a_kind_share_a_line(tmp_path):
     assert str(summary).splitlines()[1:4] == [
         "  recorded  *.up (12)  4 -> 4",
         "            12         4 -> 2",
-        "  skipped   *.norm (12): other parameters: LayerNorm multiplies by no matrix",
+        "  skipped   *.norm (12): not a matrix product (LayerNorm)",
     ]
 
 
@@ -208,7 +208,7 @@ def test_an_optimizer_without_a_rule_is_told_of_before_the_first_step(tmp_path, 
 
     model = network()
     recorder = dualform.Recorder(model, Own(model.parameters(), {"lr": 0.1}), tmp_path / "m")
-    with pytest.warns(RuntimeWarning, match="nothing was recorded"), recorder:
+    with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), recorder:
         pass
     told = capsys.readouterr().err
     assert "there is no update rule: attention weights are exact, outputs and weights cannot be rebuilt" in told
@@ -242,7 +242,7 @@ def test_a_run_without_a_step_is_told_of(tmp_path):
     model = network()
     recorder = dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", quiet=True)
     with (
-        pytest.warns(RuntimeWarning, match=r"nothing was recorded, and there is no memory in .*: no step was begun\."),
+        pytest.warns(RuntimeWarning, match=r"Nothing was recorded in .*: recorder\.step\(\) was never called\."),
         recorder,
     ):
         pass

@@ -143,7 +143,7 @@ def test_forward_derivatives_pass_a_tap(tmp_path, recurrent):
     assert opened.sink.defects == []
 
 
-@pytest.mark.filterwarnings("ignore:layer '0'.*:RuntimeWarning", "ignore:nothing was recorded:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:layer '0'.*:RuntimeWarning", "ignore:Nothing was recorded:RuntimeWarning")
 def test_a_query_set_of_a_training_by_transforms_alone_says_why_there_is_no_memory(tmp_path):
     model, data = small_net(), batches(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

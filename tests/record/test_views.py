@@ -203,14 +203,17 @@ def test_names(memories):
     assert len(views["second"]) == 4 * G
     assert views["head"] == ()
     for unknown in ("first.3", "first.01", "first.-1", "first.²", "head.0"):
-        with pytest.raises(NotFound, match=f"there is no layer '{unknown}'"):
+        with pytest.raises(NotFound, match=f"There is no layer '{unknown}'"):
             whole.topk(unknown, "test")
 
 
 def test_the_whole_name_has_no_scores(memories):
     whole, _, _ = memories
     own = queries(whole, "first")
-    message = r"^layer 'first' is 3 layers, one for each group of its channels\. Name one: first\.0 … first\.2\.$"
+    message = (
+        r"^Layer 'first' has 3 groups of channels, which are queried one at a time\. Pass "
+        r"layer='first\.0' … 'first\.2'\.$"
+    )
     for ask in (
         lambda: whole.topk("first", own),
         lambda: whole.group_sum("first", own, by="label"),

@@ -273,7 +273,7 @@ def test_every_part_that_trains_later_is_named(tmp_path, held):
     why = "is frozen" if held else "is not among the optimizer's parameters"
     names = ["own", "attention.q", "attention.k", "attention.v", "norm"]
     skipped = dict.fromkeys(names[1:4], f"its weight {why}") | {"own": f"it {why}", "rounded": "its weight is frozen"}
-    assert opened.recorder.skipped == skipped | {"norm": "other parameters: LayerNorm multiplies by no matrix"}
+    assert opened.recorder.skipped == skipped | {"norm": "not a matrix product (LayerNorm)"}
 
     def wake(number):
         if number == 2:
@@ -326,6 +326,7 @@ def test_a_step_that_no_gradient_reaches_says_what_to_do(tmp_path):
     with pytest.raises(RecordingError) as raised, opened.recorder, opened.recorder.step():
         pass
     assert str(raised.value) == (
-        "no gradient reached a recorded layer inside the first step. Run forward and backward inside it, through the "
-        "model the recorder was given. What torch.compile compiles must not have run before the recorder was entered."
+        "No gradient reached a recorded layer inside the first step. Run forward and backward "
+        "inside `with recorder.step(...)`, through the model passed to Recorder. Enter the "
+        "recorder before the first call of a compiled model."
     )

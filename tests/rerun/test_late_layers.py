@@ -83,7 +83,7 @@ def test_the_answers_are_those_of_stored_keys(folder, tmp_path):
 def test_a_layer_that_comes_at_another_time_is_refused(folder):
     with pytest.raises(RecordingError) as caught:
         run(lambda *of: Rerun(*of, folder, list(questions())), turn=1)
-    assert str(caught.value).startswith("step 0: layer 'first' (5 to 3, by sample) is recorded in one run")
+    assert str(caught.value).startswith("step 0: layer 'first' (5 to 3, by sample) is recorded in only one")
     with pytest.raises(RecordingError) as caught:
         run(lambda *of: Rerun(*of, folder, list(questions())), stays=False)
     assert str(caught.value).startswith("step 5, layer ")
@@ -101,7 +101,7 @@ def test_a_layer_that_joins_has_the_first_trainings_shape(folder, first):
     with pytest.raises(RecordingError) as caught:
         first.check(Batch(5, {}, [], {}, joined=[other]))
     assert str(caught.value) == (
-        "step 5: layer 'late' (5 to 4, by sample) is recorded in one run and not in the other. "
+        "step 5: layer 'late' (5 to 4, by sample) is recorded in only one of the two runs. "
         "Rerun the model that was recorded."
     )
 
@@ -111,6 +111,6 @@ def test_a_layer_that_never_joins_is_missed_at_the_end(first):
     with pytest.raises(RecordingError) as caught:
         first.check_end()
     assert str(caught.value) == (
-        "the end: layer 'first' (5 to 3, by sample) is recorded in one run and not in the other. "
+        "the end: layer 'first' (5 to 3, by sample) is recorded in only one of the two runs. "
         "Rerun the model that was recorded."
     )

@@ -126,7 +126,7 @@ def test_other_labels_in_the_last_step_are_refused(tmp_path):
 
     trained(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False, quiet=True), labels(3))
     influence = KINDS["linear layers"].influence()
-    with pytest.raises(RecordingError, match=r"the second training ended with another '0\.bias' than the first"):
+    with pytest.raises(RecordingError, match=r"The second training ended with a different '0\.bias'\."):
         trained(lambda *of: dualform.Rerun(*of, tmp_path / "m", [influence]), 3 - labels(3))
     assert trained(lambda *of: dualform.Rerun(*of, tmp_path / "m", [influence]), labels(3)).answers()
 
@@ -134,9 +134,13 @@ def test_other_labels_in_the_last_step_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"loss": lambda o, y: o.mean()}, BadInput, r"gives \[\] for 5 examples"),
-        ({"loss": lambda o, y: o[:, 0] / torch.arange(len(y))}, BadInput, "is -?(inf|nan) of example 0"),
-        ({"labels": labels(99)[:4]}, BadInput, "has 5 examples and 4 labels"),
+        (
+            {"loss": lambda o, y: o.mean()},
+            BadInput,
+            r"The loss of .* must return one number for each of 5 examples, not \[\]\.",
+        ),
+        ({"loss": lambda o, y: o[:, 0] / torch.arange(len(y))}, BadInput, "is -?(inf|nan) for example 0"),
+        ({"labels": labels(99)[:4]}, BadInput, "has 5 examples but 4 labels."),
         ({"by": "no such"}, DualformError, "no slot column 'no such'"),
     ],
 )
@@ -160,7 +164,7 @@ def test_too_little_room_is_refused_before_the_training_begins(tmp_path, monkeyp
         patch.setattr("dualform.rerun.second_recording.disk_usage", lambda _: room)
         with pytest.raises(BadInput, match="the rerun writes keys and values, up to"):
             dualform.Rerun(model, optimizer, tmp_path / "m", [influence])
-    with pytest.raises(BadInput, match="nowhere is no folder"):
+    with pytest.raises(BadInput, match="nowhere is not a folder"):
         dualform.Rerun(model, optimizer, tmp_path / "m", [influence], folder=tmp_path / "nowhere")
     monkeypatch.setattr("dualform.influence.fits.memory_bytes", lambda: 2 * 8 * 24 * 5 - 1)
     with pytest.raises(BadInput, match="5 examples and 24 groups of sample"):
@@ -174,6 +178,6 @@ def test_a_memory_with_keys_needs_no_rerun(tmp_path):
     training = KINDS["linear layers"]
     recorded(training, tmp_path / "stored")
     model = training.make()
-    with pytest.raises(BadInput, match="holds its keys") as refused:
+    with pytest.raises(BadInput, match="stores its keys, so it needs no rerun") as refused:
         dualform.Rerun(model, training.optimizer(model), tmp_path / "stored", [training.influence()])
     assert "dualform.ledger" in refused.value.hint

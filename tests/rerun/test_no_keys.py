@@ -60,7 +60,12 @@ def test_what_needs_keys_is_refused_and_the_rest_answered(folder):
         lambda: memory.group_sum("0", "test/0", by="label", score="abs"),
         lambda: memory.topk("0", dualform.SlotKeys((0,))),
     ):
-        with pytest.raises(NotFound, match=r"holds no keys of layer '0': .*keys=False\. Rerun its training"):
+        with pytest.raises(
+            NotFound,
+            match=r"The keys of layer '0' were not stored: the training was recorded with keys=False\. "
+            r"Rerun the training with the query: dualform\.Rerun\(model, optimizer, path, "
+            r"\[query\]\)\.",
+        ):
             ask()
     with pytest.raises(Inexact, match="neither keys nor error signals were recorded"):
         memory.output("0", "test/0")

@@ -36,13 +36,15 @@ def refused(folder, training, until=None):
 
     with pytest.raises(RecordingError) as error:
         training.run(make, until)
-    with pytest.raises(RecordingError, match="has not been run again to its end"):
+    with pytest.raises(RecordingError, match="The training has not been rerun to its end"):
         made[0].answers()
     return str(error.value)
 
 
 def test_other_initial_weights_are_refused_before_the_first_step(folder):
-    assert refused(folder, replace(FIRST, seed=3)).startswith("step 0: '0.weight' is not what it was when the first")
+    assert refused(folder, replace(FIRST, seed=3)).startswith(
+        "step 0: '0.weight' differs from its value at the start of the first training."
+    )
 
 
 def test_other_data_are_refused_at_the_step_and_layer_where_they_begin(folder):
@@ -95,9 +97,9 @@ def test_other_columns_alone_are_refused(folder):
 
 
 def test_too_few_steps_and_none_are_refused(folder):
-    assert refused(folder, FIRST, until=4).startswith("the second training stopped after 4 of 6 steps.")
+    assert refused(folder, FIRST, until=4).startswith("The second training stopped after 4 of 6 steps.")
     untrained = FIRST.run(lambda model, optimizer: Rerun(model, optimizer, folder, ASKED), until=0, query_set=False)
-    with pytest.raises(RecordingError, match="has not been run again to its end"):
+    with pytest.raises(RecordingError, match="The training has not been rerun to its end"):
         untrained.answers()
 
 
@@ -115,7 +117,7 @@ def test_a_training_that_fails_gives_no_answer(folder):
 
     with pytest.raises(ZeroDivisionError):
         FIRST.run(make, fail=True)
-    with pytest.raises(RecordingError, match="has not been run again to its end"):
+    with pytest.raises(RecordingError, match="The training has not been rerun to its end"):
         made[0].answers()
 
 
@@ -126,9 +128,11 @@ def test_another_model_is_refused(folder):
             model[2].bias = None
             return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    assert refused(folder, Bare(**vars(FIRST))).startswith("step 0: '2.bias' is not what it was")
+    assert refused(folder, Bare(**vars(FIRST))).startswith(
+        "step 0: '2.bias' differs from its value at the start of the first training."
+    )
     other = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Sequential(nn.Linear(7, 3)))
-    with pytest.raises(RecordingError, match="this is not the model that was recorded: layers='2' matches no"):
+    with pytest.raises(RecordingError, match="This is not the model that was recorded: layers='2' does not match"):
         Rerun(other, torch.optim.SGD(other.parameters(), 0.1), folder, ASKED)
 
     class Wider(Training):
@@ -137,7 +141,7 @@ def test_another_model_is_refused(folder):
             return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     told = refused(folder, Wider(**vars(FIRST)))
-    assert told.startswith("step 0: layer '0' (5 to 7, by token) is recorded in one run and not in the other.")
+    assert told.startswith("step 0: layer '0' (5 to 7, by token) is recorded in only one of the two runs.")
 
 
 def test_what_cannot_be_reran_is_refused(folder, tmp_path):
@@ -145,11 +149,11 @@ def test_what_cannot_be_reran_is_refused(folder, tmp_path):
     with pytest.raises(NotAMemory):
         Rerun(model, optimizer, tmp_path / "nowhere", ASKED)
     FIRST.run(lambda model, optimizer: dualform.Recorder(model, optimizer, tmp_path / "stored"))
-    with pytest.raises(BadInput, match="holds its keys, so nothing needs to be run again"):
+    with pytest.raises(BadInput, match="stores its keys, so it needs no rerun"):
         Rerun(model, optimizer, tmp_path / "stored", ASKED)
     with pytest.raises(ZeroDivisionError):
         FIRST.run(lambda *of: dualform.Recorder(*of, tmp_path / "cut", keys=False), fail=True)
-    with pytest.raises(BadInput, match="did not come to its end"):
+    with pytest.raises(BadInput, match="did not end, or still runs"):
         Rerun(model, optimizer, tmp_path / "cut", ASKED)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from docs.site.prose import OLD, ROOT, TURNS, faults, main, pages
+from docs.site import prose
+from docs.site.prose import OLD, ROOT, TURNS, docstrings, faults, main, pages
 
 PLAIN = "You record a training, and then you ask which inputs a prediction attends to. " * 10
 
@@ -77,3 +78,24 @@ def test_results_and_decisions_are_not_among_the_pages():
     found = {page.relative_to(ROOT).as_posix() for page in pages()}
     assert {"README.md", "docs/index.md", "docs/howto/sql.md"} <= found
     assert not [page for page in found if page.startswith(("docs/decisions", "docs/reproduction", "docs/benchmarks"))]
+
+
+def test_the_docstrings_of_classes_methods_and_fields_are_read_and_no_private_ones():
+    found = docstrings()
+    assert {"dualform.record.recorder.Recorder", "dualform.answers.hits.Hits", "dualform.influence.walk.ledger"} <= set(
+        found
+    )
+    hits = found["dualform.answers.hits.Hits"]
+    assert "The best slots of each query" in hits  # of the class
+    assert "The slot space of `ids`." in hits  # of a field
+    assert "`table` with the columns of each slot" in hits  # of a method
+    assert "A training came to its end" not in found["dualform.record.recorder.Recorder"]  # of a private method
+
+
+@pytest.mark.parametrize(("second", "code"), [(PLAIN, 0), ("The file is behind it. It lies there.", 1)])
+def test_docstrings_count_together(second, code, monkeypatch, capsys):
+    first = PLAIN + "The file is behind it."
+    monkeypatch.setattr(prose, "pages", list)
+    monkeypatch.setattr(prose, "docstrings", lambda: {"one": first, "two": second})
+    assert main([]) == code
+    assert ("two:1: " in capsys.readouterr().out) == bool(code)

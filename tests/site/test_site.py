@@ -85,7 +85,7 @@ def test_every_page_of_docs_is_in_the_navigation(site):
 
 def test_the_reference_shows_signatures_and_docstrings(site):
     page = (site / "api.html").read_text(encoding="utf-8")
-    assert "Store test examples as queries under a name" in page
+    assert "Store test examples under a name" in page
     assert 'id="dualform.Answers.topk"' in page
     assert "Question[" not in page
     assert "_ask_by_inputs" not in page

@@ -153,7 +153,7 @@ def test_places_where_nothing_is_copied_to(tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(AlreadyExists, match="there already exists"):
         copy_memory(tmp_path / "m", tmp_path / "there")
-    with pytest.raises(BadInput, match="lies within"):
+    with pytest.raises(BadInput, match="is inside"):
         copy_memory(tmp_path / "m", tmp_path / "m" / "copy")
     with pytest.raises(NotAMemory):
         copy_memory(tmp_path / "there", tmp_path / "copy")

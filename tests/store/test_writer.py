@@ -225,7 +225,7 @@ def test_a_user_column_cannot_take_a_name_that_sql_could_not_tell_apart(tmp_path
     (first,) = batches_of([2])
     error = refused(tmp_path / "m", [Batch(0, first.samples | {name: np.arange(2)}, first.extents, first.layers)])
     there = {"Label": "label", "SEEN": "seen"}.get(name, name)
-    assert error.message.startswith(f"column {name!r} cannot stand beside the column {there!r}")
+    assert error.message.startswith(f"Column {name!r} cannot be recorded: every memory has a column {there!r}")
 
 
 def test_rows_that_do_not_fit_their_extent_are_refused(tmp_path):

@@ -90,7 +90,7 @@ def test_a_second_recorder_is_refused_naming_the_first(recording):
     for number in range(count):
         with pytest.raises(Locked, match=rf"is being recorded by process {process.pid} on ") as told:
             training.recorder(folder, resume=bool(number % 2))
-        assert "end that one, or record into another folder" in told.value.hint
+        assert "End that process, or record into another folder." in told.value.hint
     assert time.process_time() - began < count, "a second each, at most"
     assert Snapshot.open(folder).count("sample") == before
     report(

@@ -168,7 +168,7 @@ def test_errors_come_with_reason_and_hint(language, ask, memory):
     command = language()
     done = ask(command, "none", "test", "1")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "not_found: there is no layer 'none'.\nLayers: 0.\n"
+    assert done.stderr == "not_found: There is no layer 'none'.\nLayers: 0.\n"
     with pytest.raises(NotFound) as caught:
         memory.query_set("test", "none")
     assert done.stderr == f"not_found: {caught.value.message}\n{caught.value.hint}\n"

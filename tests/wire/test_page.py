@@ -100,7 +100,7 @@ def test_numbers(python, server):
 
 
 def test_errors(python):
-    assert python["out"]["errors"] == ["StatusCode.NOT_FOUND not_found there is no layer 'none'. Layers: 0, 2."]
+    assert python["out"]["errors"] == ["StatusCode.NOT_FOUND not_found There is no layer 'none'. Layers: 0, 2."]
 
 
 def test_metadata(python):

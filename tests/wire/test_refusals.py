@@ -149,7 +149,7 @@ def test_all_groups_in_answer_to_k_of_them_are_refused():
 
 def test_queries_that_are_not_finite():
     message = pb.Queries(vectors=matrix.encode_matrix(np.array([[np.nan]], np.float32)))
-    with pytest.raises(BadInput, match="query 0 holds NaN or infinity"):
+    with pytest.raises(BadInput, match="Query 0 contains NaN or infinity"):
         queries.decode_queries(message)
 
 
@@ -175,7 +175,7 @@ def test_a_score_without_a_number_travels_by_name_so_that_older_servers_refuse_i
 
 
 def test_k_that_is_not_given():
-    with pytest.raises(BadInput, match="k is 0"):
+    with pytest.raises(BadInput, match="k must be at least 1, not 0"):
         scores.decode_topk(pb.TopKRequest(layer="l", queries=pb.Queries(query_set=pb.QuerySetExamples(query_set="p"))))
 
 
@@ -270,7 +270,7 @@ def test_two_masks_of_one_space():
 
 
 def test_cancellation_without_a_mask():
-    with pytest.raises(BadInput, match=r"^cancellation needs a where\."):
+    with pytest.raises(BadInput, match=r"^cancellation needs where=\."):
         rebuilt.decode_cancellation(pb.CancellationRequest())
 
 
@@ -333,9 +333,9 @@ def test_what_others_looked_like_is_no_answer():
 
 
 def test_too_many_samples_and_both_of_dataset_and_query_set():
-    with pytest.raises(BadInput, match="1025 samples are asked for at once"):
+    with pytest.raises(BadInput, match="samples must have at most 1,024 entries, not 1,025"):
         previews.decode_preview_lookup(pb.PreviewsRequest(samples=bytes(8 * 1025)))
-    with pytest.raises(BadInput, match="a dataset and a query set are given"):
+    with pytest.raises(BadInput, match="dataset and query_set cannot be combined"):
         PreviewLookup(np.array([1]), "mnist", "test")
-    with pytest.raises(BadInput, match="query_set is 3"):
+    with pytest.raises(BadInput, match="query_set must be a name, not 3"):
         PreviewLookup(np.array([1]), query_set=3)  # type: ignore[arg-type]

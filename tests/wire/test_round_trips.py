@@ -102,7 +102,11 @@ def test_every_kind_of_question_has_its_call():
 
 
 def test_what_is_no_question_has_no_call():
-    with pytest.raises(BadInput, match=r"^str is no question\. See dualform\.questions\.$"):
+    with pytest.raises(
+        BadInput,
+        match=r"^ask takes a query such as dualform\.TopK, not str\. For example "
+        r'memory\.ask\(dualform\.TopK\("head", dualform\.Vectors\(x\)\)\)\.$',
+    ):
         call_of("topk")  # type: ignore[arg-type]
 
 

@@ -21,32 +21,31 @@ WHAT_AN_ABLATION_MEANS = (
 
 @dataclass(frozen=True)
 class Concentration:
-    """How a mask moves a layer's weights under a rule that scales gradients, as Adam's does: bias included.
+    """How an ablation moves a layer's weights under an optimizer that scales gradients, such as Adam; bias included.
 
-    A slot's share of such an update is its share of the gradient, through the scale that the whole gradient made. Where
-    the whole gradient of an entry all but cancels, a share of it has no bound, and a few entries may hold the answer.
+    The part of a slot in such an update is its part of the gradient, times the scale of the whole gradient. If the
+    whole gradient of an entry nearly cancels, such a part is unbounded, and a few entries can dominate the result.
     """
 
     share: float
-    """Of the squared distance from the weights that all slots make: what the one per cent of the entries that moved
-    furthest, at least one entry, hold. 0.01 where all move alike; NaN where the mask moves nothing."""
+    """The share of the squared distance in the 1 % of entries that moved furthest, at least one entry. 0.01 if all move
+    by the same amount; NaN if nothing moves."""
     greatest: float
-    """The furthest that one entry moved, relative to ||W_T - W_0||, the distance of the layer's weights as a whole; 0.0
-    where the mask moves nothing."""
+    """The largest move of one entry, relative to ||W_T - W_0|| of the whole layer; 0.0 if nothing moves."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cancellation(Shown, Mapping[str, float]):
-    """By layer, the sum of the removed terms' norms over the norm of their sum.
+    """By layer, the sum of the norms of the removed terms over the norm of their sum.
 
-    1 where they all push one way; tens or hundreds where they mostly cancel; NaN where they move nothing. Layers whose
-    update rule gives no slot a term of its own have none, and stand in `concentrations` instead.
+    1 means that all terms push one way; tens or hundreds mean that they mostly cancel; NaN means that nothing moves.
+    Under optimizers that give slots no separate terms, layers are in `concentrations` instead.
     """
 
     figures: Mapping[str, float]
     scan: Scan = field(default_factory=Scan)
     concentrations: Mapping[str, Concentration] = field(default_factory=dict)
-    """By layer, under rules that scale gradients."""
+    """By layer, under optimizers that scale gradients."""
 
     def __getitem__(self, layer: str) -> float:
         return self.figures[layer]
@@ -58,7 +57,7 @@ class Cancellation(Shown, Mapping[str, float]):
         return len(self.figures)
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it. `unmoved`: layers that the mask moves nothing of, whose figures are undefined, and null."""
+        """The figures for JSON. `unmoved` lists layers that do not move, whose figures are null."""
         shares = {**self.figures, **{layer: one.share for layer, one in self.concentrations.items()}}
         return {
             "cancellation": dict(self.figures),
@@ -67,7 +66,7 @@ class Cancellation(Shown, Mapping[str, float]):
         }
 
     def shown(self, most: int) -> tuple[Columns, int]:
-        """A row a layer: its figure, or, under rules that scale gradients, how concentrated the mask's moves are."""
+        """One row for each layer: its figure, or how concentrated the moves are."""
         layers = [*self.figures, *self.concentrations]
         named, others = layers[:most], self.concentrations
         found = {"layer": column_of(named)}

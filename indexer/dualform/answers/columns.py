@@ -49,17 +49,17 @@ def json_value(value: Any, widest: int | None = None) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Columns:
-    """A table of rows: one NumPy array per column, all of one length.
+    """A table with one NumPy array for each column, all of one length.
 
-    Numbers and booleans with NULLs are masked arrays; texts are object arrays in which NULL is None. `columns["label"]`
-    is a column, `len` counts rows, and each of them is iterated as a dict of plain Python values. pandas, polars and
-    pyarrow take it for the table that it is.
+    `columns["label"]` is a column, `len` counts rows, and iterating gives each row as a dict of plain Python values.
+    Numbers and booleans with NULLs are `numpy.ma` arrays; texts are object arrays with None for NULL. pandas, polars
+    and pyarrow can read it directly.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     scan: Scan = field(default_factory=Scan)
     space: str = ""
-    """The slot space that the slots are of; empty for the rows of an SQL statement."""
+    """The slot space of the rows; empty for the result of an SQL statement."""
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.arrays[name]
@@ -77,34 +77,32 @@ class Columns:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return len(next(iter(self.arrays.values()))) if self.arrays else 0
 
     def keys(self) -> Sequence[str]:
-        """The columns' names."""
+        """The names of the columns."""
         return tuple(self.arrays)
 
     def items(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """The columns by name."""
+        """Names and columns."""
         return iter(self.arrays.items())
 
     def records(self) -> list[dict[str, Any]]:
-        """One dict of plain Python values per row; NULL is None."""
+        """One dict of plain Python values for each row, with None for NULL."""
         return list(self)
 
     def first(self, rows: SupportsIndex) -> Columns:
-        """The first rows alone."""
+        """Only the first rows."""
         return Columns({name: column[:rows] for name, column in self.arrays.items()}, self.scan, self.space)
 
     def to_arrow(self) -> Any:
-        """A pyarrow.Table; raises MissingPackage where pyarrow is not installed."""
+        """A pyarrow.Table. Raises MissingPackage without pyarrow."""
         pyarrow = optional("pyarrow")
         return pyarrow.table({name: _of_arrow(pyarrow, column) for name, column in self.arrays.items()})
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame, in which whole numbers with NULLs are of its type Int64 or the like; raises
-        MissingPackage where pandas is not installed.
-        """
+        """A pandas.DataFrame; whole numbers with NULLs have the type Int64. Raises MissingPackage without pandas."""
         pandas = optional("pandas")
         return pandas.DataFrame({name: _of_pandas(pandas, column) for name, column in self.arrays.items()})
 

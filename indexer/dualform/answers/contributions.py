@@ -21,48 +21,46 @@ from dualform.answers.table import Table, beside, counted, first_places, group_c
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Contributions(Table):
-    """The terms of a layer's output under a mask, all of which add up to it:
+    """The terms of a layer's output, which add up to it (paper equation 13).
 
-    output = initial + bias + unrecorded change + the sum of `sums` over the groups + residual        (paper, equation
-    13)
+        output = initial + bias + unrecorded_change + the sum of `sums` over the groups + residual
 
-    Iterated, it gives the terms of one query after another, each as Contributions.
+    Iterating gives the Contributions of each query.
     """
 
     groups: tuple[GroupKey, ...]
-    """One tuple of `by` values per group, in value order, NULLs (None) last."""
+    """The values of `by` for each group, in order of value, with NULL (None) last."""
     sums: NDArray[np.float64]
-    """float64[n, G, d_out]: sum over the slots t of a group of (x_t . q) e_t, without any of the bias."""
+    """float64[n, G, d_out]: the sum of (x_t . q) e_t over the slots t of a group, without their part of the bias."""
     counts: NDArray[np.int64]
-    """int64[G]: slots in each group."""
+    """int64[G]: the number of slots in each group."""
     initial: NDArray[np.float64]
-    """float64[n, d_out]: what began before the record, a_0 W_0 q, and what the optimizer held then."""
+    """float64[n, d_out]: the part from before the record, a_0 W_0 q, with the state of the optimizer at that time."""
     bias: NDArray[np.float64]
-    """float64[d_out]: the whole bias as the mask leaves it, what the slots brought to it too; zeros without one."""
+    """float64[d_out]: the whole bias under the ablation, including the part of the slots; zeros without a bias."""
     unrecorded_change: NDArray[np.float64]
-    """float64[n, d_out]: what moved the weight outside the record, or was deleted, whatever the mask leaves."""
-    residual: NDArray[np.float64]
-    """float64[n, d_out]: the output that the same mask's weights give, less all of the above: roundings."""
-    unexplained: NDArray[np.float64] | None = None
-    """float64[n, d_out]: the network's own output as its training ended, less what the record of all slots makes of it:
-    how exact the record is for these queries, whatever the mask. None as of an earlier step, and where the training did
-    not come to its end.
+    """float64[n, d_out]: changes of the weight that were not recorded or were deleted. They stay under every ablation.
     """
+    residual: NDArray[np.float64]
+    """float64[n, d_out]: the output minus all other terms, which is rounding."""
+    unexplained: NDArray[np.float64] | None = None
+    """float64[n, d_out]: the trained network's output minus the output rebuilt from all slots. It shows how exact the
+    record is for these queries. None as of an earlier step, and if the training did not end."""
     by: tuple[str, ...] = ()
-    """The columns that the question grouped by."""
+    """The columns of the groups."""
     space: str = ""
-    """The slot space of the layer, whose slots were grouped."""
+    """The slot space of the layer."""
     status: Status = field(default_factory=lambda: Status("exact"))
-    """How exact the layer's record is as of the step that was asked for."""
+    """The status of the layer as of the step."""
     scan: Scan = field(default_factory=Scan)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers that grow with the queries."""
+        """The size in bytes of the numbers that grow with the queries."""
         return self.sums.nbytes + 4 * self.initial.nbytes
 
     def part(self, start: int, stop: int) -> Contributions:
-        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        """The result for the queries from start to stop. `scan` stays that of the whole."""
         own = slice(start, stop)
         unexplained = None if self.unexplained is None else self.unexplained[own]
         return replace(
@@ -76,7 +74,7 @@ class Contributions(Table):
 
     @property
     def output(self) -> NDArray[np.float64]:
-        """float64[n, d_out]: what all of it adds up to, which `output` gives under the same mask."""
+        """float64[n, d_out]: the sum of all terms, equal to the result of `output` with the same `where`."""
         total: NDArray[np.float64] = (
             self.sums.sum(axis=1) + self.initial + self.bias + self.unrecorded_change + self.residual
         )
@@ -94,8 +92,8 @@ class Contributions(Table):
         return int(n * (groups + len(_TERMS)) * d_out)
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a query, term and output: query, the term ("group", or another of the sum), the columns of `by`, which
-        only groups have, output, contribution, and the count of slots.
+        """One row for each query, term and output: query, term ("group" or another), the columns of `by`, output,
+        contribution, count.
         """
         n, groups, d_out = self.sums.shape
         query, place, output = first_places((n, groups + len(_TERMS), d_out), most)
@@ -116,8 +114,8 @@ class Contributions(Table):
         return Columns(beside(found, group_columns(self.by, keys, place), 2), self.scan, self.space)
 
     def shown(self, most: int) -> tuple[Columns, int]:
-        """A row a query and term: what it brought to each of the first outputs. First what no group has, for the groups
-        may be many.
+        """One row for each query and term, with its contribution to the first outputs. Terms without a group come
+        first.
         """
         own = slice(_SHOWN_OUTPUTS)
         n, groups = self.sums.shape[:2]
@@ -140,8 +138,9 @@ class Contributions(Table):
         return table, n * (groups + len(_TERMS))
 
     def plot(self, query: int = 0, most: int = 20, axes: Any = None) -> Any:
-        """One query's terms and outputs as a field of colours: the `most` groups that brought most, then what no group
-        has. Returns matplotlib's axes.
+        """Plot the terms and outputs of one query as a colour map: the `most` largest groups, then the other terms.
+
+        Returns matplotlib's axes.
         """
         own = self.sums[check_number(query, len(self), "query")]
         order = np.argsort(-np.abs(own).max(axis=1, initial=0.0), kind="stable")[:most]

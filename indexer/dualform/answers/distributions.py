@@ -18,10 +18,10 @@ from dualform.answers.table import Table, counted, first_places
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Distributions(Table):
-    """The scores of all slots by rank, for each query: score descending, then slot ascending, as `Hits` has them.
+    """The scores of all slots by rank, for each query: highest score first, ties by slot number.
 
-    Given at some ranks alone, which are those of every query: they lie evenly on a logarithmic axis, from the best slot
-    to the last, and hold each of the first ten. Iterated, it gives one query after another, each as Distributions.
+    Scores are given at some ranks, the same for every query. They are evenly spaced on a logarithmic axis, from the
+    best slot to the last, and contain the first ten. Iterating gives a Distributions for each query.
     """
 
     ranks: NDArray[np.int64]
@@ -29,27 +29,26 @@ class Distributions(Table):
     scores: NDArray[np.float32]
     """float32[n, r]: the score at each rank."""
     cumulative: NDArray[np.float64]
-    """float64[n, r]: the sum of the absolute scores of all ranks up to this one, this one included."""
+    """float64[n, r]: the sum of the absolute scores up to and including each rank."""
     totals: NDArray[np.float64]
-    """float64[n]: the sum of the absolute scores of all slots, which is that of the last rank."""
+    """float64[n]: the sum of the absolute scores of all slots."""
     effective_slots: NDArray[np.float64]
-    """float64[n], (sum |s|)^2 / sum s^2: how many slots, weighed alike, would be as concentrated; 0.0 where all scores
-    are 0."""
+    """float64[n], (sum |s|)^2 / sum s^2: the effective number of slots; 0.0 if all scores are 0."""
     count: int
-    """How many slots have a rank: those that the mask left and, of contributions, whose gradient an update used."""
+    """The number of ranked slots: those that the filter keeps and, for contributions, whose gradient an update used."""
     scan: Scan = field(default_factory=Scan)
     space: str = ""
-    """The slot space whose slots were ranked."""
+    """The slot space."""
     status: Status | None = None
-    """Of contributions, how exact the record of the layer is; None for scores of keys alone, which need no such."""
+    """For contributions, the status of the layer; None for other scores."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers that grow with the queries."""
+        """The size in bytes of the numbers that grow with the queries."""
         return self.scores.nbytes + self.cumulative.nbytes + self.totals.nbytes + self.effective_slots.nbytes
 
     def part(self, start: int, stop: int) -> Distributions:
-        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        """The result for the queries from start to stop. `scan` stays that of the whole."""
         own = slice(start, stop)
         return replace(
             self,
@@ -61,7 +60,7 @@ class Distributions(Table):
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """float64[n, r]: `cumulative` as a share of the total; 0.0 where all scores are 0."""
+        """float64[n, r]: `cumulative` as a share of the total; 0.0 if all scores are 0."""
         totals = self.totals[:, None]
         return np.divide(self.cumulative, totals, out=np.zeros_like(self.cumulative), where=totals > 0)
 
@@ -76,7 +75,7 @@ class Distributions(Table):
         return self.scores.size
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a query and rank: query, rank, score, the absolute scores up to there, and their share of all."""
+        """One row for each query and rank: query, rank, score, sum of absolute scores so far, and its share."""
         query, place = first_places(self.scores.shape, most)
         found: dict[str, NDArray[Any]] = {
             "query": query,
@@ -88,7 +87,7 @@ class Distributions(Table):
         return Columns(found, self.scan, self.space)
 
     def plot(self, query: int = 0, axes: Any = None) -> Any:
-        """One query's scores by rank, on a logarithmic axis of ranks. Returns matplotlib's axes."""
+        """Plot the scores of one query by rank, on a logarithmic axis. Returns matplotlib's axes."""
         own = check_number(query, len(self), "query")
         axes = axes_or_new(axes)
         draw_curve(axes, self.ranks, self.scores[own], "score")

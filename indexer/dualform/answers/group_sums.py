@@ -20,38 +20,37 @@ from dualform.answers.table import Table, beside, counted, first_places, free_na
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GroupSums(Table):
-    """The summed attention weight of each group, for each query (paper section 5.2, figure 5). n queries, G groups.
+    """The sum of scores over each group, for each query (paper section 5.2, figure 5). n queries, G groups.
 
-    Where the question had `k`, each query has its own groups: the k whose sums are largest, whatever their sign, by
-    size and then by value. `numbers` then says where they stand among `groups`, which are those of all queries.
-    `ranked` gives them by name, for either form. Iterated, it gives `ranked` of one query after another.
+    With `k`, each query has separate groups: the k with the largest sums by absolute value. `numbers` then gives the
+    place of each in `groups`. `ranked` gives them by name in both cases. Iterating gives `ranked` of each query.
     """
 
     groups: tuple[GroupKey, ...]
-    """One tuple of `by` values per group, in value order, NULLs (None) last."""
+    """The values of `by` for each group, in order of value, with NULL (None) last."""
     sums: NDArray[np.float64]
     """float64[n, G]; with k, float64[n, min(k, total)], largest first."""
     counts: NDArray[np.int64]
-    """int64[G]: slots in each group."""
+    """int64[G]: the number of slots in each group."""
     by: tuple[str, ...] = ()
-    """The columns that the question grouped by."""
+    """The columns of the groups."""
     scan: Scan = field(default_factory=Scan)
     space: str = ""
-    """The slot space whose slots were summed."""
+    """The slot space."""
     status: Status | None = None
-    """Of contributions, how exact the record of the layer is; None for scores of keys alone, which need no such."""
+    """For contributions, the status of the layer; None for other scores."""
     numbers: NDArray[np.int64] | None = None
-    """int64[n, min(k, total)]: the group of each sum, by its place in `groups`; None without k."""
+    """int64[n, min(k, total)]: the place of each sum's group in `groups`; None without k."""
     total: int | None = None
-    """How many groups were summed, of which `groups` are some; None without k."""
+    """The number of all groups, of which `groups` are some; None without k."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers that grow with the queries."""
+        """The size in bytes of the numbers that grow with the queries."""
         return self.sums.nbytes + (0 if self.numbers is None else self.numbers.nbytes)
 
     def part(self, start: int, stop: int) -> GroupSums:
-        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        """The result for the queries from start to stop. `scan` stays that of the whole."""
         if self.numbers is None:
             return replace(self, sums=self.sums[start:stop])
         used, numbers = np.unique(self.numbers[start:stop], return_inverse=True)
@@ -64,12 +63,12 @@ class GroupSums(Table):
         )
 
     def of_largest(self, k: int) -> GroupSums:
-        """Of all groups' sums, those of the k largest of each query."""
+        """Only the k groups of each query with the largest sums."""
         sums, numbers = largest(self.sums, k)
         return replace(self, sums=sums, numbers=numbers, total=len(self.groups)).part(0, len(sums))
 
     def ranked(self, query: int = 0) -> list[tuple[GroupKey, float, int]]:
-        """The groups of one query, each with its sum and how many slots it has, by size of the sum, then by value."""
+        """The groups of one query with their sums and slot counts, by size of the sum, then by value."""
         sums = self.sums[query]
         numbers = np.arange(len(sums)) if self.numbers is None else self.numbers[query]
         order = np.argsort(-np.abs(sums), kind="stable")
@@ -87,7 +86,7 @@ class GroupSums(Table):
         return self.sums.size
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a query and group: query, the columns of `by`, sum and count."""
+        """One row for each query and group: query, the columns of `by`, sum and count."""
         query, place = first_places(self.sums.shape, most)
         numbers = place if self.numbers is None else self.numbers[query, place]
         found = {"query": query, "sum": self.sums[query, place], "count": self.counts[numbers]}
@@ -95,7 +94,7 @@ class GroupSums(Table):
         return Columns(beside(found, groups, 1), self.scan, self.space)
 
     def plot(self, query: int = 0, most: int = 20, axes: Any = None) -> Any:
-        """One query's sums as bars, the `most` largest first (paper, figure 5). Returns matplotlib's axes."""
+        """Plot the sums of one query as bars, the `most` largest first (paper, figure 5). Returns matplotlib's axes."""
         shown = self.ranked(check_number(query, len(self), "query"))[:most]
         axes = axes_or_new(axes)
         draw_bars(axes, [name_of(self.by, group) for group, _, _ in shown], [own for _, own, _ in shown], "sum")

@@ -41,15 +41,15 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Hits(Table):
-    """The best slots of each query, best first: score descending, then slot ascending (paper section 5.2, figure 4).
+    """The best slots of each query: highest score first, ties by slot number (paper section 5.2, figure 4).
 
-    `slots[i]` is int64[hits] and `scores[i]` float32[hits] for query i. Where the question had `by`, `groups` holds one
-    tuple of values per group, and `slots[i][g]`, `scores[i][g]` the best of group g. A group or mask with fewer than k
-    slots gives fewer hits, never padding. Iterated, it gives the hits of one query after another.
+    For query i, `slots[i]` is int64[hits] and `scores[i]` float32[hits]. With `by`, `groups` has the values of each
+    group, and `slots[i][g]` and `scores[i][g]` are the best of group g. If fewer than k slots match, there are fewer
+    hits. Iterating gives the hits of each query.
     """
 
     ids: NDArray[np.int64]
-    """All slots, query after query, group after group."""
+    """All slots, by query and group."""
     flat_scores: NDArray[np.float32]
     """The score of each of `ids`."""
     counts: NDArray[np.int64]
@@ -58,21 +58,21 @@ class Hits(Table):
     by: tuple[str, ...] = ()
     scan: Scan = field(default_factory=Scan)
     space: str = ""
-    """The slot space that `ids` count in."""
+    """The slot space of `ids`."""
     status: Status | None = None
-    """Of contributions, how exact the record of the layer is; None for scores of keys alone, which need no such."""
+    """For contributions, the status of the layer; None for other scores."""
     repeats: NDArray[np.int64] | None = None
-    """Where the question had `distinct`: for each of `ids`, how many slots of the same sample rank at or above the last
-    hit of its list, itself included. Their sum is how far down the plain list one would have to read."""
+    """With `distinct`: for each of `ids`, how many slots of the same sample rank at or above the last hit of its list,
+    including itself. Their sum is the length of the list without `distinct`."""
 
     @property
     def slots(self) -> Sequence[Any]:
-        """By query, int64[k] of slots, best first; with `by`, a list of them, one for each of its groups."""
+        """By query, int64[k], best first; with `by`, a list with one array for each group."""
         return self._split(self.ids)
 
     @property
     def scores(self) -> Sequence[Any]:
-        """By query, float32[k], those of `slots`."""
+        """By query, float32[k]: the scores of `slots`."""
         return self._split(self.flat_scores)
 
     def _split(self, column: NDArray[Any]) -> list[Any]:
@@ -82,12 +82,12 @@ class Hits(Table):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """The size of the numbers in bytes."""
         repeats = 0 if self.repeats is None else self.repeats.nbytes
         return self.ids.nbytes + self.flat_scores.nbytes + self.counts.nbytes + repeats
 
     def part(self, start: int, stop: int) -> Hits:
-        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        """The result for the queries from start to stop. `scan` stays that of the whole."""
         first, last = (int(self.counts[:end].sum()) for end in (start, stop))
         own = slice(first, last)
         repeats = None if self.repeats is None else self.repeats[own]
@@ -116,7 +116,7 @@ class Hits(Table):
         return len(self.ids)
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a hit: query, rank, the group's columns where the question had `by`, slot and score."""
+        """One row for each hit: query, rank, the columns of `by`, slot and score."""
         own = slice(most)
         counts = self.counts.ravel()
         ends = np.cumsum(counts)
@@ -133,7 +133,7 @@ class Hits(Table):
         return Columns(beside(found, groups, 2), self.scan, self.space)
 
     def plot(self, query: int = 0, axes: Any = None) -> Any:
-        """The scores of one query by rank, a line a group. Returns matplotlib's axes: those given, or new ones."""
+        """Plot the scores of one query by rank, with a line for each group. Returns matplotlib's axes."""
         hits = self._of_query(check_number(query, len(self), "query"))
         names = {hit.group: name_of(self.by, hit.group) for hit in hits}
         lines = [(name, np.array([hit.score for hit in hits if hit.group == group])) for group, name in names.items()]
@@ -142,7 +142,7 @@ class Hits(Table):
         return axes
 
     def joined(self, memory: SlotLookup) -> Columns:
-        """`table`, with the columns of each slot beside it, which the memory is asked for once."""
+        """`table` with the columns of each slot, read from the memory in one call."""
         own = self.table()
         said = memory.slots(self).items() if len(self.ids) else ()
         others = {name: column for name, column in said if name != "slot" and name not in self.by}

@@ -21,52 +21,52 @@ _PLAUSIBLE = 50
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ledger(Table):
-    """What moved the loss of each example from where the training began to where it ended:
+    """The contribution of each group to the change of each example's loss over the training.
 
         final - initial = the sum of `sums` over the groups + the sum of `lines` + residual
 
-    A negative contribution lowered the loss. Of the path method the residual is what the points between leave; of
-    first order it is the curvature of all updates too. Iterated, it gives all groups of one example after another, as
-    `best` does.
+    A negative contribution lowered the loss. With method="path" the residual is a small integration error; with
+    "first-order" it also contains the curvature of all updates. Iterating gives the groups of each example, as `best`
+    does.
     """
 
     name: str
-    """That of the influence."""
+    """The name of the influence."""
     groups: tuple[GroupKey, ...]
-    """One tuple of `by` values per group, in value order, NULLs (None) last."""
+    """The values of `by` for each group, in order of value, with NULL (None) last."""
     sums: NDArray[np.float64]
-    """float64[n, G]: what the slots of a group brought, in all recorded layers together."""
+    """float64[n, G]: the contribution of each group, summed over all recorded layers."""
     counts: NDArray[np.int64]
-    """int64[G]: slots in each group, of all recorded layers' spaces."""
+    """int64[G]: the number of slots in each group, over the spaces of all recorded layers."""
     initial: NDArray[np.float64]
     """float64[n]: the loss of each example before the first step."""
     final: NDArray[np.float64]
-    """float64[n]: after the last."""
+    """float64[n]: the loss of each example after the last step."""
     lines: Mapping[str, NDArray[np.float64]]
-    """float64[n] each: what no slot brought. "decay" of weights, and of what the optimizer held before the record;
-    "rounding", of biases whose gradient is only rounding; "other parameters" of no recorded layer; "buffers", as
-    running means; "truncated", what slots went on to bring when they were not followed any more, and what a training
-    in half precision rounded of their sum."""
+    """float64[n] for each line, a contribution that belongs to no slot. "decay": weight decay, and optimizer state from
+    before the record. "rounding": biases whose gradient is only rounding. "other parameters": those outside the
+    recorded layers. "buffers": such as running means. "truncated": the rest of slots that the ledger stopped
+    following, and rounding in half precision."""
     residual: NDArray[np.float64]
-    """float64[n]: the change of each loss, less all of the above."""
+    """float64[n]: the change of each loss minus all other terms."""
     by: tuple[str, ...] = ()
     """The columns of the groups."""
     method: str = "first-order"
     unexplained: NDArray[np.float64] | None = None
-    """float64[n]: the loss of the network that the training ended with, less `final`, that of the one that was rebuilt:
-    what the record does not explain of it. None where the training did not come to its end."""
+    """float64[n]: the loss of the trained network minus `final`, the loss of the rebuilt one. None if the training did
+    not end."""
     statuses: Mapping[str, Status] = field(default_factory=dict)
-    """By layer, how exact its record is."""
+    """The status of each layer."""
 
     @property
     def largest(self) -> NDArray[np.float64]:
-        """float64[n]: the size of the largest contribution of one group, to be read next to the change of the loss."""
+        """float64[n]: the size of the largest contribution of one group. Compare it with the change of the loss."""
         found: NDArray[np.float64] = np.abs(self.sums).max(axis=1, initial=0.0)
         return found
 
     @property
     def remark(self) -> str:
-        """One sentence if the largest group is more than 50 times the largest change of a loss; empty if not."""
+        """A warning if the largest group is more than 50 times the largest change of a loss; otherwise empty."""
         largest, change = self._extremes()
         if largest <= _PLAUSIBLE * change:
             return ""
@@ -80,7 +80,7 @@ class Ledger(Table):
         return float(self.largest.max(initial=0.0)), float(np.abs(self.final - self.initial).max(initial=0.0))
 
     def best(self, example: int, k: int) -> list[tuple[GroupKey, float]]:
-        """The k groups that moved an example's loss most, by size, with the sign of what they brought."""
+        """The k groups with the largest contributions to an example's loss, positive or negative."""
         found = self.sums[example]
         order = np.argsort(-np.abs(found), kind="stable")[:k]
         return [(self.groups[group], float(found[group])) for group in order]
@@ -96,8 +96,8 @@ class Ledger(Table):
         return int(self.sums.shape[0] * (self.sums.shape[1] + len(self.lines) + 1))
 
     def table(self, most: int | None = None) -> Columns:
-        """A row an example and term: example, the term ("group", a line, or "residual"), the columns of `by`, which
-        only groups have, and what it brought.
+        """One row for each example and term: example, term ("group", a line or "residual"), the columns of `by`,
+        contribution.
         """
         n, groups = self.sums.shape
         terms = [*["group"] * groups, *self.lines, "residual"]
@@ -111,8 +111,10 @@ class Ledger(Table):
         return Columns(beside(found, group_columns(self.by, keys, place), 2))
 
     def plot(self, example: int = 0, most: int = 20, axes: Any = None) -> Any:
-        """What moved one example's loss, as bars that add up to its change: the `most` groups that moved it most, all
-        others together, the lines and the residual. Returns matplotlib's axes.
+        """Plot the change of one example's loss as bars that add up: the `most` largest groups, all others, lines,
+        residual.
+
+        Returns matplotlib's axes.
         """
         shown = self.best(check_number(example, len(self), "example"), most)
         names = [name_of(self.by, group) for group, _ in shown]

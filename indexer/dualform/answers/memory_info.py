@@ -14,32 +14,32 @@ from dualform.answers.table import Table, counted
 class LayerInfo:
     name: str
     d_in: int
-    """Width of a key, without the 1 that stands for the bias."""
+    """The width of a key, without the 1 for the bias."""
     d_out: int
     bias: bool
     space: str
-    """The slot space that the layer's slots are of."""
+    """The slot space of the layer."""
     slots: int
     distinct_keys: int
-    """Keys stored: fewer than slots where the layer's inputs repeat, 0 where none were kept (see `reason`)."""
+    """The number of stored keys: fewer than slots if inputs repeat, and 0 if keys were not stored (see `reason`)."""
     values: bool
     """Whether error signals were stored."""
     status: Status
-    """How exact the layer's record is at the end of the training, as measured."""
+    """How exact the record is at the end of the training."""
     views: tuple[str, ...] = ()
-    """Names of its parts that are asked like layers: the groups of a convolution, q, k and v of an attention."""
+    """Names of its parts, which can be queried like layers: groups of a convolution; q, k and v of an attention."""
 
     batch_dim: int = 0
-    """Which axis of the layer's inputs was the batch, where they had tokens, too."""
+    """The axis of the batch in the layer's inputs."""
 
     @property
     def exact(self) -> bool:
-        """Whether outputs and weights rebuilt from the record are those of the training."""
+        """Whether the record is exact."""
         return self.status.exact
 
     @property
     def reason(self) -> str:
-        """Why they are not, or, where they are, what stands in them beside the slots; else empty."""
+        """Why the record is not exact, or what limits an exact one; otherwise empty."""
         return self.status.reason
 
 
@@ -47,52 +47,51 @@ class LayerInfo:
 class QuerySetInfo:
     name: str
     rows: int
-    """Its queries of the first of its layers: one an example or, of a layer that sees tokens, one a token."""
+    """The number of queries of its first layer: one for each example or, in layers that see tokens, for each token."""
     layers: tuple[str, ...]
     previews: str = ""
-    """The kind of the preview set of its examples: "images", "texts" or "table"; empty where it has none."""
+    """The kind of its previews: "images", "texts" or "table"; empty without previews."""
     examples: int | None = None
-    """How many there are; None where the record cannot tell."""
+    """The number of examples; None if unknown."""
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryInfo(Table):
-    """What a memory holds, as of one snapshot. Iterated, it gives its layers."""
+    """The contents of a memory, as of one snapshot. Iterating gives its layers."""
 
     format: int
-    """The number of the form on disk (docs/format.md)."""
+    """The version of the format on disk (docs/format.md)."""
     snapshot: int
-    """Number of commits seen."""
+    """The number of commits in the snapshot."""
     recording: bool
-    """False once the recorder has left; a training that was killed stays True (`cut_off`)."""
+    """False once the recorder has ended. It stays True if the training was killed (`cut_off`)."""
     slots: Mapping[str, int]
-    """Slots by space."""
+    """The number of slots by space."""
     steps: int
-    """Recorded ones."""
+    """The number of recorded steps."""
     optimizer: str
-    """Class names, as "SGD"."""
+    """Class names, such as "SGD"."""
     layers: tuple[LayerInfo, ...]
     skipped: Mapping[str, str]
-    """Linear and other layers that were not recorded, with the reason."""
+    """Layers that were not recorded, with the reason."""
     datasets: Mapping[str, int]
-    """Slots by dataset, over all spaces; slots without one are left out."""
+    """The number of slots by dataset, over all spaces. Slots without a dataset are left out."""
     columns: Mapping[str, Mapping[str, str]]
-    """By space, its slots' columns and their DuckDB types."""
+    """The columns of slots and their DuckDB types, by space."""
     query_sets: tuple[QuerySetInfo, ...]
     cut_off: str = ""
-    """Where the recording stands if it did not come to its end, in one sentence; empty if it did."""
+    """One sentence on how far a recording got that did not end; otherwise empty."""
     final: Mapping[str, str] = field(default_factory=dict)
-    """Parameter or buffer of the model -> digest of it at the end of the training; empty where that is not known."""
+    """The digest of each parameter and buffer at the end of the training; empty if unknown."""
     sampling: str = ""
-    """How slots were sampled to hold a budget, and what share is kept, in one sentence; empty where all are."""
+    """One sentence on how slots were sampled to hold a budget, and the share that was kept; empty if all were."""
     answered_by: str = ""
-    """The backend that scores keys for whoever answers, and the compiled loops it has or why it has none."""
+    """The backend that scores keys, and the compiled loops or why they are missing."""
     previews: Mapping[str, str] = field(default_factory=dict)
-    """Dataset -> kind of its preview set ("images", "texts" or "table"), of those that have one; "" stands for samples
-    that were recorded without a dataset."""
+    """The kind of previews ("images", "texts" or "table") of each dataset that has some; "" means samples without a
+    dataset."""
     output_layer: str | None = None
-    """The layer whose outputs are the network's, which questions that name none are about; None where it is not
-    known."""
+    """The layer that gives the network's outputs, the default of queries; None if unknown."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -105,7 +104,7 @@ class MemoryInfo(Table):
         return len(self.layers)
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a layer: its name, space, widths, slots, whether it has values, and how exact its record is."""
+        """One row for each layer: name, space, widths, slots, whether it has values, and status."""
         layers = self.layers[:most]
         return Columns(
             {

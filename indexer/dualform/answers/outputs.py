@@ -19,29 +19,27 @@ from dualform.answers.table import Shown, counted, slots_told
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Outputs(Shown, NDArrayOperatorsMixin):
-    """float32[n, d_out], taken by NumPy as such: functions, operators, indexing and len() work on `values`."""
+    """The outputs of a layer, float32[n, d_out]. NumPy functions, operators, indexing and len() work on `values`."""
 
     values: NDArray[np.float32]
     """float32[n, d_out]."""
     space: str
-    """The slot space of the layer, whose slots the mask chose among."""
+    """The slot space of the layer."""
     status: Status
-    """How exact the layer's record is as of the step that was asked for: that of the whole sum, whatever a mask
-    leaves."""
+    """The status of the layer as of the step. It covers the whole sum; an ablation lacks a separate error bound."""
     unrecorded_change: float = 0.0
-    """Size of what moved the weights outside the record, or was deleted, and stands in them like W_0, relative to the
-    distance they moved; 0.0 where there is nothing of the kind, NaN where there is
-    no end to tell how far they moved."""
+    """The size of changes that were not recorded or were deleted, relative to how far the weights moved. They stay in
+    the output under every ablation. 0.0 without such changes; NaN if the training did not end."""
     scan: Scan = field(default_factory=Scan)
     kernel: str = "linear"
-    """What weighed the slots: "linear" or "softmax"."""
+    """ "linear" or "softmax"."""
     temperature: float | None = None
-    """Of the softmax; None for "linear"."""
+    """The temperature of "softmax"; None for "linear"."""
     initial: bool = True
-    """Whether W_0 and the bias, with what training added to it, are part of the values."""
+    """Whether W_0 and the whole bias are included."""
     effective_slots: NDArray[np.float64] | None = None
-    """float64[n], 1 / sum_t p_t^2: how many slots, weighed alike, would be as concentrated as those of the softmax; 0.0
-    where no slot was left. None for "linear"."""
+    """float64[n], 1 / sum_t p_t^2: the effective number of slots of the softmax; 0.0 if the ablation keeps none. None
+    for "linear"."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False and dtype is not None and np.dtype(dtype) != self.values.dtype:
@@ -67,16 +65,16 @@ class Outputs(Shown, NDArrayOperatorsMixin):
 
     @property
     def ndim(self) -> int:
-        """2, of queries and outputs."""
+        """2: queries and outputs."""
         return self.values.ndim
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """The size of the numbers in bytes."""
         return self.values.nbytes + (0 if self.effective_slots is None else self.effective_slots.nbytes)
 
     def part(self, start: int, stop: int) -> Outputs:
-        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        """The result for the queries from start to stop. `scan` stays that of the whole."""
         effective = None if self.effective_slots is None else self.effective_slots[start:stop]
         return replace(self, values=self.values[start:stop], effective_slots=effective)
 
@@ -90,7 +88,7 @@ class Outputs(Shown, NDArrayOperatorsMixin):
         return iter(self.values)
 
     def shown(self, most: int) -> tuple[Columns, int]:
-        """A row a query: its largest output, and what each of the first ones is."""
+        """One row for each query: the largest output, and the first outputs."""
         values = self.values[:most]
         found: dict[str, NDArray[Any]] = {"query": np.arange(len(values)), "largest": values.argmax(axis=1)}
         if self.effective_slots is not None:

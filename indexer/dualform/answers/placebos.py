@@ -27,48 +27,50 @@ FEWEST_SIBLINGS = 5
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placebos(Table):
-    """By query, how its margin changes under an ablation, under random ablations of the same size, and under siblings.
+    """How the margin of each query changes under an ablation, under random ablations of its size, and under its
+    siblings.
 
     The margin is the predicted output minus the largest other one. The prediction is that of the layer with all of its
     training, so that a margin below 0 under an ablation means another prediction. A layer of one output has that output
     as its margin. A change is the margin under an ablation minus the margin without one.
+    Sets are numbered: 0 the ablation, then R random sets, then S siblings.
     """
 
     labels: NDArray[np.int64]
-    """int64[n]; -1 where it is not known."""
+    """int64[n], -1 if unknown."""
     predicted: NDArray[np.int64]
     """int64[n]: the largest output."""
     second: NDArray[np.int64]
-    """int64[n]: the second largest; -1 of a layer of one output."""
+    """int64[n]: the second largest output; -1 if the layer has one output."""
     margin: NDArray[np.float64]
     """float64[n]."""
     changes: NDArray[np.float64]
-    """float64[n, 1 + R + S]: of the margin, by set."""
+    """float64[n, 1 + R + S]: the change of the margin, by set."""
     outcomes: NDArray[np.int64]
     """int64[n, 1 + R + S]: the largest output, by set."""
     random: int
     """R."""
     siblings: tuple[str, ...]
-    """Names of the S siblings, as "label = 7"."""
+    """The names of the S siblings, such as "label = 7"."""
     without_siblings: str
-    """Why there are none; empty where there are."""
+    """Why siblings are missing; otherwise empty."""
     removed: int
-    """Samples that the ablation leaves out."""
+    """The number of samples that the ablation removes."""
     total: int
-    """Samples in all."""
+    """The number of all samples."""
     unit: str
-    """What was drawn at random: "samples", or "rows" or "slots" where samples were not recorded."""
+    """The unit of random sets: "samples", or "rows" or "slots" if samples were not recorded."""
     cancellation: float | None = None
-    """Of the layer, as `cancellation` has it; None under rules that scale gradients, which give slots no terms."""
+    """The cancellation of the layer; None under optimizers that scale gradients, which give slots no separate terms."""
     status: Status = field(default_factory=lambda: Status("exact"))
-    """How exact the layer's record is."""
+    """The status of the layer."""
     space: str = ""
     """The slot space of the layer."""
     scan: Scan = field(default_factory=Scan)
 
     @property
     def change(self) -> NDArray[np.float64]:
-        """float64[n]: of the margin, under the ablation."""
+        """float64[n]: the change of the margin under the ablation."""
         return self.changes[:, 0]
 
     @property
@@ -88,8 +90,8 @@ class Placebos(Table):
 
     @property
     def unusual(self) -> NDArray[np.bool_]:
-        """bool[n]: whether the change lies outside the central 95 % of the random sets' and, where there are at least
-        FEWEST_SIBLINGS, of the siblings' too.
+        """bool[n]: whether the change is outside the central 95 % of the random sets and, if there are at least
+        FEWEST_SIBLINGS, of the siblings.
         """
         return self._unusual(self.changes)
 
@@ -102,12 +104,16 @@ class Placebos(Table):
 
     @property
     def corrected(self) -> NDArray[np.int64]:
-        """int64[1 + R + S]: by set, queries that are misclassified with all of the training, and right without it."""
+        """int64[1 + R + S]: by set, the queries that are misclassified with all of the training, and correct without
+        the set.
+        """
         return self._counted(self.predicted != self.labels, self.outcomes == self.labels[:, None])
 
     @property
     def broken(self) -> NDArray[np.int64]:
-        """int64[1 + R + S]: by set, queries that are right with all of the training, and misclassified without it."""
+        """int64[1 + R + S]: by set, the queries that are correct with all of the training, and misclassified without
+        the set.
+        """
         return self._counted(self.predicted == self.labels, self.outcomes != self.labels[:, None])
 
     def _counted(self, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -116,11 +122,11 @@ class Placebos(Table):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """The size of the numbers in bytes."""
         return self.changes.nbytes + self.outcomes.nbytes + 4 * self.margin.nbytes
 
     def part(self, start: int, stop: int) -> Placebos:
-        """The answer to the queries from start to stop. What answering took stays that of the whole."""
+        """The result for the queries from start to stop. `scan` stays that of the whole."""
         names = ("labels", "predicted", "second", "margin", "changes", "outcomes")
         return replace(self, **{name: getattr(self, name)[start:stop] for name in names})
 
@@ -135,8 +141,8 @@ class Placebos(Table):
         return len(self)
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a query: label, predicted and second output, margin, its change, the central 95 % of both nulls, the
-        share of either in which the prediction changes, and whether the change is unusual.
+        """One row for each query: label, predicted and second output, margin, its change, the central 95 % of both
+        comparisons, the share of each that changes the prediction, and whether the change is unusual.
         """
         own = self.part(0, len(self) if most is None else most)
         found: dict[str, NDArray[Any]] = {
@@ -158,9 +164,9 @@ class Placebos(Table):
         return Columns({**found, "unusual": own.unusual}, self.scan, self.space)
 
     def summary(self) -> dict[str, Any]:
-        """Of all queries, as JSON has it: what was left out, how many changes are unusual, and how many predictions the
-        ablation corrects and breaks, with the median and range of the same counts over both nulls. A count is unusual
-        where it lies outside the central 95 % of both, as a change is.
+        """A summary for JSON: what was removed, how many changes are unusual, and how many predictions become correct
+        or wrong. For both comparisons it has the median and range of these counts. A count is
+        unusual outside the central 95 % of both, as a change is.
         """
         known = bool((self.labels >= 0).any())
         counts = {"corrected": self.corrected, "broken": self.broken} if known else {}

@@ -24,7 +24,7 @@ def axes_or_new(axes: Any) -> Any:
 def check_number(number: int, count: int, noun: str) -> int:
     """Raises BadInput for a query or an example that the answer does not have."""
     if not 0 <= number < count:
-        raise BadInput(f"{noun} is {number}, and the answer has {count}.", hint="They count from 0.", field=noun)
+        raise BadInput(f"{noun} must be 0 to {count - 1}, not {number}.", field=noun)
     return number
 
 

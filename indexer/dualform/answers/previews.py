@@ -1,4 +1,4 @@
-"""What samples of a training looked like. Shapes: n samples that were asked for."""
+"""Previews of training samples. Shapes: n samples in a call."""
 
 from __future__ import annotations
 
@@ -25,31 +25,26 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True, eq=False)
 class Preview:
-    """What one sample looked like: its `image`, its `text` or its `row`, by the kind of its preview set; none of them
-    where the preview set does not have the sample.
-    """
+    """The preview of one sample: its `image`, its `text` or its `row`, by kind. All are None without a preview."""
 
     sample: int
     image: bytes | None = None
     """A PNG."""
     text: str | None = None
     offsets: NDArray[np.int32] | None = None
-    """int32[positions, 2]: where each of the sample's positions starts and stops in `text`, in characters; None where
-    the preview set does not say it."""
+    """int32[positions, 2]: the start and stop of each position in `text`, in characters; None if unknown."""
     first: int = 0
-    """The position that the first of `offsets` is of."""
+    """The position of the first of `offsets`."""
     row: Mapping[str, Any] | None = None
     """Plain values by column; NULL is None."""
 
     @property
     def known(self) -> bool:
-        """Whether the preview set has the sample."""
+        """Whether the sample has a preview."""
         return not (self.image is None and self.text is None and self.row is None)
 
     def marked(self, position: int) -> tuple[str, str, str] | None:
-        """`text` as what stands before a position, at it and behind it; None where no place of it is known, or it has
-        none, as padding and the marks of a tokenizer have.
-        """
+        """`text` before a position, at it and after it; None if its place is unknown or empty, as for padding."""
         place = position - self.first
         if self.text is None or self.offsets is None or not 0 <= place < len(self.offsets):
             return None
@@ -59,32 +54,31 @@ class Preview:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Previews(Table):
-    """What some samples of a dataset, or some examples of a query set, looked like, in the order in which they were
-    asked.
+    """The previews of some samples of a dataset or examples of a query set, in the order of the call.
 
-    Iterated, it gives an `Preview` for each of them, and `previews[i]` is the one of `samples[i]`. Nothing of it
-    is code: images are PNGs, which begin as PNGs do, texts are texts.
+    Iterating gives a `Preview` for each; `previews[i]` shows `samples[i]`. Contents are data, never code: PNG images or
+    texts.
     """
 
     samples: NDArray[np.int64]
-    """int64[n], as they were asked for."""
+    """int64[n], as in the call."""
     kind: str
-    """Of the preview set: "images", "texts" or "table"."""
+    """ "images", "texts" or "table"."""
     known: NDArray[np.bool_]
-    """bool[n]: which of them the preview set has."""
+    """bool[n]: whether each sample has a preview."""
     images: tuple[bytes | None, ...] = ()
-    """Of a preview set of images, a PNG each (8 bits, grey or RGB), None where it is not known; else empty."""
+    """A PNG for each sample (8 bits, grey or RGB), None without a preview. Empty for other kinds."""
     texts: tuple[str | None, ...] = ()
-    """Of a preview set of texts, n, None where it is not known; else empty."""
+    """A text for each sample, None without a preview. Empty for other kinds."""
     offsets: tuple[NDArray[np.int32], ...] | None = None
-    """n of a preview set of texts that knows the places of positions, [0, 2] where a text is not known; else None.
-    `Preview.offsets`, by the slots' column `position`."""
+    """For each text, the offsets of its positions, [0, 2] without a preview; None if the texts were stored without
+    offsets. `Preview.offsets` reads them by the column `position`."""
     firsts: NDArray[np.int64] | None = None
-    """int64[n]: the position that the first offsets of each text are of; None where that is 0 of all."""
+    """int64[n]: the position of the first offset of each text; None if all are 0."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Of a preview set of rows, the columns by name, n entries each, NULL where a sample is not known; else empty."""
+    """The columns of a table by name, n entries each, NULL without a preview. Empty for other kinds."""
     scale: tuple[float, float] | None = None
-    """Of images that were no numbers of 8 bits: what black and what full brightness stands for."""
+    """The numbers shown as black and as full brightness, for images that were not 8-bit numbers."""
     scan: Scan = field(default_factory=Scan)
 
     def __getitem__(self, place: int) -> Preview:
@@ -113,11 +107,11 @@ class Previews(Table):
 
     @property
     def missing(self) -> NDArray[np.int64]:
-        """int64[m]: those of `samples` that the preview set does not have."""
+        """int64[m]: the `samples` without a preview."""
         return self.samples[~self.known]
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a sample: its number, and its image (a PNG), its text, or its columns."""
+        """One row for each sample: its number, and its image (a PNG), its text or its columns."""
         shown = {"sample": self.samples[:most]}
         if self.kind == TABLE:
             own = {name: column[:most] for name, column in self.columns.items()}

@@ -15,21 +15,20 @@ from dualform.answers.table import Shown
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QuerySet(Shown):
-    """Stored queries and what the model answered to them: n examples, d inputs of a layer."""
+    """A stored query set of n examples: labels, the model's outputs, and the queries of a layer of width d."""
 
     name: str
     labels: NDArray[np.int64] | None
-    """int64[n], -1 where unknown."""
+    """int64[n], -1 if unknown."""
     outputs: NDArray[np.float32] | None
-    """float32[n, outputs] of the whole model when the query set was taken."""
+    """float32[n, outputs]: the outputs of the model when the query set was recorded."""
     queries: NDArray[np.float32] | None = None
-    """float32[n, d] of the layer that was asked for, else None; of a layer that sees tokens or places, those of each
-    example after one another, float32[n * L, d].
-    """
+    """float32[n, d]: the queries of the named layer, otherwise None. In layers that see tokens float32[n * L, d],
+    example after example."""
     scan: Scan = field(default_factory=Scan)
 
     def shown(self, most: int) -> tuple[Columns, int]:
-        """A row an example: its label, and which of the model's outputs was the largest."""
+        """One row for each example: its label and the largest output."""
         known = [own for own in (self.labels, self.outputs) if own is not None]
         rows = len(known[0]) if known else 0
         found: dict[str, NDArray[Any]] = {"example": np.arange(min(rows, most))}

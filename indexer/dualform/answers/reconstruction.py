@@ -16,27 +16,26 @@ from dualform.answers.table import Table, counted
 
 @dataclass(frozen=True, repr=False)
 class Reconstruction(Table):
-    """How well the record rebuilds one layer's weights of the end, and the layer's status."""
+    """The reconstruction error of one layer at the end of the training, and its status."""
 
     reconstruction_error: float | None
-    """||W_T - rebuilt|| / ||W_T - W_0||, Frobenius norms, bias included: 0.0 is exact, 1.0 as far off as W_0.
+    """||W_T - rebuilt|| / ||W_T - W_0|| in Frobenius norms, bias included. 0.0 is exact; 1.0 is as wrong as W_0.
 
-    None where the layer cannot be rebuilt at all (no values, or an optimizer without an update rule), and where its
-    weights of half precision moved less than their rounding, so that there is no way to hold anything against.
+    None if the layer cannot be rebuilt, or if half-precision weights moved less than their rounding.
     """
     status: Status
     rounding_share: float = 0.0
-    """Share of the distance ||W_T - W_0|| that lies in biases whose gradient was rounding alone, as attention's keys
-    have: no slot has a part in it, and no mask moves it. 0.0 under rules that do not scale gradients."""
+    """The share of ||W_T - W_0|| in biases whose gradient was only rounding, such as the key biases of attention. It
+    belongs to no slot, and an ablation does not move it. 0.0 for optimizers that do not scale gradients."""
 
     @property
     def exact(self) -> bool:
-        """Whether the status is that of an exact record."""
+        """Whether the record is exact."""
         return self.status.exact
 
     @property
     def reason(self) -> str:
-        """Why the record is not exact or, if it is, what limits it; else empty."""
+        """Why the record is not exact, or what limits an exact one; otherwise empty."""
         return self.status.reason
 
     @property
@@ -44,7 +43,7 @@ class Reconstruction(Table):
         return 1
 
     def table(self, most: int | None = None) -> Columns:
-        """One row: the status, the reconstruction error, and the reason."""
+        """One row: status, reconstruction error and reason."""
         return Columns(_rows([self][:most]))
 
     def title(self) -> str:
@@ -53,7 +52,7 @@ class Reconstruction(Table):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reconstructions(Table, Mapping[str, Reconstruction]):
-    """The reconstruction error of each recorded layer, by name, in the order of the layers: what `verify` returns."""
+    """The reconstruction error of each recorded layer, by name. `verify` returns it."""
 
     reconstructions: Mapping[str, Reconstruction]
     scan: Scan = field(default_factory=Scan)
@@ -72,7 +71,7 @@ class Reconstructions(Table, Mapping[str, Reconstruction]):
         return len(self)
 
     def table(self, most: int | None = None) -> Columns:
-        """A row a layer: layer, status, reconstruction error, and reason."""
+        """One row for each layer: layer, status, reconstruction error and reason."""
         shown = [*self.reconstructions.items()][:most]
         layers = column_of([name for name, _ in shown])
         return Columns({"layer": layers, **_rows([own for _, own in shown])}, self.scan)

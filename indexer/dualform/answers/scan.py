@@ -7,31 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scan:
-    """The snapshot that an answer saw, and the work that it took."""
+    """The snapshot that a result is of, and the work that it took."""
 
     snapshot: int = 0
-    """Number of commits the answer saw."""
+    """The number of commits in the snapshot."""
     slots_scanned: int = 0
-    """Slots of the layer in that snapshot; of all spaces for weights."""
+    """The slots of the layer in the snapshot; for weights, of all spaces."""
     slots_matching: int = 0
-    """Slots that the mask left, whatever step the answer is as of."""
+    """The slots that `where` keeps, regardless of `at_step`."""
     backend: str = ""
-    """What scored the keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; empty for what needs no backend, as
-    outputs and weights."""
+    """The backend that scored the keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; empty for outputs and
+    weights."""
     seconds: float = 0.0
-    """Wall time of the answer, in the process that gave it."""
+    """Wall time of the work, in the process that did it."""
     missing: tuple[str, ...] = ()
-    """Shards that did not answer, of a memory on several machines: the answer is of the others' slots alone. Empty
-    unless the question allows it."""
+    """Machines of a distributed memory that did not answer, with allow_partial. The result lacks their slots."""
     share: float = 1.0
-    """Of the slots that the training had in all of its steps, in the space that was asked or in all, the share that was
-    recorded: less than 1.0 where they were sampled to hold a budget, and the answer is of the sample; 1.0 as of a step
-    up to which all were kept. As of a later step it is still that of all steps, and of those before it mostly more
-    were kept. Deletion samples does not change it."""
+    """The share of all slots of the training that was recorded. It is below 1.0 if a budget made the recorder sample;
+    the result then covers only the sample. It is 1.0 as of a step before sampling began. As of later steps it is the
+    share over the whole training; earlier steps mostly kept more. Deleting samples does not change it."""
 
     @property
     def sample(self) -> str:
-        """What share of the slots of all steps was kept, without a full stop; empty where it is all of them."""
+        """The share of slots that was kept, as text; empty if all were kept."""
         if self.share == 1:
             return ""
         return f"a sample of {percent(self.share)} of the slots of all steps, kept within a budget"

@@ -10,24 +10,26 @@ StatusName: TypeAlias = Literal["exact", "exact to bfloat16", "approximate", "sc
 
 @dataclass(frozen=True)
 class Status:
-    """How exact the record of a layer is as of a step: measured while the training ran or, where its rule was not
-    watched, by a pass over the slots.
+    """How exact the record of a layer is as of a step.
+
+    It was measured during the training or, for optimizers that cannot be measured then, by reading all slots.
     """
 
     name: StatusName
-    """Whether weights rebuilt from the record are those of the training; "scores only": they cannot be rebuilt."""
+    """Whether rebuilt weights match the training; "scores only" if they cannot be rebuilt."""
     error: float | None = None
-    """Distance of the rebuilt weights from the real ones, relative to how far those moved; None where not measured."""
+    """The reconstruction error: how far rebuilt weights are from the trained ones, relative to how far training moved
+    them. None if it was not measured."""
     rounding: float | None = None
-    """What float32 rounding of the weights alone may account for, relative to the same distance."""
+    """The part of the error that float32 rounding of the weights can explain, on the same scale."""
     since: int | None = None
-    """The recorded step at which the record parted from the weights, where one step stands out."""
+    """The recorded step from which the record deviates, if one step stands out."""
     reason: str = ""
-    """Why it is not exact, or, where it is, what stands in it beside the slots; else empty."""
+    """Why the record is not exact, or what limits an exact one; otherwise empty."""
 
     @property
     def exact(self) -> bool:
-        """Whether outputs and weights rebuilt from the record are those of the training."""
+        """Whether rebuilt outputs and weights match the training."""
         return self.name == "exact"
 
     def __str__(self) -> str:

@@ -18,18 +18,18 @@ A = TypeVar("A")
 
 
 class Shown(ABC):
-    """An answer that shows itself: as text, and in a notebook."""
+    """A result that prints itself as a table, also in notebooks."""
 
     _asked: tuple[ref[Any], Any] | None = None
     """The memory that gave the answer, and the question. No pickle has it, and no message."""
 
     @abstractmethod
     def shown(self, most: int) -> tuple[Columns, int]:
-        """The rows that it shows of itself, no more than `most`, and how many there are in all."""
+        """The rows to print, at most `most`, and the number of all rows."""
 
     @abstractmethod
     def title(self) -> str:
-        """What the rows are, in one line."""
+        """One line that describes the rows."""
 
     def __repr__(self) -> str:
         return as_text(*self.shown(SHOWN + 2), self.title())
@@ -58,26 +58,26 @@ def asked_of(memory: Any, question: Any, answer: A) -> A:
 
 
 class Table(Shown):
-    """An answer that is a table: its rows, and a line that says what they are."""
+    """A result that is a table."""
 
     @property
     @abstractmethod
     def rows(self) -> int:
-        """How many rows `table` has."""
+        """The number of rows of `table`."""
 
     @abstractmethod
     def table(self, most: int | None = None) -> Columns:
-        """The answer, one row after another, as columns; only the first `most` rows where they are given."""
+        """The result as columns; only the first `most` rows if given."""
 
     def shown(self, most: int) -> tuple[Columns, int]:
         return self.table(most), self.rows
 
     def to_pandas(self) -> Any:
-        """A pandas.DataFrame of `table`; raises MissingPackage where pandas is not installed."""
+        """`table` as a pandas.DataFrame. Raises MissingPackage without pandas."""
         return self.table().to_pandas()
 
     def to_arrow(self) -> Any:
-        """A pyarrow.Table of `table`; raises MissingPackage where pyarrow is not installed."""
+        """`table` as a pyarrow.Table. Raises MissingPackage without pyarrow."""
         return self.table().to_arrow()
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:

@@ -18,37 +18,33 @@ from dualform.extras import optional
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Weights(Shown, Mapping[str, Any]):
-    """A torch tensor under each of the model's own names of parameters and buffers, in its shape and type:
-    `load_state_dict` takes it as it is.
+    """The parameters and buffers of the network by name, as torch tensors. `load_state_dict` takes it directly.
 
-    The tensors share memory with `arrays`, and are made when the first is asked for; without torch, `arrays` has the
-    same numbers.
+    The tensors share memory with `arrays`, and are made when first read. Without torch, use `arrays`.
     """
 
     arrays: Mapping[str, NDArray[Any]]
-    """Every parameter and buffer: those of recorded layers in the order of the layers, then the others by name."""
+    """Every parameter and buffer as an array: recorded layers first, then the others by name."""
     statuses: Mapping[str, Status]
-    """By recorded layer: how exact its record is as of the step that was asked for. It is that of the whole sum,
-    whatever a mask leaves."""
+    """The status of each recorded layer as of the step. It covers the whole sum; an ablation lacks a separate error
+    bound."""
     unrecorded_change: Mapping[str, float]
-    """By recorded layer: the size of what moved its weights outside the record, or was deleted, and stands in them
-    like W_0, relative to the distance they moved; 0.0 where there is nothing of the kind, NaN where there is
-    no end to tell how far they moved."""
+    """By recorded layer, the size of changes that were not recorded or were deleted, relative to how far the weights
+    moved. They stay in the weights under every ablation. 0.0 without such changes; NaN if the training did not end."""
     not_recorded: tuple[str, ...] = ()
-    """Parameters and buffers of no recorded layer that were not kept step by step: they stand as at the end of the
-    training, or as before its first step where it has not `ended`."""
+    """Parameters and buffers outside the recorded layers that were not kept at each step. They have their values at the
+    end of the training or, unless it `ended`, before its first step."""
     kept: Mapping[str, int] = field(default_factory=dict)
-    """By slot space: how many slots the mask left."""
+    """The number of slots that the ablation keeps, by slot space."""
     scan: Scan = field(default_factory=Scan)
     others: tuple[str, ...] = ()
-    """Parameters and buffers of no recorded layer as they were at the step that was asked for. They carry no attention,
-    and no mask moves them: they stand as all of training left them."""
+    """Parameters and buffers outside the recorded layers, with their values at the step. No ablation changes them."""
     ended: bool = True
-    """Whether the training came to its end: it may have been cut off, or still run."""
+    """Whether the training ended; otherwise it was cut off or is still running."""
 
     @property
     def remark(self) -> str:
-        """What is to be said of `not_recorded`, without a full stop; empty where there is nothing."""
+        """A sentence about `not_recorded`, without a full stop; empty if all parameters were recorded."""
         if not self.not_recorded:
             return ""
         moment = "at the end of the training" if self.ended else "before its first step, for there is no end"
@@ -72,7 +68,7 @@ class Weights(Shown, Mapping[str, Any]):
         return name in self.arrays
 
     def shown(self, most: int) -> tuple[Columns, int]:
-        """A row a parameter or buffer: its name, shape and type."""
+        """One row for each parameter or buffer: name, shape and type."""
         arrays = [*self.arrays.items()][:most]
         return Columns(
             {

@@ -29,46 +29,43 @@ _LISTED = 10
 
 @dataclass(frozen=True)
 class RecordingCost:
-    """What one way to record takes."""
+    """The cost of one way to record."""
 
     bytes: int
-    """On disk, when the training has ended; what questions keep beside it comes on top, a byte for each number of a
-    key.
+    """Bytes on disk at the end of the training. Derived files of later queries add one byte for each number of a key.
     """
     bytes_a_second: float
-    """That are written while it trains."""
+    """Bytes written in a second of training."""
     question_seconds: float
-    """To score every key of every layer against one query each: where keys are stored, by reading them once, from
-    memory; where they are not, by training once more.
-    """
+    """Seconds to score every key of every layer against one query: by reading the keys from RAM or, without stored
+    keys, by training again."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What recording one training will take: bytes on disk and seconds. Its text (`str`) is a table."""
+    """The estimated cost of recording one training, in bytes on disk and seconds. `str(estimate)` is a table."""
 
     steps: int
     tried: int
-    """How many of them were recorded to tell."""
+    """The number of steps that were recorded for the estimate."""
     step_seconds: float
-    """Of one step of the training, recorded."""
+    """Seconds for one step of the training, recorded."""
     stored: Stored
-    """What takes the bytes of the way `stored`."""
+    """The parts of the bytes of the way `stored`."""
     ways: Mapping[str, RecordingCost]
-    """`stored`: as the training computes. `float32`, `bfloat16`: if its layers computed in that, as under autocast.
-    `digests`: with keys=False.
-    """
+    """Costs by way of recording. `stored`: as the training computes. `float32`, `bfloat16`: with layers that compute in
+    this type, as under autocast. `digests`: with keys=False."""
     notes: Sequence[str]
-    """What the numbers do not know, a sentence each."""
+    """Limits of the estimate, one sentence each."""
     budget: int | None = None
-    """Bytes that the memory may take; None where nothing was asked of a budget."""
+    """The budget in bytes; None without one."""
     planned: Forecast | None = None
-    """What such a budget keeps where the recorder is told how many steps there are, as Recorder(budget=…, steps=…)."""
+    """The forecast for the budget if you pass the number of steps: Recorder(budget=…, steps=…)."""
     unplanned: Forecast | None = None
-    """What it keeps where it is not."""
+    """The forecast for the budget without `steps`."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, by the names of the attributes."""
+        """The attributes as plain values, by name."""
         own = self.stored
         layers = {name: {"keys": layer.keys, "values": layer.values} for name, layer in own.layers.items()}
         beside = {"tables": own.tables, "others": own.others, "weights": own.weights}
@@ -130,17 +127,22 @@ def estimate(
     folder: str | PathLike[str] | None = None,
     budget: int | str | None = None,
 ) -> Estimate:
-    """What recording `steps` steps of a training will take, of which a few are `tried`, twice: with keys, without.
+    """Estimate the disk space and time that recording `steps` steps of a training will take.
 
-    `train(record)` trains, and calls `record` as it would dualform.Recorder, with a path or without; it is stopped
-    after `tried` steps, or fewer where these would take gigabytes. Batches of the steps that follow are taken to be
-    like those. `samples`: how many distinct inputs the training has, over all epochs, of which raw ones are stored
-    once; without it each is taken for another, as augmented ones are, which do not come again bit for bit. `layers`:
-    patterns in place of the training's own. `folder`: where the trials are written, and removed again; a temporary one
-    where None. `budget`: bytes that the memory may take, as Recorder has it: which share of the slots would be kept.
+    It runs a few steps of the training twice, with keys and without.
 
-    Raises BadInput for counts that are no whole numbers from 1 on, for a training that records nothing by `record`, and
-    for a budget that the recorder would refuse.
+    - `train`: a function `train(record)` that trains. It calls `record` as it would call `dualform.Recorder`, with or
+      without a path. It is stopped after `tried` steps, or earlier if these would take gigabytes.
+    - `steps`: the number of steps of the whole training. Later batches are assumed to be like the first.
+    - `tried`: the number of steps to run.
+    - `samples`: the number of distinct inputs in the training, over all epochs. Inputs that repeat bit for bit are
+      stored once. Without it, every input counts as new, which is true of augmented data.
+    - `layers`: patterns that replace the `layers` of the training.
+    - `folder`: where the trials are written and then removed; None for a temporary folder.
+    - `budget`: bytes on disk, as in `Recorder`, to learn which share of the slots would be kept.
+
+    Raises BadInput for counts below 1, for a training that does not record with `record`, and for a budget that
+    `Recorder` rejects.
     """
     steps, tried = _count("steps", steps), _count("tried", tried)
     samples = None if samples is None else _count("samples", samples)
@@ -174,7 +176,7 @@ def estimate(
 def _count(name: str, number: object) -> int:
     """Raises BadInput for what is none."""
     if not is_whole(number) or number < 1:
-        raise BadInput(f"{name} is {number!r}.", hint="Give a whole number from 1 on.", field=name)
+        raise BadInput(f"{name} must be a whole number from 1 on, not {number!r}.", field=name)
     return int(number)
 
 

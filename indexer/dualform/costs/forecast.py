@@ -29,14 +29,14 @@ class StepBytes:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of one training, whose samples are drawn by lots like the average."""
+    """What a budget keeps of one training."""
 
     share: float
-    """Of the slots of all steps, those that are kept."""
+    """The share of all slots that is kept."""
     first_step: int | None
-    """The first step that lacks slots: as of steps up to it, outputs and weights are exact. None where all are kept."""
+    """The first step that lacks slots. Outputs and weights are exact up to it. None if all slots are kept."""
     steps: int
-    """How many are recorded, until there is no room even for what is logged of them."""
+    """The number of steps that are recorded before even their logs do not fit."""
 
     def __str__(self) -> str:
         if self.first_step is None:

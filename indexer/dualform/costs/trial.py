@@ -69,14 +69,16 @@ class Trial:
             train(self._record)
         if self._recorder is None:
             raise BadInput(
-                "the training made no recorder of what it was given.",
+                "The training function did not make a recorder with its argument.",
                 hint="Write `def train(record): …`, and in it `with record(model, optimizer) as recorder:`, as with "
                 "dualform.Recorder.",
                 field="train",
             )
         if not self.steps:
             raise BadInput(
-                "the training recorded no step.", hint="Put each batch into `with recorder.step(...)`.", field="train"
+                "The training function did not record any step.",
+                hint="Put each batch into `with recorder.step(...)`.",
+                field="train",
             )
 
     @property
@@ -97,13 +99,13 @@ class Trial:
         given = signature(Recorder).bind_partial(*arguments, **named).arguments
         if given.get("ranks", 1) != 1:
             raise BadInput(
-                "one of several ranks cannot be tried.",
-                hint="Train in one process, with the rows of one rank: each rank takes as much.",
+                "estimate cannot run one of several ranks.",
+                hint="Train in one process with the rows of one rank; each rank takes as much.",
                 field="ranks",
             )
         if self._recorder is not None:
             raise BadInput(
-                "the training made a second recorder.", hint="Let it train one network, once.", field="train"
+                "The training function made a second recorder.", hint="Train one network in it, once.", field="train"
             )
         for name in ("sink", "budget", "keep", "steps", "seed"):  # a trial keeps every slot of its few steps
             given.pop(name, None)

@@ -1,10 +1,10 @@
-"""Deletes samples of a memory: dualform.delete, and what it is about to do, to be read before.
+"""Delete samples from a memory: dualform.delete, and a preview of what it will do.
 
     RUN/memory.json      names shard-00000     ->     shard-00000-1, by one atomic rename
     RUN/shard-00000      as it was             ->     removed, once the new memory has passed every check
 
-Whenever it is cut off, the memory is whole: the old one or the new one. What it left is removed by the next attempt,
-and `check` tells of it.
+If it is cut off at any time, the memory is whole: the old one or the new one. The next attempt removes leftover files,
+and `check` reports them.
 """
 
 from __future__ import annotations
@@ -32,59 +32,57 @@ CACHE_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class Deletion:
-    """What is deleted, and what is left of it."""
+    """What is deleted, and what remains of it."""
 
     samples: int
     """Rows of batches."""
     slots: dict[str, int]
-    """By slot space."""
+    """Slots by slot space."""
     steps: int
-    """Steps that have any of them."""
+    """Steps that contain any of the samples."""
     alone: int
-    """Steps that have nothing else, so that what is known of such a step is known of them."""
+    """Steps that contain no other samples, so that data of the step is data of these samples."""
     summed: tuple[str, ...]
-    """Layers of which one sum is kept, so that weights at the end still add up."""
+    """Layers for which one sum of the deleted terms is kept, so that weights at the end still add up."""
     scores_only: tuple[str, ...]
-    """Layers of which nothing can be rebuilt any more from the first of these steps on: scores are left."""
+    """Layers that cannot be rebuilt from the first of these steps on; only scores remain."""
     first_step: int
-    """The first of those steps."""
+    """The first of these steps."""
     query_sets: tuple[str, ...]
     """Query sets that are removed."""
     unsure: tuple[str, ...]
-    """Query sets that stay, and may hold an input of theirs all the same: where no key tells of it, for in training the
-    layer was fed something else (dropout, normalised batches, deeper layers), or its keys are not stored."""
+    """Query sets that are kept but may contain an input of the samples. This cannot be checked if the layer's inputs
+    differ in training (dropout, normalised batches, deeper layers) or its keys are not stored."""
     others: tuple[str, ...]
-    """Parameters and buffers of no layer that were kept step by step: what they were between the first of those steps
-    and the end is removed."""
+    """Parameters and buffers outside the recorded layers. Their values between the first of these steps and the end are
+    removed."""
     span: int
-    """How many steps there are from the first of those to the end."""
+    """The number of steps from the first of these to the end."""
     removed: tuple[str, ...]
-    """What lies in the folder, is no part of the memory, and is removed, too: runs that another one replaced, and what
-    an attempt that was cut off left."""
+    """Other files in the folder that are removed, too: replaced runs, and leftovers of an attempt that was cut off."""
     shown: dict[str, int]
-    """By dataset, of how many samples its preview set loses what they looked like; "" is that of samples without one.
-    """
+    """By dataset, the number of previews that are removed; "" stands for samples without a dataset."""
     preview_sets: tuple[str, ...]
-    """Datasets whose preview sets are removed as a whole: no sample of theirs is left, or it cannot be told which of
-    the preview set's are deleted, for they were recorded without numbers."""
+    """Datasets whose previews are all removed: no sample is left, or samples were recorded without numbers."""
     few: bool
-    """Whether a layer of which a sum is kept is wider than it loses slots: the sum spans their keys."""
+    """Whether a layer with a kept sum is wider than the number of its deleted slots: the sum then spans their keys."""
 
 
 def delete(path: str | Path, where: str, *, query_sets: tuple[str, ...] = (), cut_off: bool = False) -> Deletion:
-    """Take the samples that `where` picks out of the memory in a folder: no key, value or column of theirs is stored.
+    """Delete the samples that `where` matches from the memory in a folder: their keys, values and columns.
 
-    `where` names columns of the sample. `query_sets`: to be removed as well, beside those with an input that only these
-    samples had. `cut_off`: the recording did not come to its end, and nobody goes on with it.
+    - `where`: an SQL condition over columns of the sample.
+    - `query_sets`: query sets to remove, too. Query sets with an input that only these samples had are always removed.
+    - `cut_off`: pass True for a recording that was cut off and will not continue.
 
-    What is not promised: W_T less W_0 and less the sum of the others is the sum of what was deleted, and where few
-    slots are deleted it tells of them. Weights stay as they are. Copies of the folder, and processes that have it
-    open, are not reached. Where a batch was normalised, the keys of the others in it tell of a single one that is
-    missing.
+    This changes the record, not the model, and is not unlearning. Traces remain: W_T minus W_0 minus the other terms is
+    the sum of the deleted terms, and tells much if few slots were deleted. If a batch was normalised, the keys of its
+    other rows can reveal a single missing one. Copies of the folder, and processes that have it open, still have the
+    samples.
 
-    Raises BadInput or EmptyMask for the mask, BadInput where a file or folder of the memory is a symbolic link,
-    NotFound for a column or query set, Locked where another process deletes, and Damaged where the memory is; it is as
-    before then.
+    Raises BadInput or EmptyMask for `where`, NotFound for a column or query set, BadInput if a file of the memory is a
+    symbolic link, Locked while another process deletes, and Damaged for a damaged memory. In each case the memory is
+    unchanged.
     """
     folder = Path(path)
     with folder_lock(folder):
@@ -116,7 +114,7 @@ def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Targets]:
     if any(writer.going_on for writer in snapshot.writers) or (snapshot.recording and not cut_off):
         raise BadInput(
             snapshot.cut_off[0].upper() + snapshot.cut_off[1:],
-            hint="If nobody records into it any more, say so: cut_off=True.",
+            hint="If the recording has ended, pass cut_off=True (--cut-off).",
             field="path",
         )
     view = View(snapshot, backends.choose("numpy"), CACHE_BYTES)

@@ -43,7 +43,8 @@ def rewrite(view: View, targets: Targets, query_sets: frozenset[str], check: Che
         sync_folder(snapshot.path)
         if snapshot.moved() or Manifest.read(snapshot.path) != old:
             raise RecordingError(
-                f"{snapshot.path} is being recorded: it changed meanwhile.", hint="Delete when the training is over."
+                f"{snapshot.path} changed meanwhile: it is being recorded.",
+                hint="Call dualform.delete after the training has ended.",
             )
     except BaseException:
         _remove(made)
@@ -52,7 +53,9 @@ def rewrite(view: View, targets: Targets, query_sets: frozenset[str], check: Che
     if problems := what_is_wrong(snapshot.path):
         old.write(snapshot.path)
         _remove(made)
-        raise Damaged(f"the memory without them is not sound, so the old one was left: {problems[0]}")
+        raise Damaged(
+            f"The memory without these samples did not pass its check, so the old one was kept: {problems[0]}"
+        )
 
 
 def _remove(made: Iterable[Path]) -> None:

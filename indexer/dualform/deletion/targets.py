@@ -69,9 +69,9 @@ def targets_of(view: View, where: str | Filter) -> Targets:
 def _targets_of(view: View, where: str | Filter) -> Targets:
     datapoints = _datapoints(view, where)
     if not datapoints.any():
-        raise EmptyMask(f"where picks no sample: {where}", hint="Nothing was deleted.", field="where")
+        raise EmptyMask(f"where matches no sample: {where}", hint="Nothing was deleted.", field="where")
     if datapoints.all():
-        raise BadInput("where picks every sample.", hint="Remove the memory's folder.", field="where")
+        raise BadInput("where matches every sample.", hint="Remove the folder of the memory instead.", field="where")
     snapshot = view.snapshot
     stays_of_space = {name: snapshot.space(name).spread(datapoints) for name in snapshot.spaces}
     entries = {}
@@ -100,16 +100,16 @@ def _datapoints(view: View, where: str | Filter) -> NDArray[np.bool_]:
     for space in spaces:
         if space.extents.unknown_datapoints or len(space.samples.unknown()[0]):
             raise BadInput(
-                f"slots of space {space.name!r} are of rows that are not known: nobody can tell whose they are.",
-                hint="Nothing can be deleted of this memory.",
+                f"The samples of slots in space {space.name!r} are not known, so samples cannot be deleted.",
+                hint="Record such layers with step(at=…), which tells their rows.",
                 field="where",
             )
     expression = mask.checked_expression(spaces[0], spaces, where, view.datasets)
     for space in spaces:
         if beyond := [name for name in expression.columns if name not in space.sample_columns]:
             raise BadInput(
-                f"{beyond[0]!r} is no column of the sample in space {space.name!r}, and whole samples are deleted.",
-                hint=f"Name columns of the sample: {', '.join(sorted(space.sample_columns))}.",
+                f"{beyond[0]!r} is a column of single slots in space {space.name!r}, but delete removes whole samples.",
+                hint=f"Use columns of the sample: {', '.join(sorted(space.sample_columns))}.",
                 field="where",
             )
     if isinstance(where, Filter) and where.of_samples:
@@ -131,9 +131,9 @@ def _require_meant(space: Space, expression: Expression, found: NDArray[np.bool_
         return
     nan = " OR ".join(f"isnan({quoted(name)})" for name in unsaid)
     raise BadInput(
-        f"where picks {count} of {int(found.sum())} samples only by NaN in {', '.join(unsaid)}, which SQL takes for "
-        "more than any number.",
-        hint=f"To keep them, write: ({where}) AND NOT ({nan}). To delete them, too: ({where}) OR ({nan}).",
+        f"where matches {count} of {int(found.sum())} samples only because {', '.join(unsaid)} is NaN, which SQL "
+        "ranks above every number.",
+        hint=f"To keep them, write ({where}) AND NOT ({nan}). To delete them, write ({where}) OR ({nan}).",
         field="where",
     )
 

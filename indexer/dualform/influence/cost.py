@@ -21,18 +21,18 @@ TRIED = 200
 
 @dataclass(frozen=True)
 class LedgerCost:
-    """Its text (`str`) is a sentence."""
+    """The estimated cost of a ledger. `str(cost)` is a sentence."""
 
     groups: int
-    """Sums for each example: of samples, as many as the training had."""
+    """The number of sums for each example."""
     examples: int
     steps: int
     tried: int
-    """Steps that were taken to tell."""
+    """The number of steps that were run for the estimate."""
     bytes: int
-    """Of the ledger: 8 for each group and example."""
+    """Bytes of the ledger: 8 for each group and example."""
     held_bytes: int
-    """That are held at most meanwhile, of updates through which slots are still followed, as far as was tried."""
+    """The most bytes held meanwhile, for slots that later updates still move, in the steps that were run."""
     seconds: float
 
     def __str__(self) -> str:
@@ -52,12 +52,14 @@ def estimate_ledger(
     allow_inexact: bool = False,
     tried: int = TRIED,
 ) -> LedgerCost:
-    """What `ledger` would take of memory and time on this machine, by its first steps.
+    """Estimate the RAM and time that `ledger` needs on this machine, from its first steps.
 
-    Raises as `ledger`, and BadInput where `tried` is no whole number from 2 on.
+    `tried`: how many steps to run, at least 2. Raises as `ledger`, and BadInput for a smaller `tried`.
     """
     if isinstance(tried, bool) or not isinstance(tried, int) or tried < 2:
-        raise BadInput(f"tried is {tried!r}.", hint="Give a whole number from 2 on.", field="tried")
+        raise BadInput(
+            f"tried must be a whole number from 2 on, not {tried!r}.", hint=f"For example tried={TRIED}.", field="tried"
+        )
     began = perf_counter()
     own = walk(path, model, influence, allow_inexact=allow_inexact)
     taken, held = min(tried, own.steps), 0

@@ -31,7 +31,7 @@ def check_room(groups: int, examples: int, influence: Influence) -> None:
     if 2 * needed > there:
         raise BadInput(
             f"influence {influence.name!r} has {examples:,} examples and {groups:,} groups of {', '.join(influence.by)}"
-            f": {readable(needed)} of sums, where the machine has {readable(there)} of memory.",
+            f": {readable(needed)} of sums; the machine has {readable(there)} of RAM.",
             hint="Follow fewer examples at a time, or group by a column of fewer values.",
             field="influence",
         )

@@ -84,9 +84,9 @@ class FollowedBlock:
         if not self.linear and (any(self._rules.halves) or not _by_numbers(self._rules.first)):
             optimizer = view.snapshot.optimizer_of(self.block.block_name).name
             raise Inexact(
-                f"what {optimizer} makes of one gradient of {self.block.block_name!r} is no product with it, number by "
-                "number: the block is not followed.",
-                hint="Ask for contributions of a layer, which follow every rule.",
+                f"dualform.ledger does not support {optimizer}, which does not scale the gradient of "
+                f"{self.block.block_name!r} number by number.",
+                hint='Call memory.contributions(layer, queries, by="label"), which supports every update rule.',
                 field="influence",
             )
         start = State(*start_of(view, self.block))

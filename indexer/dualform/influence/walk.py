@@ -53,16 +53,18 @@ LINES = ("decay", "rounding", "other parameters", "buffers", "truncated")
 
 @torch.inference_mode(False)
 def ledger(path: str | PathLike[str], model: nn.Module, influence: Influence, *, allow_inexact: bool = False) -> Ledger:
-    """What each group of training datapoints did to the loss of examples, update by update, from a memory with keys and
-    values. The training is not run again: its weights are rebuilt step by step, and the model, which stays as it is,
-    computes with them in eval mode.
+    """Sum what each group of training data did to the loss of examples, update by update.
 
-    `model`: the network that was recorded, or one like it. `allow_inexact`: also of layers that the record does not
-    explain well enough; the ledger is then that of the training as it was rebuilt. Raises what `dualform.open` raises,
-    Inexact for layers that cannot be rebuilt, rules that take the numbers of a parameter together, weights of half
-    precision, memories without keys or values, and deleted samples; BadInput for another model, for examples and a
-    loss that do not fit, and for sums that the machine has no memory for; RecordingError for a model that is being
-    recorded.
+    - `path`: a memory with keys and values.
+    - `model`: the recorded network, or one of the same architecture. It runs in eval mode and is left unchanged.
+    - `allow_inexact`: include layers that the record does not reproduce well enough.
+
+    The training is not run again: its weights are rebuilt step by step. Effects of a sample through later updates are
+    not counted.
+
+    Raises the errors of `dualform.open`; Inexact for layers that cannot be rebuilt, unsupported optimizers,
+    half-precision weights, missing keys or values, and deleted samples; BadInput for another model, for examples or a
+    loss that do not fit, and for sums larger than RAM; RecordingError if a recorder is open on the model.
     """
     return walk(path, model, influence, allow_inexact=allow_inexact).ledger()
 
@@ -71,8 +73,8 @@ def walk(path: str | PathLike[str], model: nn.Module, influence: Influence, *, a
     """The walk of a memory's training, before its first step. Raises as `ledger`."""
     if any(id(own) in recorded_parameters() for own in model.parameters()):
         raise RecordingError(
-            "a recorder is open on this model: the examples' passes would be taken for the training's.",
-            hint="Leave `with recorder` first, or give a copy of the model.",
+            "A recorder is open on this model, and would record the passes of the examples.",
+            hint="Leave `with recorder` first, or pass a copy of the model.",
         )
     view = View(opened(path), backends.choose("numpy"), CACHE_BYTES)
     return Walk(view, whole_model(model), influence, allow_inexact, never)
@@ -237,8 +239,8 @@ class Walk:
         found = other_parameters.as_of(self._view, at_step)
         if lacking := sorted(found.as_at_the_end - self._explained):
             raise Inexact(
-                f"{', '.join(lacking)} moved, are of no recorded layer, and were not kept step by step.",
-                hint="Record the layers that they are of, or fewer of the others.",
+                f"{', '.join(lacking)} changed, but are outside the recorded layers and were not kept at each step.",
+                hint="Record their layers, or fewer of the other layers.",
                 field="influence",
             )
         return dict(found.arrays)
@@ -308,8 +310,8 @@ def _followed_layers(view: View) -> dict[str, Layer]:
         )
     if view.snapshot.deleted:
         raise Inexact(
-            "samples were deleted, and what they brought stands in one sum as of the end of the training.",
-            hint="Record the training again without them.",
+            "Samples were deleted, so their effect is known only for the end of the training.",
+            hint="Record the training again without these samples.",
             field="influence",
         )
     return layers
@@ -329,8 +331,8 @@ def _check_model(view: View, layers: Mapping[str, Layer], taps: Mapping[str, Any
     missing = [name for name in layers if name not in taps]
     if missing:
         raise BadInput(
-            f"the model has no {', '.join(map(repr, missing))}, which the memory was recorded with.",
-            hint="Give the model that was recorded, with the names that its layers had.",
+            f"The model lacks {', '.join(map(repr, missing))}, which the memory was recorded with.",
+            hint="Pass the model that was recorded, with the same names of layers.",
             field="model",
         )
     shapes = {name: tuple(own.shape) for name, own in model.state_dict().items()}

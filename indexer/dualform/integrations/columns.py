@@ -1,4 +1,4 @@
-"""Which parts of a trainer's batch are columns of the memory. Shapes: B rows of a batch, L tokens of each."""
+"""Columns of a memory from the batches of a trainer. Shapes: B rows of a batch, L tokens of each."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch import Tensor
 from dualform.errors import BadInput
 
 Place: TypeAlias = str | int | Callable[[Any], Any]
-"""Where a batch has a column: a name, a number, or a function that makes it of the batch, such as `next_token`."""
+"""Where a batch has a column: a name, a number, or a function of the batch such as `next_token`."""
 Columns: TypeAlias = Mapping[str, Place] | Sequence[str] | Callable[[Any], Mapping[str, Any]]
-"""Names that a batch has its columns under; column -> its place in the batch; or what makes the arguments of
-`recorder.step` of a batch."""
+"""Names of columns in a batch; column -> its place in the batch; or a function from a batch to the arguments of
+`recorder.step`."""
 _NO_TARGET = -100
-"""What stands in `labels` where no token is to be predicted."""
+"""The entry of `labels` for a token that is not predicted."""
 
 
 def next_token(batch: Mapping[str, Any]) -> np.ma.MaskedArray[Any, Any]:
-    """The label of each token of a batch for a model that predicts the one behind it: int64[B, L], NULL where none is.
+    """The label of each token for a model that predicts the next one: int64[B, L], NULL for tokens without a label.
 
-    `batch["labels"]`, integers [B, L], has each token itself at its place, as such models of Hugging Face take it, and
-    -100 where it is not to be predicted. Raises BadInput for labels of another shape, KeyError where there are none.
+    `batch["labels"]`, integers [B, L], has each token at its own place, as causal models of Hugging Face expect, and
+    -100 for tokens that are not predicted. Raises BadInput for labels of another shape, and KeyError without labels.
     """
     given = batch["labels"]
     labels = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     if labels.ndim != 2 or labels.dtype.kind not in "iu":
         shape = ", ".join(map(str, labels.shape))
         raise BadInput(
-            f"labels are {labels.dtype}[{shape}], and next_token takes integers [B, L].",
-            hint="Give labels of single tokens, or make the column by a function of your own.",
+            f"labels must be integers [B, L] for next_token, not {labels.dtype}[{shape}].",
+            hint="Pass one label for each token, or compute the column with your own function.",
             field="label",
         )
     behind = np.full(labels.shape, _NO_TARGET, dtype=np.int64)
@@ -54,8 +54,8 @@ def said_of(batch: Any, columns: Columns, first: bool) -> dict[str, Any]:
             if first:
                 lacks = f"lacks what {_named(place)} takes" if callable(place) else f"has no {place!r}"
                 raise BadInput(
-                    f"the first batch {lacks}, which column {column!r} is to be: it has {_contents(batch)}.",
-                    hint="Keep it in the data set and in what collates batches, or leave the column out.",
+                    f"The first batch {lacks}, from which column {column!r} is taken. It has {_contents(batch)}.",
+                    hint="Keep it in the dataset and in the collate function, or leave the column out.",
                     field="columns",
                 ) from None
     return said

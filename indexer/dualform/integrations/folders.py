@@ -1,4 +1,4 @@
-"""Where the trainings of one trainer are recorded."""
+"""The folders of the trainings of one trainer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from dualform.record.recorder import Recorder
 
 
 class Folders:
-    """A trainer may train again, as it does with a smaller batch where memory did not suffice: what it trains then has
-    a folder of its own beside the first one, `mine-2` beside `mine`, unless trainings go on in their memory.
+    """Folders for a trainer that may train again, for example with a smaller batch after running out of memory.
+
+    Each further training has another folder, `mine-2` after `mine`, unless trainings are resumed.
     """
 
     def __init__(self, path: str | PathLike[str], resumed: bool) -> None:

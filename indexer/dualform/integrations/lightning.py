@@ -1,11 +1,11 @@
-"""Recording with Lightning, whichever of its two packages the trainer is of:
+"""Record a Lightning training, with either of its two packages:
 
     record = RecordCallback("runs/mine", columns={"label": 1, "sample": 2})     # batches are (images, labels, samples)
     Trainer(max_epochs=3, callbacks=[record]).fit(module, loader)
 
-Each batch is a step, also where several of them make one update; where several optimizers update in turn, as of a GAN,
-so is each pass that follows an update. A trainer that trains again is recorded beside, in `mine-2`. The memory holds
-the layers under the names that the LightningModule gives them.
+Each batch is a step, even if several batches make one update. If several optimizers update in turn, as in a GAN, each
+backward pass after an update is also a step. If the trainer trains again, that training is recorded in `mine-2`. Layers
+have the names that they have in the LightningModule.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ else:
 
 
 class RecordCallback(_Callback):
-    """Records what a Lightning trainer trains. Each rank writes its own shard."""
+    """Records the training of a Lightning trainer. Each rank writes its own slots."""
 
     def __init__(
         self,
@@ -62,12 +62,19 @@ class RecordCallback(_Callback):
         make: Callable[..., Recorder] = Recorder,
         **recorder: Any,
     ) -> None:
-        """`columns`: of the memory -> place or name in a batch, or a function of it; or names alone where they are the
-        same, or a function from a batch to the arguments of `recorder.step`. `dataset`: the name of all data.
-        `query_sets`: name -> inputs of the module, taken as the training ends; `query_set_labels`: name -> integers,
-        their labels where they have some; `query_set_previews`: name -> dualform.PreviewSet, what they look like.
-        `make`: what is called for the recorder, as dualform.estimate gives it. `recorder`: further arguments of the
-        Recorder, such as `layers`. Raises BadInput for labels or a preview set of a query set that is not given.
+        """Choose the folder, the columns and the query sets.
+
+        - `path`: the folder of the memory.
+        - `columns`: column -> its place or name in a batch, or a function of the batch. If the names are the same, a
+          list of names. Or a function from a batch to the arguments of `recorder.step`.
+        - `dataset`: the name of all data.
+        - `query_sets`: name -> inputs of the module, recorded when the training ends.
+        - `query_set_labels`: name -> integer labels.
+        - `query_set_previews`: name -> dualform.PreviewSet.
+        - `make`: the function that makes the recorder, for dualform.estimate.
+        - `recorder`: further arguments of `Recorder`, such as `layers`.
+
+        Raises BadInput for labels or previews of an unknown query set.
         """
         super().__init__()
         self.recorder: Recorder | None = None

@@ -31,9 +31,8 @@ class QuerySets:
         for given, what in ((self._labels, "labels"), (self._preview_sets, "previews")):
             if strangers := given.keys() - self._inputs.keys():
                 raise BadInput(
-                    f"query_set_{what} has {', '.join(map(repr, sorted(strangers)))}, of which query_sets has no "
-                    "inputs.",
-                    hint=f"Give {what} under the name of their query set.",
+                    f"query_set_{what} names {', '.join(map(repr, sorted(strangers)))}, which query_sets lacks.",
+                    hint=f"Pass {what} under the name of a query set in query_sets.",
                     field=f"query_set_{what}",
                 )
 

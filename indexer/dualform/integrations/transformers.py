@@ -1,14 +1,13 @@
-"""Recording with the Hugging Face Trainer:
+"""Record a training with the Hugging Face Trainer:
 
     trainer = RecordingTrainer(model, args, train_dataset=data, record="runs/mine", columns=["sample"])
     trainer.train()
 
-or, for a trainer of your own, `class Mine(RecordMixin, MyTrainer): ...`. Each micro-batch is a step, also where several
-of them make one update.
+For your own trainer, write `class Mine(RecordMixin, MyTrainer): ...`. Each micro-batch is a step, even if several of
+them make one update.
 
-A step is the Trainer's `training_step`, forward and backward. The Trainer clips and updates behind it, so the update is
-measured once it comes and belongs to the last step before it. Its log rides in the next step's batch, or in what a
-flush or the end writes.
+A step is the Trainer's `training_step`: forward and backward. The Trainer clips and updates after it, so the update
+belongs to the last step before it. Its log is written with the next step, a flush, or the end.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ else:
 
 
 class RecordMixin:
-    """Records what a Trainer trains; put it before the Trainer among the bases. Each rank writes its own shard.
+    """Records the training of a Trainer; put it before the Trainer among the bases. Each rank writes its own slots.
 
-    A batch's `attention_mask` [B, L] is the mask of its tokens: padding is no slot. Where an encoder and a decoder have
-    tokens of their own, override `said_of_batch` to say what is said of which.
+    A batch's `attention_mask` [B, L] marks its real tokens; padding becomes no slots. If an encoder and a decoder have
+    different tokens, override `said_of_batch`.
     """
 
     def __init__(
@@ -57,15 +56,21 @@ class RecordMixin:
         make: Callable[..., Recorder] = Recorder,
         **named: Any,
     ) -> None:
-        """`record`: the memory's folder; None records nothing. Where the trainer trains again, as with a smaller batch
-        that it found (`auto_find_batch_size`), that is recorded beside it, in `mine-2`. `columns`: of the memory ->
-        their names in a batch, or names alone where they are the same, or functions of a batch, such as `next_token`;
-        those that the model does not take are kept from it, and need no `remove_unused_columns=False`. `dataset`: the
-        name of all data. `query_sets`: name -> inputs of the model, taken as the training ends; `query_set_labels`:
-        name -> integers, their labels where they have some; `query_set_previews`: name -> dualform.PreviewSet, what
-        they look like.
-        `recorder`: further arguments of the Recorder, such as `layers`. `make`: what is called for it, as
-        dualform.estimate gives it. Raises BadInput for labels or a preview set of a query set that is not given.
+        """Choose the folder, the columns and the query sets. Other arguments go to the Trainer.
+
+        - `record`: the folder of the memory; None records nothing. If the trainer trains again, as with
+          `auto_find_batch_size`, that training is recorded in `mine-2`.
+        - `columns`: column -> its name in a batch, or a function of the batch such as `next_token`. If the names are
+          the same, a list of names. Columns that the model does not take are kept from it, without
+          `remove_unused_columns=False`.
+        - `dataset`: the name of all data.
+        - `query_sets`: name -> inputs of the model, recorded when the training ends.
+        - `query_set_labels`: name -> integer labels.
+        - `query_set_previews`: name -> dualform.PreviewSet.
+        - `recorder`: further arguments of `Recorder`, such as `layers`.
+        - `make`: the function that makes the recorder, for dualform.estimate.
+
+        Raises BadInput for labels or previews of an unknown query set.
         """
         self.recorder: Recorder | None = None
         """Of the training that runs, or ran last."""
@@ -80,7 +85,7 @@ class RecordMixin:
         super().__init__(*arguments, **named)
 
     def said_of_batch(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of `recorder.step` for a batch; `inputs` has the columns that are kept from the model, too."""
+        """The arguments of `recorder.step` for a batch. `inputs` includes the columns that are kept from the model."""
         said: dict[str, Any] = {} if self._dataset is None else {"dataset": self._dataset}
         mask = inputs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.dim() == 2:
@@ -105,7 +110,7 @@ class RecordMixin:
         """With the first batch: model and optimizer are by now what is trained, and as a checkpoint left them."""
         if isinstance(model, nn.DataParallel):
             raise RecordingError(
-                "the Trainer has put the model into nn.DataParallel, whose copies would be recorded as one.",
+                "The Trainer has put the model into nn.DataParallel, which cannot be recorded.",
                 hint="Start one process for each GPU (torchrun, accelerate launch), or show it only one GPU.",
             )
         own: Any = self
@@ -174,4 +179,4 @@ class RecordMixin:
 
 
 class RecordingTrainer(RecordMixin, Trainer):
-    """The Trainer, recorded."""
+    """The Hugging Face Trainer, recorded."""

@@ -50,8 +50,8 @@ def applied(model: nn.Module, weights: Weights) -> Iterator[Weights]:
         yield replace(weights, arrays={name: weights.arrays[name] for name in names}, not_recorded=left)
         if _versions(tensors) != inside or not all(torch.equal(places[p][0], own) for p, own in written.items()):
             raise RecordingError(
-                "the model's weights were written while others were applied, and what was written is lost.",
-                hint="Train the model outside `applied`, or a copy of it inside.",
+                "The weights of the model changed inside memory.applied, and these changes are lost.",
+                hint="Train the model outside `with memory.applied(…)`, or train a copy.",
             )
     finally:
         _write(kept)
@@ -67,8 +67,8 @@ def _check(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> 
     missing = [name for name in shapes if name not in own]
     if missing:
         raise BadInput(
-            f"the model has no {', '.join(map(repr, missing))}, which the memory was recorded with.",
-            hint="Give the model that was recorded, not one that holds it or a part of it.",
+            f"The model lacks {', '.join(map(repr, missing))}, which the memory was recorded with.",
+            hint="Pass the model that was recorded, not one that contains it or a part of it.",
             field="model",
         )
     for name, shape in shapes.items():
@@ -84,7 +84,7 @@ def _refuse_recorded(own: Mapping[str, Tensor], names: Iterable[str]) -> None:
     recorded = recorded_parameters()
     if any(id(own[name]) in recorded for name in names):
         raise RecordingError(
-            "a recorder is open on this model: weights that are applied would be taken for what training made of it.",
+            "A recorder is open on this model, and would record the applied weights as changes by the training.",
             hint="Leave `with recorder` first, or apply the weights to a copy of the model.",
         )
 

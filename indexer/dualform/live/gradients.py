@@ -45,8 +45,8 @@ def gradients(
     taps = taps_named(model, layers.keys())
     if not taps:
         raise BadInput(
-            f"the model has none of the layers that the memory has values of: {', '.join(layers)}.",
-            hint="Give the model that was recorded, with the names that its layers had.",
+            f"The model lacks every layer that was recorded with values: {', '.join(layers)}.",
+            hint="Pass the model that was recorded, with the same names of layers.",
             field="model",
         )
     check_widths(taps.values(), layers)

@@ -52,8 +52,8 @@ def queries(
     found = {name: rows for name, rows in taker.queries().items() if name in layers}
     if not found:
         raise BadInput(
-            f"the model calls none of the memory's layers: {', '.join(layers)}.",
-            hint="Give the model that was recorded, with the names that its layers had.",
+            f"The model does not call any layer of the memory: {', '.join(layers)}.",
+            hint="Pass the model that was recorded, with the same names of layers.",
             field="model",
         )
     tell_of_other_weights(model, info, "the queries are what its layers take as it is")
@@ -64,7 +64,7 @@ def of_layer(found: Mapping[str, Vectors], layer: str) -> Vectors:
     """A layer's own of the queries of all. Raises NotFound where the model did not call it."""
     if layer not in found:
         raise NotFound(
-            f"the model called no layer {layer!r} for these inputs.",
+            f"The model did not call layer {layer!r} for these inputs.",
             hint=f"It called {', '.join(found)}.",
             field="layer",
         )
@@ -107,9 +107,9 @@ def check_widths(taps: Iterable[Tap], layers: Mapping[str, LayerInfo]) -> None:
         layer = layers[tap.name]
         if (tap.d_in, tap.d_out) != (layer.d_in, layer.d_out):
             raise BadInput(
-                f"layer {tap.name!r} takes {tap.d_in} to {tap.d_out} in the model, and {layer.d_in} to {layer.d_out} "
+                f"Layer {tap.name!r} maps {tap.d_in} to {tap.d_out} in the model, but {layer.d_in} to {layer.d_out} "
                 "in the memory.",
-                hint="Give the model that was recorded.",
+                hint="Pass the model that was recorded.",
                 field="model",
             )
 

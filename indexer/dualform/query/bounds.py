@@ -36,7 +36,7 @@ class QuestionBounds:
         """
         if count * bytes_each > self.answer_bytes:
             raise BadInput(
-                f"The answer would take {_mebibytes(count * bytes_each)}, and a message holds at most "
+                f"The answer would take {_mebibytes(count * bytes_each)}; the server's limit is "
                 f"{_mebibytes(self.answer_bytes)}.",
                 hint=hint.format(int(self.answer_bytes // bytes_each)),
                 field=field,
@@ -46,9 +46,9 @@ class QuestionBounds:
         """Raises BadInput for more queries than there may be of those that are named by number, each so wide."""
         if 4 * count * width > self.answer_bytes:
             raise BadInput(
-                f"{count} queries of {width} numbers take {_mebibytes(4 * count * width)}, and there may be "
-                f"{_mebibytes(self.answer_bytes)} of them.",
-                hint=f"Ask with at most {int(self.answer_bytes // (4 * width))} at a time.",
+                f"{count:,} queries of {width:,} numbers take {_mebibytes(4 * count * width)}; the server's limit is "
+                f"{_mebibytes(self.answer_bytes)}.",
+                hint=f"Pass at most {int(self.answer_bytes // (4 * width)):,} queries at a time.",
                 field="queries",
             )
 

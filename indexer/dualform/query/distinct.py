@@ -71,11 +71,13 @@ def _columns(view: View, space: str, names: Sequence[str]) -> tuple[str, ...]:
     own = view.snapshot.space(space)
     for name in names:
         if name not in own.columns:
-            raise NotFound(f"no slot column {name!r}.", hint=f"Columns: {', '.join(own.columns)}.", field="distinct")
+            raise NotFound(
+                f"There is no slot column {name!r}.", hint=f"Columns: {', '.join(own.columns)}.", field="distinct"
+            )
         if own.is_null(name) is True:
             raise BadInput(
-                f"column {name!r} is NULL in all slots of space {space!r}, so distinct cannot tell slots apart.",
-                hint="Name a column that was recorded, or leave distinct out.",
+                f"column {name!r} is NULL in all slots of space {space!r}, so distinct cannot use it.",
+                hint="Pass a column that was recorded, or leave distinct out.",
                 field="distinct",
             )
     return (*names, "dataset") if "sample" in names and "dataset" not in names else tuple(names)

@@ -83,23 +83,28 @@ def open_memory(
     ram: Bound | None = None,
     whole_process: bool = False,
 ) -> Engine:
-    """The memory in a folder, ready for questions; or in several, the runs of a training that was resumed, in order.
+    """Open the memory in a folder, or the runs of a resumed training in several folders.
 
-    Steps and slots of a run follow those of the run before; the column `run` counts from 0.
-    `backend` scores keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu; None picks what fits the machine. All
-    give the same answers. `cache_bytes` bounds what is kept between questions (masks, key sums, rebuilt weights), and
-    `held_bytes` the keys and values that are: half of the machine's RAM where it is None. With `ram` (bytes, a
-    text as "2 GB", or a RamBudget that other engines draw on), all that the engine holds takes that much at most,
-    with what questions need while they are answered; `cache_bytes` and `held_bytes` then say nothing, and a question
-    that needs more is refused. With `whole_process`, what the process holds already counts, the libraries it has loaded
-    among it: all that is resident, now and whenever a question begins; and its allocator gives large blocks back early.
+    - `path`: the folder, or a list of folders in the order of the runs. Steps and slots count on from run to run, and
+      the column `run` counts from 0.
+    - `backend`: scores keys: int8, numpy, torch, faiss, torch-cuda or faiss-gpu. None picks the best for the machine.
+      All give the same results.
+    - `cache_bytes`: the limit for filters, key sums and rebuilt weights that are kept between queries.
+    - `held_bytes`: the limit for keys and values in RAM; None for half of the machine's RAM.
+    - `ram`: one limit for all of it, including the work on a query: bytes, a text such as "2 GB", or a RamBudget that
+      several engines share. It overrides the two limits above. A query that needs more is refused.
+    - `whole_process`: count all resident memory of the process against `ram`, including loaded libraries.
 
-    Raises NotAMemory or Damaged for a folder, BadInput for runs that are not of one network and for too little RAM,
-    NotFound or MissingPackage for the backend.
+    Raises NotAMemory or Damaged for the folder, BadInput for runs of different networks or too little RAM, and NotFound
+    or MissingPackage for the backend.
     """
     runs = (path,) if isinstance(path, str | Path) else tuple(path) if isinstance(path, Iterable) else (path,)
     if not all(isinstance(run, str | Path) for run in runs):
-        raise BadInput(f"the memory is {path!r}.", hint="Name its folder, or those of its runs.", field="path")
+        raise BadInput(
+            f"path must be the folder of a memory, or a list of folders, not {path!r}.",
+            hint='For example dualform.open("runs/digits").',
+            field="path",
+        )
     before = anonymous_bytes()
     budget = ram if isinstance(ram, RamBudget) else None
     if budget is None and ram is not None:
@@ -126,10 +131,10 @@ def open_memory(
 
 
 class Engine(Answers):
-    """Answers about one memory, with all methods of dualform.methods.Answers.
+    """Answers queries about one memory in this process. `dualform.open` makes one.
 
-    It belongs to the process that opened it: in a fork of that one everything that is asked of it raises Forked. Its
-    pickle holds what opened it, and opens the memory again, as of its last commit then.
+    An engine cannot be used in a fork of the process that opened it, where every call raises Forked. A pickled engine
+    opens the memory again, as of its last commit.
     """
 
     _reopened: Callable[[], Engine] | None = None
@@ -143,7 +148,9 @@ class Engine(Answers):
         segments: SegmentCache | None = None,
         budget: RamBudget | None = None,
     ) -> None:
-        """`budget`: what all caches share, and questions claim their part of; None for caches of their own sizes."""
+        """Use `dualform.open` instead. `budget`: a RAM limit that all caches and queries share; None for separate
+        limits.
+        """
         self._backend, self._cache_bytes = backend, cache_bytes
         self._budget, self._segments = budget, segments
         """Key and value segments held in memory; committed segments never change, so a refresh keeps them."""
@@ -166,34 +173,34 @@ class Engine(Answers):
         """Raises Forked in a fork: any lock may be one that a thread of the parent's held."""
         if not self._process.here:
             raise Forked(
-                f"The memory {self.path} was opened by another process, of which this one is a fork.",
-                hint="Open it in the child with dualform.open, as in a DataLoader's worker_init_fn, or start processes "
-                "by spawn: an engine that is pickled is opened again.",
+                f"The memory {self.path} was opened before this process was forked, and cannot be used in it.",
+                hint="Call dualform.open in the child, such as in a DataLoader's worker_init_fn, or start processes "
+                "by spawn: a pickled engine opens the memory again.",
             )
 
     @property
     def path(self) -> Path:
-        """The folder of the memory; of several that are answered over as one, the first."""
+        """The folder of the memory; the first one of several."""
         return self._seen.snapshot.path
 
     @property
     def recording(self) -> bool:
-        """Whether the memory is still being recorded, or was cut off: what `info` says of it, without the rest."""
+        """Whether the memory is still being recorded, or was cut off, as in `info`."""
         return self._view.snapshot.recording
 
     def ask(self, question: Question[A], cancelled: StopSignal | None = None, bounds: QuestionBounds = UNBOUNDED) -> A:
-        """The answer to a question. `cancelled` is called between blocks of work.
+        """The result of a query given as a value. `cancelled` is called between blocks of work.
 
-        Raises Cancelled once it returns True; BadInput or BadMask for what exceeds `bounds`, before it is worked on;
-        and otherwise as the methods do.
+        Raises Cancelled once `cancelled()` returns True, BadInput or BadMask for a query beyond `bounds`, and otherwise
+        the errors of the method.
         """
         view = self._view.within(bounds)
         with subnormal_numbers():
             return cast("A", self._answer(_about_a_layer(view, question), view, _check(cancelled)))
 
     def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
-        """The question with each of its queries named, so that their number is known: those of an example's tokens are
-        as many as its layer has. Raises NotFound and BadInput as the question itself would.
+        """The query with every token of its examples named, so that the number of queries is known. Raises NotFound and
+        BadInput as `ask` does.
         """
         return counted_queries(self._view, cast("LayerQuestion[A]", _about_a_layer(self._view, question)))
 
@@ -268,7 +275,11 @@ class Engine(Answers):
             case Verification():
                 with self._room(lambda: needs.of_weights(view), check):
                     return reconstruction.certify(view, check)
-        raise BadInput(f"{type(question).__name__} is no question.", hint="See dualform.questions.", field="question")
+        raise BadInput(
+            f"ask takes a query such as dualform.TopK, not {type(question).__name__}.",
+            hint='For example memory.ask(dualform.TopK("head", dualform.Vectors(x))).',
+            field="question",
+        )
 
     def _distinct(self, question: TopK | GradientTopK, view: View, check: Check) -> Hits:
         """One hit a sample; the longer lists that it is made of never leave the engine."""
@@ -287,33 +298,36 @@ class Engine(Answers):
         return nullcontext() if self._budget is None else self._budget.claimed(needed(), check, instead)
 
     def keys(self, layer: str, ids: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """float32[n, d_in]: a layer's inputs of some slots of its space, or of all that it has, in slot order.
+        """float32[n, d_in]: the inputs of a layer at some slots of its space, or at all of them, in slot order.
 
-        Raises NotFound for a slot that it does not have.
+        Raises NotFound for a slot that the layer lacks.
         """
         return slots.keys(self._view, layer, ids)
 
     def values(self, layer: str, ids: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """float32[n, d_out]: the recorded gradients of a layer's outputs, never rescaled. Raises as `keys`."""
+        """float32[n, d_out]: the recorded gradients by the outputs of a layer, unscaled. Raises as `keys`."""
         return slots.values(self._view, layer, ids)
 
     def key_rows(self, layer: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n]: the stored key of each slot, by number: slots of equal numbers share a key. Raises as `keys`."""
+        """int64[n]: the number of the stored key of each slot. Slots with equal numbers share a key.
+
+        Raises as `keys`.
+        """
         return slots.key_rows(self._view, layer, ids)
 
     def coefficients(
         self, layer: str, ids: Sequence[int] | NDArray[np.int64], at_step: int | None = None
     ) -> NDArray[np.float64]:
-        """float64[n]: what turns each slot's value into its term of the layer's weight, the first where it has several.
+        """float64[n]: the factor that turns the value of each slot into its term of the layer's first weight.
 
-        0.0 for slots of steps from `at_step` on. Raises as `keys`, and BadInput for a step that was not recorded.
+        It is 0.0 for slots of steps from `at_step` on. Raises as `keys`, and BadInput for a step beyond the record.
         """
         return slots.coefficients(self._view, layer, ids, at_step)
 
     def refresh(self) -> bool:
-        """See what was committed since the memory was opened. True where there is something new.
+        """Load the steps committed since the memory was opened. Returns True if there are any.
 
-        Questions already being answered keep the snapshot that they began with.
+        Queries already running keep their snapshot.
         """
         self._check_process()
         with self._refreshing:
@@ -328,8 +342,10 @@ class Engine(Answers):
             return True
 
     def close(self) -> None:
-        """End the process that runs SQL, and let go of what is held in memory. The engine can still be asked: it reads
-        again, and a statement starts another process. In a fork nothing happens.
+        """End the process that runs SQL, and free the caches.
+
+        You can still query a closed engine: it reads again, and SQL starts another process. In a fork this does
+        nothing.
         """
         if not self._process.here:
             return
@@ -341,12 +357,12 @@ class Engine(Answers):
             self._backend.screen.clear()
 
     def counts(self) -> Counts:
-        """What answering has taken since the memory was opened. Raises Forked."""
+        """Counts of the work done since the memory was opened. Raises Forked."""
         return counted(self._view, self._segments, self._budget)
 
     @property
     def answered_by(self) -> str:
-        """The backend, and the compiled loops or why there are none."""
+        """The backend, and the compiled loops or why they are missing."""
         return backends.described(self._backend)
 
     def __reduce__(self) -> tuple[Callable[[], Engine], tuple[()]]:

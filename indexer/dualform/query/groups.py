@@ -164,8 +164,8 @@ def check_spaces(view: View, spaces: Collection[str], by: tuple[str, ...]) -> No
     for name in spaces:
         if not view.snapshot.space(name).sample_columns.issuperset(by):
             raise BadInput(
-                f"the layers have slots of several spaces, {', '.join(sorted(spaces))}.",
-                hint="Group by columns of the sample alone, or name layers of one space.",
+                f"The layers have slots of several spaces ({', '.join(sorted(spaces))}), whose columns differ.",
+                hint='Group only by columns of the sample, such as by="label", or pass layers of one space.',
                 field="by",
             )
 
@@ -215,7 +215,7 @@ def group(
     for name in by:
         if name not in space.columns:
             listed = ", ".join(space.columns)
-            raise NotFound(f"no slot column {name!r}.", hint=f"Columns: {listed}.", field="by")
+            raise NotFound(f"There is no slot column {name!r}.", hint=f"Columns: {listed}.", field="by")
     entries = selection.entries
     chosen = entries if slots is None else slots[entries]
     numbers = np.zeros(len(entries), dtype=np.int64)
@@ -238,8 +238,8 @@ def group(
 def _require_few(groups: int, most: float, by: tuple[str, ...]) -> None:
     if groups > most:
         raise BadInput(
-            f"by {', '.join(by)} makes more groups than an answer holds, which is {int(most)} for so many queries.",
-            hint="Ask with fewer queries at a time, by columns of fewer values, or under a narrower mask.",
+            f"by={', '.join(by)} makes more than {int(most):,} groups, the most that fit into an answer.",
+            hint="Pass fewer queries at a time, group by columns with fewer values, or filter with where=.",
             field="by",
         )
 

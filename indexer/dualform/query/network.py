@@ -43,7 +43,7 @@ def output(resolved: Resolved[Output], check: Check) -> Outputs:
         case "linear":
             values, status, unrecorded_change = _linear(resolved, check)
         case other:
-            raise BadInput(f"the engine has no kernel {other!r}.", field="kernel")
+            raise BadInput(f"Unknown kernel {other!r}.", field="kernel")
     return Outputs(
         values,
         layer.space,
@@ -140,9 +140,7 @@ def _one_mask_for_all(masks: FilterOrFilters | None) -> Iterator[None]:
         yield
     except NotFound as refusal:
         if isinstance(masks, str) and refusal.hint.startswith(mask.HAVING):
-            further = (
-                "Mask these alone, and the others stay whole: --where-space SPACE SQL, in Python where={space: SQL}."
-            )
+            further = "Filter only these spaces: where={space: SQL}, on the command line --where-space SPACE SQL."
             raise NotFound(refusal.message, hint=f"{refusal.hint} {further}", field=refusal.field) from None
         raise
 

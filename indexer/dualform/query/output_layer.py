@@ -29,10 +29,10 @@ def output_layer(view: View) -> str:
     layers = found or tuple(view.snapshot.layers)
     more = f" and {len(layers) - _LISTED} more" if len(layers) > _LISTED else ""
     raise BadInput(
-        "several layers give the network's outputs."
+        "layer is missing, and several layers give the network's outputs."
         if found
-        else "which layer gives the network's outputs is not known.",
-        hint=f"Name a layer: {', '.join(layers[-_LISTED:])}{more}.",
+        else "layer is missing, and the layer that gives the network's outputs is not known.",
+        hint=f"Pass layer=, one of {', '.join(layers[-_LISTED:])}{more}.",
         field="layer",
     )
 

@@ -64,7 +64,11 @@ def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
     stored, at_step, inexact = layer.stored, question.at_step, question.allow_inexact
     every = mask.selection(view, stored, None, check)
     if selection.count == every.count:
-        raise BadInput("where leaves out no slot.", hint="Name an ablation: what is to be left out.", field="where")
+        raise BadInput(
+            "where keeps every slot, so nothing is ablated.",
+            hint="Write a condition that is false for the slots to remove, for example where=\"dataset <> 'mnist'\".",
+            field="where",
+        )
     shared = tied(view, stored, None, check)
     whole = rebuild(view, stored, every, at_step, inexact, check, shared)
     kept = rebuild(view, stored, selection, at_step, inexact, check, tied(view, stored, question.where, check))
@@ -302,9 +306,9 @@ def _weights(resolved: Resolved[Placebo], sets: Sets, check: Check) -> list[Rebu
     each = 8 * layer.d_out * (layer.weight_width + 1)
     if each * groups > _BUDGET:
         raise BadInput(
-            f"the weights of {groups} groups of slots take {each * groups / 2**30:.1f} GiB, and there is room for "
+            f"The weights of {groups} groups of slots take {each * groups / 2**30:.1f} GiB; the limit is "
             f"{_BUDGET / 2**30:.0f} GiB.",
-            hint="Ask about a layer of fewer weights.",
+            hint="Pass a layer with fewer weights.",
             field="layer",
         )
     key = ("group weights", layer.name, sets.identity, at_step)

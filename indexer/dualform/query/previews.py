@@ -31,8 +31,8 @@ def _of_query_set(view: View, name: str) -> StoredPreviewSet:
     if found is None:
         known = ", ".join(own.name for own in view.snapshot.query_sets.values() if own.previews) or "none"
         raise NotFound(
-            f"query set {name!r} has no preview set.",
-            hint=f"Query sets that were taken with one: {known}.",
+            f"Query set {name!r} was recorded without previews.",
+            hint=f"Query sets with previews: {known}.",
             field="query_set",
         )
     return found

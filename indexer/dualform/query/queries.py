@@ -31,7 +31,8 @@ def vectors(view: View, layer: Layer, queries: Queries) -> NDArray[np.float32]:
         case Vectors(rows):
             if rows.shape[1] != layer.d_in:
                 raise BadInput(
-                    f"layer {layer.name!r} takes {layer.d_in} numbers, got {rows.shape[1]}.", field="queries"
+                    f"queries must have {layer.d_in} columns, the inputs of layer {layer.name!r}, not {rows.shape[1]}.",
+                    field="queries",
                 )
             return rows
         case QuerySetExamples():
@@ -68,10 +69,9 @@ def tokens_each(view: View, layer: Layer, query_set: str) -> int:
     examples: int = view.cache.get(("examples", query_set), lambda: _examples(view, query_set))
     if view.snapshot.space(layer.space).extents.rowless or not examples or rows % examples:
         raise BadInput(
-            f"the queries of layer {layer.name!r} in query set {query_set!r} are not those of its examples in their "
-            "order: the network chose them, or nothing tells whose they are.",
-            hint=f"Ask by all of them, as {query_set!r}, or by vectors: memory.query_set({query_set!r}, "
-            f"{layer.name!r}).queries.",
+            f"The queries of layer {layer.name!r} in query set {query_set!r} cannot be matched to its examples: the "
+            "network chose their rows, or their order is not known.",
+            hint=f"Pass all, {query_set!r}, or rows of memory.query_set({query_set!r}, {layer.name!r}).queries.",
             field="queries",
         )
     return max(1, rows // examples)

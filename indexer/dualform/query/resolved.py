@@ -145,7 +145,7 @@ def _require_one(layer: Layer, question: TopK | GroupSum | Distribution | Output
     if layer.groups > 1 and not linear:
         first, *_, last = layer.view_names
         raise BadInput(
-            f"layer {layer.name!r} is {layer.groups} layers, one for each group of its channels.",
-            hint=f"Name one: {first} … {last}.",
+            f"Layer {layer.name!r} has {layer.groups} groups of channels, which are queried one at a time.",
+            hint=f"Pass layer={first!r} … {last!r}.",
             field="layer",
         )

@@ -46,13 +46,13 @@ def check_space(view: View, space: str | None) -> str:
     if space is None:
         if len(spaces) > 1:
             raise BadInput(
-                f"slot ids count in one of several spaces: {', '.join(spaces)}.",
-                hint="Ask slots(hits), which know their space, or slots(ids, space).",
+                f"space is missing: this memory has several slot spaces, {', '.join(spaces)}.",
+                hint=f"Pass memory.slots(ids, {spaces[0]!r}), or the hits themselves: memory.slots(hits).",
                 field="space",
             )
         return spaces[0]
     if space not in spaces:
-        raise NotFound(f"no space {space!r}.", hint=f"Spaces: {', '.join(spaces)}.", field="space")
+        raise NotFound(f"There is no space {space!r}.", hint=f"Spaces: {', '.join(spaces)}.", field="space")
     return space
 
 
@@ -96,8 +96,8 @@ def entries_of(view: View, layer: Layer, slots: NDArray[np.int64]) -> NDArray[np
     entries = view.snapshot.entries(layer.name).of(slots)
     if (entries < 0).any():
         raise NotFound(
-            f"layer {layer.name!r} has nothing at slot {int(slots[entries < 0][0])}: it was not called there.",
-            hint=f"Ask for slots of space {layer.space!r} that it has.",
+            f"Layer {layer.name!r} has no key for slot {int(slots[entries < 0][0])}: it was not called there.",
+            hint=f'Find slots that it has: memory.topk({layer.name!r}, "test/0").ids.',
             field="queries",
         )
     return entries
@@ -107,9 +107,9 @@ def within(numbers: Sequence[int] | NDArray[np.int64], count: int, what: str, fi
     """The numbers, checked. Raises NotFound, naming the first one that is not from 0 to count - 1."""
     ids = np.asarray(numbers)
     if ids.size and ids.dtype.kind not in "iu":
-        raise BadInput(f"a {what} is numbered by integers.", field=field)
+        raise BadInput(f"{field} must be whole numbers.", field=field)
     beyond = np.flatnonzero((ids < 0) | (ids >= count))
     if len(beyond):
-        there = f"There are {count}: 0 to {count - 1}." if count else "There is none."
-        raise NotFound(f"no {what} has number {int(ids[beyond[0]])}.", hint=there, field=field)
+        there = f"Pass 0 to {count - 1}." if count else "There are none."
+        raise NotFound(f"There is no {what} with number {int(ids[beyond[0]])}.", hint=there, field=field)
     return ids.astype(np.int64)

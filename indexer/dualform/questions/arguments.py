@@ -29,12 +29,16 @@ def as_by(by: str | Sequence[str] | None, field: str = "by") -> tuple[str, ...]:
     """Column names of a grouping: "label", ("dataset", "label"), or None for none."""
     names = (by,) if isinstance(by, str) else by or ()
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise BadInput(f"{field} is {shown(by)}.", hint=f'Name columns, for example {field}="label".', field=field)
+        raise BadInput(
+            f"{field} must be one or more column names, not {shown(by)}.",
+            hint=f'For example {field}="label" or {field}=("dataset", "label").',
+            field=field,
+        )
     names = tuple(names)
     if len(names) > MOST_COLUMNS:
         raise BadInput(
             f"{field} names {len(names)} columns; at most {MOST_COLUMNS} are allowed.",
-            hint="Each column that is added makes smaller groups.",
+            hint=f"Pass fewer columns, for example {field}={names[:2]}.",
             field=field,
         )
     if len(set(names)) < len(names):
@@ -45,7 +49,7 @@ def as_by(by: str | Sequence[str] | None, field: str = "by") -> tuple[str, ...]:
 def as_flag(value: bool, name: str) -> bool:
     """Raises BadInput where it is neither True nor False, for a text such as "no" would count as True."""
     if not isinstance(value, bool | np.bool_):
-        raise BadInput(f"{name} is {shown(value)}.", hint="It is True or False.", field=name)
+        raise BadInput(f"{name} must be True or False, not {shown(value)}.", field=name)
     return bool(value)
 
 
@@ -63,7 +67,9 @@ def as_ids(ids: Sequence[int] | NDArray[np.int64], name: str = "ids") -> NDArray
         whole = None
     if whole is None or whole.ndim != 1:
         counted = "Slots" if name == "ids" else name.capitalize()
-        raise BadInput(f"{name} must be a list of whole numbers.", hint=f"{counted} count from 0.", field=name)
+        raise BadInput(
+            f"{name} must be a list of whole numbers.", hint=f"{counted} count from 0, for example [0, 17].", field=name
+        )
     return whole
 
 
@@ -72,13 +78,14 @@ def check_no_nulls(numbers: Any, name: str) -> None:
     nobody's number.
     """
     if isinstance(numbers, np.ma.MaskedArray) and np.ma.getmaskarray(numbers).any():
-        raise BadInput(f"{name} holds NULL.", hint=f"Leave those out, as {name}[~{name}.mask] does.", field=name)
+        raise BadInput(f"{name} contains NULL.", hint=f"Leave them out: {name}[~{name}.mask].", field=name)
 
 
 def as_k(k: int, noun: str, name: str = "k") -> int:
     """How many are asked for, or as many as an int64 holds. Raises BadInput where it is no whole number above 0."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise BadInput(f"{name} is {shown(k)}.", hint=f"Ask for at least 1 {noun}.", field=name)
+        wanted = "at least 1" if isinstance(k, int | np.integer) and not isinstance(k, bool) else "a whole number"
+        raise BadInput(f"{name} must be {wanted}, not {shown(k)}.", hint=f"{name}=10 asks for 10 {noun}s.", field=name)
     return min(int(k), np.iinfo(np.int64).max)
 
 
@@ -86,8 +93,8 @@ def as_points(points: int) -> int:
     """At how many ranks scores are asked for. Raises BadInput where there is no room for the first ten and the last."""
     if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < LEAST_POINTS:
         raise BadInput(
-            f"points is {shown(points)}.",
-            hint=f"Ask for at least {LEAST_POINTS}: the first {LEAST_POINTS - 1} ranks, and the last.",
+            f"points must be a whole number of at least {LEAST_POINTS}, not {shown(points)}.",
+            hint=f"{LEAST_POINTS} points are the first {LEAST_POINTS - 1} ranks and the last one.",
             field="points",
         )
     return int(points)
@@ -96,13 +103,19 @@ def as_points(points: int) -> int:
 def check_layer(layer: str | None) -> None:
     """Raises BadInput for what is neither a text nor None."""
     if layer is not None and not isinstance(layer, str):
-        raise BadInput(f"layer is {shown(layer)}.", hint="Give a layer's name.", field="layer")
+        raise BadInput(
+            f"layer must be the name of a layer, not {shown(layer)}.",
+            hint="memory.info().layers lists the layers.",
+            field="layer",
+        )
 
 
 def check_score(score: str) -> None:
     """Raises BadInput if it is not a text. Only the engine knows which scores there are (query/score/kinds/)."""
     if not isinstance(score, str):
-        raise BadInput(f"score is {shown(score)}.", hint='Name a score, for example "abs".', field="score")
+        raise BadInput(
+            f"score must be the name of a score, not {shown(score)}.", hint='For example score="abs".', field="score"
+        )
 
 
 def check_step(at_step: int | None, recorded: int | None = None) -> None:
@@ -110,11 +123,15 @@ def check_step(at_step: int | None, recorded: int | None = None) -> None:
     if at_step is None:
         return
     if isinstance(at_step, bool) or not isinstance(at_step, int | np.integer) or at_step < 0:
-        raise BadInput(f"at_step is {shown(at_step)}.", hint="Steps count from 0.", field="at_step")
+        raise BadInput(
+            f"at_step must be a whole number from 0 on, not {shown(at_step)}.",
+            hint="at_step=0 is the initial network; leave it out for the end of the training.",
+            field="at_step",
+        )
     if recorded is not None and at_step > recorded:
         raise BadInput(
-            f"at_step is {shown(at_step)}, and {recorded} steps were recorded.",
-            hint=f"Ask for 0 (the initial network) to {recorded} (the end).",
+            f"at_step must be at most {recorded}, the number of recorded steps, not {shown(at_step)}.",
+            hint=f"Pass 0 (the initial network) to {recorded} (the end).",
             field="at_step",
         )
 
@@ -126,20 +143,28 @@ def as_temperature(kernel: str, temperature: float | None) -> float | None:
     """
     if not isinstance(kernel, str) or kernel not in KERNELS:
         raise BadInput(
-            f"kernel is {shown(kernel)}.", hint=f"It is {' or '.join(map(_quoted, KERNELS))}.", field="kernel"
+            f"Unknown kernel {shown(kernel)}.",
+            hint=f"Choose {' or '.join(f'kernel={_quoted(name)}' for name in KERNELS)}.",
+            field="kernel",
         )
     if temperature is None:
         return 1.0 if kernel == "softmax" else None
     if kernel != "softmax":
         raise BadInput(
-            f"the kernel {shown(kernel)} has no temperature.", hint='Ask with kernel="softmax".', field="temperature"
+            f"temperature needs the softmax kernel, not {shown(kernel)}.",
+            hint='Pass kernel="softmax", or leave temperature out.',
+            field="temperature",
         )
     number = 0.0
     if isinstance(temperature, Real) and not isinstance(temperature, bool):
         with suppress(OverflowError):
             number = float(temperature)
     if not (isfinite(number) and number > 0):
-        raise BadInput(f"temperature is {shown(temperature)}.", hint="It is finite and above 0.", field="temperature")
+        raise BadInput(
+            f"temperature must be a finite number above 0, not {shown(temperature)}.",
+            hint="For example temperature=1.0.",
+            field="temperature",
+        )
     return number
 
 

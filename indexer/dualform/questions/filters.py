@@ -18,7 +18,7 @@ from dualform.questions.numbers_given import as_array
 ID_COLUMNS = ("sample", "slot")
 _OF_SAMPLES = ("sample IN ?", "sample NOT IN ?")
 _FORMS = (
-    'Give an SQL condition, "label <> 3"; one with values, ("label = ? AND sample IN ?", 3, ids); or '
+    'Pass an SQL condition, "label <> 3"; one with values, ("label = ? AND sample IN ?", 3, ids); or '
     '{"sample": ids}, {"not sample": ids}, {"slot": ids} or {"not slot": ids}.'
 )
 
@@ -54,10 +54,10 @@ class Ids:
 
 @dataclass(frozen=True)
 class Filter:
-    """An SQL condition over the columns of slots, with a value for each of its question marks.
+    """An SQL condition over the columns of slots, with a value for each question mark.
 
-    A value is a bool, int, float, text, None for NULL, or Ids, which stand after IN. Raises BadMask for others. How
-    many there must be is known when the condition is read.
+    A value is a bool, int, float, text, None for NULL, or a list of ids after IN. Raises BadMask for others. The number
+    of values is checked when the memory reads the condition.
     """
 
     sql: str
@@ -65,12 +65,12 @@ class Filter:
 
     def __post_init__(self) -> None:
         if not isinstance(self.sql, str):
-            raise BadMask(f"where is {shown(self.sql)}.", hint=_FORMS, field="where")
+            raise BadMask(f"where must be an SQL condition, not {shown(self.sql)}.", hint=_FORMS, field="where")
         object.__setattr__(self, "values", tuple(map(_value, self.values)))
 
     @property
     def of_samples(self) -> bool:
-        """Whether it names samples by their numbers and nothing else."""
+        """Whether it only names samples by number."""
         return self.sql in _OF_SAMPLES
 
     def __str__(self) -> str:
@@ -100,11 +100,11 @@ def as_filter(where: Any) -> str | Filter | None:
             return Filter(f"{column} {'NOT IN' if negated else 'IN'} ?", (_ids(ids, f"where[{name!r}]"),))
     if isinstance(where, np.ndarray | list | range) or hasattr(where, "__array__"):
         raise BadMask(
-            "where is an array: its numbers could be samples or slots.",
-            hint='Say which: where={"sample": ids} or where={"slot": ids}.',
+            "where cannot be a bare array: its numbers could be samples or slots.",
+            hint='Pass where={"sample": ids} or where={"slot": ids}.',
             field="where",
         )
-    raise BadMask(f"where is {shown(where)}.", hint=_FORMS, field="where")
+    raise BadMask(f"where cannot be {shown(where)}.", hint=_FORMS, field="where")
 
 
 def as_filters(where: Any) -> FilterOrFilters | None:
@@ -114,8 +114,8 @@ def as_filters(where: Any) -> FilterOrFilters | None:
     found = {space: as_filter(own) for space, own in where.items()}
     if not all(isinstance(space, str) and own is not None for space, own in found.items()):
         raise BadMask(
-            f"where is {shown(where)}.",
-            hint='Give one filter, or filters by slot space, for example {"token": "label <> 3"}.',
+            f"where must be one condition, or conditions by slot space, not {shown(where)}.",
+            hint='For example where={"token": "label <> 3"}.',
             field="where",
         )
     return {space: own for space, own in found.items() if own is not None}
@@ -154,6 +154,8 @@ def _ids(given: Any, what: str) -> Ids:
             raise ValueError("it is beyond 64 bits")
     except (TypeError, ValueError, OverflowError):
         raise BadMask(
-            f"{what} is {shown(given)}.", hint="Give whole numbers or texts, one value or a list.", field="where"
+            f"{what} must be a whole number, a text, or a list of either, not {shown(given)}.",
+            hint='For example where=("label = ?", 3) or where={"sample": [17, 18]}.',
+            field="where",
         ) from None
     return Ids(np.ascontiguousarray(array, dtype=np.int64))

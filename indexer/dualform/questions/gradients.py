@@ -27,17 +27,18 @@ EVERY_LAYER = "*"
 
 @dataclass(frozen=True, eq=False)
 class LayerGradients:
-    """What the gradients of examples are made of in one layer: e_j x_j^T for each row j, and e_j of a bias.
+    """The gradients of examples in one layer: e_j x_j^T for each row j, and e_j for the bias.
 
-    Raises BadInput for arrays that do not fit each other, and numbers that are not finite.
+    Shapes: r rows, one for each example or token; d_in inputs and d_out outputs. Raises BadInput for arrays that do not
+    fit each other, and for NaN or infinity.
     """
 
     keys: NDArray[np.float32]
-    """float32[r, d_in]: what the layer took."""
+    """float32[r, d_in]: the inputs of the layer."""
     errors: NDArray[np.float32]
-    """float32[r, d_out]: the gradient of each example's own loss with respect to the layer's output."""
+    """float32[r, d_out]: the gradient of each example's loss by the layer's output."""
     examples: NDArray[np.int64]
-    """int64[r]: the example that each row is of."""
+    """int64[r]: the example of each row."""
 
     def __post_init__(self) -> None:
         for name in ("keys", "errors"):
@@ -45,20 +46,24 @@ class LayerGradients:
         examples = np.asarray(self.examples)
         if examples.dtype.kind not in "iu" or examples.shape != (len(self.keys),):
             raise BadInput(
-                f"examples are {examples.dtype}{list(examples.shape)} of {len(self.keys)} keys.",
-                hint="Name the example of each row, by number.",
+                f"examples must be int64[{len(self.keys)}], one number for each key, not "
+                f"{examples.dtype}{list(examples.shape)}.",
+                hint="Pass the number of the example that each row belongs to, from 0.",
                 field="examples",
             )
         if len(self.errors) != len(self.keys):
-            raise BadInput(f"there are {len(self.errors)} errors of {len(self.keys)} keys.", field="errors")
+            raise BadInput(
+                f"errors must have one row for each of the {len(self.keys)} keys, not {len(self.errors)}.",
+                field="errors",
+            )
         object.__setattr__(self, "examples", examples.astype(np.int64))
 
     def of(self, example: int) -> NDArray[np.int64]:
-        """int64: its rows, in order."""
+        """int64: the rows of an example, in order."""
         return np.flatnonzero(self.examples == example)
 
     def chosen(self, examples: Sequence[int]) -> LayerGradients | None:
-        """The rows of some examples, which are numbered anew in the order given; None where they have none."""
+        """The rows of some examples, numbered in the order given; None if they lack rows."""
         rows = [self.of(example) for example in examples]
         every = np.concatenate(rows)
         if not len(every):
@@ -69,7 +74,10 @@ class LayerGradients:
 
 @dataclass(frozen=True, eq=False)
 class ExampleGradients:
-    """The gradients of n examples' own losses, as far as layers that were recorded have them."""
+    """The gradients of the losses of n examples in the recorded layers. `Answers.gradients` makes one.
+
+    Raises BadInput unless every example has a row in some layer.
+    """
 
     count: int
     """n."""
@@ -78,25 +86,31 @@ class ExampleGradients:
     def __post_init__(self) -> None:
         if isinstance(self.count, bool) or not isinstance(self.count, int | np.integer) or self.count < 1:
             raise BadInput(
-                f"there are {shown(self.count)} examples.", hint="Give their number, 1 or more.", field="queries"
+                f"count must be a whole number of at least 1, not {shown(self.count)}.",
+                hint="Pass the number of examples.",
+                field="queries",
             )
         if not (
             isinstance(self.layers, Mapping) and all(isinstance(own, LayerGradients) for own in self.layers.values())
         ):
             raise BadInput(
-                f"the layers are {shown(self.layers)}.", hint="Give LayerGradients by layer name.", field="queries"
+                f"layers must map layer names to LayerGradients, not {shown(self.layers)}.",
+                hint='For example {"head": dualform.LayerGradients(keys, errors, examples)}.',
+                field="queries",
             )
         for name, layer in self.layers.items():
             if ((layer.examples < 0) | (layer.examples >= self.count)).any():
                 raise BadInput(
-                    f"layer {name!r} has rows of examples that are none of the {self.count}.", field="queries"
+                    f"Layer {name!r} has rows of examples outside 0 to {self.count - 1}.",
+                    hint="Number the examples from 0.",
+                    field="queries",
                 )
         there = [np.unique(layer.examples) for layer in self.layers.values()]
         known = len(np.unique(np.concatenate(there))) if there else 0
         if known != self.count:
             raise BadInput(
-                f"{self.count - known} of {self.count} examples have no row in any layer.",
-                hint="Number the examples from 0, and give each a row.",
+                f"{self.count - known} of {self.count} examples lack a row in every layer.",
+                hint="Number the examples from 0, and give each at least one row.",
                 field="queries",
             )
         object.__setattr__(self, "count", int(self.count))
@@ -105,21 +119,20 @@ class ExampleGradients:
 
 @dataclass(frozen=True)
 class GradientTopK(Question[Hits]):
-    """The k training datapoints whose gradients' dot products with an example's are greatest: a step against them
-    would have lowered its loss most.
+    """The k slots whose gradients have the largest dot product with the gradient of an example's loss.
 
-    As a value, for `Answers.ask`; `Answers.topk` with score="gradient" makes one. Raises BadInput for what cannot be
-    asked of any memory.
+    A training step on such a slot would have lowered the loss most. `Answers.topk` with score="gradient" makes one.
+    Raises BadInput for invalid arguments.
     """
 
     layers: tuple[str, ...]
-    """Names, over which dot products are summed; empty for all that have keys and values."""
+    """Names of layers, over which dot products are summed; empty for all with keys and values."""
     examples: ExampleGradients | QuerySetExamples
-    """Their gradients, or rows of a query set that was taken with a loss: its examples by number, or all of them."""
+    """Gradients, or examples of a query set recorded with loss=."""
     k: int = 10
     where: str | Filter | None = None
     distinct: tuple[str, ...] = ()
-    """As in TopK."""
+    """As in `TopK`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _as_layers(self.layers))
@@ -131,27 +144,26 @@ class GradientTopK(Question[Hits]):
 
 @dataclass(frozen=True)
 class GradientSum(Question[GroupSums]):
-    """The sum of those dot products over each group of training datapoints.
+    """The sum over each group of slots of the dot products with the gradient of an example's loss.
 
-    As a value, for `Answers.ask`; `Answers.group_sum` with score="gradient" makes one. Raises BadInput for what cannot
-    be asked of any memory.
+    `Answers.group_sum` with score="gradient" makes one. Raises BadInput for invalid arguments.
     """
 
     layers: tuple[str, ...]
-    """As in GradientTopK."""
+    """As in `GradientTopK`."""
     examples: ExampleGradients | QuerySetExamples
-    """As in GradientTopK."""
+    """As in `GradientTopK`."""
     by: tuple[str, ...]
     where: str | Filter | None = None
     k: int | None = None
-    """As in GroupSum."""
+    """As in `GroupSum`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _as_layers(self.layers))
         object.__setattr__(self, "where", as_filter(self.where))
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
-            raise BadInput("by names no column.", hint='Group by a slot column, for example by="sample".', field="by")
+            raise BadInput("by must name at least one column.", hint='For example by="sample".', field="by")
         if self.k is not None:
             object.__setattr__(self, "k", as_k(self.k, "group"))
         _check_examples(self.examples)
@@ -165,19 +177,20 @@ def as_layer_names(layer: str | Sequence[str] | None) -> tuple[str, ...]:
 def _as_layers(layers: Any) -> tuple[str, ...]:
     names = tuple(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else None
     if names is None or not all(isinstance(name, str) for name in names):
-        raise BadInput(f"layers are {shown(layers)}.", hint='Name layers, or give "*" for all.', field="layer")
+        raise BadInput(
+            f"layer must be names of layers, not {shown(layers)}.", hint='Pass layer="*" for all layers.', field="layer"
+        )
     if len(set(names)) < len(names):
-        raise BadInput(f"a layer is named twice: {', '.join(names)}.", field="layer")
+        raise BadInput(f"layer names a layer twice: {', '.join(names)}.", field="layer")
     return names
 
 
 def _check_examples(examples: Any) -> None:
     if not isinstance(examples, ExampleGradients | QuerySetExamples):
         raise BadInput(
-            f'score="gradient" is asked with gradients of examples, not with {type(examples).__name__}.',
-            hint="Name a query set recorded with a loss, or take them with memory.gradients(model, inputs, "
-            "labels, loss).",
+            f'score="gradient" needs the gradients of examples as its queries, not {type(examples).__name__}.',
+            hint="Pass memory.gradients(model, inputs, labels, loss), or a query set recorded with loss=.",
             field="queries",
         )
     if isinstance(examples, QuerySetExamples) and examples.examples == ():
-        raise BadInput("there are 0 examples.", hint="Give at least one.", field="queries")
+        raise BadInput("queries must name at least one example.", field="queries")

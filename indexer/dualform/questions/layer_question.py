@@ -14,13 +14,10 @@ from dualform.questions.question import Answer_co, Question
 
 @dataclass(frozen=True)
 class LayerQuestion(Question[Answer_co]):
-    """A question about one layer, with a filter `where`.
-
-    Its answer has `part` and `nbytes`, so that several may be answered together.
-    """
+    """A query about one layer, with a filter or ablation `where`."""
 
     layer: str | None
-    """None for the layer whose outputs are the network's."""
+    """The name of the layer; None for the layer that gives the network's outputs."""
     queries: Queries
 
     def __post_init__(self) -> None:
@@ -31,30 +28,28 @@ class LayerQuestion(Question[Answer_co]):
 
     @property
     def kind(self) -> Hashable | None:
-        """Equal for questions that differ in nothing but their queries and can be joined; None for one that cannot."""
+        """Equal for queries that differ only in their vectors and can be joined; None for one that cannot."""
         given = self.queries.kind
         rest = tuple(getattr(self, field.name) for field in fields(self) if field.name != "queries")
         return None if given is None else (type(self), *rest, given)
 
     @property
     def bytes_a_query(self) -> float | None:
-        """Most bytes that the answer to one query takes; None where that depends on the memory."""
+        """The most bytes that the result for one query takes; None if that depends on the memory."""
         return None
 
     @property
     def rebuilds(self) -> bool:
-        """Whether weights may have to be rebuilt for its answer, or what each slot brought to them."""
+        """Whether the result may need rebuilt weights or contributions."""
         return False
 
     @property
     def most_joined(self) -> int | None:
-        """Most queries, of several questions of a kind, that are worth answering together; None where each adds little
-        to what answering one takes.
-        """
+        """The most queries that are worth answering together; None if each adds little cost."""
         return None
 
     def joined(self, others: Sequence[Self]) -> Self:
-        """One question with the queries of all, this one's first. They are of one kind."""
+        """One value with the queries of all, this one's first. All must be of one kind."""
         if not others:
             return self
         return replace(self, queries=joined_queries([self.queries, *(one.queries for one in others)]))

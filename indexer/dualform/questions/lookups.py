@@ -15,7 +15,7 @@ from dualform.questions.question import Question
 
 @dataclass(frozen=True)
 class Inventory(Question[MemoryInfo]):
-    """What the memory holds: layers, slots, datasets, columns, query sets."""
+    """The layers, slots, datasets, columns and query sets of a memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class SlotLookup(Question[Columns]):
     ids: NDArray[np.int64]
     """int64[n]."""
     space: str | None = None
-    """None where the memory has only one."""
+    """The slot space; None if the memory has only one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", as_ids(self.ids))
@@ -40,14 +40,18 @@ class SqlStatement(Question[Columns]):
 
 @dataclass(frozen=True)
 class QuerySetLookup(Question[QuerySet]):
-    """A stored query set, with the queries of a layer where one is named."""
+    """A stored query set, with the queries of `layer` if it is given."""
 
     name: str
     layer: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise BadInput(f"the query set is {shown(self.name)}.", hint="Give a query set's name.", field="name")
+            raise BadInput(
+                f"name must be the name of a query set, not {shown(self.name)}.",
+                hint="memory.info().query_sets lists them.",
+                field="name",
+            )
         if self.layer is not None:
             check_layer(self.layer)
 
@@ -58,30 +62,35 @@ MOST_SAMPLES = 1024
 
 @dataclass(frozen=True, eq=False)
 class PreviewLookup(Question[Previews]):
-    """What some samples of a dataset looked like, or some examples of a query set, in the order of `samples`."""
+    """The previews of some samples of a dataset, or of some examples of a query set, in the order of `samples`.
+
+    Raises BadInput for more than 1,024 samples, and for both a dataset and a query set.
+    """
 
     samples: NDArray[np.int64]
-    """int64[n]: of a dataset, the slots' column `sample`; of a query set, its examples, which count from 0."""
+    """int64[n]: the column `sample` of slots or, with `query_set`, numbers of examples from 0."""
     dataset: str | None = None
-    """None for samples that were recorded without one."""
+    """The name of the dataset; None for samples recorded without one."""
     query_set: str | None = None
-    """In place of a dataset."""
+    """The name of the query set, in place of a dataset."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", as_ids(self.samples, "samples"))
         if len(self.samples) > MOST_SAMPLES:
             raise BadInput(
-                f"{len(self.samples)} samples are asked for at once.",
-                hint=f"Ask for at most {MOST_SAMPLES} at a time.",
+                f"samples must have at most {MOST_SAMPLES:,} entries, not {len(self.samples):,}.",
+                hint=f"Call memory.previews for {MOST_SAMPLES:,} of them at a time.",
                 field="samples",
             )
         if self.dataset is not None and self.query_set is not None:
-            raise BadInput("a dataset and a query set are given.", hint="Give one of them.", field="query_set")
+            raise BadInput(
+                "dataset and query_set cannot be combined.", hint="Pass only one of them.", field="query_set"
+            )
         for name in ("dataset", "query_set"):
             if not isinstance(given := getattr(self, name), str | None):
-                raise BadInput(f"{name} is {shown(given)}.", hint="Give its name.", field=name)
+                raise BadInput(f"{name} must be a name, not {shown(given)}.", field=name)
 
 
 @dataclass(frozen=True)
 class Verification(Question[Reconstructions]):
-    """How well the record rebuilds each layer's final weights; a pass over all keys and values."""
+    """The reconstruction error of each layer at the end of the training. It reads all keys and values."""

@@ -16,10 +16,9 @@ RANDOM_SETS, MOST_SETS = 50, 1000
 
 @dataclass(frozen=True)
 class Placebo(LayerQuestion[Placebos]):
-    """How predictions change under an ablation, beside random ablations of its size and its siblings.
+    """How predictions change under an ablation, under random ablations of its size, and under its siblings.
 
-    As a value, for `Answers.ask`; `Answers.placebo` makes one, and says what its fields mean. Raises BadInput for what
-    cannot be asked of any memory.
+    The fields are the arguments of `Answers.placebo`. Raises BadInput for invalid arguments.
     """
 
     where: str | Filter | None = None
@@ -31,11 +30,13 @@ class Placebo(LayerQuestion[Placebos]):
         super().__post_init__()
         if not self.where:
             raise BadInput(
-                "placebo needs a where.", hint="It compares an ablation with random ones of its size.", field="where"
+                "placebo needs where=.",
+                hint="Pass the ablation to compare with random ones, for example where=\"dataset <> 'mnist'\".",
+                field="where",
             )
         object.__setattr__(self, "n", as_k(self.n, "random set", "n"))
         if self.n > MOST_SETS:
-            raise BadInput(f"n is {self.n}.", hint=f"Draw at most {MOST_SETS} random sets.", field="n")
+            raise BadInput(f"n must be at most {MOST_SETS:,} random sets, not {self.n:,}.", field="n")
         check_step(self.at_step)
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
 

@@ -28,7 +28,9 @@ def finite_rows(given: Any, many: str = "queries", one: str = "query", width: st
     Raises BadInput, whose field is `many`, for other shapes, no row at all, and numbers that are masked or not finite.
     """
     if np.ma.is_masked(given):
-        raise BadInput(f"{many} hold masked numbers.", hint="Give each a value, with filled().", field=many)
+        raise BadInput(
+            f"{many} must not contain masked numbers.", hint=f"Give each a value: {many}.filled(0).", field=many
+        )
     try:
         array = as_array(given)
         if np.iscomplexobj(array):
@@ -45,12 +47,12 @@ def finite_rows(given: Any, many: str = "queries", one: str = "query", width: st
             field=many,
         )
     if not len(rows):
-        raise BadInput(f"{many} hold no row.", hint=f"Ask with at least one {one}.", field=many)
+        raise BadInput(f"{many} must have at least one row.", hint=f"Pass at least one {one}.", field=many)
     finite = np.isfinite(rows).all(axis=1)
     if not finite.all():
         raise BadInput(
-            f"{one} {int(np.argmin(finite))} holds NaN or infinity.",
-            hint="Scores are inner products: every number must be finite in float32.",
+            f"{one.capitalize()} {int(np.argmin(finite))} contains NaN or infinity.",
+            hint="Every number must be finite in float32.",
             field=many,
         )
     return np.ascontiguousarray(rows)
@@ -58,10 +60,10 @@ def finite_rows(given: Any, many: str = "queries", one: str = "query", width: st
 
 @dataclass(frozen=True)
 class Vectors:
-    """Queries given as numbers: n of them, each as wide as the layer's input, d.
+    """Queries as numbers: n vectors of width d, the input of the layer.
 
-    Takes a tensor and what NumPy makes an array of, a single query [d] too, and keeps float32. Raises BadInput for
-    other shapes, no query at all, and numbers that are masked or not finite.
+    Takes a tensor or anything that NumPy makes an array of, also a single query [d]. Raises BadInput for other shapes,
+    an empty array, and numbers that are missing or not finite.
     """
 
     rows: NDArray[np.float32]
@@ -77,7 +79,7 @@ class Vectors:
 
     @property
     def kind(self) -> Hashable:
-        """Equal for queries that can be joined. Another width is another kind: a wrong one is wrong for all."""
+        """Equal for queries that can be joined."""
         return Vectors, self.rows.shape[1]
 
 
@@ -87,17 +89,17 @@ ALL_TOKENS = -1
 
 @dataclass(frozen=True)
 class QuerySetExamples:
-    """Queries stored in the memory under a query set's name: the layer's own inputs when the query set was taken.
+    """Examples of a stored query set: the inputs of the layer when the query set was recorded.
 
-    A layer that sees examples whole has one query an example, others one for each token or place of it. Asking raises
-    NotFound for a query set, example or token that is not there.
+    A layer that sees whole examples has one query for each; other layers have one for each token or place. Queries
+    raise NotFound for an unknown query set, example or token.
     """
 
     query_set: str
     examples: tuple[int, ...] | None = None
-    """Numbers from 0; None for every query of the layer, as one must ask a layer whose rows the network chooses."""
+    """Numbers from 0; None for every query of the layer, which you need if the network chooses the layer's rows."""
     tokens: tuple[int, ...] = ()
-    """The token of each of `examples`, from 0, or ALL_TOKENS; empty for all tokens of each."""
+    """The token of each example, from 0, or ALL_TOKENS; empty for all tokens of each."""
 
     def __post_init__(self) -> None:
         if self.examples is not None:
@@ -105,29 +107,31 @@ class QuerySetExamples:
         object.__setattr__(self, "tokens", _whole_numbers(self.tokens, "tokens"))
         if self.tokens and len(self.tokens) != len(self.examples or ()):
             raise BadInput(
-                f"there are {len(self.tokens)} tokens of {len(self.examples or ())} examples.",
-                hint="Name the token of each example, or none.",
+                f"tokens must have one entry for each of the {len(self.examples or ())} examples, not "
+                f"{len(self.tokens)}.",
+                hint="Leave tokens out for all tokens of each example.",
                 field="queries",
             )
 
     @property
     def every_token(self) -> bool:
-        """Whether some example is asked with all its tokens, which only the memory can count."""
+        """Whether some example is queried with all of its tokens."""
         return not self.tokens or ALL_TOKENS in self.tokens
 
     @property
     def count(self) -> int | None:
-        """n, or where some example is asked with all its tokens at least so many; None for every query of the layer."""
+        """n, or a lower bound if an example is queried with all of its tokens; None for every query of the layer."""
         return None if self.examples is None else len(self.examples)
 
     @property
     def kind(self) -> Hashable | None:
-        """As Vectors.kind; None for what cannot be joined: every query of the layer, or none."""
+        """As `Vectors.kind`; None for every query of the layer."""
         return (QuerySetExamples, self.query_set) if self.examples else None
 
     def names(self, count: int, examples: int | None = None) -> list[str]:
-        """The name of each of `count` queries, as a question takes it: "test/17", or "test/17:4" of a layer that sees
-        tokens. `examples`: how many the query set has, where all of them were asked for.
+        """The names of the first `count` queries: "test/17", or "test/17:4" in layers that see tokens.
+
+        `examples`: how many the query set has, if all of them are queried.
         """
         known = tuple(range(examples or count)) if self.examples is None else self.examples
         tokens = self.tokens or (ALL_TOKENS,) * len(known)
@@ -147,10 +151,7 @@ class QuerySetExamples:
 
 @dataclass(frozen=True)
 class SlotKeys:
-    """The keys of training datapoints themselves, as queries.
-
-    Asking raises NotFound for a slot that the layer does not have.
-    """
+    """The keys of slots, as queries. Queries raise NotFound for a slot that the layer lacks."""
 
     slots: tuple[int, ...]
     """Numbers in the layer's slot space."""
@@ -165,7 +166,7 @@ class SlotKeys:
 
     @property
     def kind(self) -> Hashable | None:
-        """As Vectors.kind; None for no slot at all."""
+        """As `Vectors.kind`; None without slots."""
         return SlotKeys if self.slots else None
 
 
@@ -206,16 +207,22 @@ def as_queries(queries: QueriesLike) -> Queries:
         parts = [_examples_of(part) for part in said.split(",")]
     except ValueError:
         raise BadInput(
-            f"{shown(queries)} names no example of a query set: {shown(said)} is not a number.",
-            hint="Write SET/EXAMPLE, for example test/17; test/17:4 for its token 4, test/3,17 or test/10-19 for "
-            "several.",
+            f"{shown(queries)} does not name an example of a query set: {shown(said)} is not a number.",
+            hint='Write "SET/EXAMPLE", for example "test/17"; "test/17:4" for its token 4, "test/3,17" or '
+            '"test/10-19" for several.',
             field="queries",
         ) from None
     if not all(examples and tokens for examples, tokens in parts):
-        raise BadInput(f"{shown(queries)} has an empty range.", hint="10-19 is 10 to 19.", field="queries")
+        raise BadInput(
+            f"{shown(queries)} contains an empty range.",
+            hint='Write the smaller number first, for example "test/10-19".',
+            field="queries",
+        )
     if sum((own.stop - own.start) * (tokens.stop - tokens.start) for own, tokens in parts) > MOST_EXAMPLES:
         raise BadInput(
-            f"{shown(queries)} names more than {MOST_EXAMPLES:,} queries.", hint="Ask in parts.", field="queries"
+            f"{shown(queries)} names more than {MOST_EXAMPLES:,} queries.",
+            hint="Split it into several calls.",
+            field="queries",
         )
     pairs = [(example, token) for examples, tokens in parts for example in examples for token in tokens]
     tokens = tuple(token for _, token in pairs)
@@ -233,7 +240,9 @@ def _whole_numbers(given: Any, what: str) -> tuple[int, ...]:
         return tuple(numbers.tolist())
     except (TypeError, ValueError):
         raise BadInput(
-            f"{what} are {shown(given)}.", hint="Give whole numbers in a list, for example [17].", field="queries"
+            f"{what} must be a list of whole numbers, not {shown(given)}.",
+            hint=f"For example {what}=[17].",
+            field="queries",
         ) from None
 
 

@@ -8,4 +8,4 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 
 
 class Question(Generic[Answer_co]):
-    """A question as a value. It checks itself when it is made, as far as that needs no memory."""
+    """A query as a value. It checks its arguments when it is made, as far as that needs no memory."""

@@ -23,26 +23,29 @@ for the others."""
 
 @dataclass(frozen=True)
 class Output(LayerQuestion[Outputs]):
-    """A layer's output when only the slots of a mask speak (paper equation 13).
+    """The output of a layer from only the slots that an ablation keeps (paper equation 13).
 
-    W_0 q + b + sum_t (x_t . q) e_t with the kernel "linear", which reads weights that are rebuilt once for all queries;
-    W_0 q + b + sum_t p_t e_t with "softmax" (remarks 2.3 and 3.2), p the softmax of (x_t . q) / temperature over the
-    slots that stay, which reads every slot for every query. Only the attention changes: values, W_0 and the bias b, as
-    it is under the same mask, are those of "linear" as of the same step. Scores are canonical, as top-k ranks them: a
-    temperature near 0 gives the mean value of the slots of the greatest score. What float64 rounds of a score, about
-    1e-15 |x_t| |q|, over the temperature is the relative error of p_t.
+    - kernel "linear": W_0 q + b + sum_t (x_t . q) e_t. The weights are rebuilt once for all queries.
+    - kernel "softmax": W_0 q + b + sum_t p_t e_t (paper remarks 2.3 and 3.2). p is the softmax of (x_t . q) /
+      temperature over the slots that stay. Every slot is read for every query.
+
+    With "softmax" only the attention changes. The values, W_0 and the bias are the same as with "linear". A temperature
+    near 0 gives the mean value of the slots with the highest score. The relative error of p_t is about 1e-15 |x_t| |q|
+    / temperature, from rounding in float64.
+
+    The fields are the arguments of `Answers.output`. Raises BadInput for invalid arguments.
     """
 
     where: str | Filter | None = None
     at_step: int | None = None
     allow_inexact: bool = False
     kernel: str = "linear"
-    """"linear" or "softmax"."""
+    """ "linear" or "softmax"."""
     temperature: float | None = None
-    """Of "softmax", finite and above 0; 1.0 where none is given. None for "linear"."""
+    """The temperature of "softmax", finite and above 0, 1.0 by default; None for "linear"."""
     initial: bool = True
-    """Whether W_0 and the bias are part of the answer; False leaves the sum over the slots alone, without any of the
-    bias: neither where it began nor what training added to it."""
+    """Whether W_0 and the bias are included. False leaves only the sum over the slots, without their part of the bias.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,10 +65,9 @@ class Output(LayerQuestion[Outputs]):
 
 @dataclass(frozen=True)
 class Contribution(LayerQuestion[Contributions]):
-    """What each group of the slots of a mask brought to a layer's output (paper equation 13, its sum group by group).
+    """The contribution of each group of slots to the output of a layer (paper equation 13, summed by group).
 
-    As a value, for `Answers.ask`; `Answers.contributions` makes one, and says what its fields mean. Raises BadInput for
-    what cannot be asked of any memory.
+    The fields are the arguments of `Answers.contributions`. Raises BadInput for invalid arguments.
     """
 
     by: tuple[str, ...]
@@ -77,7 +79,7 @@ class Contribution(LayerQuestion[Contributions]):
         super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
-            raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
+            raise BadInput("by must name at least one column.", hint='For example by="label".', field="by")
         check_step(self.at_step)
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
 
@@ -88,15 +90,15 @@ class Contribution(LayerQuestion[Contributions]):
 
 @dataclass(frozen=True)
 class NetworkWeights(Question[Weights]):
-    """The parameters of the whole network when only the slots of a mask speak (paper equation 13, for every layer).
+    """The parameters of the whole network from only some slots (paper equation 13, for every layer).
 
-    As a value, for `Answers.ask`; `Answers.weights` makes one. Raises BadInput for what cannot be asked of any memory.
+    The fields are the arguments of `Answers.weights`. Raises BadInput for invalid arguments.
     """
 
     where: str | Filter | Mapping[str, str | Filter] | None = None
-    """One mask for all slot spaces, or masks by space, which leave the spaces that they do not name whole."""
+    """One ablation for all slot spaces, or ablations by space. Spaces that it does not name stay whole."""
     at_step: int | None = None
-    """As of so many recorded steps; None for the end."""
+    """The number of recorded steps that count; None for the end."""
     allow_inexact: bool = False
 
     def __post_init__(self) -> None:
@@ -107,21 +109,24 @@ class NetworkWeights(Question[Weights]):
 
 @dataclass(frozen=True)
 class MaskCancellation(Question[Cancellation]):
-    """How much the terms that a mask removes cancel each other or, where a rule scales gradients, how far it moves the
-    weights: by layer.
+    """How much the terms that an ablation removes cancel each other, by layer.
+
+    The fields are the arguments of `Answers.cancellation`. Raises BadInput for invalid arguments.
     """
 
     where: str | Filter | Mapping[str, str | Filter]
-    """As in NetworkWeights. Layers of spaces that it does not name are left out of the answer."""
+    """As in `NetworkWeights`. Layers of spaces that it does not name are left out of the result."""
     at_step: int | None = None
     layer: str | None = None
-    """None for every recorded layer."""
+    """The name of one layer; None for all."""
     allow_inexact: bool = False
 
     def __post_init__(self) -> None:
         if not self.where:
             raise BadInput(
-                "cancellation needs a where.", hint="It is about the slots that a mask removes.", field="where"
+                "cancellation needs where=.",
+                hint="Pass the ablation to examine, for example where=\"dataset <> 'mnist'\".",
+                field="where",
             )
         check_step(self.at_step)
         if self.layer is not None:

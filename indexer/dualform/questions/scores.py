@@ -20,7 +20,7 @@ _JOINED = 16
 
 
 class ScoreQuestion(LayerQuestion[Answer_co]):
-    """What questions about scores have in common, beside their queries. Its kinds are dataclasses with these fields."""
+    """The base of queries about scores."""
 
     score: str
     target: Target | None
@@ -41,24 +41,23 @@ class ScoreQuestion(LayerQuestion[Answer_co]):
 
 @dataclass(frozen=True)
 class TopK(ScoreQuestion[Hits]):
-    """The k training datapoints that each query attends to most (paper section 5.2, figure 4).
+    """The k slots that each query attends to most (paper section 5.2, figure 4).
 
-    As a value, for `Answers.ask`; `Answers.topk` makes one, and says what its fields mean. Raises BadInput for what
-    cannot be asked of any memory.
+    The fields are the arguments of `Answers.topk`. Raises BadInput for invalid arguments.
     """
 
     k: int = 10
     where: str | Filter | None = None
     by: tuple[str, ...] = ()
-    """Columns; with any, the k best of each group."""
+    """Columns to group by; each group has separate hits."""
     score: str = "dot"
-    """"dot", "abs" or "cosine", or "contribution" with `target`."""
+    """ "dot", "abs", "cosine", or "contribution" with `target`."""
     allow_partial: bool = False
-    """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
+    """Whether to return the hits of other machines if one does not answer; `scan.missing` lists it."""
     target: Target | None = None
-    """Of "contribution": along which direction, and as of which step."""
+    """The direction and the step of "contribution"."""
     distinct: tuple[str, ...] = ()
-    """Columns; with any, one hit for each of their values, its best slot. "sample" stands for dataset and sample."""
+    """Columns; only the best slot for each of their values is returned. "sample" means dataset and sample."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", as_k(self.k, "datapoint"))
@@ -75,28 +74,27 @@ class TopK(ScoreQuestion[Hits]):
 
 @dataclass(frozen=True)
 class GroupSum(ScoreQuestion[GroupSums]):
-    """The sum of attention weights of each group of training datapoints (paper section 5.2, figure 5).
+    """The sum of scores over each group of slots (paper section 5.2, figure 5).
 
-    As a value, for `Answers.ask`; `Answers.group_sum` makes one, and says what its fields mean. Raises BadInput for
-    what cannot be asked of any memory.
+    The fields are the arguments of `Answers.group_sum`. Raises BadInput for invalid arguments.
     """
 
     by: tuple[str, ...]
     where: str | Filter | None = None
     score: str = "dot"
-    """As in TopK."""
+    """As in `TopK`."""
     allow_partial: bool = False
-    """Of a memory on several machines: answer without the shards that do not, and say which (scan.missing)."""
+    """As in `TopK`."""
     target: Target | None = None
-    """As in TopK."""
+    """As in `TopK`."""
     k: int | None = None
-    """Only the k groups of each query whose sums are largest, whatever their sign; None for all groups."""
+    """Only the k groups of each query with the largest sums by absolute value; None for all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "by", as_by(self.by))
         if not self.by:
-            raise BadInput("by names no column.", hint='Group by a slot column, for example by="label".', field="by")
+            raise BadInput("by must name at least one column.", hint='For example by="label".', field="by")
         self._check_score()
         if self.k is not None:
             object.__setattr__(self, "k", as_k(self.k, "group"))
@@ -109,19 +107,18 @@ class GroupSum(ScoreQuestion[GroupSums]):
 
 @dataclass(frozen=True)
 class Distribution(ScoreQuestion[Distributions]):
-    """How the attention weights of each query are spread over all training datapoints: by rank, and in sum.
+    """The scores of each query by rank, over all slots.
 
-    As a value, for `Answers.ask`; `Answers.distribution` makes one, and says what its fields mean. Raises BadInput for
-    what cannot be asked of any memory.
+    The fields are the arguments of `Answers.distribution`. Raises BadInput for invalid arguments.
     """
 
     where: str | Filter | None = None
     score: str = "dot"
-    """As in TopK."""
+    """As in `TopK`."""
     target: Target | None = None
-    """As in TopK."""
+    """As in `TopK`."""
     points: int = POINTS
-    """At most so many ranks."""
+    """The most ranks to return."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ from dualform.questions.queries import Vectors, finite_rows
 
 CONTRIBUTION = "contribution"
 """The name of the score that has a direction."""
-_FORMS = 'Give an output\'s number, "3-8" for output 3 less output 8, or float32[d_out] or [n, d_out].'
+_FORMS = 'Pass target=3 for output 3, target="3-8" for output 3 minus output 8, or float32[d_out] or [n, d_out].'
 _MOST_LETTERS = 40
 """Of a text that names outputs."""
 TargetLike: TypeAlias = "int | str | ArrayLike | Target"
@@ -26,41 +26,45 @@ TargetLike: TypeAlias = "int | str | ArrayLike | Target"
 
 @dataclass(frozen=True)
 class Target:
-    """What a contribution is measured along, and as of which step: (x_t . q) a_t (delta_t . u) for the direction u.
+    """The direction u and the step of a contribution, (x_t . q) a_t (delta_t . u).
 
-    One output of the layer, that output less another (`minus`), or `vectors`. Raises BadInput for none of them, more
-    than one, and outputs below 0. Whether a layer has these outputs is asked where its width is known.
+    It is one output of the layer, one output minus another (`minus`), or `vectors`. Raises BadInput for other
+    combinations and for negative outputs.
     """
 
     output: int | None = None
     minus: int | None = None
-    """The output whose contribution is subtracted; None for none."""
+    """The output to subtract, in a margin; None without one."""
     vectors: Vectors | None = None
     """float32[1, d_out] for all queries, or float32[n, d_out], one for each."""
     at_step: int | None = None
-    """As of so many recorded steps; None for the end."""
+    """The number of recorded steps that count; None for the end."""
     allow_inexact: bool = False
-    """As in Output."""
+    """As in `Output`."""
 
     def __post_init__(self) -> None:
         if (self.output is None) == (self.vectors is None) or (self.vectors is not None and self.minus is not None):
-            raise BadInput("target is one output, a margin of two, or vectors.", hint=_FORMS, field="target")
+            raise BadInput("target must be one output, a margin of two, or vectors.", hint=_FORMS, field="target")
         for name in ("output", "minus"):
             number = getattr(self, name)
             if number is None:
                 continue
             if isinstance(number, bool) or not isinstance(number, Integral) or number < 0:
-                raise BadInput(f"target is {shown(number)}.", hint=_FORMS, field="target")
+                raise BadInput(
+                    f"target must name outputs by whole numbers from 0 on, not {shown(number)}.",
+                    hint=_FORMS,
+                    field="target",
+                )
             object.__setattr__(self, name, int(number))
         if self.output is not None and self.output == self.minus:
             raise BadInput(
-                f"target is output {self.output} less itself, which is nothing.", hint=_FORMS, field="target"
+                f"target cannot be output {self.output} minus itself, which is 0.", hint=_FORMS, field="target"
             )
         check_step(self.at_step)
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
 
     def rows(self, queries: int, width: int) -> NDArray[np.float32]:
-        """float32[queries, width]: the direction of each query, for a layer of so many outputs."""
+        """float32[queries, width]: the direction of each query."""
         if self.vectors is not None:
             return np.broadcast_to(self.vectors.rows, (queries, width))
         found = np.zeros((queries, width), dtype=np.float32)
@@ -71,7 +75,7 @@ class Target:
 
     @property
     def joins(self) -> bool:
-        """Whether queries of several questions may share it: vectors may be one for each query."""
+        """Whether several queries can share it."""
         return self.vectors is None
 
 
@@ -88,14 +92,20 @@ def as_target(
         for name, given in named.items():
             if given:
                 raise BadInput(
-                    f"the score {score!r} takes no {name}.", hint=f'Ask with score="{CONTRIBUTION}".', field=name
+                    f'{name} cannot be used with score="{score}".',
+                    hint=f'Pass score="{CONTRIBUTION}", or leave {name} out.',
+                    field=name,
                 )
         return None
     if target is None:
-        raise BadInput(f'score="{CONTRIBUTION}" needs target.', hint=_FORMS, field="target")
+        raise BadInput(f'score="{CONTRIBUTION}" needs target=.', hint=_FORMS, field="target")
     if isinstance(target, Target):
         if at_step is not None or allow_inexact:
-            raise BadInput("target says as of which step, and at_step too.", hint="Say it once.", field="at_step")
+            raise BadInput(
+                "at_step and allow_inexact cannot be combined with a dualform.Target, which has its own.",
+                hint="Pass them to Target: dualform.Target(3, at_step=100).",
+                field="at_step",
+            )
         return target
     output, minus, vectors = None, None, None
     if isinstance(target, str):
@@ -111,5 +121,5 @@ def _outputs(said: str) -> tuple[int, int | None]:
     """The outputs of "3" or "3-8"."""
     output, dash, minus = (part.strip() for part in said.partition("-"))
     if not (output.isdecimal() and (minus.isdecimal() or not dash)) or len(said) > _MOST_LETTERS:
-        raise BadInput(f"target is {said[:_MOST_LETTERS]!r}.", hint=_FORMS, field="target")
+        raise BadInput(f"target cannot be {said[:_MOST_LETTERS]!r}.", hint=_FORMS, field="target")
     return int(output), int(minus) if dash else None

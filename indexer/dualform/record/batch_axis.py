@@ -91,7 +91,7 @@ class BatchAxis:
 def _check_same(what: str, before: int, now: int) -> None:
     if before != now:
         raise BadInput(
-            f"batch_dim of {what} was {before} at first and is {now} now.",
-            hint="The batch stays in one axis.",
+            f"batch_dim of {what} changed from {before} to {now}.",
+            hint="Pass the same batch_dim in every step.",
             field="batch_dim",
         )

@@ -36,8 +36,8 @@ def check_blocks(model: nn.Module, taps: Sequence[Tap]) -> None:
         for block, tensor in tap.parameters.items():
             if block.name not in names:
                 raise RecordingError(
-                    f"layer {tap.name!r} holds {block.name!r}, and the model's state dict has nothing of that name.",
-                    hint="A tap names its parameters as model.state_dict() does.",
+                    f"layer {tap.name!r} holds {block.name!r}, which is not in the model's state dict.",
+                    hint="Name the tap's parameters as in model.state_dict().",
                 )
             _check_shape(tap, block, tensor)
             held.setdefault(id(tensor), []).append((tap.name, block.within(tensor.shape)))

@@ -41,10 +41,12 @@ class BudgetPlan:
         for what they cannot be.
         """
         if keep not in KEEPS:
-            raise BadInput(f"keep is {keep!r}.", hint=f"Give {' or '.join(map(repr, KEEPS))}.", field="keep")
+            raise BadInput(f"Unknown keep {keep!r}.", hint=f"Choose {' or '.join(map(repr, KEEPS))}.", field="keep")
         if not (is_whole(seed) and -(2**63) <= seed < 2**64):
             raise BadInput(
-                f"seed is {seed!r}.", hint="Give a whole number of 64 bits, from -2**63 to 2**64 - 1.", field="seed"
+                f"seed must be a whole number of 64 bits, not {seed!r}.",
+                hint="Pass -2**63 to 2**64 - 1, for example seed=0.",
+                field="seed",
             )
         count = int(getattr(ranks, "count", 1))
         rule = Sampling(keep, int(seed), bytes_of(budget) // count)
@@ -61,9 +63,9 @@ class BudgetPlan:
         if self.rule.budget < need:
             whose = f", {readable(self.rule.budget)} for each of {self.ranks} ranks," if self.ranks > 1 else ""
             raise BadInput(
-                f"a budget of {readable(self.rule.budget * self.ranks)}{whose} is too small: earlier runs, the "
-                f"optimizer's state, the weights and the tables alone take {readable(need)}.",
-                hint=f"Give at least {readable(2 * need * self.ranks)}.",
+                f"budget={readable(self.rule.budget * self.ranks)}{whose} is too small: weights, optimizer state, "
+                f"tables and earlier runs take {readable(need)} before the first slot.",
+                hint=f'Pass at least budget="{readable(2 * need * self.ranks)}".',
                 field="budget",
             )
 
@@ -85,8 +87,8 @@ def whole_steps(steps: int | None) -> int | None:
     """How many are planned, as an int. Raises BadInput for what is no such number."""
     if steps is not None and not (is_whole(steps) and steps >= 1):
         raise BadInput(
-            f"steps is {steps!r}.",
-            hint="Give how many steps are planned, a whole number from 1 on, or None.",
+            f"steps must be a whole number from 1 on, or None, not {steps!r}.",
+            hint="Pass the number of planned steps, for example steps=10_000.",
             field="steps",
         )
     return None if steps is None else int(steps)

@@ -45,17 +45,25 @@ def check_names(columns: Iterable[str]) -> None:
     names = list(columns)
     for name in names:
         if not name or not _is_unicode(name):
-            raise BadInput(f"{name!r} cannot name a column.", hint="Give it a name of Unicode text.", field=name)
+            raise BadInput(
+                f"{name!r} cannot name a column.", hint="Choose a name of Unicode text that is not empty.", field=name
+            )
         if name.lower() in _BUILT_IN:
-            raise BadInput(f"{name!r} is a column that the recorder fills itself.", field=name)
+            raise BadInput(f"Column {name!r} is filled by the recorder.", hint="Choose another name.", field=name)
         if name.lower() in _ARGUMENTS:
             raise BadInput(
                 f"{name!r} is an argument of step(), and cannot name a column.", hint="Rename it.", field=name
             )
         if name.lower() in _ANSWERED:
-            raise BadInput(f"{name!r} is what answers call a field of their own.", hint="Rename it.", field=name)
+            raise BadInput(
+                f"{name!r} cannot name a column: results have a field of this name.", hint="Rename it.", field=name
+            )
         if [other.lower() for other in names].count(name.lower()) > 1:
-            raise BadInput(f"two columns are called {name!r} but for case, which SQL does not see.", field=name)
+            raise BadInput(
+                f"Two columns are called {name!r} and differ only in case, which SQL ignores.",
+                hint="Rename one of them.",
+                field=name,
+            )
 
 
 def checked_dims(batch_dim: int | Mapping[str, int] | None) -> int | dict[str, int] | None:
@@ -64,8 +72,8 @@ def checked_dims(batch_dim: int | Mapping[str, int] | None) -> int | dict[str, i
         if said is not None and not (isinstance(said, int | np.integer) and said in (0, 1)):
             told = said if isinstance(said, int | np.integer) else f"of type {type(said).__name__}"
             raise BadInput(
-                f"batch_dim is {told}.",
-                hint="The batch is axis 0 or 1. Rename a column of this name.",
+                f"batch_dim must be 0 or 1, the axis of the batch, not {told}.",
+                hint="If you meant a column, give it another name.",
                 field="batch_dim",
             )
     return dict(batch_dim) if isinstance(batch_dim, Mapping) else batch_dim
@@ -77,8 +85,8 @@ def checked_at(at: Mapping[str, Mapping[str, Any]] | None) -> Mapping[str, Mappi
         return {}
     if not isinstance(at, Mapping) or not all(isinstance(columns, Mapping) for columns in at.values()):
         raise BadInput(
-            f"at is of type {type(at).__name__}, and names no columns of spaces.",
-            hint="Give at={space: {column: values}}. Rename a column of this name.",
+            f"at must be {{space: {{column: values}}}}, not {type(at).__name__}.",
+            hint='For example at={"token": {"position": positions}}. If you meant a column, give it another name.',
             field="at",
         )
     return at
@@ -88,9 +96,13 @@ def mask_of(mask: Any) -> Array:
     """An owned array of booleans. Raises BadInput for anything else."""
     given, missing = _values("mask", mask)
     if missing is not None:
-        raise BadInput("mask has entries that are masked.", hint="Fill them with true or false.", field="mask")
+        raise BadInput(
+            "mask must not contain missing entries.", hint="Fill them: mask=mask.filled(False).", field="mask"
+        )
     if given.dtype != np.bool_:
-        raise BadInput(f"mask holds {_said(given)}.", hint="Give booleans, true for real tokens.", field="mask")
+        raise BadInput(
+            f"mask must be bool, not {_said(given)}.", hint="Pass True for real tokens: mask=mask.bool().", field="mask"
+        )
     return given
 
 
@@ -101,22 +113,30 @@ def column_of(name: str, value: Any) -> Array:
         entry, missing = np.zeros(entry.shape, np.int64), np.ones(entry.shape, np.bool_) if entry.size else None
     kind, stored = entry.dtype.kind, duckdb_type(entry)
     if stored is None:
-        raise BadInput(f"{name} holds {_said(entry)}.", hint=what_columns_hold(), field=name)
+        raise BadInput(f"{name} cannot hold {_said(entry)}.", hint=what_columns_hold(), field=name)
     if name in _INTEGERS and kind not in "iu":
         raise BadInput(
-            f"{name} holds {_said(entry)}.",
-            hint=f"It is an integer column; record other values under a name of your own, as step(my_{name}=…).",
+            f"{name} must be whole numbers, not {_said(entry)}.",
+            hint=f"Record other values under another name, for example step(my_{name}=…).",
             field=name,
         )
     if name == "dataset" and kind not in "UO":
-        raise BadInput(f"dataset holds {_said(entry)}.", hint="Name datasets by text.", field=name)
+        raise BadInput(
+            f"dataset must be text, not {_said(entry)}.", hint='For example step(dataset="mnist").', field=name
+        )
     if kind == "u" and entry.size and entry.max() > _LARGEST:
         raise _too_large(name, int(entry.max()))
     if kind in "UO" and not _is_unicode("".join(text for text in entry.flat if text is not None)):
-        raise BadInput(f"{name} holds text that is no Unicode: a lone surrogate.", hint="Replace it.", field=name)
+        raise BadInput(
+            f"{name} contains text that is not valid Unicode (a lone surrogate).", hint="Replace it.", field=name
+        )
     own = entry.astype(KINDS[stored].numpy, copy=False)
     if kind == "f" and entry.dtype.itemsize > own.dtype.itemsize and not np.array_equal(own, entry, equal_nan=True):
-        raise BadInput(f"{name} holds {_said(entry)}, which no column holds exactly.", hint="Round it.", field=name)
+        raise BadInput(
+            f"{name} contains {_said(entry)} values that float64 cannot hold exactly.",
+            hint=f"Round them: {name}={name}.astype('float64').",
+            field=name,
+        )
     return own if missing is None or own.dtype == np.object_ else _masked(name, own, missing)
 
 
@@ -134,8 +154,8 @@ def fitted(name: str, entry: Array, known: np.dtype[Any]) -> Array:
         return entry.astype(known)
     hint = "Give every step the same type."
     if entry.dtype.kind == "f" and known.kind == "i":
-        hint = f"Give floats from the first step on, as {name}=float(x)."
-    raise BadInput(f"column {name!r} held {known} at first and holds {entry.dtype} now.", hint=hint, field=name)
+        hint = f"Pass floats from the first step on: {name}=float(x)."
+    raise BadInput(f"Column {name!r} changed its type from {known} to {entry.dtype}.", hint=hint, field=name)
 
 
 def _values(name: str, value: Any) -> tuple[Array, NDArray[np.bool_] | None]:
@@ -151,7 +171,7 @@ def _values(name: str, value: Any) -> tuple[Array, NDArray[np.bool_] | None]:
         if isinstance(value, np.ma.MaskedArray):
             return _of_masked(name, value)
         if _is_table(value):
-            raise BadInput(f"{name} is a table.", hint="Give one of its columns.", field=name)
+            raise BadInput(f"{name} must be a column, not a table.", hint="Pass one of its columns.", field=name)
         if (column := _as_arrow(value)) is not None:
             return _of_arrow(name, column)
         if hasattr(value, "__array__") and not isinstance(value, np.generic):
@@ -163,7 +183,7 @@ def _values(name: str, value: Any) -> tuple[Array, NDArray[np.bool_] | None]:
     except (ValueError, TypeError, RuntimeError, pa.ArrowException) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput(f"{name} cannot be read: {error}", hint="Give an array or a tensor.", field=name) from None
+        raise BadInput(f"{name} cannot be read: {error}", hint="Pass an array or a tensor.", field=name) from None
 
 
 def _of_tensor(value: Tensor) -> Array:
@@ -219,7 +239,7 @@ def _of_arrow(name: str, column: pa.Array) -> tuple[Array, NDArray[np.bool_] | N
         return np.array(column.to_numpy(zero_copy_only=False)), missing
     if pa.types.is_null(kind) or any(own(kind) for own in (*_TEXTS, *_LISTS)):
         return _of_objects(name, np.array(column.to_pylist(), dtype=np.object_))
-    raise BadInput(f"{name} holds {kind}.", hint=what_columns_hold(), field=name)
+    raise BadInput(f"{name} cannot hold {kind}.", hint=what_columns_hold(), field=name)
 
 
 def _of_objects(name: str, entry: Array) -> tuple[Array, NDArray[np.bool_] | None]:
@@ -233,7 +253,9 @@ def _of_objects(name: str, entry: Array) -> tuple[Array, NDArray[np.bool_] | Non
         texts[:] = values
         return texts.reshape(entry.shape), None
     if list in kinds or np.ndarray in kinds:
-        raise BadInput(f"{name} is ragged.", hint="Give an array or a tensor.", field=name)
+        raise BadInput(
+            f"{name} must have rows of one length.", hint="Pass an array or a tensor, padded if necessary.", field=name
+        )
     missing = None
     if None in values:
         missing = np.array([value is None for value in values], dtype=np.bool_).reshape(entry.shape)
@@ -241,11 +263,11 @@ def _of_objects(name: str, entry: Array) -> tuple[Array, NDArray[np.bool_] | Non
     if (dtype := _DTYPES.get(frozenset(kinds))) is None:
         said = ", ".join(sorted(kind.__name__ for kind in kinds))
         mixed = kinds <= _PLAIN and len(kinds) > 1
-        hint = "Give values of one kind, and None for what is missing." if mixed else what_columns_hold()
-        raise BadInput(f"{name} holds {said}.", hint=hint, field=name)
+        hint = "Pass values of one kind, and None for missing ones." if mixed else what_columns_hold()
+        raise BadInput(f"{name} cannot hold {said}.", hint=hint, field=name)
     if kinds == {int, float} and any(isinstance(own, int) and int(float(own)) != own for own in values):
         raise BadInput(
-            f"{name} holds floats, and integers that no float holds.", hint="Give all as one type.", field=name
+            f"{name} mixes floats with integers too large for a float.", hint="Pass values of one type.", field=name
         )
     try:
         return np.array(values, dtype=dtype).reshape(entry.shape), missing
@@ -288,14 +310,14 @@ def _all_missing(entry: Array) -> bool:
 
 def _too_large(name: str, value: int) -> BadInput:
     bound = f"most {_LARGEST}" if value > 0 else f"least {-_LARGEST - 1}"
-    return BadInput(f"{name} holds {value}, and integers are at {bound}.", hint="Record it as text.", field=name)
+    return BadInput(f"{name} must be at {bound}, not {value}.", hint=f"Record it as text: {name}=str(x).", field=name)
 
 
 def _masked(name: str, entry: Array, missing: NDArray[np.bool_]) -> Array:
     """An entry whose missing values are NULL."""
     if name == "position":
         raise BadInput(
-            "position has entries that are masked.", hint="Every slot has one; leave slots out with mask=.", field=name
+            "position must not contain missing entries.", hint="Leave tokens out with step(mask=…).", field=name
         )
     if name == "row":
         return np.where(missing, -1, entry)

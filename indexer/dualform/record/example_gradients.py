@@ -50,8 +50,8 @@ def example_gradients(
             parts.setdefault(name, []).append(LayerGradients(keys, errors, own.examples + start))
     if not parts:
         raise BadInput(
-            f"no gradient of the loss of {examples.what} reaches a layer that the memory has values of.",
-            hint="Give a loss of the model's output, and the model that was recorded.",
+            f"The loss of {examples.what} does not reach any layer recorded with values.",
+            hint="Pass a loss of the model's output, and the model that was recorded.",
             field="loss",
         )
     if missing := [name for name in batch_dims if name not in parts]:
@@ -73,7 +73,7 @@ def check_values(layers: Collection[str], what: str) -> None:
     """Raises BadInput where no layer has values; `what` is asked of them."""
     if not layers:
         raise BadInput(
-            f"the memory stores no values, which {what} would be held against.",
-            hint="Record with keys and values; or leave out the loss, and follow the examples with dualform.Influence.",
+            f"The memory was recorded without values, which {what} need.",
+            hint="Record with keys=True and values=True, or leave out the loss and use dualform.Influence.",
             field="loss",
         )

@@ -111,15 +111,15 @@ class SignalPasses:
             labels = given if isinstance(given, Tensor) else torch.as_tensor(given, device=device)
         except (TypeError, ValueError, RuntimeError):
             raise BadInput(
-                f"the labels of {what} are {type(given).__name__}, of which no tensor can be made.",
-                hint="Give a tensor or an array whose first axis is the examples.",
+                f"The labels of {what} cannot be made a tensor: {type(given).__name__}.",
+                hint="Pass a tensor or an array whose first axis is the examples.",
                 field="labels",
             ) from None
         found = len(labels) if labels.dim() else 0
         if found != self.available:
             raise BadInput(
-                f"{what} has {self.available} examples and {found} labels.",
-                hint="Give a label for each.",
+                f"{what} has {self.available} examples but {found} labels.",
+                hint="Pass one label for each example.",
                 field="labels",
             )
         # What was made in inference mode takes no part in a backward pass.
@@ -163,8 +163,8 @@ class SignalPasses:
             losses = self._losses()
             if not losses.requires_grad:
                 raise BadInput(
-                    f"the loss of {self._examples.what} has no gradient: it depends on no parameter.",
-                    hint="Give a loss of the model's output that torch can differentiate.",
+                    f"The loss of {self._examples.what} does not depend on any parameter of the model.",
+                    hint="Pass a loss of the model's output that torch can differentiate.",
                     field="loss",
                 )
             # What is zero at first tells nothing: it is looked at again in passes 2, 4, 8, and so on.
@@ -231,15 +231,15 @@ class SignalPasses:
         if not isinstance(losses, Tensor) or losses.shape != (self.count,):
             said = f"{list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise BadInput(
-                f"the loss of {what} gives {said} for {self.count} examples.",
-                hint='Give one number an example, as cross_entropy(…, reduction="none") does.',
+                f"The loss of {what} must return one number for each of {self.count} examples, not {said}.",
+                hint='For example lambda outputs, labels: cross_entropy(outputs, labels, reduction="none").',
                 field="loss",
             )
         if not is_transformed() and not bool(losses.isfinite().all()):
             where = int(torch.nonzero(~losses.isfinite())[0])
             raise BadInput(
-                f"the loss of {what} is {losses[where].item()} of example {where}.",
-                hint="Give examples and a loss that are finite all the way.",
+                f"The loss of {what} is {losses[where].item()} for example {where}.",
+                hint="Pass examples whose loss is finite.",
                 field="loss",
             )
         return losses

@@ -80,8 +80,8 @@ def _rows_of(shape: Shape, given: Array | None) -> Array | None:
     if not shape.space.routed:
         if given is not None:
             raise BadInput(
-                f"the rows of space {shape.space.name!r} are those of its batch.",
-                hint="Only layers of routed= have rows of their own.",
+                f"row cannot be passed for space {shape.space.name!r}, whose rows are the batch's.",
+                hint="Pass it only for layers named in Recorder(routed=…).",
                 field="row",
             )
         return np.full(shape.slots, -1) if shape.untold else None

@@ -95,8 +95,8 @@ class FeatureMaps(KeyForm):
     def laid(self, keys: Tensor, shape: Shape, kept: NDArray[np.int64] | None) -> Tensor:
         if kept is not None:
             raise BadInput(
-                f"mask leaves out places of space {shape.space.name!r}, whose keys are patches of whole feature maps.",
-                hint="Say it of other spaces alone: step(at={'token': {'mask': …}}).",
+                f"mask cannot leave out places of space {shape.space.name!r}: its keys are patches of feature maps.",
+                hint="Pass it only for other spaces: step(at={'token': {'mask': …}}).",
                 field="mask",
             )
         return keys

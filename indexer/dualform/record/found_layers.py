@@ -257,10 +257,10 @@ class FoundLayers:
             for path, why in self.skipped.items():
                 by_reason.setdefault(why, []).append(path or "the model itself")
             raise RecordingError(
-                "the first step shows no layer to record: "
+                "Nothing to record in the first step: "
                 + "; ".join(f"{listed(names)}: {why}" for why, names in by_reason.items())
                 + ".",
-                hint="Train the weight of at least one layer: vectors that scale or shift have no slots.",
+                hint="Train the weight of at least one layer; vectors that scale or shift lack slots.",
             )
 
     @property

@@ -19,24 +19,24 @@ from torch.distributed.algorithms.join import JoinHook
 
 
 class Joinable(ABC):
-    """What `Join` asks of what it is given."""
+    """The interface that torch's `Join` needs."""
 
     @abstractmethod
     def _run_out(self) -> None:
         """This rank has no further batch, while others go on."""
 
     def join_hook(self, **_: Any) -> JoinHook:
-        """Asked by torch's Join: what this rank does in place of the batches that it has not."""
+        """For torch's `Join`: replaces the missing batches of this rank."""
         return _Hook(self._run_out)
 
     @property
     def join_device(self) -> torch.device:
-        """Asked by torch's Join: where its own tensors are."""
+        """For torch's `Join`: the device of its tensors."""
         return torch.device("cpu")
 
     @property
     def join_process_group(self) -> Any:
-        """Asked by torch's Join: the training's group, one for all that it joins."""
+        """For torch's `Join`: the process group of the training."""
         return distributed.group.WORLD
 
 

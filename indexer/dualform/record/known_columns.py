@@ -55,8 +55,8 @@ class KnownColumns:
             known = self._spelled.setdefault(name.lower(), name)
             if known != name:
                 raise BadInput(
-                    f"columns {known!r} and {name!r} of one training differ in case alone, which SQL does not see.",
-                    hint=f"Say {known!r} each time, or rename one of them.",
+                    f"Columns {known!r} and {name!r} differ only in case, which SQL ignores.",
+                    hint=f"Use {known!r} in every step, or rename one of them.",
                     field=name,
                 )
 
@@ -71,8 +71,8 @@ class KnownColumns:
             return fitted(name, entry, KINDS[known].numpy)
         except BadInput:
             raise BadInput(
-                f"column {name!r} is {known} in the training that is resumed, and {now} now.",
-                hint="Give it the type that it had, or another name.",
+                f"Column {name!r} is {now}, but {known} in the training that is resumed.",
+                hint="Pass it with its old type, or under another name.",
                 field=name,
             ) from None
 

@@ -67,7 +67,7 @@ class Metadata:
         check_names(name for name in columns if name not in (*SAID, "position", "row"))
         for name in columns:
             if name.lower() in _OF_EXTENTS:
-                raise BadInput(f"{name!r} cannot be said of single slots.", hint="Rename it.", field=name)
+                raise BadInput(f"{name!r} cannot be a column of single slots.", hint="Rename it.", field=name)
         said = {
             name: mask_of(value) if name == "mask" else column_of(name, value)
             for name, value in columns.items()
@@ -167,7 +167,9 @@ class StepColumns:
         for name, entry in own.items():
             if name not in self._samples:
                 raise BadInput(
-                    f"column {name!r} is new at step {step}.", hint="Give it from the first step on.", field=name
+                    f"Column {name!r} first appears at step {step}.",
+                    hint=f"Pass {name} from the first step on; None where it is missing.",
+                    field=name,
                 )
             said[name] = fitted(name, entry, self._samples[name])
         self._levels |= dict.fromkeys(said, "")
@@ -226,14 +228,14 @@ class StepColumns:
             return None if entry.ndim > 1 else ""
         if level == "" and entry.ndim > 1:
             raise BadInput(
-                f"column {name!r} was said of rows at first and is said of single tokens now.",
-                hint="Give another column, or say it of one space with step(at=…).",
+                f"Column {name!r} had one value for each row at first, and now has one for each token.",
+                hint="Pass another column, or give it to one space: step(at={space: {column: values}}).",
                 field=name,
             )
         if level and entry.ndim == 1:
             raise BadInput(
-                f"column {name!r} was said of single tokens at first and is said of rows now.",
-                hint="Give another column.",
+                f"Column {name!r} had one value for each token at first, and now has one for each row.",
+                hint="Pass another column.",
                 field=name,
             )
         return level
@@ -245,8 +247,8 @@ class StepColumns:
         if len(spaces) > 1:
             names = " and ".join(repr(space) for space in spaces)
             raise BadInput(
-                f"{name} speaks of single tokens, and spaces {names} have tokens.",
-                hint=f"Say which: at={{{spaces[0]!r}: {{{name!r}: …}}}}.",
+                f"{name} has a value for each token, but several spaces have tokens: {names}.",
+                hint=f"Choose one: step(at={{{spaces[0]!r}: {{{name!r}: …}}}}).",
                 field=name,
             )
         if not spaces and regular and not any(space.tokens for space in self._spaces.known.values()):

@@ -69,8 +69,8 @@ def _plain(part: Any, device: torch.device | None) -> Any:
         return part
     if isinstance(part, Tensor) and part.is_nested:
         raise BadInput(
-            "inputs hold a nested tensor, which cannot be cut into batches.",
-            hint="Give the padded tensor, or the examples of one length at a time.",
+            "inputs contain a nested tensor, which cannot be split into batches.",
+            hint="Pass a padded tensor, or the examples of one length at a time.",
             field="inputs",
         )
     if isinstance(part, Mapping):
@@ -82,8 +82,8 @@ def _plain(part: Any, device: torch.device | None) -> Any:
         return tensor if device is None else tensor.to(device)
     except (TypeError, ValueError, RuntimeError):
         raise BadInput(
-            f"inputs hold {type(part).__name__}, which is no tensor.",
-            hint="Give tensors, arrays or lists of numbers of one length, and mappings or tuples of such.",
+            f"inputs must be tensors or arrays, not {type(part).__name__}.",
+            hint="Pass tensors, arrays or lists of numbers of one length, or mappings or tuples of these.",
             field="inputs",
         ) from None
 

@@ -43,8 +43,8 @@ def check_followed(optimizers: Iterable[Optimizer], taps: Iterable[Tap]) -> None
         reason = why_refused(type(optimizer))
         if reason and recorded & group_of(optimizer).keys():
             raise RecordingError(
-                f"no update rule can follow {type(optimizer).__name__}, for {reason}.",
-                hint="Pass values=False to record attention scores alone, or train with another optimizer.",
+                f"dualform cannot follow the updates of {type(optimizer).__name__}: {reason}.",
+                hint="Pass values=False to record only attention scores, or train with another optimizer.",
             )
 
 

@@ -76,8 +76,10 @@ def optimizers_of(given: Any) -> list[Optimizer]:
     found = [unwrapped(optimizer) for optimizer in every]
     if not found:
         raise BadInput(
-            "there is no optimizer.", hint="Give the training's optimizer, or a list of all.", field="optimizer"
+            "optimizer must not be an empty list.",
+            hint="Pass the training's optimizer, or a list of all of them.",
+            field="optimizer",
         )
     if len({id(optimizer) for optimizer in found}) < len(found):
-        raise BadInput("an optimizer is given twice.", hint="Give each optimizer once.", field="optimizer")
+        raise BadInput("optimizer names the same optimizer twice.", hint="Pass each optimizer once.", field="optimizer")
     return found

@@ -102,9 +102,9 @@ class QuerySetTaker:
         rows = {len(found) for found in (*self.queries().values(), self.outputs()) if found is not None}
         if len(labels) not in {self.examples.given, *rows}:
             raise BadInput(
-                f"label holds {len(labels)} numbers, and the query set has {self.examples.given} examples along axis "
+                f"label has {len(labels)} numbers, but the query set has {self.examples.given} examples along axis "
                 f"{self.examples.axis} of its inputs.",
-                hint="Give a label for each example, or for each token of each.",
+                hint="Pass one label for each example, or for each token.",
                 field="label",
             )
 
@@ -126,7 +126,11 @@ def labels_of(label: Any, others: bool = False) -> NDArray[np.int64] | None:
     if others and given.ndim != 1:
         return None
     if np.ma.is_masked(given):
-        raise BadInput("label has missing entries.", hint="Give each example a label, or give none.", field="label")
+        raise BadInput(
+            "label must not contain missing entries.",
+            hint="Pass a label for each example, or leave label out.",
+            field="label",
+        )
     return given.reshape(-1)
 
 
@@ -134,7 +138,9 @@ def check_examples(preview_set: PreviewSet, examples: int) -> None:
     """Raises BadInput for a preview set that does not have each of a query set's examples, by their numbers."""
     if not isinstance(preview_set, PreviewSet):
         raise BadInput(
-            f"{type(preview_set).__name__} is no preview set.", hint="Make a dualform.PreviewSet.", field="preview_set"
+            f"previews must be a dualform.PreviewSet, not {type(preview_set).__name__}.",
+            hint="Make one with dualform.PreviewSet.images(…), .texts(…) or .table(…).",
+            field="preview_set",
         )
     if not np.array_equal(np.sort(preview_set.samples), np.arange(examples)):
         raise BadInput(

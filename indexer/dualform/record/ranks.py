@@ -58,7 +58,7 @@ class ProcessExchange:
             self._group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=WAIT_SECONDS))
         except RuntimeError as error:
             raise RecordingError(
-                f"the ranks did not come together: {str(error).splitlines()[0]}.",
+                f"The ranks could not be joined: {str(error).splitlines()[0]}.",
                 hint="Make a recorder on every rank.",
             ) from error
 
@@ -99,7 +99,7 @@ class Ranks:
             said = "is not initialised" if known is None else f"says rank {known[0]} of {known[1]}"
             raise BadInput(
                 f"rank={rank} and ranks={ranks}, and torch.distributed {said}.",
-                hint="Give torch.distributed.get_rank() and get_world_size(), after init_process_group.",
+                hint="After init_process_group, pass torch.distributed.get_rank() and get_world_size().",
                 field="ranks",
             )
         return cls(rank, ranks, ProcessExchange())

@@ -80,7 +80,7 @@ class RecordedTraining:
     def why_empty(self) -> str:
         """Why there is no memory at the end, without a full stop."""
         if self.recording is None:
-            return "no step was begun. Put each batch into one `with recorder.step(...)`"
+            return "recorder.step() was never called. Put each batch into a `with recorder.step(...)`"
         reasons = self.recording.unreached or self._found.reasons
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
@@ -131,7 +131,7 @@ class RecordedTraining:
             return
         if self.ongoing is None:
             if dataset in self._preview_sets:
-                raise BadInput(f"a preview set of {dataset!r} was given already.", field="dataset")
+                raise BadInput(f"Dataset {dataset!r} already has a preview set.", field="dataset")
             self._preview_sets[dataset] = preview_set
             return
         try:

@@ -58,7 +58,11 @@ from dualform.store.writer import Writer
 
 
 class Recorder(Joinable):
-    """Records one training of one model; leave its `with`, and the memory is complete and no hook remains."""
+    """Records the training of one model into a folder, the memory.
+
+    Use it as a context manager. When its `with` block ends, the memory is complete and all hooks are removed. Recording
+    does not change the training: on a CPU, its weights are the same bit for bit.
+    """
 
     def __init__(
         self,
@@ -84,61 +88,71 @@ class Recorder(Joinable):
         steps: int | None = None,
         seed: int = 0,
     ) -> None:
-        """`optimizer`: what updates the model; a list where several do, each of them parameters of its own, at steps of
-        its own. A backward pass that follows another optimizer's update belongs into a step of its own, which
-        `continues` the one before it where its forward pass ran there.
+        """Choose the model, its optimizers, the folder and what to record.
 
-        `layers`: names or patterns of the layers to record, None for all; `values`: keep error signals and measure
-        gradient factors, which outputs and weights need; `label_names`: by dataset, names of labels 0, 1, …;
-        `keys=False`: keep a digest of each step instead of keys and values, for questions answered by a Rerun.
+        - `model`: the network. It may be wrapped in DistributedDataParallel.
+        - `optimizer`: a torch optimizer, or a list of all that update the model, each with its own parameters. They may
+          step at different times. If a backward pass follows the update of another optimizer, put it into its own
+          `step`. If its forward pass ran in the previous step, that new step `continues` it.
+        - `path`: the folder, new or empty.
+        - `layers`: names or patterns of the layers to record; None for all.
+        - `values`: store error signals, which outputs and weights need.
+        - `label_names`: the names of labels 0, 1, … by dataset.
+        - `keys`: False stores a digest of each step in place of keys and values. A `Rerun` then answers queries.
+        - `spaces`: layer name or pattern -> slot space. By default keys [B, d] are slots of "sample", and keys [B, L…,
+          d] slots of "token".
+        - `routed`: names or patterns of layers whose rows the model chooses, such as experts. Each has a separate
+          space. Its slots know their rows only if you pass them with `step(at=…)`.
+        - `taps`: taps of layers that are not modules.
+        - `on_error`: "raise" ends the training if writing fails, a column stops fitting its batches, or a hook fails.
+          "stop_recording" warns once and lets the training go on unrecorded; the older name "warn" does the same. The
+          first step always raises. Steps that were already stored remain a valid memory.
+        - `quiet`: do not print the summary to stderr. `DUALFORM_QUIET=1` does the same. Warnings stay.
+        - `sink`: makes the object that takes the batches on its own thread, in place of the writer of the store.
 
-        `spaces`: name or pattern of layers -> the slot space that their slots belong to. Without it a key [B, d] is a
-        slot of "sample", and keys [B, L…, d] are slots of "token". `routed`: names or patterns of layers whose rows the
-        model chooses, as it does an expert's; each has a space of its own, and its slots know their row only where
-        `step(at=…)` gives it.
+        Several processes:
 
-        `on_error`: what a failure of writing does, metadata that stops fitting its batches, and whatever fails inside a
-        hook of the recorder: "raise" ends the training; "stop_recording" (as "warn", its name before, still does) warns
-        once, and the training goes on without being recorded. Either way what was durable is a memory. The first step
-        always raises. `quiet`: the table of
-        what is recorded is not written to stderr, as with the environment variable DUALFORM_QUIET; warnings stay.
-        `taps`: of layers that are no modules. `sink`: makes what takes the batches, on a thread of its own, in place of
-        the store's writer.
+        - `rank`, `ranks`: the number of this process and the number of processes, after init_process_group. Every rank
+          makes a recorder with the same `path` and writes its own slots. If something other than torch.distributed
+          joins the processes, pass a TrainingShard as `ranks`.
+        - A model split by `fully_shard` can be recorded. Make the optimizer after `fully_shard` and the recorder after
+          both. Leave the recorder before destroy_process_group.
+        - If ranks have different numbers of batches, train under torch's `Join([model, recorder])`.
 
-        `rank`, `ranks`: of this process among those of a data-parallel training, which all make a recorder of the same
-        `path`, after init_process_group. Each writes its own slots; `model` may be the DistributedDataParallel one.
-        Where something else than torch.distributed joins the processes, `ranks` is a TrainingShard, as a `Ranks` over
-        it. A model that `fully_shard` parted over all ranks is recorded if the
-        recorder is made after it and after the optimizer; leave the recorder's `with` before destroy_process_group.
-        Ranks with different numbers of batches train under torch's `Join([model, recorder])`.
+        Resuming:
 
-        `resume`: the training goes on from a checkpoint, in the folder of its memory; the model and the optimizers are
-        to be as they were saved before the first step begins. The recorder must have been flushed at that moment: it
-        finds it again by the bits of weights and buffers, or is told after how many steps it was. What was recorded
-        behind it is no part of the memory from then on. Where there is nothing in `path` yet, a memory is begun.
+        - `resume`: True continues the memory in `path` from a checkpoint. Load the model and the optimizers before the
+          first step. The recorder must have been flushed when the checkpoint was saved. It recognises that moment by
+          the bits of the weights and buffers; or pass the number of steps. Later steps of the earlier run are dropped.
+          If `path` is empty, a new memory begins.
 
-        `budget`: the bytes that the memory may take on disk, as 200_000_000_000 or "200 GB"; of several ranks, each has
-        an equal part, and a share of its own. Where all slots would not fit, a share of the samples is kept, each with
-        all of its slots in all layers, or with `keep="steps"` a share of the recorder's steps, of which an update may
-        take several: what was dropped is missing in sums and hits, which say so, and outputs and weights are exact only
-        as of steps before the first that lacks slots. Before any slot is dropped, parameters of no layer are not kept
-        step by step any more. `steps`: how many are planned, of all runs. It sets the share at the first one, which is
-        halved whenever that turns out to be too much, and without it, whenever half of what was left has been used. The
-        samples are drawn by `seed`, and by which step and row they are.
+        Limiting the size:
 
-        With or without a budget, `steps` lets the first step tell what the whole run takes on the disk, and warn if
-        there is less room. It does not end the training.
+        - `budget`: bytes on disk, such as 200_000_000_000 or "200 GB". Ranks share it equally. If the slots do not fit,
+          the recorder keeps a random share of the samples in all layers. Sums and hits then cover only this share and
+          report it. Outputs and weights are exact only before the first step that lacks slots. Parameters outside the
+          recorded layers are dropped first.
+        - `keep`: "samples", or "steps" to keep whole steps of the recorder instead.
+        - `steps`: the planned number of steps, which sets the share at the start. It is halved whenever it proves too
+          large. Without `steps`, it is halved whenever half of the remaining budget is used. With or without a budget,
+          `steps` also lets the first step say what the whole run takes on disk, and warn if there is less room.
+        - `seed`: seeds the choice of samples.
 
-        Raises AlreadyExists where `path` holds anything, NotFound where a pattern matches nothing, RecordingError for a
-        model that cannot be recorded, and for a training that cannot be resumed; so does the first step.
+        Raises AlreadyExists if `path` is not empty, NotFound if a pattern does not match, and BadInput for options that
+        do not fit together. Here and in the first step, it raises RecordingError if the model cannot be recorded or
+        resumed.
         """
         self.path = Path(path).absolute()  # the process may go to another folder
         if on_error not in ("raise", "stop_recording", "warn"):
-            raise BadInput(f"on_error is {on_error!r}.", hint='Give "raise" or "stop_recording".', field="on_error")
+            raise BadInput(
+                f"Unknown on_error {on_error!r}.",
+                hint='Choose on_error="raise" or on_error="stop_recording".',
+                field="on_error",
+            )
         planned, writes = whole_steps(steps), sink is Writer
         if budget is not None and (not keys or sink is not Writer):
-            what = "keeps no keys" if sink is Writer else "has a sink of its own"
-            raise BadInput(f"a budget is said of a recorder that {what}.", hint="Leave it out.", field="budget")
+            what = "keys=False" if sink is Writer else "sink="
+            raise BadInput(f"budget= cannot be combined with {what}.", hint="Leave one of them out.", field="budget")
         compiled = compiled_parts(model)
         model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         sharded = check_sharding(model, optimizers, ranks, resume)
@@ -191,18 +205,23 @@ class Recorder(Joinable):
 
     @property
     def steps(self) -> int:
-        """Steps recorded so far, of this run."""
+        """The number of steps recorded in this run so far."""
         return self._training.steps
 
     @property
     def summary(self) -> Summary:
-        """What is recorded, as it stands now; its text is the table that was said at the start."""
+        """The current summary: recorded and skipped layers, possible queries, size. Its text is the table printed at
+        the start.
+        """
         recording = self._training.recording
         return summary_of(self._training.plan, None if recording is None else recording.batches.bytes_a_step)
 
     def __enter__(self) -> Recorder:
         if self._state != "new":
-            raise RecordingError("a recorder records one training.", hint="Make another, with a folder of its own.")
+            raise RecordingError(
+                "A recorder records one training and cannot be entered again.",
+                hint="Make another dualform.Recorder with another folder.",
+            )
         self._state, self._process = "open", OwnProcess()
         try:
             self._training.attach()
@@ -244,25 +263,30 @@ class Recorder(Joinable):
         batch_dim: int | Mapping[str, int] | None = None,
         **columns: Any,
     ) -> Iterator[Step]:
-        """Record what the training does inside as one step: one batch, forward, backward and, if it is due, update.
+        """Record one step: a batch with its forward and backward pass and, if due, its update.
 
-        Each argument is a column: one value, one for each row [B], or one for each token [B, L…] where one space of the
-        step has tokens; the first axis of an entry is always the batch. `mask` bool[B, L] is true for real tokens; the
-        others become no slots. Without `position`, a token's is its place in the sequence. `at`: space -> columns of
-        its slots alone, which may also be said with `.at(space, …)` of what this yields. An update after leaving,
-        before the next step, belongs to this step.
+        - Each argument is a column of the slots: one value, one for each row [B], or one for each token [B, L…]. The
+          first axis is always the batch.
+        - `dataset`, `label`, `sample`: text, integers and integers. Any other name makes a column that you can filter
+          and group by.
+        - `position`: the position of each token; by default its place in the sequence.
+        - `mask`: bool[B, L], True for real tokens. Padding becomes no slots.
+        - `at`: space -> columns for the slots of only this space. You can also call `.at(space, …)` on the object that
+          `with` returns.
+        - `batch_dim`: the axis of the batch in layers with tokens, 0 or 1; for all of them, or by name of a space or
+          layer. Pass it if no module has batch_first and a batch can be square. Once known it stays.
 
-        `batch_dim`: which axis of the keys of layers with tokens is the batch, 0 or 1: of all, or by name of a space or
-        layer. It need not be said where modules tell it (batch_first), or where it is the first and no batch is square.
-        Once known it stays.
+        Every call of a layer that a gradient reaches adds slots. An update after the block, before the next step,
+        belongs to this step. A step is not recorded if it raises, or if a key or error signal contains NaN or infinity.
 
-        Every call of a layer whose gradient arrives is slots of its own. A step with NaN or infinity in a key or error
-        signal is not recorded, nor one that raises. Raises BadInput for a column that does not fit, and what writing
-        an earlier step failed with.
+        Raises BadInput for a column that does not fit, RecordingError outside the recorder, and any error of writing an
+        earlier step.
         """
         self._require_open("step")
         if self._training.collector.step is not None:
-            raise RecordingError(f"step {self.steps} is not over.", hint="Leave one step before the next.")
+            raise RecordingError(
+                f"Step {self.steps} has not ended.", hint="Leave its `with recorder.step(...)` before the next one."
+            )
         self._failed = True
         before = self._training.ongoing
         record = self._training.begin_step(
@@ -290,10 +314,9 @@ class Recorder(Joinable):
             self._say(f"dualform: {told}")
 
     def flush(self) -> None:
-        """Returns once every finished step is on disk: a training whose checkpoint is saved now can be resumed here.
-        Inside a step it can be once that step is over; of the weights that its update has made then.
+        """Wait until every finished step is on disk. Call it when you save a checkpoint, so that you can resume there.
 
-        Raises what went wrong with writing.
+        Inside a step, the moment to resume from is the end of that step. Raises any error of writing.
         """
         self._require_open("flush")
         self._training.flush()
@@ -309,24 +332,24 @@ class Recorder(Joinable):
         previews: PreviewSet | None = None,
         **named: Any,
     ) -> None:
-        """Store test examples as queries under a name, with the model's answers as it is now.
+        """Store test examples under a name, with the inputs of each layer and the outputs of the current model.
 
-        `inputs` [n, …], several such as a tuple, or by name as a dict or what a tokenizer returns, are the model's
-        arguments, and so is what is `named` here in their place; their examples lie along `batch_dim`, and what has no
-        such axis is the same for all. The model runs in eval mode, without gradients. A layer that sees tokens gets one
-        query for each, [n * L, d_in], an example's tokens after one another; one that is called several times gets
-        those of its first call. Of several ranks the first one's are stored; where they hold parts of a model that
-        `fully_shard` parted, all of them take the query set.
+        - `inputs`: [n, …], the argument of the model; a tuple of several; or a dict or tokenizer output of named ones.
+          You can also pass named inputs as keyword arguments. Examples lie along `batch_dim`; an input without this
+          axis is the same for all examples.
+        - `label`: integers, one for each example or token. With `loss`, anything that `loss` takes; it is stored only
+          if it is integers.
+        - `batch_size`: the number of examples in one forward pass.
+        - `loss`: a function (outputs, label) that returns one number for each example, such as cross_entropy(…,
+          reduction="none"). It stores the gradients for queries with score="gradient".
+        - `previews`: a `PreviewSet` of the examples, for `memory.previews(…, query_set=name)`.
 
-        With `loss`, the gradients of the examples' own losses are stored too, for questions with score="gradient": what
-        it makes of the model's answers and `label`, a number for each example, as cross_entropy(…, reduction="none")
-        does. `label` is then whatever it takes, and is stored where it is integers.
+        The model runs in eval mode. A layer that sees tokens gets one query for each token, [n * L, d_in], example
+        after example. A layer that is called several times gets the queries of its first call. With several ranks, rank
+        0 stores the query set. If `fully_shard` has split the model, call it on every rank.
 
-        `previews`: what the examples look like, one after another, for memory.previews(…, query_set=name).
-
-        Raises BadInput for a name that is taken, and for a loss that is not one finite number an example;
-        RecordingError before the first recorded step. What is refused changes nothing, and if BadInput leaves the
-        recorder, the memory has come to its end there.
+        Raises BadInput for a name that exists and for a loss that is not one finite number for each example;
+        RecordingError before the first recorded step. A rejected call changes nothing.
         """
         self._require_open("query_set")
         with self._refusing():
@@ -357,7 +380,9 @@ class Recorder(Joinable):
     ) -> None:
         if named and inputs is not None:
             raise BadInput(
-                "inputs are given both as one argument and by name.", hint="Put all into a dict.", field="inputs"
+                "inputs cannot be passed both as one argument and by name.",
+                hint="Put all of them into one dict: query_set(name, {…}).",
+                field="inputs",
             )
         inputs = named or inputs
         training = self._training
@@ -365,14 +390,14 @@ class Recorder(Joinable):
         if training.stopped or (others and not training.plan.sharded):
             return
         if training.ongoing is None:
-            why = f"Take query sets after it; so far: {training.why_empty}."
-            raise RecordingError("there is no memory before the first recorded step.", hint=why)
+            why = f"Call query_set after the first step. So far: {training.why_empty}."
+            raise RecordingError("A query set cannot be stored before the first recorded step.", hint=why)
         traced = None
         if loss is not None:
             if training.plan.sharded:
                 raise BadInput(
-                    "loss= is not taken where fully_shard has parted the model.",
-                    hint="Take the gradients of the whole model: memory.gradients.",
+                    "loss= does not work for a model that fully_shard has split.",
+                    hint="Call memory.gradients with the whole model after the training.",
                     field="loss",
                 )
             traced = Examples(f"query set {name!r}", inputs, label, loss, batch_dim)
@@ -384,21 +409,23 @@ class Recorder(Joinable):
         )
 
     def previews(self, dataset: str | None, previews: PreviewSet) -> None:
-        """Store what the samples of a dataset look like, for memory.previews(…): a dualform.PreviewSet.images(…),
-        .texts(…) or .table(…). `dataset` and the preview set's samples are what `step` says of them; None for steps
-        without a dataset.
+        """Store images, texts or table rows of the samples of a dataset, for `memory.previews(…)`.
 
-        It is encoded while the training waits; one that is given before the first step is stored when that is over, and
-        then a sample that cannot be stored is warned of. Of several ranks the first one's is stored. When the training
-        is over, preview_set.store(path, dataset) does the same. Raises BadInput for a dataset that has a preview set,
-        and for a sample that cannot be stored.
+        - `dataset`: the name passed to `step`; None for steps without a dataset.
+        - `previews`: a `PreviewSet`, whose `samples` are the numbers passed to `step`.
+
+        The training waits while previews are encoded. If you call it before the first step, they are stored after that
+        step, and a sample that cannot be stored gives a warning. With several ranks, rank 0 stores them. After the
+        training, call `preview_set.store(path, dataset)` instead.
+
+        Raises BadInput if the dataset already has previews, or if a sample cannot be stored.
         """
         self._require_open("previews")
         with self._refusing():
             if not isinstance(previews, PreviewSet):
                 raise BadInput(
-                    f"{type(previews).__name__} is no preview set.",
-                    hint="Make one: dualform.PreviewSet.images(…), .texts(…) or .table(…).",
+                    f"previews must be a dualform.PreviewSet, not {type(previews).__name__}.",
+                    hint="Make one with dualform.PreviewSet.images(…), .texts(…) or .table(…).",
                     field="previews",
                 )
             if self._ranks is None or self._ranks.number == 0:
@@ -413,14 +440,16 @@ class Recorder(Joinable):
 
     def _tell_empty(self) -> None:
         """A training came to its end and left no memory."""
-        empty = f"nothing was recorded, and there is no memory in {self.path}"
+        empty = f"Nothing was recorded in {self.path}"
         warnings.warn(f"{empty}: {self._training.why_empty}.", RuntimeWarning, stacklevel=3)
 
     def _require_open(self, what: str) -> None:
         if self._state != "open":
-            raise RecordingError(f"recorder.{what} was called outside `with recorder`.")
+            raise RecordingError(
+                f"recorder.{what} was called outside `with recorder`.", hint="Call it inside `with recorder:`."
+            )
         if not self._process.here:
             raise RecordingError(
-                f"recorder.{what} was called in a fork of the process that records, where nobody writes.",
-                hint="Make a recorder of its own in the child, or leave this one to the parent.",
+                f"recorder.{what} was called in a fork of the recording process.",
+                hint="Call it only in the parent, or make another dualform.Recorder in the child.",
             )

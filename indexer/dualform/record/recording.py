@@ -134,8 +134,8 @@ class Recording:
                 return
             if self._plan.resumed is not None:  # else the weights as of the next step are W_0
                 raise RecordingError(
-                    "the first step of a resumed training has no gradient, and its update moves the weights.",
-                    hint="Begin the resumed training with a batch that has rows.",
+                    "The first step of the resumed training moves the weights without a gradient.",
+                    hint="Resume with a batch that has at least one row.",
                 )
         self._agree(number, UPDATES[1] if unrecorded or awaited else UPDATES[2])
         if unrecorded:
@@ -224,9 +224,9 @@ class Recording:
         if record.empty and not self.begun:
             if not record.reached and self._has_gradients():  # else the batch was left out
                 raise RecordingError(
-                    "no gradient reached a recorded layer inside the first step.",
-                    hint="Run forward and backward inside it, through the model the recorder was given. What "
-                    "torch.compile compiles must not have run before the recorder was entered.",
+                    "No gradient reached a recorded layer inside the first step.",
+                    hint="Run forward and backward inside `with recorder.step(...)`, through the model passed to "
+                    "Recorder. Enter the recorder before the first call of a compiled model.",
                 )
             return
         if not record.settled:

@@ -127,7 +127,7 @@ class Resumption:
         if len(steps) > 1:
             raise RecordingError(
                 f"the network is as it was after {' and after '.join(map(str, steps))} steps.",
-                hint=f"Say after how many the checkpoint was saved: resume={steps[-1]}.",
+                hint=f"Pass the one after which the checkpoint was saved: resume={steps[-1]}.",
             )
         run, mark = found[-1]
         going_on = self._runs[: self._runs.index(run) + 1]
@@ -216,8 +216,8 @@ def resumption_of(folder: Path, resume: bool | int) -> Resumption | None:
     """
     if not isinstance(resume, Integral) or (not isinstance(resume, bool) and resume < 1):
         raise BadInput(
-            f"resume is {resume!r}.",
-            hint="Give True, or after how many steps the checkpoint was saved.",
+            f"resume must be True, False or a number of steps, not {resume!r}.",
+            hint="Pass resume=True, or the number of steps after which the checkpoint was saved.",
             field="resume",
         )
     empty = not (folder.is_dir() and any(folder.iterdir()))

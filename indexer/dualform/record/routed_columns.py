@@ -55,9 +55,9 @@ class RoutedColumns:
     def _ambiguous(self, name: str, entries: Sequence[Array], shapes: Sequence[Shape]) -> BadInput:
         space = shapes[0].space.name
         return BadInput(
-            f"{name} of space {space!r} was said {_times(len(entries))} for {len(shapes)} "
+            f"{name} of space {space!r} was passed {_times(len(entries))} for {len(shapes)} "
             f"{'call' if len(shapes) == 1 else 'calls'} at step {self._step}.",
-            hint=f"Say it before each call, as step.at({space!r}, {name}=…); a call that no gradient reaches is none.",
+            hint=f"Call step.at({space!r}, {name}=…) once before each call that a gradient reaches.",
             field=name,
         )
 

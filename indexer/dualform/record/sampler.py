@@ -119,8 +119,8 @@ class Sampler:
         if size > self._budget.spare:
             room = readable(max(0, self._budget.spare))
             raise BadInput(
-                f"query set {query_set.name!r} takes {readable(size)}, and {room} of the budget is left for it.",
-                hint="Take fewer examples, or record with a larger budget.",
+                f"query set {query_set.name!r} takes {readable(size)}, but only {room} of the budget is left.",
+                hint="Pass fewer examples, or record with a larger budget=.",
                 field="name",
             )
         self._budget.charge(Bytes(files=size))

@@ -89,13 +89,12 @@ def select(
         elif not _matrices(own) and (reason := owners.untrained(own)):
             frozen.add(name, own, reason)
     if not taps and not given and not found.watchers:
+        reasons = "; ".join(f"{name or 'the model itself'}: {reason}" for name, reason in skipped.items())
+        if not reasons:
+            raise RecordingError("Nothing to record: the model does not contain any parameters.")
         raise RecordingError(
-            "the model has no layer to record: "
-            + (
-                "; ".join(f"{name or 'the model itself'}: {reason}" for name, reason in skipped.items())
-                or "it holds no parameters"
-            )
-            + "."
+            f"Nothing to record: every layer was skipped ({reasons}).",
+            hint="Create the optimizer from the parameters of the model that you pass to Recorder.",
         )
     return taps, skipped
 
@@ -112,9 +111,9 @@ def compiled_parts(model: nn.Module) -> list[str]:
     ]
     if parts and not COMPILES:
         raise RecordingError(
-            f"{f'the part {parts[0]!r} of the model' if parts[0] else 'the model'} was compiled with torch.compile, "
-            f"and torch {torch.__version__} has no operators whose effects are kept in compiled code.",
-            hint="Use a newer torch, or train the model as it was before torch.compile.",
+            f"{f'Part {parts[0]!r} of the model' if parts[0] else 'The model'} was compiled with torch.compile, which "
+            f"dualform cannot record under torch {torch.__version__}.",
+            hint="Use a newer torch, or train the model without torch.compile.",
         )
     return parts
 
@@ -123,9 +122,9 @@ def _refuse_copies(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.DataParallel):
             raise RecordingError(
-                f"{f'the part {name!r} of the model' if name else 'the model'} is an nn.DataParallel, which runs "
+                f"{f'Part {name!r} of the model' if name else 'The model'} is an nn.DataParallel, which runs "
                 "copies of its layers on several devices at once.",
-                hint="Train with DistributedDataParallel, one process a device; on one device, without either.",
+                hint="Use DistributedDataParallel with one process for each device, or one device without either.",
             )
 
 
@@ -133,8 +132,8 @@ def _refuse_tensors(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise RecordingError(
-                f"{name!r} has no shape yet: its module is lazy and has seen no batch.",
-                hint="Run one batch through the model before making the recorder, and the optimizer after that.",
+                f"Parameter {name!r} lacks a shape: its module is lazy and has not seen a batch.",
+                hint="Run one batch through the model, then make the optimizer and the recorder.",
             )
 
 
@@ -153,8 +152,8 @@ def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str], found:
         if not any(matches(name, pattern) for name in names) and not found.may_be(pattern):
             known = ", ".join(repr(name) for name in (*names, *found.names)) or "none"
             raise NotFound(
-                f"layers={pattern!r} matches no layer that there is a tap for.",
-                hint=f"Those are {known}.",
+                f"layers={pattern!r} does not match any layer that can be recorded.",
+                hint=f"Layers: {known}.",
                 field="layers",
             )
 
@@ -162,8 +161,8 @@ def _check_patterns(patterns: Sequence[str] | None, names: Sequence[str], found:
 def _without_a_tap(module: nn.Module, own: Sequence[Tensor]) -> str:
     kind = type(module).__name__
     if all(parameter.dim() < 2 for parameter in own):
-        return f"other parameters: {kind} multiplies by no matrix"
-    return why_not_numbers(module.named_parameters(recurse=False)) or f"there is no tap for {kind}"
+        return f"not a matrix product ({kind})"
+    return why_not_numbers(module.named_parameters(recurse=False)) or f"{kind} is not supported"
 
 
 def _unwanted(name: str, patterns: Sequence[str] | None) -> str:

@@ -69,13 +69,13 @@ def misfit(name: str, entry: tuple[int, ...], shapes: Sequence[Shape]) -> BadInp
     """An entry that fits no call of the step."""
     seen = " and ".join(dict.fromkeys(f"{shape} ({shape.space.name})" for shape in shapes))
     several = max((shape.call for shape in shapes), default=0)
-    hint = "Give one value, one per row [B], or one per token [B, L]"
+    hint = "Pass one value, one for each row [B], or one for each token [B, L]."
     if several:
-        hint += "; micro-batches are one recorder.step each, of which only the last one updates"
+        hint += " Put each micro-batch into its own recorder.step, of which only the last one updates."
     elif any(shape.space.tokens for shape in shapes):
-        hint += "; say batch_dim=1 where the batch is the second axis of the layers' inputs"
+        hint += " If the batch is the second axis of the layers' inputs, pass batch_dim=1."
     return BadInput(
-        f"{name} has shape {list(entry)}, but the recorded layers saw batches of {seen}.", hint=f"{hint}.", field=name
+        f"{name} has shape {list(entry)}, but the recorded layers saw batches of {seen}.", hint=hint, field=name
     )
 
 

@@ -104,7 +104,7 @@ def whole(tensor: Tensor, shard: TrainingShard) -> Tensor:
         total = shard.summed(numbers.reshape(-1), [start, stop])
         if total is None:
             raise RecordingError(
-                f"the weights that the ranks hold could not be put together: {shard.parted}.",
+                f"The weights of the ranks could not be gathered: {shard.parted}.",
                 hint="Enter and leave the recorder's `with` on every rank, and leave it before destroy_process_group.",
             )
         if not shard.number:
@@ -129,13 +129,13 @@ def check_sharding(model: nn.Module, optimizers: Sequence[Optimizer], ranks: obj
     processes = distributed.get_world_size()
     if ranks == 1 and processes > 1:
         raise RecordingError(
-            f"the model is sharded over {processes} processes, and each of them holds a part of it only.",
+            f"The model is sharded over {processes} processes, and this recorder sees only one part.",
             hint="Make a recorder on every rank, with rank= and ranks=.",
         )
     if resume:
         raise RecordingError(
-            "a training whose model is sharded is not resumed in its memory: no process can tell its checkpoint.",
-            hint="Record what follows a checkpoint into a folder of its own.",
+            "The training of a sharded model cannot be resumed in its memory.",
+            hint="Record the rest of the training into another folder.",
         )
     if not any(is_sharded(own) for one in optimizers for group in one.param_groups for own in group["params"]):
         raise RecordingError(

@@ -235,8 +235,8 @@ def _check_rows(extents: Sequence[Extent], count: int) -> None:
     for extent in extents:
         if extent.row is not None and len(extent.row) and not -1 <= extent.row.min() <= extent.row.max() < count:
             raise BadInput(
-                f"row of space {extent.space!r} holds {extent.row.min()} to {extent.row.max()}, and the step has "
-                f"{count} rows.",
-                hint="Count rows from 0; -1 stands for one that is not known.",
+                f"row of space {extent.space!r} must be 0 to {count - 1}, the rows of the step, not "
+                f"{extent.row.min()} to {extent.row.max()}.",
+                hint="Rows count from 0; pass -1 for an unknown row.",
                 field="row",
             )

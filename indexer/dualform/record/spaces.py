@@ -108,7 +108,7 @@ class Spaces:
         for space in spoken:
             if space not in names:
                 raise BadInput(
-                    f"there is no space {space!r}.", hint=f"There are {', '.join(map(repr, names))}.", field="at"
+                    f"There is no space {space!r}.", hint=f"Spaces: {', '.join(map(repr, names))}.", field="at"
                 )
 
     @property
@@ -121,8 +121,8 @@ class Spaces:
         for name in spoken:
             if name not in self.names and name not in self.all_layers:
                 raise BadInput(
-                    f"batch_dim names {name!r}, which is no space and no layer.",
-                    hint=f"Spaces are {', '.join(map(repr, sorted(self.names)))}.",
+                    f"batch_dim names {name!r}, which is neither a space nor a layer.",
+                    hint=f"Spaces: {', '.join(map(repr, sorted(self.names)))}.",
                     field="batch_dim",
                 )
 
@@ -155,8 +155,8 @@ class Spaces:
             apart = (name in self._routed) != (other in self._routed)
             if space and (apart or (name in self._routed and space in DEFAULTS)):
                 raise BadInput(
-                    f"layer {name!r} shares the space {space!r} with others, of which not all are routed.",
-                    hint="Name a space of its own for what is routed.",
+                    f"layer {name!r} shares space {space!r} with layers that are not routed.",
+                    hint="Put routed layers into another space: Recorder(spaces={layer: space}).",
                     field="spaces",
                 )
 
@@ -171,7 +171,9 @@ def _check_patterns(field: str, patterns: Mapping[str, str] | Sequence[str], lay
     for pattern in patterns:
         if not any(matches(name, pattern) for name in layers):
             known = ", ".join(repr(name) for name in layers)
-            raise NotFound(f"{field}={pattern!r} matches no recorded layer.", hint=f"Those are {known}.", field=field)
+            raise NotFound(
+                f"{field}={pattern!r} does not match any recorded layer.", hint=f"Layers: {known}.", field=field
+            )
 
 
 def _check_name(space: str) -> None:
@@ -183,7 +185,7 @@ def _check_name(space: str) -> None:
         )
     if space.lower() in RESERVED or space.lower().startswith("extents_"):
         raise BadInput(
-            f"{space!r} cannot name a space: a table is called so.", hint="Choose another name.", field="spaces"
+            f"{space!r} cannot name a space: it is the name of a table.", hint="Choose another name.", field="spaces"
         )
 
 
@@ -193,7 +195,7 @@ def _check_case(spaces: Sequence[str]) -> None:
         other = of.setdefault(space.lower(), space)
         if other != space:
             raise BadInput(
-                f"spaces {other!r} and {space!r} differ only in case, which SQL does not see.",
+                f"spaces {other!r} and {space!r} differ only in case, which SQL ignores.",
                 hint="Choose another name.",
                 field="spaces",
             )

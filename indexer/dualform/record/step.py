@@ -45,6 +45,6 @@ class Step:
         if self._record.settled:
             raise RecordingError(
                 f"step.at was called after the update of step {self._record.step}.",
-                hint="Say it between the forward pass and optimizer.step().",
+                hint="Call it between the forward pass and optimizer.step().",
             )
         self._record.metadata.say(space, columns)

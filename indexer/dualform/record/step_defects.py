@@ -59,7 +59,9 @@ class StepDefects:
         for layer, what in record.misfits.items():
             reason = f"layer {layer!r} {what}"
             if not self._progress.begun and layer in record.layers:
-                raise RecordingError(f"{reason}.", hint="Make them alike, or leave it out with layers=.")
+                raise RecordingError(
+                    f"{reason}.", hint="Give its calls the same shapes, or leave the layer out with layers=."
+                )
             if layer in self._spaces.layers:
                 self._spaces.warn_once(f"layer {layer}", lost_call(layer, reason))
             self.note_or_miss(record.step, layer, "parted", what)
@@ -73,8 +75,8 @@ class StepDefects:
             arrived = any(own is not None and held(own).any() for own in grads)
             if arrived and not any(tap.name in seen for tap in within):
                 raise RecordingError(
-                    f"{f'the part {part!r} of the model' if part else 'the model'} ran in code that torch.compile made "
-                    "before recording began: its layers run without their hooks, and nothing of them is seen.",
+                    f"{f'Part {part!r} of the model' if part else 'The model'} was compiled by torch.compile before "
+                    "recording began, so its layers cannot be recorded.",
                     hint="Enter the recorder before the first compiled call, or call torch._dynamo.reset() once it is "
                     "entered.",
                 )

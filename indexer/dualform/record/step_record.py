@@ -86,8 +86,8 @@ class StepRecord:
         """
         if self._before is None or self._before() is not earlier:
             raise RecordingError(
-                f"step {self.step} is said to continue step {earlier.step}, which is not the one that ran before it.",
-                hint="Where several steps share a forward pass, let each continue the one right before it.",
+                f"Step {self.step} continues step {earlier.step}, which is not the one before it.",
+                hint="If several steps share a forward pass, let each continue the previous one.",
             )
         self.since, self.rows = earlier.since, dict(earlier.rows)
         self.raw |= earlier.raw

@@ -41,7 +41,7 @@ class StrayUpdates:
             record.updated.clear()
             raise RecordingError(
                 f"{what}: it moves the weights by gradients that no one set of slots explains.",
-                hint="Train with an optimizer that takes one gradient an update, or record scores alone: values=False.",
+                hint="Use an optimizer that takes one gradient for each update, or record only scores: values=False.",
             )
 
     def missed(self, number: int, record: StepRecord) -> None:

@@ -18,7 +18,11 @@ def unwrapped(optimizer: Any) -> Optimizer:
         optimizer = optimizer.optimizer
     if not isinstance(optimizer, Optimizer):
         kind = type(optimizer).__name__
-        raise BadInput(f"optimizer is {kind}.", hint="Give the torch optimizer.", field="optimizer")
+        raise BadInput(
+            f"optimizer must be a torch optimizer, not {kind}.",
+            hint="Pass the torch.optim.Optimizer inside it.",
+            field="optimizer",
+        )
     return optimizer
 
 
@@ -42,7 +46,7 @@ def whole_model(model: nn.Module) -> nn.Module:
     if is_sharded_model(model):
         raise BadInput(
             "the model is sharded, and this process holds a part of its weights only.",
-            hint="Give a model of one process that has its whole state dict.",
+            hint="Pass a model that has its whole state dict in one process.",
             field="model",
         )
     return model

@@ -31,25 +31,25 @@ class FirstTraining:
         """Raises BadInput for a memory that needs no rerun, or whose training did not come to its end."""
         if any(layer.keys for layer in memory.layers.values()):
             raise BadInput(
-                f"{memory.path} holds its keys, so nothing needs to be run again.",
-                hint="Ask it: dualform.open(path), or dualform.ledger(path, model, influence).",
+                f"{memory.path} stores its keys, so it needs no rerun.",
+                hint="Call dualform.open(path), or dualform.ledger(path, model, influence).",
                 field="path",
             )
         if memory.deleted:
             raise BadInput(
-                f"samples of {memory.path} were deleted: a rerun would bring them back.",
+                f"{memory.path} cannot be rerun: samples were deleted, and a rerun would bring them back.",
                 hint="Record the training again without them.",
                 field="path",
             )
         if len(memory.manifest.shards) > 1:
             raise BadInput(
-                f"{memory.path} was recorded by {len(memory.manifest.shards)} processes, of which each saw a part.",
-                hint="Record keys, or train in one process.",
+                f"{memory.path} was recorded by {len(memory.manifest.shards)} processes; a rerun takes one.",
+                hint="Record with keys=True, or train in one process.",
                 field="path",
             )
         if memory.recording:
             raise BadInput(
-                f"the training recorded in {memory.path} did not come to its end, or still runs.",
+                f"The training recorded in {memory.path} did not end, or still runs.",
                 hint="Record it to its end, then rerun it.",
                 field="path",
             )
@@ -68,7 +68,9 @@ class FirstTraining:
         first = self._memory.initial()
         for name in [*header.initial, *(name for name in first if name not in header.initial)]:
             if name not in header.initial or name not in first or not np.array_equal(first[name], header.initial[name]):
-                raise RecordingError(f"step 0: {name!r} is not what it was when the first training began.", hint=_HINT)
+                raise RecordingError(
+                    f"step 0: {name!r} differs from its value at the start of the first training.", hint=_HINT
+                )
 
     def check(self, batch: Batch) -> None:
         """Raises RecordingError, naming step and layer, where a step was not fed what it was fed the first time."""
@@ -90,8 +92,8 @@ class FirstTraining:
         """
         if self._seen < self._steps:
             raise RecordingError(
-                f"the second training stopped after {self._seen} of {self._steps} steps.",
-                hint="Run it to its end: an answer about a part of it would be another answer.",
+                f"The second training stopped after {self._seen} of {self._steps} steps.",
+                hint="Run all steps inside `with rerun`.",
             )
         self._require(sorted(self._missing), "the end")
         first, again = self._memory.final(), None if ending is None else ending.final
@@ -99,7 +101,7 @@ class FirstTraining:
             return
         for name in sorted(first.keys() | again.keys()):
             if name not in first or name not in again or not np.array_equal(first[name], again[name], equal_nan=True):
-                raise RecordingError(f"the second training ended with another {name!r} than the first.", hint=_HINT)
+                raise RecordingError(f"The second training ended with a different {name!r}.", hint=_HINT)
 
     def _join(self, layers: Iterable[Layer], when: str, expected: Set[Shape] = frozenset()) -> None:
         """Take note of layers that the second run reaches.
@@ -114,7 +116,7 @@ class FirstTraining:
         """Raises RecordingError for the first of some layers that only one run has."""
         for name, d_in, d_out, space in without:
             raise RecordingError(
-                f"{when}: layer {name!r} ({d_in} to {d_out}, by {space}) is recorded in one run and not in the other.",
+                f"{when}: layer {name!r} ({d_in} to {d_out}, by {space}) is recorded in only one of the two runs.",
                 hint="Rerun the model that was recorded.",
             )
 

@@ -43,7 +43,10 @@ Answer: TypeAlias = Hits | GroupSums | Ledger
 
 
 class Rerun(Recorder):
-    """Stands where the Recorder stood, in the same training run again from its start; the memory stays as it is."""
+    """Answers queries during a second run of a training that was recorded with keys=False.
+
+    Use it in place of the `Recorder`, in the same training from its start. The memory does not change.
+    """
 
     def __init__(
         self,
@@ -58,15 +61,17 @@ class Rerun(Recorder):
         window_bytes: int = WINDOW_BYTES,
         folder: str | PathLike[str] | None = None,
     ) -> None:
-        """`path`: a memory recorded with keys=False. `questions`: TopK and GroupSum, their queries vectors or rows of
-        that memory's query sets, and Influence, whose examples follow. `spaces`, `routed` and `taps`: what the Recorder
-        was given, for they decide which slots there are. `window_bytes`: of keys held at once, over all layers that are
-        asked. `folder`: where keys and values of the second training are written for influences, until these are
-        answered; a temporary one of the system's where None.
+        """Choose the queries before the second run.
 
-        Raises what an engine raises for a question, BadInput for a memory that cannot be run again, and RecordingError
-        for a model that has not its layers. While the training runs, `step` raises RecordingError, naming step and
-        layer, where its inputs are not those of the first run.
+        - `path`: a memory recorded with keys=False.
+        - `questions`: `TopK`, `GroupSum` and `Influence` values. The queries of `TopK` and `GroupSum` are vectors or
+          examples of the memory's query sets.
+        - `spaces`, `routed`, `taps`: as passed to the Recorder.
+        - `window_bytes`: bytes of keys held at once, over all queried layers.
+        - `folder`: where keys and values for `Influence` are written until `answers`; None for a temporary folder.
+
+        Raises BadInput for a memory that cannot be rerun, RecordingError if the model lacks its layers, and the errors
+        of each query. `step` raises RecordingError, with step and layer, if the inputs differ from the first run.
         """
         memory = opened(path)
         self._first = FirstTraining(memory)
@@ -99,7 +104,7 @@ class Rerun(Recorder):
                 quiet=True, sink=self._open_rerun,
             )  # fmt: skip
         except NotFound as error:
-            raise RecordingError(f"this is not the model that was recorded: {error.message}") from None
+            raise RecordingError(f"This is not the model that was recorded: {error.message}") from None
 
     def _open_rerun(self, header: Header) -> RerunSink:
         forms = {tap.name: tap.key_form for tap in self._training.plan.taps}
@@ -111,15 +116,15 @@ class Rerun(Recorder):
         """`answers` does."""
 
     def answers(self) -> list[Answer]:
-        """The answers, in the order of the questions: those of a memory that had stored the keys.
+        """The results, in the order of the queries, as if the memory had stored its keys.
 
-        Raises RecordingError before the training has been run again to its end, and of influences what
-        `dualform.ledger` raises.
+        Raises RecordingError before the training has been rerun to its end, and for `Influence` the errors of
+        `dualform.ledger`.
         """
         if self._reran is None or not self._reran.complete:
             raise RecordingError(
-                "the training has not been run again to its end.",
-                hint="Ask after `with rerun` was left in good order.",
+                "The training has not been rerun to its end.",
+                hint="Call rerun.answers() after `with rerun:` has ended without an error.",
             )
         ledgers = iter(self._again.ledgers() if self._again is not None else [])
         running = iter(zip(self._running, self._slots, strict=True))
@@ -137,8 +142,8 @@ def _running(view: View, question: TopK | GroupSum) -> RunningBest | RunningSums
     """
     if isinstance(question, TopK | GroupSum) and question.target is not None:
         raise BadInput(
-            "a rerun answers no contributions: what a slot's value is worth is known at the end of a training.",
-            hint="Ask a memory with keys and values.",
+            'A rerun cannot answer score="contribution": the worth of a value is known only at the end of a training.',
+            hint="Record the training with keys=True and values=True, and call dualform.open(path).",
             field="questions",
         )
     if isinstance(question, TopK):
@@ -146,7 +151,7 @@ def _running(view: View, question: TopK | GroupSum) -> RunningBest | RunningSums
     if isinstance(question, GroupSum):
         return RunningSums(resolve(view, question))
     raise BadInput(
-        f"a rerun answers no {type(question).__name__}.",
-        hint="Ask TopK, GroupSum or Influence; outputs need a memory with keys and values.",
+        f"A rerun cannot answer {type(question).__name__}.",
+        hint="Pass TopK, GroupSum or Influence. Outputs need a memory with keys and values.",
         field="questions",
     )

@@ -75,13 +75,15 @@ class SecondRecording:
 
 def _check_disk(memory: Snapshot, folder: Path) -> None:
     if not folder.is_dir():
-        raise BadInput(f"{folder} is no folder.", hint="Name one with room: Rerun(…, folder=…).", field="folder")
+        raise BadInput(
+            f"{folder} is not a folder.", hint="Pass an existing folder: Rerun(…, folder=…).", field="folder"
+        )
     needed = sum(4 * memory.entries(layer.name).count * (layer.d_in + layer.d_out) for layer in memory.layers.values())
     free = disk_usage(folder).free
     if needed > free:
         raise BadInput(
             f"to follow influences the rerun writes keys and values, up to {readable(needed)}, and {folder} has "
             f"{readable(free)} free.",
-            hint="Name a folder with room: Rerun(…, folder=…).",
+            hint="Pass a folder with enough room: Rerun(…, folder=…).",
             field="folder",
         )

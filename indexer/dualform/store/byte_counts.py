@@ -28,5 +28,9 @@ def bytes_of(said: Any, name: str = "budget") -> int:
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*", said) if isinstance(said, str) else None
     size = _UNITS.get(found[2].upper()) if found else None
     if found is None or size is None or not (whole := math.floor(float(found[1]) * size)):
-        raise BadInput(f"{name} is {said!r}.", hint='Give bytes, or a text with a unit, such as "200 GB".', field=name)
+        raise BadInput(
+            f"{name} must be a number of bytes, or a text with a unit, not {said!r}.",
+            hint=f'For example {name}="200 GB" or {name}=200_000_000_000.',
+            field=name,
+        )
     return whole

@@ -83,7 +83,7 @@ def unfinished(source: Path, target: Path) -> Iterator[Path]:
     if target.exists() or target.is_symlink():
         raise AlreadyExists(f"{target} already exists.", hint="Name a folder that is not there yet.")
     if target.resolve().is_relative_to(source.resolve()):
-        raise BadInput(f"{target} lies within {source}.", hint="Name a folder elsewhere.", field="target")
+        raise BadInput(f"{target} is inside {source}.", hint="Name a folder elsewhere.", field="target")
     partial = target.absolute().with_name(f".{target.name}.partial")
     make_folders(partial)
     busy = Locked(f"another process copies to {target}.", hint="Wait until it is done, or name another folder.")

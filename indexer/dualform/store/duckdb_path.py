@@ -26,7 +26,7 @@ def check_openable(path: Path) -> None:
         os.fspath(path.absolute()).encode()
     except UnicodeEncodeError:
         raise BadInput(
-            f"the path {os.fspath(path)!r} is no UTF-8.", hint="Name the folder otherwise.", field="path"
+            f"the path {os.fspath(path)!r} is not valid UTF-8.", hint="Name the folder otherwise.", field="path"
         ) from None
     if os.sep == "/":
         _check(path, _OPENED)

@@ -201,13 +201,13 @@ class Manifest:
         except (FileNotFoundError, NotADirectoryError):
             if file == FILE and is_only_begun(folder):
                 raise NotAMemory(
-                    f"there is no memory in {folder} yet: its recorder was killed before the first step began, or is "
-                    "beginning just now.",
-                    hint="Record into it: a recorder clears what another one left there.",
+                    f"{folder} does not contain a dualform memory yet: its recorder was killed before the first step "
+                    "began, or is starting now.",
+                    hint="Record into it; a new recorder removes the remains of an earlier one.",
                 ) from None
-            what = f"no {file}" if folder.is_dir() else "no folder"
+            what = f"no {file}" if folder.is_dir() else "no such folder" if not folder.exists() else "a file"
             raise NotAMemory(
-                f"{folder} is not a dualform memory ({what}).", hint="Name the folder that a Recorder wrote."
+                f"{folder} is not a dualform memory ({what}).", hint="Pass the folder that you gave to Recorder."
             ) from None
         except OSError as error:
             raise shortage(error, f"{path} cannot be read: this process") or NotAMemory(

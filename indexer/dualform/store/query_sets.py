@@ -103,9 +103,7 @@ def check_name(name: Any, taken: Collection[str]) -> None:
             field="name",
         )
     if name in taken:
-        raise BadInput(
-            f"there is a query set {name!r} already.", hint="Give each query set its own name.", field="name"
-        )
+        raise BadInput(f"Query set {name!r} already exists.", hint="Give each query set its own name.", field="name")
 
 
 def write_query_set(
@@ -183,8 +181,8 @@ class StoredQuerySet:
         """float32[rows, d_in]: the layer's inputs. Raises NotFound for a layer that the query set does not hold."""
         if layer not in self.layers:
             raise NotFound(
-                f"query set {self.name!r} holds no queries of layer {layer!r}.",
-                hint=f"It holds those of {', '.join(self.layers)}.",
+                f"Query set {self.name!r} does not contain queries of layer {layer!r}.",
+                hint=f"Layers: {', '.join(self.layers)}.",
                 field="layer",
             )
         own = self._layer(layer)

@@ -119,7 +119,7 @@ class RamBudget:
         """
         if size > self.most_bytes:
             raise BadInput(
-                f"this question needs about {readable(size)} of RAM, and {readable(self.most_bytes)} may be taken.",
+                f"This query needs about {readable(size)} of RAM; the limit is {readable(self.most_bytes)}.",
                 hint=f"{instead}, or open the memory with more RAM." if instead else "Open the memory with more RAM.",
                 field="ram",
             )

@@ -62,7 +62,9 @@ class Runs(Snapshot):
         """
         folders = [Path(path) for path in paths]
         if not folders:
-            raise BadInput("there is no run to open.", hint="Name at least one memory's folder.", field="path")
+            raise BadInput(
+                "path must name at least one folder.", hint='For example dualform.open("runs/digits").', field="path"
+            )
         resolved = [folder.resolve() for folder in folders]
         for number, folder in enumerate(resolved):
             if folder in resolved[:number]:
@@ -122,7 +124,7 @@ class Runs(Snapshot):
             if name in part.manifest.query_sets:
                 return part.query_set(name)
         known = ", ".join(self.manifest.query_sets) or "none"
-        raise NotFound(f"there is no query set {name!r}.", hint=f"Query sets: {known}.", field="query_set")
+        raise NotFound(f"There is no query set {name!r}.", hint=f"Query sets: {known}.", field="query_set")
 
     def preview_set(self, dataset: str) -> StoredPreviewSet:
         """The preview set of the last run that has one of this dataset. Raises as `Snapshot.preview_set`."""
@@ -222,7 +224,7 @@ def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path,
             if alone:
                 continue
             lacking = path if name not in layers else other_path
-            raise BadInput(f"{lacking} has no layer {name!r}.", hint=hint, field="path")
+            raise BadInput(f"{lacking} lacks layer {name!r}.", hint=hint, field="path")
         if _kind(layers[name]) != _kind(others[name]):
             raise BadInput(f"layer {name!r} of {other_path} is not that of {path}.", hint=hint, field="path")
 

@@ -197,7 +197,7 @@ class Snapshot(StoredLayers):
     def space(self, name: str) -> Space:
         """Raises NotFound, listing the spaces that exist."""
         if name not in self._spaces:
-            raise NotFound(f"no space {name!r}.", hint=f"Spaces: {', '.join(self.spaces)}.", field="space")
+            raise NotFound(f"There is no space {name!r}.", hint=f"Spaces: {', '.join(self.spaces)}.", field="space")
         return self._spaces[name]
 
     def optimizer_of(self, block: str) -> StoredOptimizer:
@@ -315,13 +315,13 @@ class Snapshot(StoredLayers):
     def _no_preview_set(self, dataset: str) -> NotFound:
         known = ", ".join(own or "samples without a dataset" for own in self.manifest.preview_sets) or "none"
         whose = f"dataset {dataset!r}" if dataset else "samples without a dataset"
-        return NotFound(f"there is no preview set of {whose}.", hint=f"Preview sets: {known}.", field="dataset")
+        return NotFound(f"There is no preview set for {whose}.", hint=f"Preview sets: {known}.", field="dataset")
 
     def query_set(self, name: str) -> StoredQuerySet:
         """Raises NotFound, listing the query sets that exist."""
         if name not in self.manifest.query_sets:
             known = ", ".join(self.manifest.query_sets) or "none"
-            raise NotFound(f"there is no query set {name!r}.", hint=f"Query sets: {known}.", field="query_set")
+            raise NotFound(f"There is no query set {name!r}.", hint=f"Query sets: {known}.", field="query_set")
         return StoredQuerySet(self.path, name, self.manifest)
 
 

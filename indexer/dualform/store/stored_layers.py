@@ -49,7 +49,7 @@ class StoredLayers(ABC):
         if view is None:
             reason = self.manifest.skipped.get(name)
             raise NotFound(
-                f"there is no layer {name!r}" + (f": it was not recorded ({reason})." if reason else "."),
+                f"There is no layer {name!r}" + (f": it was not recorded ({reason})." if reason else "."),
                 hint=f"Layers: {', '.join(map(_named, self.layers.values()))}.",
                 field="layer",
             )
@@ -74,8 +74,8 @@ class StoredLayers(ABC):
         found = self.layer(layer)
         if not found.keys:
             raise NotFound(
-                f"this memory holds no keys of layer {layer!r}: it was recorded with keys=False.",
-                hint="Rerun its training with the question, under dualform.Rerun.",
+                f"The keys of layer {layer!r} were not stored: the training was recorded with keys=False.",
+                hint="Rerun the training with the query: dualform.Rerun(model, optimizer, path, [query]).",
                 field="layer",
             )
         entries = self.entries(layer).count
@@ -88,7 +88,9 @@ class StoredLayers(ABC):
         """Row e is entry e. Raises as `keys`, where the recorder kept no values."""
         found = self.layer(layer)
         if not found.values:
-            raise NotFound(f"layer {layer!r} was recorded without values.", hint="Record with values=True.")
+            raise NotFound(
+                f"Layer {layer!r} was recorded without values.", hint="Record the training with values=True."
+            )
         sources = self._sources_of(found, "values")
         if (order := self._row_of_value(found.stored)) is not None:
             return OrderedRows(sources, found.d_out, order)

@@ -22,7 +22,7 @@ def column_types(columns: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     for name, column in columns.items():
         kind = duckdb_type(column)
         if kind is None:
-            raise BadInput(f"column {name!r} holds {column.dtype}.", hint=what_columns_hold(), field=name)
+            raise BadInput(f"Column {name!r} cannot hold {column.dtype}.", hint=what_columns_hold(), field=name)
         types[name] = kind
     return types
 
@@ -44,8 +44,8 @@ def check_names(types: ColumnTypes, taken: ColumnTypes) -> None:
     for name in types:
         if name.lower() in there:
             raise BadInput(
-                f"column {name!r} cannot stand beside the column {there[name.lower()]!r} of every memory.",
-                hint="Give it another name.",
+                f"Column {name!r} cannot be recorded: every memory has a column {there[name.lower()]!r}.",
+                hint="Rename it.",
                 field=name,
             )
         there[name.lower()] = name

@@ -269,7 +269,7 @@ class Writer:
         if name in self.manifest.preview_sets:
             said = f"of dataset {name!r}" if name else "of samples without a dataset"
             raise BadInput(
-                f"there is a preview set {said} already.", hint="A dataset has one preview set.", field="dataset"
+                f"A preview set {said} already exists.", hint="A dataset has one preview set.", field="dataset"
             )
         self._save()  # encoding may take long, and what came before must not wait for it
         file = free_name(f"{FOLDER}/{preview_folder(name)}", self.manifest.files)

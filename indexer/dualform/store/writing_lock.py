@@ -137,7 +137,7 @@ def being_written(shard_folder: Path, writer: Writing) -> Locked:
     """What a further writer is told."""
     return Locked(
         f"{shard_folder.parent} is being recorded by {writer}.",
-        hint="Let one process record a training at a time: end that one, or record into another folder.",
+        hint="End that process, or record into another folder.",
     )
 
 

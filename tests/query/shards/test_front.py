@@ -238,12 +238,12 @@ def test_the_order_of_a_shards_rows_is_made_once(engines, monkeypatch):
 def test_errors_are_those_of_one_engine(engines, asked):
     _, front, _ = engines
     for ask, error in (
-        (lambda: front.topk("none", queries("plain")), "there is no layer"),
-        (lambda: front.topk("plain", queries("late")), "takes 5 numbers"),
-        (lambda: front.topk("plain", queries("plain"), where="label > 99"), "leaves none"),
+        (lambda: front.topk("none", queries("plain")), "There is no layer"),
+        (lambda: front.topk("plain", queries("late")), "not 5"),
+        (lambda: front.topk("plain", queries("plain"), where="label > 99"), "matches none"),
         (lambda: front.group_sum("plain", queries("plain"), by="nothing"), "no slot column"),
-        (lambda: front.topk("plain", queries("plain"), score="best"), "score is 'best'"),
-        (lambda: front.output("plain", queries("plain")), "not known to be exact"),
+        (lambda: front.topk("plain", queries("plain"), score="best"), "Unknown score 'best'"),
+        (lambda: front.output("plain", queries("plain")), "cannot be reconstructed exactly"),
     ):
         with pytest.raises((ValueError, LookupError, Inexact), match=error):
             ask()

@@ -108,7 +108,7 @@ def test_half_precision_of_torch_is_taken(tmp_path):
         (np.zeros((3, 3, 5, 3), np.uint8), "its channels may be the first axis or the last"),
         (np.full((2, 4, 4), np.nan), "the images hold NaN or infinity"),
         (np.array([["a"]]), "which are no pixels"),
-        (iter([1]), "holds no images that can be counted"),
+        (iter([1]), "images must have a length, which"),
         (["a.png"], "which are no pixels"),
         ([3], r"image 0 has the shape \[\]"),
     ],
@@ -210,7 +210,7 @@ def test_a_first_that_is_no_position_of_each_text_is_refused(first):
 @pytest.mark.parametrize(
     ("texts", "offsets", "said"),
     [
-        ("one", None, "texts is one text"),
+        ("one", None, "texts must be a list, not one text"),
         (["a", 3], None, "text 1 is of type int"),
         (["\ud800"], None, "text 0 is no valid text"),
         (["ab"], [[(0, 3)]], "position 0 of text 0 is said to be at 0 to 3 of 2 characters"),
@@ -252,10 +252,10 @@ def test_categories_dates_and_decimals_are_shown_as_texts(tmp_path):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({}, "the table has no columns"),
-        ({"a": [[1], [2]]}, "column 'a' holds list"),
-        ({"a": [1], "b": [1, 2]}, "is no table that can be stored"),
-        (3, "int is no table"),
+        ({}, "table must have at least one column."),
+        ({"a": [[1], [2]]}, "Column 'a' cannot hold list"),
+        ({"a": [1], "b": [1, 2]}, "cannot be stored as a table:"),
+        (3, "int cannot be stored as a table:"),
         (pa.table([[1], [2]], names=["a", "a"]), "names a column twice"),
     ],
 )
@@ -283,7 +283,7 @@ def test_samples_that_are_no_numbers_of_each_are_refused(samples):
 def test_an_answer_is_bounded_and_says_how_many_fit(tmp_path):
     preview_set = stored(PreviewSet.texts(["x" * (1 << 20)] * 9), tmp_path)
     assert len(preview_set.look(np.arange(8))) == 8
-    with pytest.raises(BadInput, match=r"takes more than 8\.0 MiB\. Ask for at most 8 at a time\.") as refused:
+    with pytest.raises(BadInput, match=r"take more than 8\.0 MiB\. Pass at most 8 samples at a time\.") as refused:
         preview_set.look(np.arange(9))
     assert refused.value.field == "samples"
 

@@ -82,25 +82,25 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
     [
         (lambda: PreviewSet.images(torch.eye(4).to_sparse()[None]), "Tensor cannot be read as numbers"),
         (lambda: PreviewSet.images(torch.zeros(1, 4, 4, device="meta")), "Tensor cannot be read as numbers"),
-        (lambda: PreviewSet.images(bytes_of(2, 4, 4), samples=[[1], [2, 3]]), "samples are no numbers"),
+        (lambda: PreviewSet.images(bytes_of(2, 4, 4), samples=[[1], [2, 3]]), "samples must be whole numbers:"),
         (lambda: PreviewSet.images(bytes_of(1, 4, 4), samples=np.array([2**63], "u8")), "samples names "
         "92233720368547758"),
         (
             lambda: PreviewSet.images(bytes_of(2, 4, 4), samples=np.ma.array([5, 6], mask=[False, True])),
-            "samples holds NULL",
+            "samples contains NULL",
         ),
-        (lambda: PreviewSet.texts(5), "int is no list of texts"),
-        (lambda: PreviewSet.texts({"a": "x"}), "dict is no list of texts"),
-        (lambda: PreviewSet.texts({"x", "y"}), "set is no list of texts"),
-        (lambda: PreviewSet.texts(pd.DataFrame({"text": ["x"]})), "DataFrame is no list of texts"),
+        (lambda: PreviewSet.texts(5), "texts must be a list of texts, not int."),
+        (lambda: PreviewSet.texts({"a": "x"}), "texts must be a list of texts, not dict."),
+        (lambda: PreviewSet.texts({"x", "y"}), "texts must be a list of texts, not set."),
+        (lambda: PreviewSet.texts(pd.DataFrame({"text": ["x"]})), "texts must be a list of texts, not DataFrame."),
         (lambda: PreviewSet.texts(["abc"], offsets=5), "offsets is of type int"),
         (lambda: PreviewSet.texts(["abc"], offsets=[5]), "the offsets of text 0 are no pairs"),
         (
             lambda: PreviewSet.texts(["abc"], offsets=[[(0, 1)]], first=np.array([2**63 + 1], "u8")),
             "first is not a position",
         ),
-        (lambda: PreviewSet.table({"a": [2**70]}), "dict is no table that can be stored"),
-        (lambda: PreviewSet.table(pd.DataFrame({"a": [2**70, 1]})), "DataFrame is no table that can be stored"),
+        (lambda: PreviewSet.table({"a": [2**70]}), "dict cannot be stored as a table:"),
+        (lambda: PreviewSet.table(pd.DataFrame({"a": [2**70, 1]})), "DataFrame cannot be stored as a table:"),
         (lambda: PreviewSet.table({1: [1], "1": [2]}), "the table names a column twice"),
         (
             lambda: PreviewSet.table(pa.table({"a": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})),
@@ -140,5 +140,5 @@ def test_a_table_with_the_columns_sample_and_sample_keeps_them_and_its_samples(t
 
 @pytest.mark.parametrize("dataset", [0, False, []])
 def test_what_is_no_name_is_not_taken_for_no_dataset(dataset):
-    with pytest.raises(BadInput, match="dataset is"):
+    with pytest.raises(BadInput, match="dataset"):
         dataset_name(dataset)

@@ -29,7 +29,7 @@ from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.rows import Rows
 
-_REMEDY = Remedy(hint="Sum them by group instead: group_sum.", field="score")
+_REMEDY = Remedy(hint="Call memory.group_sum or memory.contributions, which sum over groups of slots.", field="score")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +100,8 @@ class DirectedValues:
         first = entries[~np.isfinite(found)].min(keepdims=True)
         slot = int(self.view.snapshot.entries(self.layer.name).slots_of(first)[0])
         raise Inexact(
-            f"layer {self.layer.name!r} has values that hold NaN or infinity, first at slot {slot}.",
-            hint=f"The training diverged there; mask it out: slot < {slot}.",
+            f"Layer {self.layer.name!r} has values with NaN or infinity, first at slot {slot}.",
+            hint=f'The training diverged there. Leave those slots out: where="slot < {slot}".',
             field="where",
         )
 
@@ -133,8 +133,8 @@ def directed_values(
     used_entries = view.cache.get(key, made, check)
     if not used_entries.selection.count:
         raise EmptyMask(
-            f"no update before step {target.at_step} used the gradient of a slot that is left.",
-            hint="Ask as of a later step.",
+            f"No update before step {target.at_step} used the gradient of a slot that where keeps.",
+            hint="Pass a larger at_step, or leave it out for the end of the training.",
             field="at_step",
         )
     return DirectedValues(view, layer, used_entries.selection, target, status, used_entries.coefficients)
@@ -157,8 +157,7 @@ def _check_width(layer: Layer, target: Target, queries: int) -> None:
     for number in (target.output, target.minus):
         if number is not None and number >= layer.d_out:
             raise BadInput(
-                f"layer {layer.name!r} has {layer.d_out} outputs, and target names output {number}.",
-                hint=f"They count from 0 to {layer.d_out - 1}.",
+                f"target must name an output from 0 to {layer.d_out - 1} of layer {layer.name!r}, not {number}.",
                 field="target",
             )
     if target.vectors is None:
@@ -166,11 +165,11 @@ def _check_width(layer: Layer, target: Target, queries: int) -> None:
     count, width = target.vectors.rows.shape
     if width != layer.d_out:
         raise BadInput(
-            f"layer {layer.name!r} has {layer.d_out} outputs, and target is {width} numbers wide.", field="target"
+            f"target must have {layer.d_out} columns, one for each output of layer {layer.name!r}, not {width}.",
+            field="target",
         )
     if count not in (1, queries):
         raise BadInput(
-            f"target holds {count} directions for {queries} queries.",
-            hint="Give one for all of them, or one for each.",
+            f"target must have 1 row, or {queries}, one for each query, not {count}.",
             field="target",
         )

@@ -38,8 +38,8 @@ def gradient_top_k(view: View, question: GradientTopK, examples: ExampleGradient
     scores = gradient_scores(view, question.layers, question.where, examples, check)
     if len(scores.spaces) > 1:
         raise BadInput(
-            f"the layers have slots of several spaces, {', '.join(scores.spaces)}, which have no one order.",
-            hint="Name layers of one space, or sum by columns of the sample: group_sum.",
+            f"The layers have slots of several spaces, {', '.join(scores.spaces)}, which cannot be ranked together.",
+            hint='Pass layers of one space, or sum by sample: memory.group_sum(…, by="sample").',
             field="layer",
         )
     (space,) = scores.spaces

@@ -18,8 +18,8 @@ def examples_of(view: View, given: ExampleGradients | QuerySetExamples) -> Examp
     stored = view.snapshot.query_set(given.query_set)
     if stored.examples is None or not stored.traced:  # with a loss the number is known
         raise BadInput(
-            f"query set {given.query_set!r} has no error signals: it was recorded without a loss.",
-            hint="Record it with a loss, or ask with memory.gradients(model, inputs, labels, loss).",
+            f"Query set {given.query_set!r} was recorded without a loss, so it has no gradients.",
+            hint="Record it with recorder.query_set(…, loss=…), or pass memory.gradients(model, inputs, labels, loss).",
             field="queries",
         )
     count = stored.examples
@@ -31,7 +31,9 @@ def examples_of(view: View, given: ExampleGradients | QuerySetExamples) -> Examp
         return whole
     if any(token != ALL_TOKENS for token in given.tokens):
         raise BadInput(
-            "gradients are of whole examples, not of tokens.", hint="Name examples, as test/17.", field="queries"
+            'score="gradient" needs whole examples, not tokens.',
+            hint='Name an example without its token, for example "test/17".',
+            field="queries",
         )
     numbers = within(given.examples, count, f"example of query set {given.query_set!r}", "queries").tolist()
     width = sum(own.keys.shape[1] + own.errors.shape[1] for own in whole.layers.values())

@@ -106,8 +106,8 @@ class GradientScores:
 
     def _refuse(self, space: str, slot: int) -> None:
         raise Inexact(
-            f"slot {slot} of space {space!r} has keys or values that hold NaN or infinity.",
-            hint=f"The training diverged there; mask it out: slot < {slot}.",
+            f"Slot {slot} of space {space!r} has keys or values with NaN or infinity.",
+            hint=f'The training diverged there. Leave those slots out: where="slot < {slot}".',
             field="where",
         )
 
@@ -147,10 +147,10 @@ def gradient_scores(
     }
     without = [name for name, layer in layers.items() if not (layer.parameters and layer.keys and layer.values)]
     if without or not layers:
-        which = f"{', '.join(map(repr, without))} were recorded without" if without else "no layer was recorded with"
+        which = f"these layers lack them: {', '.join(without)}" if without else "no layer has both"
         raise Inexact(
-            f"{which} keys and values, of which gradients are made.",
-            hint="Record the training with both, or name other layers.",
+            f'score="gradient" needs keys and values, and {which}.',
+            hint="Record the training with keys=True and values=True, or pass other layers.",
             field="layer",
         )
     _check_fit(layers, examples, named=bool(names))
@@ -167,8 +167,8 @@ def _whole_layer(view: View, name: str) -> str:
     layer = view.snapshot.layer(name)
     if layer.stored.name != name:
         raise BadInput(
-            f"{name!r} is a part of layer {layer.stored.name!r}, whose gradients are of all of it.",
-            hint=f"Name {layer.stored.name!r}.",
+            f"{name!r} is a part of layer {layer.stored.name!r}, whose gradients are stored only as a whole.",
+            hint=f"Pass layer={layer.stored.name!r}.",
             field="layer",
         )
     return name
@@ -180,9 +180,9 @@ def _check_explained(view: View, layers: Mapping[str, Layer]) -> None:
     for layer, step, reason in zip(*(table[name].to_pylist() for name in ("layer", "step", "reason")), strict=True):
         if layer in layers and UNEXPLAINED in reason:
             raise Inexact(
-                f"layer {layer!r} has gradients that scores would be without, from step {step} on: "
+                f"The slots of layer {layer!r} do not hold its whole gradient from step {step} on: "
                 f"{reason.rstrip('.')}.",
-                hint="Record every layer that uses the weight, or name layers without it.",
+                hint="Record every layer that uses this weight, or pass other layers.",
                 field="layer",
             )
 
@@ -195,8 +195,8 @@ def _check_fit(layers: Mapping[str, Layer], examples: ExampleGradients, named: b
     lacking = [name for name in layers if name not in examples.layers] if named else []
     if not known or lacking:
         raise NotFound(
-            f"the examples have no gradients in {', '.join(map(repr, lacking or layers))}.",
-            hint=f"They have some in {', '.join(map(repr, examples.layers)) or 'no layer'}.",
+            f"The examples lack gradients in {', '.join(map(repr, lacking or layers))}.",
+            hint=f"They have gradients in {', '.join(map(repr, examples.layers)) or 'no layer'}.",
             field="queries",
         )
     for name in known:
@@ -204,8 +204,8 @@ def _check_fit(layers: Mapping[str, Layer], examples: ExampleGradients, named: b
         widths = own.keys.shape[1], own.errors.shape[1]
         if widths != (layer.d_in, layer.d_out):
             raise BadInput(
-                f"layer {name!r} takes {layer.d_in} numbers to {layer.d_out}, and the examples' gradients there are of "
+                f"Layer {name!r} maps {layer.d_in} inputs to {layer.d_out} outputs, but the examples' gradients are of "
                 f"{widths[0]} to {widths[1]}.",
-                hint="Take them from the model that was recorded.",
+                hint="Call memory.gradients with the model that was recorded.",
                 field="queries",
             )

@@ -146,7 +146,7 @@ def _refuse(rows: KeyRows, view: View, layer: str) -> None:
     bad = np.flatnonzero(rows.stays & ~np.isfinite(rows.norms))
     slot = int(view.snapshot.entries(layer).slots_of(rows.first_entries(bad).min(keepdims=True))[0])
     raise Inexact(
-        f"layer {layer!r} has keys that hold NaN or infinity, first at slot {slot}.",
-        hint=f"The training diverged there; mask it out: slot < {slot}.",
+        f"Layer {layer!r} has keys with NaN or infinity, first at slot {slot}.",
+        hint=f'The training diverged there. Leave those slots out: where="slot < {slot}".',
         field="where",
     )

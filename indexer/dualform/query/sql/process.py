@@ -140,12 +140,12 @@ class Sql:
             self._stop()
             if not started:
                 raise DualformError(
-                    "the process that runs SQL did not start.",
-                    hint="See what python -m dualform.query.sql.worker says.",
+                    "The process that runs SQL did not start.",
+                    hint="Run python -m dualform.query.sql.worker to see why.",
                 ) from None
             raise BadInput(
-                "the statement needed more memory or time than it is given.",
-                hint="Aggregate, or add a WHERE.",
+                "The statement exceeded its limit of memory or time.",
+                hint="Aggregate, or add a WHERE clause.",
                 field="statement",
             ) from None
         if kind == ERROR:
@@ -155,8 +155,8 @@ class Sql:
     def _start(self, check: Check) -> subprocess.Popen[bytes]:
         if os.name == "nt":
             raise BadInput(
-                "sql is not answered on Windows, where no pipe can be waited for.",
-                hint="Ask a server that runs elsewhere (dualform serve), or open the shard's slots.duckdb with duckdb.",
+                "sql is not available on Windows.",
+                hint="Connect to a server on Linux or macOS (dualform serve), or open slots.duckdb with duckdb.",
                 field="statement",
             )
         views = _views(self._view) if self._given is None else []
@@ -286,8 +286,8 @@ def _views(view: View) -> list[str]:
     for space in manifest.spaces:
         if pair := alike_but_for_case([*manifest.columns["samples"], *manifest.columns[space]]):
             raise BadInput(
-                f"the memory has columns {pair[0]!r} and {pair[1]!r}, which SQL does not tell apart.",
-                hint="Record the training again with other names, or ask by slot with memory.slots(ids).",
+                f"Columns {pair[0]!r} and {pair[1]!r} differ only in case, which SQL ignores.",
+                hint="Read them with memory.slots(ids), or record the training again with other names.",
                 field="statement",
             )
     return view_statements(manifest.spaces, manifest.columns, merged=True)

@@ -164,14 +164,14 @@ def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int
     """
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
-        raise Refusal(f"sql takes one SELECT, got {len(statements)} statements.")
+        raise Refusal(f"sql takes one SELECT statement, not {len(statements)}.")
     if statements[0].type == duckdb.StatementType.MULTI:
         raise Refusal(
-            "sql takes one SELECT, and this PIVOT is several statements; name the values, as in "
+            "sql takes one SELECT statement, but this PIVOT is several. Name its values, for example "
             "SELECT * FROM slots PIVOT (count(*) FOR label IN (0, 1))."
         )
     if statements[0].type != duckdb.StatementType.SELECT:
-        raise Refusal(f"only SELECT is answered, not {statements[0].type.name}: SQL cannot change a memory.")
+        raise Refusal(f"sql takes only SELECT, not {statements[0].type.name}: a memory is read-only.")
     _allow_seconds(seconds)
     with connection.cursor() as cursor:  # closing it ends the transaction
         cursor.execute("BEGIN TRANSACTION READ ONLY")
@@ -196,7 +196,7 @@ def _rows(reader: Any, most_rows: int, most_bytes: int) -> pa.Table:
         for batch in _batches(reader):
             rows += batch.num_rows
             if rows > most_rows:
-                raise Refusal(f"the answer has more than {most_rows} rows; add LIMIT, or aggregate.")
+                raise Refusal(f"The answer has more than {most_rows:,} rows. Add LIMIT, or aggregate.")
             held += batch.nbytes
             if held > most_bytes:
                 raise _too_large(most_bytes)
@@ -214,7 +214,7 @@ def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
 
 def _too_large(most_bytes: int) -> Refusal:
     return Refusal(
-        f"the answer takes more than {most_bytes / 2**20:.4g} MiB; ask for fewer columns, add LIMIT, or aggregate."
+        f"The answer takes more than {most_bytes / 2**20:.4g} MiB. Select fewer columns, add LIMIT, or aggregate."
     )
 
 
@@ -265,11 +265,13 @@ def _simple(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _formless(name: str, kind: str) -> Refusal:
-    return Refusal(f"column {name} has a value of type {kind} that has no form here; ask for CAST({name} AS VARCHAR).")
+    return Refusal(
+        f"Column {name} has a value of type {kind}, which sql cannot return. Select CAST({name} AS VARCHAR)."
+    )
 
 
 def _rounded(name: str, what: str) -> Refusal:
-    return Refusal(f"column {name} has a {what}, which would be rounded; ask for CAST({name} AS VARCHAR).")
+    return Refusal(f"Column {name} has a {what}, which would be rounded. Select CAST({name} AS VARCHAR).")
 
 
 def _is_exact(double: float | None, value: Decimal | None) -> bool:

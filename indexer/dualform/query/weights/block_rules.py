@@ -43,7 +43,7 @@ def rule_of(memory: Snapshot, block: str) -> UpdateRule:
     optimizer = memory.optimizer_of(block)
     rule = named(optimizer.rule)
     if rule is None:
-        raise Inexact(f"there is no update rule for {optimizer.name}.", field="layer")
+        raise Inexact(f"dualform has no update rule for {optimizer.name}.", field="layer")
     return rule
 
 

@@ -32,8 +32,8 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *
     stop = memory.steps if at_step is None else at_step
     if (mover := weighs_no_slot(memory, [block])) is not None:
         raise Inexact(
-            f"{mover} gives a slot no coefficient: what it makes of one gradient depends on all of them.",
-            hint="Ask for outputs or weights under a mask: they take each slot's share through the same scales.",
+            f"Coefficients of single slots need SGD; this run used {mover}, which scales gradients together.",
+            hint="Call memory.output or memory.weights with where=, which work for groups of slots.",
             field="layer",
         )
     made = updates(memory, parameter, stop)
@@ -47,7 +47,7 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *
 def _block_named(memory: Snapshot, name: str) -> Parameter:
     known = {block.block_name: block for layer in memory.layers.values() for block in layer.parameters}
     if name not in known:
-        raise NotFound(f"{name!r} is no recorded parameter.", hint=f"Recorded are {', '.join(known)}.")
+        raise NotFound(f"There is no recorded parameter {name!r}.", hint=f"Parameters: {', '.join(known)}.")
     return known[name]
 
 

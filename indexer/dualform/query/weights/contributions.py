@@ -140,9 +140,9 @@ def _require_columns_of_samples(view: View, layer: Layer, other: Layer, by: Sequ
     spaces = [view.snapshot.space(one.space) for one in (layer, other)]
     if layer.space != other.space and not all(space.sample_columns.issuperset(by) for space in spaces):
         raise BadInput(
-            f"layer {layer.name!r} shares a parameter with layer {other.name!r}, whose slots are of space "
+            f"Layer {layer.name!r} shares a parameter with layer {other.name!r}, whose slots are of space "
             f"{other.space!r}.",
-            hint="Group by columns of the sample alone.",
+            hint='Group only by columns of the sample, such as by="label".',
             field="by",
         )
 
@@ -154,9 +154,9 @@ def _weights(
     each = 8 * layer.d_out * layer.weight_width
     if each * len(groups) > BUDGET:
         raise BadInput(
-            f"{len(groups)} groups have weights of {each * len(groups) / 2**30:.1f} GiB, and there is room for "
-            f"{BUDGET // each} of them.",
-            hint="Group by a column of fewer values, or mask the others out.",
+            f"The weights of {len(groups)} groups take {each * len(groups) / 2**30:.1f} GiB; at most {BUDGET // each} "
+            "groups fit.",
+            hint="Group by a column with fewer values, or filter with where=.",
             field="by",
         )
     without = recorded_without_slots(view, layer, at_step, check)

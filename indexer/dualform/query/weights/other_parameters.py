@@ -50,8 +50,8 @@ def as_of(view: View, at_step: int | None) -> OtherParameters:
         ]
         nearest = min(moments, key=lambda moment: abs(moment - stop))
         raise Inexact(
-            f"{_listed(sorted(run.others.names))} were not kept as of step {stop}: no slot explains them.",
-            hint=f"Ask as of step {nearest}, the nearest that has them; `output` of a recorded layer follows anyway.",
+            f"Parameters outside the recorded layers are unknown at step {stop}: {_listed(sorted(run.others.names))}.",
+            hint=f"Pass at_step={nearest}, the nearest step that has them. memory.output of one layer needs none.",
             field="at_step",
         )
     return OtherParameters({**final, **row}, frozenset(_may_have_moved(view, final) - row.keys()))

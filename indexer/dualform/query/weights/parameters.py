@@ -104,7 +104,7 @@ def _require_all(
         except Inexact as refusal:
             refusals[layer.name] = refusal
     if refusals:
-        raise Inexact(f"the network cannot be rebuilt:{_listed(refusals)}", hint=_hint(view, refusals))
+        raise Inexact(f"The network cannot be reconstructed:{_listed(refusals)}", hint=_hint(view, refusals))
 
 
 def _listed(refusals: Mapping[str, Inexact]) -> str:
@@ -121,14 +121,14 @@ def _hint(view: View, refusals: Mapping[str, Inexact]) -> str:
     stuck = any(why_scores_only(view, view.snapshot.layer(name)) for name in refusals)
     others = [name for name in view.snapshot.layers if name not in refusals]
     if stuck and others:
-        return f"Ask single layers for their output instead: {', '.join(others)}."
+        return f"Call memory.output for single layers instead: {', '.join(others)}."
     hints = {refusal.hint for refusal in refusals.values()}
     if len(hints) == 1:
         return hints.pop()
     return (
-        "Scores are exact for the slots that are stored."
+        "Scores are exact for the stored slots: call memory.topk or memory.group_sum."
         if stuck
-        else "Ask with allow_inexact=True to have it all the same."
+        else "Pass allow_inexact=True for approximate weights."
     )
 
 
@@ -148,7 +148,7 @@ def _recorded(
     for name, selection in selections.items():
         kept[layers[name].space] = max(kept.get(layers[name].space, 0), selection.count)
     if where and not any(kept.values()):
-        raise EmptyMask(f"where leaves no slot: {where}", field="where")
+        raise EmptyMask(f"where matches no slot: {where}", field="where")
     blocks = dict[Parameter, NDArray[np.float64]]()
     statuses, unrecorded_change = dict[str, Status](), dict[str, float]()
     for name, layer in layers.items():

@@ -180,9 +180,9 @@ def tied(view: View, layer: Layer, where: str | Filter | None, check: Check) -> 
             continue
         if where is not None and other.space != layer.space and not _of_samples(view, where, layer, other):
             raise BadInput(
-                f"layer {layer.name!r} shares a parameter with layer {other.name!r}, whose slots are of space "
+                f"Layer {layer.name!r} shares a parameter with layer {other.name!r}, whose slots are of space "
                 f"{other.space!r}.",
-                hint="Name columns of the sample alone, or ask for the weights, with a mask for each space.",
+                hint="Use only columns of the sample in where=, or call memory.weights(where={space: SQL}).",
                 field="where",
             )
         found[other.name] = mask.selection(view, other, where, check)

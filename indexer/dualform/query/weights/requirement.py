@@ -25,34 +25,35 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, 
     found, at_end = status(view, layer, at_step), at_step is None or at_step == view.snapshot.steps
     if found.name == "scores only":
         hint = (
-            "Its attention scores are exact for the slots that are stored."
+            "Scores are exact for the stored slots: call memory.topk or memory.group_sum."
             if layer.keys
-            else "Record it with its keys."
+            else "Record the training with keys=True."
         )
-        raise Inexact(f"layer {layer.name!r} cannot be rebuilt: {found.reason}", hint=hint, field="layer")
+        raise Inexact(f"Layer {layer.name!r} cannot be reconstructed: {found.reason}", hint=hint, field="layer")
     if at_end and not found.exact and unwatched(view, layer):
         found = reconstruction(view, layer, check).status
     if found.name != "approximate" or allow_inexact:
         return found
     if found.error is not None and found.error <= BOUND and (at_end or found.since is None):
         return found
-    known = at_end or not unwatched(view, layer)
     raise Inexact(
-        f"layer {layer.name!r} is {sentence(found)}",
-        hint=f"Ask with allow_inexact=True to have it all the same{_elsewhere(found, known)}.",
+        _refusal(layer, found),
+        hint=f"Pass {_elsewhere(found, at_end or not unwatched(view, layer))}allow_inexact=True.",
         field="layer",
     )
 
 
 def _elsewhere(found: Status, known: bool) -> str:
-    """Where else in the training to ask; `known`: whether the moment that was asked for was looked at."""
+    """The step that can be asked for instead; `known`: whether the moment that was asked for was looked at."""
     if not known:
-        return ", or as of the end of the training, which is measured when it is asked for"
-    return "" if found.since is None else f", or with at_step={found.since} or less"
+        return "at_step=None for the end of the training, which is measured, or "
+    return "" if found.since is None else f"at_step={found.since}{' or less' if found.since else ''}, or "
 
 
-def sentence(status: Status) -> str:
-    """A status that is off, as the end of a sentence."""
-    if status.error is None:
-        return f"not known to be exact: {status.reason}"
-    return f"{status}: {status.reason}"
+def _refusal(layer: Layer, found: Status) -> str:
+    since = "" if found.since is None else f" from step {found.since} on"
+    text = f"Layer {layer.name!r} cannot be reconstructed exactly{since}: {found.reason}"
+    if found.error is None:
+        return f"{text} Its reconstruction error was not measured."
+    limit = f", the limit {100 * BOUND:g} %" if found.error > BOUND else ""
+    return f"{text} The reconstruction error is {100 * found.error:.3g} %{limit}."

@@ -73,8 +73,8 @@ def slot_values(
         if not parts.alike(speaks, asked, allowed):
             names = ", ".join(block.block_name for block in layer.weights)
             raise WithoutValues(
-                f"the parts of the weight of layer {layer.name!r}, {names}, moved differently: its slots have no one "
-                "value for all of it.",
+                f"Contributions of single slots are not defined for layer {layer.name!r}: the parts of its weight, "
+                f"{names}, moved differently.",
                 hint=remedy.hint,
                 field=remedy.field,
             )
@@ -86,7 +86,8 @@ def refuse_without_values(view: View, layer: Layer, remedy: Remedy) -> None:
     """Raises WithoutValues for a rule or a layer that gives its slots no values. `require` asks what was recorded."""
     if (optimizer := weighs_no_slot(view.snapshot, layer.parameters)) is not None:
         raise WithoutValues(
-            f"values of single slots need SGD, and layer {layer.name!r} was trained with {optimizer}.",
+            f"Contributions of single slots need SGD; layer {layer.name!r} was trained with {optimizer}, which scales "
+            "all gradients of a step together.",
             hint=remedy.hint,
             field=remedy.field,
         )
@@ -94,8 +95,8 @@ def refuse_without_values(view: View, layer: Layer, remedy: Remedy) -> None:
     for other in view.snapshot.layers.values():
         if other.name != layer.name and not own.isdisjoint(block.block_name for block in other.parameters):
             raise WithoutValues(
-                f"layer {layer.name!r} shares a parameter with layer {other.name!r}: its weight is a sum over the "
-                "slots of both, and their keys are not one set.",
+                f"Contributions of single slots are not defined for layer {layer.name!r}: it shares a parameter with "
+                f"layer {other.name!r}, whose slots are others.",
                 hint=remedy.hint,
                 field=remedy.field,
             )

@@ -45,7 +45,7 @@ _BATCH = 128
 """Queries that share one pass over keys and values."""
 _HELD_BYTES = 256 << 20
 """Of scores of stored rows that slots share."""
-_REMEDY = Remedy(hint='Ask with kernel="linear".', field="kernel")
+_REMEDY = Remedy(hint='Pass kernel="linear".', field="kernel")
 
 
 @dataclass(frozen=True, eq=False)

@@ -61,11 +61,13 @@ def parse(where: str | Filter, columns: Collection[str], bounds: QuestionBounds 
     """
     text, values = (where.sql, where.values) if isinstance(where, Filter) else (where, ())
     if not isinstance(text, str):
-        raise BadMask(f"where is {shown(text)}.", hint="It is an SQL expression as text.", field="where")
+        raise BadMask(
+            f"where must be an SQL condition, not {shown(text)}.", hint='For example where="label <> 3".', field="where"
+        )
     if not text.strip():
-        raise BadMask("where is blank.", hint="Leave it out to keep every slot.", field="where")
+        raise BadMask("where must not be blank.", hint="Leave it out to keep every slot.", field="where")
     if len(text) > LONGEST:
-        raise BadMask(f"where has {len(text)} characters; at most {LONGEST} are read.", field="where")
+        raise BadMask(f"where must be at most {LONGEST:,} characters long, not {len(text):,}.", field="where")
     require_short(text, bounds)
     if _deepest_bracket(text) > DEEPEST:  # thousands of them keep DuckDB's parser busy for many seconds
         raise _too_deep()
@@ -75,8 +77,8 @@ def parse(where: str | Filter, columns: Collection[str], bounds: QuestionBounds 
     used = {name.lower() for name in found.columns}
     if pair := alike_but_for_case(name for name in columns if name.lower() in used):
         raise BadMask(
-            f"the memory has columns {pair[0]!r} and {pair[1]!r}, which SQL does not tell apart.",
-            hint="Mask by another column, or record the training again with other names.",
+            f"Columns {pair[0]!r} and {pair[1]!r} differ only in case, which SQL ignores.",
+            hint="Use another column in where=, or record the training again with other names.",
             field="where",
         )
     return found
@@ -91,8 +93,8 @@ def _parse(text: str, columns: tuple[str, ...], values: tuple[Any, ...]) -> Expr
         raise _too_deep() from None
     if len(writer.bound) < len(values):
         raise BadMask(
-            f"where has {len(writer.bound)} question marks and {len(values)} values.",
-            hint='Give each ? its value, for example where=("label = ?", 3).',
+            f"where has {len(writer.bound)} question marks but {len(values)} values.",
+            hint='Pass one value for each ?, for example where=("label = ?", 3).',
             field="where",
         )
     return Expression(
@@ -109,7 +111,7 @@ def _parse(text: str, columns: tuple[str, ...], values: tuple[Any, ...]) -> Expr
 
 
 def _too_deep() -> BadMask:
-    return BadMask(f"where is nested more than {DEEPEST} deep.", field="where")
+    return BadMask(f"where must not be nested more than {DEEPEST} deep.", field="where")
 
 
 def _deepest_bracket(text: str) -> int:
@@ -131,15 +133,15 @@ def _condition(text: str) -> Any:
     tree: dict[str, Any] = json.loads(row[0]) if row else {"error": True}
     if tree["error"]:
         raise BadMask(
-            f"where cannot be read: {tree.get('error_message', 'no reason given')}.",
-            hint="Write an SQL condition over slot columns, for example dataset <> 'fashion-mnist'.",
+            f"where is not valid SQL: {tree.get('error_message', 'no reason given')}.",
+            hint="Write an SQL condition over slot columns, for example where=\"dataset <> 'fashion-mnist'\".",
             field="where",
         )
     if len(tree["statements"]) != 1:
-        raise BadMask(f"where holds {len(tree['statements'])} statements.", hint="It is one condition.", field="where")
+        raise BadMask(f"where must be one condition, not {len(tree['statements'])} statements.", field="where")
     node = tree["statements"][0]["node"]
     plain = {"type": "SELECT_NODE", "aggregate_handling": "STANDARD_HANDLING", "modifiers": [], "cte_map": {"map": []}}
     rest = ("group_expressions", "group_sets", "having", "sample", "qualify")
     if any(node.get(name) != value for name, value in plain.items()) or any(node.get(name) for name in rest):
-        raise BadMask("where holds more than a condition.", hint="No GROUP BY, LIMIT or the like.", field="where")
+        raise BadMask("where must be only a condition.", hint="Leave out GROUP BY, LIMIT and the like.", field="where")
     return node["where_clause"]

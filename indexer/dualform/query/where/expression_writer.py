@@ -119,7 +119,7 @@ class ExpressionWriter:
             raise refused(kind.lower().replace("_", " "))
         if node.get("alias"):
             raise BadMask(
-                f"where names an expression ({node['alias']!r}).", hint="No AS in a condition.", field="where"
+                f"where must not name an expression ({node['alias']!r}).", hint="Leave out AS.", field="where"
             )
         self.depth += 1
         if self.depth > DEEPEST:
@@ -151,8 +151,8 @@ class ExpressionWriter:
         value = self.value_of(node)
         if isinstance(value, Ids):
             raise BadMask(
-                "where has a list of ids elsewhere than after a column and IN.",
-                hint='Write "sample IN ?" or "sample NOT IN ?".',
+                "where can use a list of ids only after a column and IN.",
+                hint='For example where=("sample IN ?", ids) or where=("sample NOT IN ?", ids).',
                 field="where",
             )
         self.parameters.append(value)
@@ -166,7 +166,7 @@ class ExpressionWriter:
         if not 0 <= place < len(self.values):
             raise BadMask(
                 f"where has a question mark without a value (${number}).",
-                hint='Give each ? its value, for example where=("label = ?", 3).',
+                hint='Pass one value for each ?, for example where=("label = ?", 3).',
                 field="where",
             )
         self.bound.add(place)
@@ -177,8 +177,8 @@ class ExpressionWriter:
         self.nodes += 1
         if left.get("class") != "COLUMN_REF":
             raise BadMask(
-                "where compares something else than a column with a list of ids.",
-                hint='Write a column\'s name before IN, for example "sample IN ?".',
+                "where can compare only a column with a list of ids.",
+                hint='Write a column\'s name before IN, for example where=("sample IN ?", ids).',
                 field="where",
             )
         name = self.column(left)
@@ -199,7 +199,7 @@ class ExpressionWriter:
         name = self.columns.get(names[0].lower())
         if name is None:
             listed = ", ".join(self.columns.values())
-            raise NotFound(f"no slot column {names[0]!r}.", hint=f"Columns: {listed}.", field="where")
+            raise NotFound(f"There is no slot column {names[0]!r}.", hint=f"Columns: {listed}.", field="where")
         self.used[name] = None
         self.letters += COLUMN_LETTERS
         if not self.null_tests:

@@ -132,13 +132,15 @@ def checked_expression(
     for name in expression.columns:
         if name not in space.columns:
             having = ", ".join(one.name for one in spaces if name in one.columns)
-            raise NotFound(f"space {space.name!r} has no column {name!r}.", hint=f"{HAVING}{having}.", field="where")
+            raise NotFound(
+                f"There is no column {name!r} in space {space.name!r}.", hint=f"{HAVING}{having}.", field="where"
+            )
     if expression.datasets:
         known = list(datasets())
         for name in expression.datasets:
             if name not in known:
-                there = f"Datasets: {', '.join(known)}." if known else "No slot names a dataset."
-                raise NotFound(f"no dataset {name!r} in this memory.", hint=there, field="where")
+                there = f"Datasets: {', '.join(known)}." if known else "This memory was recorded without dataset names."
+                raise NotFound(f"There is no dataset {name!r} in this memory.", hint=there, field="where")
     return expression
 
 
@@ -166,7 +168,7 @@ def require_values(
             if space.name in having:
                 there = f"Other layers of space {space.name!r} have it."
             raise NotFound(
-                f"column {name!r} is NULL in all slots of layer {layer!r} (space {space.name!r}).",
+                f"Column {name!r} is NULL in all slots of layer {layer!r} (space {space.name!r}).",
                 hint=there,
                 field="where",
             )
@@ -249,7 +251,11 @@ def _evaluate(
         found = connection.sql(statement, params=list(expression.parameters))
         kind = str(found.types[0])
         if kind != "BOOLEAN":
-            raise BadMask(f"where is of type {kind}.", hint="Write a condition that is true or false.", field="where")
+            raise BadMask(
+                f"where must be true or false for each slot, but has type {kind}.",
+                hint='Write a comparison, for example where="label = 3".',
+                field="where",
+            )
         # The order of the rows is kept: nothing here asks for another.
         return np.asarray(found.to_arrow_table()["stays"].fill_null(False), dtype=bool)
 
@@ -271,7 +277,7 @@ def require_one_dataset(space: Space, where: Filter) -> None:
     if pairs.num_rows > pc.count_distinct(pairs["sample"]).as_py():
         datasets = ", ".join(str(own) for own in pc.unique(pairs["dataset"]).to_pylist())
         raise BadMask(
-            f"where names samples by number, and some number is a sample of several datasets: {datasets}.",
+            f"where names samples by number, but several datasets ({datasets}) use the same numbers.",
             hint='Name the dataset too, for example where=("dataset = ? AND sample IN ?", "mnist", ids).',
             field="where",
         )
@@ -285,7 +291,7 @@ def _is_member(column: pa.ChunkedArray, own: Membership) -> pa.ChunkedArray:
         kind = "whole numbers" if isinstance(ids, np.ndarray) else "texts"
         raise BadMask(
             f"where compares column {own.column!r}, of type {column.type}, with a list of {kind}.",
-            hint="Lists are compared with columns of whole numbers or of texts.",
+            hint="Use a list only with a column of whole numbers or of texts, each with its own kind.",
             field="where",
         )
     known = pa.array(ids, pa.string()) if texts else pa.array(np.asarray(ids, dtype=np.int64))
@@ -300,12 +306,12 @@ def require_entries(
     if selection.count:
         return selection
     if where is None:
-        raise EmptyMask("this memory holds no slots yet.", field="where")
+        raise EmptyMask("This memory does not contain any slots yet.", field="where")
     names = list(datasets())
     known = f"; datasets: {', '.join(names)}" if names else ""
     raise EmptyMask(
-        f"where leaves none of {len(selection.stays)} slots: {where}",
-        hint=f'See what is there: sql("SELECT dataset, label, count(*) FROM slots GROUP BY ALL"){known}.',
+        f"where matches none of {len(selection.stays):,} slots: {where}",
+        hint=f'Look at memory.sql("SELECT dataset, label, count(*) FROM slots GROUP BY ALL"){known}.',
         field="where",
     )
 

@@ -43,8 +43,8 @@ def require_short(text: str, bounds: QuestionBounds) -> None:
     """Raises BadMask for a text of more bytes than there may be."""
     if len(text) > bounds.where_bytes or len(text.encode(errors="replace")) > bounds.where_bytes:
         raise BadMask(
-            f"where takes more than {bounds.where_bytes} bytes.",
-            hint=f"Name fewer values, or a range of slots. In process {LONGEST} characters are read.",
+            f"where must be at most {bounds.where_bytes:,} bytes long on this server.",
+            hint=f"Name fewer values, or a range of slots. dualform.open reads up to {LONGEST:,} characters.",
             field="where",
         )
 
@@ -54,23 +54,25 @@ def require_simple(nodes: int, patterns: tuple[Pattern, ...], bounds: QuestionBo
     if bounds == UNBOUNDED:
         return
     if nodes > bounds.where_nodes:
-        raise _beyond(f"where has {nodes} parts; at most {bounds.where_nodes} are read.", "Name fewer values.")
+        raise _beyond(f"where must have at most {bounds.where_nodes} parts, not {nodes}.", "Name fewer values.")
     if len(patterns) > bounds.patterns:
         raise _beyond(
-            f"where has {len(patterns)} patterns; at most {bounds.patterns} are matched.",
+            f"where must have at most {bounds.patterns} patterns, not {len(patterns)}.",
             "Join regular expressions with |.",
         )
     longest = max((len(one.text) for one in patterns if one.text is not None), default=0)
     if longest > bounds.pattern_letters:
-        raise _beyond(f"a pattern in where has {longest} letters; it may have {bounds.pattern_letters}.", "Split it.")
+        raise _beyond(
+            f"A pattern in where must be at most {bounds.pattern_letters} letters long, not {longest}.", "Split it."
+        )
     if any(one.text is None and one.function in REGULAR_EXPRESSIONS for one in patterns):
-        raise _beyond("a regular expression in where is no constant.", "Write it as a text in quotes.")
+        raise _beyond("A regular expression in where must be a constant.", "Write it as a text in quotes.")
     if sum(one.states for one in patterns) > MOST_STATES:
         raise _beyond(
-            f"the regular expressions in where have more than {MOST_STATES} states.",
-            r"Repeat less, as {2} instead of {20}, and use fewer classes as \pL.",
+            f"The regular expressions in where must have at most {MOST_STATES} states.",
+            r"Repeat less, for example {2} instead of {20}, and use fewer classes such as \pL.",
         )
 
 
 def _beyond(message: str, hint: str) -> BadMask:
-    return BadMask(message, hint=f"{hint} In process there is no such bound.", field="where")
+    return BadMask(message, hint=f"{hint} dualform.open on the folder has no such limit.", field="where")

@@ -28,12 +28,15 @@ LISTENING: list[Recipient] = []
 
 
 def tap(x: Tensor, weight: Tensor, name: str) -> Tensor:
-    """The product `x @ weight.T`, recorded as the layer `name` by every recorder that is open on the weight's model.
+    """Compute `x @ weight.T`, and let an open recorder record it as the layer `name`.
 
-    `x` [..., d_in]; `weight` [d_out, d_in] is a parameter of the model or a part of one, as `self.weight[3]`, `.T` or
-    rows of it. Returns [..., d_out], what `torch.nn.functional.linear(x, weight)` returns, and is that alone where no
-    recorder is open, and in what torch.compile compiles. A layer whose weight is anything else is listed in
-    `recorder.skipped`, with the reason.
+    - `x`: [..., d_in].
+    - `weight`: [d_out, d_in], a parameter of the model or a part of one, such as `self.weight[3]`, `.T` or a range of
+      rows.
+
+    Returns [..., d_out], the same as `torch.nn.functional.linear(x, weight)`. Without an open recorder, and in code
+    that torch.compile compiles, it does nothing else. If `weight` is anything else, the layer is listed in
+    `recorder.skipped`. Raises BadInput for a name that is not valid text.
     """
     if is_compiling():
         return linear(x, weight)

@@ -64,9 +64,8 @@ class TappedRecurrent(ModuleTap):
         argument, given = self._arguments(args, kwargs)
         if isinstance(argument, PackedSequence):
             raise RecordingError(
-                f"layer {self.name!r} was given a PackedSequence, whose tokens lie in no batch of rows.",
-                hint="Give it the padded tensor, and recorder.step the mask of real tokens; or leave the layer out "
-                "with layers=.",
+                f"layer {self.name!r} was given a PackedSequence, which cannot be recorded.",
+                hint="Pass the padded tensor and recorder.step(mask=…), or leave the layer out with layers=.",
             )
         result, last = output[0], self._states(output[1])
         time = self.time_of(argument)

@@ -32,7 +32,9 @@ class Images:
     def __init__(self, images: Any, channels: Channels | None) -> None:
         """An array is checked as a whole, of a dataset the first image. Raises BadInput for what are no images."""
         if channels not in (None, "first", "last"):
-            raise BadInput(f"channels is {channels!r}.", hint='Give "first" or "last".', field="channels")
+            raise BadInput(
+                f"Unknown channels {channels!r}.", hint='Choose channels="first" or channels="last".', field="channels"
+            )
         self._channels = channels
         self._whole = as_numbers(images) if _is_array(images) else None
         self._dataset = images
@@ -41,8 +43,8 @@ class Images:
             self._count = len(images)
         except TypeError:
             raise BadInput(
-                f"{type(images).__name__} holds no images that can be counted.",
-                hint="Give an array [n, height, width], or a dataset of (image, label) with a length.",
+                f"images must have a length, which {type(images).__name__} lacks.",
+                hint="Pass an array [n, height, width], or a dataset of (image, label) with a length.",
                 field="images",
             ) from None
         if self._whole is not None:

@@ -39,11 +39,11 @@ def dataset_name(dataset: str | None) -> str:
     """What the manifest calls a dataset: "" stands for samples without one. Raises BadInput for what cannot be one."""
     name = "" if dataset is None else dataset
     if not isinstance(name, str):
-        raise BadInput(f"dataset is {dataset!r}.", hint="Give its name.", field="dataset")
+        raise BadInput(f"dataset must be a name, not {dataset!r}.", field="dataset")
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise BadInput(f"dataset is {dataset!r}, which is no valid text.", field="dataset") from None
+        raise BadInput(f"dataset {dataset!r} is not valid text.", field="dataset") from None
     if len(preview_folder(name)) > _LONGEST:
         raise BadInput(
             f"the name of the dataset takes more than {_LONGEST} bytes as that of a folder.",

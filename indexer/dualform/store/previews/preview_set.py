@@ -23,23 +23,31 @@ if TYPE_CHECKING:
 
 
 class PreviewSet:
-    """Images, texts or rows of a table, one for each of some samples. It is encoded when it is stored."""
+    """Images, texts or table rows that show samples in results. Make one with `images`, `texts` or `table`.
+
+    It is encoded when it is stored, by `recorder.previews(…)`, `recorder.query_set(…, previews=…)` or `store`.
+    """
 
     def __init__(self, content: Content, samples: ArrayLike | None = None) -> None:
-        """As the constructors below. Raises BadInput where `samples` are not as many numbers, each another one."""
+        """Use `images`, `texts` or `table` instead. Raises BadInput unless `samples` are distinct numbers, one for each
+        preview.
+        """
         self._content = content
         self.samples = np.arange(len(content)) if samples is None else _numbers(samples, len(content))
         """int64[n]."""
 
     @classmethod
     def images(cls, images: Any, *, samples: ArrayLike | None = None, channels: Channels | None = None) -> PreviewSet:
-        """Images, grey or RGB: an array or tensor [n, h, w], [n, h, w, c] or [n, c, h, w], or a dataset as torch has
-        them, whose items are images or (image, label).
+        """Previews from images, grey or RGB.
 
-        Numbers of 8 bits are stored as they are; others are scaled from the least to the greatest of all images.
-        `samples`: by which number each image is recorded, as step(sample=…) says it; None for 0, 1, …
-        `channels`: "first" or "last", where the shape leaves it open. Raises BadInput for what are no images; of a
-        dataset the first one is looked at, and the others when they are stored.
+        - `images`: an array or tensor [n, h, w], [n, h, w, c] or [n, c, h, w], or a torch dataset of images or (image,
+          label).
+        - `samples`: the number of each image, as passed to step(sample=…); None for 0, 1, …
+        - `channels`: "first" or "last", if the shape is ambiguous.
+
+        Numbers of 8 bits are stored unchanged. Others are scaled between the smallest and the largest number of all
+        images. Raises BadInput for anything that is not an image. For a dataset only the first item is checked here,
+        the others when stored.
         """
         from dualform.store.previews.images import Images
 
@@ -54,11 +62,14 @@ class PreviewSet:
         first: ArrayLike | None = None,
         samples: ArrayLike | None = None,
     ) -> PreviewSet:
-        """Texts. `offsets`: of each, [positions, 2] of where a position of the sample starts and stops in it, in
-        characters, as a tokenizer's offset_mapping: by them a slot's `position` is found in the text.
+        """Previews from texts.
 
-        `first`: of each text, the position that its offsets begin with, where positions count on from text to text;
-        None for 0. `samples`: as of images. Raises BadInput for what is no text, and for offsets outside of it.
+        - `offsets`: for each text, integers [positions, 2], the start and stop of each position in characters, such as
+          a tokenizer's offset_mapping. They locate the `position` of a slot in the text.
+        - `first`: for each text, the position of its first offset; None for 0.
+        - `samples`: as in `images`.
+
+        Raises BadInput for anything that is not text, and for offsets outside the text.
         """
         from dualform.store.previews.texts import Texts
 
@@ -66,10 +77,10 @@ class PreviewSet:
 
     @classmethod
     def table(cls, table: Any, *, samples: ArrayLike | None = None) -> PreviewSet:
-        """Rows of a table: a DataFrame, a mapping of columns, Columns, or what Arrow takes for a table.
+        """Previews from the rows of a DataFrame, a mapping of columns, `Columns`, or an Arrow table.
 
-        Columns hold numbers, truth values and texts; dates, times and decimals become texts. `samples`: as of images.
-        Raises BadInput for what is no table, and for other columns.
+        Columns hold numbers, booleans and texts. Dates, times and decimals become texts. `samples`: as in `images`.
+        Raises BadInput for other types.
         """
         from dualform.store.previews.table import TableRows
 
@@ -82,7 +93,7 @@ class PreviewSet:
 
     @property
     def content(self) -> Content:
-        """What is stored of each sample."""
+        """The stored content of each sample."""
         return self._content
 
     def __len__(self) -> int:
@@ -91,12 +102,15 @@ class PreviewSet:
     def store(
         self, path: str | PathLike[str], dataset: str | None = None, *, replace: bool = False, cut_off: bool = False
     ) -> None:
-        """Store it in the memory of a folder, as what the samples of a dataset looked like; None for samples that were
-        recorded without one. While a training records, its recorder does that: recorder.previews(dataset, preview_set).
+        """Store it in the memory in a folder, as the previews of a dataset. During the training, call recorder.previews
+        instead.
 
-        `replace`: in place of the dataset's preview set, where there is one. `cut_off`: the recording did not come to
-        its end, and nobody goes on with it. Raises AlreadyExists where there is a preview set of the dataset, Locked
-        where the memory is being recorded, BadInput for a sample that cannot be stored; the memory is as before then.
+        - `dataset`: None for samples recorded without a dataset.
+        - `replace`: replace the previews that the dataset already has.
+        - `cut_off`: pass True for a recording that was cut off and will not continue.
+
+        Raises AlreadyExists if the dataset has previews, Locked while the memory is being recorded, and BadInput for a
+        sample that cannot be stored. In each case the memory is unchanged.
         """
         from dualform.store.previews.stored_later import store_later
 
@@ -115,12 +129,12 @@ def _numbers(samples: ArrayLike, count: int) -> NDArray[np.int64]:
         found = np.asarray(samples)
     except ValueError as error:  # rows of several lengths
         raise BadInput(
-            f"samples are no numbers: {error}", hint="Give a whole number for each.", field="samples"
+            f"samples must be whole numbers: {error}", hint="Give a whole number for each.", field="samples"
         ) from None
     if found.shape != (count,) or (count and found.dtype.kind not in "iu"):
         raise BadInput(
-            f"samples holds {list(found.shape)} of {found.dtype} where the preview set has {count} samples.",
-            hint="Give a whole number for each, as step(sample=…) says it.",
+            f"samples must be int64[{count}], one number for each preview, not {found.dtype}{list(found.shape)}.",
+            hint="Pass the numbers that you passed to step(sample=…).",
             field="samples",
         )
     if count and int(found.max()) > np.iinfo(np.int64).max:

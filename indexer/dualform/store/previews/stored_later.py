@@ -35,8 +35,8 @@ def store_later(
         if having and not replace:
             whose = f"dataset {name!r}" if name else "samples without a dataset"
             raise AlreadyExists(
-                f"{having[-1]} has a preview set of {whose} already.",
-                hint="Say replace=True to have this one in its place.",
+                f"{having[-1]} already has a preview set for {whose}.",
+                hint="Pass replace=True to replace it.",
             )
         last = places[-1]
         manifest = Manifest.read(last)
@@ -60,7 +60,7 @@ def _check_unwritten(run: Path, manifest: Manifest, cut_off: bool) -> None:
             raise being_written(run / part.folder, found)
         if found.going_on is None and not cut_off:
             raise BadInput(
-                f"the recording in {run} did not come to its end, and it cannot be told whether it goes on.",
-                hint="If nobody records into it any more, say so: cut_off=True.",
+                f"The recording in {run} has not ended, and may still be running.",
+                hint="If it was cut off, pass cut_off=True.",
                 field="path",
             )

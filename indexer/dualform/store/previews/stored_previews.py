@@ -111,8 +111,8 @@ class StoredPreviewSet:
                 total += int(row_bytes(part)[0])
                 if total > most_bytes:
                     raise BadInput(
-                        f"what these samples looked like takes more than {most_bytes / 2**20:.1f} MiB.",
-                        hint=f"Ask for at most {done} at a time." if done else "One of them alone is larger.",
+                        f"The previews of these samples take more than {most_bytes / 2**20:.1f} MiB.",
+                        hint=f"Pass at most {done} samples at a time." if done else "One of them alone is larger.",
                         field="samples",
                     )
                 parts.append(part)

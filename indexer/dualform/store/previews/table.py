@@ -33,7 +33,7 @@ class TableRows:
         """Raises BadInput for what is no table, and for columns that hold anything else."""
         found = _arrow(table)
         if not found.num_columns:
-            raise BadInput("the table has no columns.", hint="Give at least one.", field="table")
+            raise BadInput("table must have at least one column.", hint="Give at least one.", field="table")
         columns = [_column(name, found[place]) for place, name in enumerate(found.column_names)]
         self._rows = pa.StructArray.from_arrays(columns, names=found.column_names)
         self.schema = pa.schema([("row", self._rows.type)])
@@ -71,8 +71,8 @@ def _arrow(table: Any) -> pa.Table:
             found = pa.table(table)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadInput(
-            f"{type(table).__name__} is no table that can be stored: {error}",
-            hint="Give a DataFrame, a mapping of columns of one length, or what Arrow takes for a table.",
+            f"{type(table).__name__} cannot be stored as a table: {error}",
+            hint="Pass a DataFrame, a mapping of columns of one length, or an Arrow table.",
             field="table",
         ) from None
     if len(set(found.column_names)) < found.num_columns:
@@ -102,7 +102,7 @@ def _column(name: str, column: pa.ChunkedArray) -> pa.Array:
     elif pa.types.is_decimal(kind):
         column = pa.chunked_array([[None if own is None else str(own) for own in column.to_pylist()]], pa.string())
     elif not any(own(kind) for own in _STORED):
-        raise BadInput(f"column {name!r} holds {kind}.", hint="Give numbers, truth values and texts.", field="table")
+        raise BadInput(f"Column {name!r} cannot hold {kind}.", hint="Pass numbers, booleans or texts.", field="table")
     combined = column.combine_chunks()
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
 

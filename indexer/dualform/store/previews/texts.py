@@ -34,11 +34,13 @@ class Texts:
         Raises BadInput for what is no text, and for offsets that do not lie in their text.
         """
         if isinstance(texts, str | bytes):
-            raise BadInput("texts is one text.", hint="Give a list of them, one a sample.", field="texts")
+            raise BadInput(
+                "texts must be a list, not one text.", hint="Give a list of them, one a sample.", field="texts"
+            )
         # Iterated, a mapping and a DataFrame give names, and a set an order of its own.
         if isinstance(texts, Mapping | Set) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
             raise BadInput(
-                f"{type(texts).__name__} is no list of texts.",
+                f"texts must be a list of texts, not {type(texts).__name__}.",
                 hint="Give a list of them, one a sample; of a table one column, or dualform.PreviewSet.table(…).",
                 field="texts",
             )

@@ -69,6 +69,6 @@ def named(name: str) -> Kind:
     """The score of that name. Raises BadInput where there is none."""
     if name not in _BY_NAME:
         names = ", ".join(f'"{known}"' for known in _BY_NAME)
-        others = 'with target, "contribution", and of examples with a loss, "gradient"'
-        raise BadInput(f"score is {name!r}.", hint=f"It is {names}; {others}.", field="score")
+        others = '"contribution" (with target=) or "gradient"'
+        raise BadInput(f"Unknown score {name!r}.", hint=f"Choose {names}, {others}.", field="score")
     return _BY_NAME[name]
