@@ -199,7 +199,11 @@ class ExpressionWriter:
         name = self.columns.get(names[0].lower())
         if name is None:
             listed = ", ".join(self.columns.values())
-            raise NotFound(f"There is no slot column {names[0]!r}.", hint=f"Columns: {listed}.", field="where")
+            raise NotFound(
+                f"There is no slot column {names[0]!r}.",
+                hint=f"Columns: {listed}. Texts take single quotes: dataset = 'mnist'.",
+                field="where",
+            )
         self.used[name] = None
         self.letters += COLUMN_LETTERS
         if not self.null_tests:
