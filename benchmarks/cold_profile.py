@@ -46,7 +46,7 @@ from dualform.store import read_ahead
 watch(read_ahead, "_read", AHEAD, "")
 stamp("the command line is loaded")
 cli.prepare(sys.argv[2:])
-from dualform_client.cli import topk
+from dualform_client.cli import ask
 from dualform.query import engine, slots
 from dualform.query.search import screen, screen_searcher
 watch(engine, "open_memory", "the memory is open", "libraries are loaded")

@@ -77,7 +77,7 @@ def _check_datasets(memories: tuple[Answers, Answers]) -> None:
         said = [", ".join(sorted(name or "slots without one" for name in own)) for own in (first, second)]
         raise BadInput(
             f"the memories have no dataset in common: the first has {said[0]}, the second {said[1]}.",
-            hint="Samples are matched by dataset and sample: record both memories under the same names.",
+            hint="Record both memories with the same dataset names.",
             field="queries",
         )
 
@@ -107,7 +107,7 @@ def _best(memory: Answers, hits: Hits, number: int) -> list[dict[Key, tuple[Plac
     if unknown is not None:
         raise BadInput(
             f"slot {unknown} of the {('first', 'second')[number - 1]} memory has no sample.",
-            hint="Memories are compared by dataset and sample: record them, as recorder.step(dataset=…, sample=…).",
+            hint="Pass dataset and sample to every step that you record.",
             field="queries",
         )
     found = []

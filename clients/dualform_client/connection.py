@@ -54,13 +54,13 @@ class Connection:
         if (self.certificate is None) != (self.key is None):
             raise BadInput(
                 "A client's certificate goes with its key, and only one was given.",
-                hint="Give both: certificate= and key=, or --tls-cert and --tls-key.",
+                hint="Give both: certificate=FILE and key=FILE.",
                 field="certificate" if self.certificate is None else "key",
             )
         if self.token is not None and not self.secure and not loopback:
             raise BadInput(
                 f"The token would travel to {self.address} for all to read.",
-                hint="Speak TLS: Client(tls=True), or authority= a PEM file; --tls or --tls-ca on the command line.",
+                hint="Connect by TLS: tls=True or authority=FILE.",
                 field="tls",
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +43,8 @@ def connect(
         if is_served(target):
             if ram is not None:
                 raise BadInput(
-                    f"ram= (--ram) bounds what this process takes, and {target} answers in another.",
-                    hint="Bound that one where it is started: dualform serve RUN --ram BYTES.",
+                    f"ram= limits this process, and {target} answers in another.",
+                    hint="Limit the server: dualform serve RUN --ram BYTES.",
                     field="ram",
                 )
             from dualform_client.client import Client
@@ -82,8 +83,10 @@ def open_folder(folder: Path, ram: Bound | None = None) -> Answers:
 def check_folder(folder: Path) -> None:
     """Raises NotAMemory where there is no such folder."""
     if not folder.exists():
-        raise NotAMemory(
-            f"There is no folder {folder}.", hint="`dualform demo` makes a memory in runs/demo.", field="target"
+        near = get_close_matches(folder.name, (path.name for path in folder.parent.glob("*/")), 1)
+        hint = (
+            f"Did you mean {folder.with_name(near[0])}?" if near else "Make one with 'dualform demo --out runs/demo'."
         )
+        raise NotAMemory(f"There is no folder {folder}.", hint=hint, field="target")
     if not folder.is_dir():
-        raise NotAMemory(f"{folder} is a file; a memory is a folder.", field="target")
+        raise NotAMemory(f"{folder} is a file; a memory is a folder.", hint="Name its folder.", field="target")

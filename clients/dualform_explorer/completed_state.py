@@ -22,7 +22,7 @@ def completed(memory: Answers, info: MemoryInfo, state: State, move: int) -> Sta
 
 def _target(memory: Answers, info: MemoryInfo, state: State) -> str:
     """What tells most of an example: the output that the network read, less the one that it should have read, where it
-    misread it. The layer's first output where its outputs are not the network's.
+    misclassified it. The layer's first output where its outputs are not the network's.
     """
     examples = examples_of(memory, info, state.query_set)
     found, layer = output_layer(memory, info, examples), layer_of(info, state.layer)
@@ -31,4 +31,4 @@ def _target(memory: Answers, info: MemoryInfo, state: State) -> str:
     if examples.read is None or state.row >= examples.count:
         return "0"
     read = int(examples.read[state.row])
-    return f"{read}-{examples.label(state.row)}" if state.row in examples.misread else str(read)
+    return f"{read}-{examples.label(state.row)}" if state.row in examples.misclassified else str(read)

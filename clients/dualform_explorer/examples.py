@@ -11,7 +11,7 @@ from dualform.answers import MemoryInfo, QuerySetInfo
 from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_explorer.reading import layer_of, layers_of, query_set_of
-from dualform_explorer.state import MISREAD, State
+from dualform_explorer.state import MISCLASSIFIED, State
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Examples:
         return None if self.outputs is None or self.outputs.shape[1] < 2 else self.outputs.argmax(axis=1)
 
     @property
-    def misread(self) -> NDArray[np.int64]:
+    def misclassified(self) -> NDArray[np.int64]:
         """Rows of examples whose largest output is not their label."""
         if self.read is None or self.labels is None or self.outputs is None:
             return np.empty(0, np.int64)
@@ -54,7 +54,7 @@ class Examples:
         return label if label >= 0 else None
 
     def among(self, which: str) -> NDArray[np.int64]:
-        return self.misread if which == MISREAD else np.arange(self.count)
+        return self.misclassified if which == MISCLASSIFIED else np.arange(self.count)
 
 
 def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 KEYS = (
-    ("j  k", "the next example, the one before"),
-    ("l  h", "the next layer, the one before"),
-    ("/", "add to the mask"),
-    ("u", "clear the mask"),
-    ("s", "slots, or samples"),
+    ("j  k", "next and previous example"),
+    ("l  h", "next and previous layer"),
+    ("/", "add to the filter"),
+    ("u", "clear the filter"),
+    ("s", "slots or samples"),
     ("t", "theme"),
-    ("?", "these keys"),
+    ("?", "list the keys"),
 )

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from dualform.answers import LayerInfo, MemoryInfo, QuerySetInfo
 from dualform.errors import BadInput
 from dualform_explorer.chip import Chip, read_chip
-from dualform_explorer.state import ALL, KS, MISREAD, SCORES, State, query_string, written_by
+from dualform_explorer.state import ALL, KS, MISCLASSIFIED, SCORES, State, query_string, written_by
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, str]]
@@ -118,7 +118,7 @@ class _Reader:
             at=self._at(),
             k=int(self._choice("k", str(State.k), [str(k) for k in KS])),
             by_sample=self._choice("as", "slots", ("slots", "samples")) == "samples",
-            among=self._choice("among", ALL, (ALL, MISREAD)),
+            among=self._choice("among", ALL, (ALL, MISCLASSIFIED)),
             inexact=self._choice("inexact", "no", ("no", "yes")) == "yes",
             verify=self._choice("verify", "no", ("no", "yes")) == "yes",
         )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from dualform_explorer.drawing.bars import bar, columns
 from dualform_explorer.drawing.descents import descents
 from dualform_explorer.drawing.histogram import histogram
 from dualform_explorer.drawing.ranks import rank_curve
+from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
 from dualform_explorer.numbers import decimals, fixed, number, percent, plain, rounded
+
+_WORDS = re.compile(
+    rf"\b(?:{'|'.join(sorted(map(re.escape, GLOSSARY), key=len, reverse=True))})s?(?!\w)", re.IGNORECASE
+)
 
 
 def templates(asynchronous: bool = False) -> Environment:
@@ -31,6 +39,7 @@ def templates(asynchronous: bool = False) -> Environment:
         "heat": heat,
         "layer": layer_name,
         "in_words": layer_in_words,
+        "hover": hover,
     }
     found.globals |= {
         "bar": bar,
@@ -38,6 +47,8 @@ def templates(asynchronous: bool = False) -> Environment:
         "histogram": histogram,
         "rank_curve": rank_curve,
         "descents": descents,
+        "meaning": meaning,
+        "score_words": SCORE_WORDS,
     }
     return found
 
@@ -50,6 +61,16 @@ def layer_name(name: str) -> str:
 def layer_in_words(name: str) -> str:
     """Within a sentence, where a name such as 4 alone would be taken for a number."""
     return name if name.lower().startswith("layer") else f"layer {name}" if name else layer_name(name)
+
+
+def hover(text: str, word: str = "") -> Markup:
+    """A heading whose first word of the glossary, or all of it for the `word`, shows the meaning under a pointer."""
+    found = None if word else _WORDS.search(text)
+    if not word and found is None:
+        return Markup("{}").format(text)
+    start, end = found.span() if found else (0, len(text))
+    abbr = Markup('<abbr title="{}">{}</abbr>').format(meaning(word or text[start:end]), text[start:end])
+    return Markup("{}{}{}").format(text[:start], abbr, text[end:])
 
 
 def heat(value: float, largest: float) -> str:

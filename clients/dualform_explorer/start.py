@@ -14,16 +14,16 @@ from dualform.methods import Answers
 from dualform_explorer.chip import Chip
 from dualform_explorer.complete_columns import complete_columns
 from dualform_explorer.examples import Examples, examples_of
+from dualform_explorer.filter import where_of
 from dualform_explorer.groups import hue_of
 from dualform_explorer.labels import label_names
-from dualform_explorer.mask import where_of
 from dualform_explorer.output_layer import OutputLayer, output_layer
 from dualform_explorer.previews import ShownPreview, shown_of_examples
 from dualform_explorer.reading import default_by, layers_of, query_set_of
 
 _SHOWN = 12
 _TRIED = 1000
-"""Misread examples that masks are tried on."""
+"""Misclassified examples that masks are tried on."""
 MOST_DATASETS = 6
 """Each of which is left out on trial; of more, none."""
 
@@ -40,7 +40,7 @@ class ExampleCard:
 
 @dataclass(frozen=True)
 class Correction:
-    """Misread examples that the output layer reads right without one dataset."""
+    """Misclassified examples that the output layer reads right without one dataset."""
 
     dataset: str
     hue: int
@@ -52,17 +52,17 @@ class Correction:
 class QuerySetPanel:
     query_set: str
     count: int
-    misread: int | None
+    misclassified: int | None
     """None where labels or outputs are not known."""
     tried: int
-    """Of the misread ones, on how many masks were tried."""
+    """Of the misclassified ones, on how many masks were tried."""
     corrections: tuple[Correction, ...]
     layer: str
     """That a page begins with."""
     by: tuple[str, ...]
     output_layer: OutputLayer | None
     cards: tuple[ExampleCard, ...]
-    """Misread ones, or the first of all where none is known to be misread."""
+    """Misclassified ones, or the first of all where none is known to be misclassified."""
     trouble: str
     """Why masks were not tried."""
     missing: str
@@ -76,22 +76,22 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str) -> QuerySetPan
         raise NotFound(f"The query set {name} has queries of no recorded layer.")
     examples = examples_of(memory, info, name)
     known = examples.labels is not None and examples.read is not None
-    misread = examples.misread
+    misclassified = examples.misclassified
     found, trouble = None, ""
     corrections: tuple[Correction, ...] = ()
     try:
         found = output_layer(memory, info, examples)
-        if found is not None and len(misread) and 1 < len(info.datasets) <= MOST_DATASETS:
+        if found is not None and len(misclassified) and 1 < len(info.datasets) <= MOST_DATASETS:
             corrections = _corrections(memory, info, examples, found.name)
     except DualformError as error:
         trouble = str(error)
-    rows = misread[:_SHOWN] if len(misread) else np.arange(min(examples.count, _SHOWN))
+    rows = misclassified[:_SHOWN] if len(misclassified) else np.arange(min(examples.count, _SHOWN))
     cards, missing = example_cards(memory, info, examples, rows)
     return QuerySetPanel(
         query_set=name,
         count=examples.count,
-        misread=len(misread) if known else None,
-        tried=min(len(misread), _TRIED),
+        misclassified=len(misclassified) if known else None,
+        tried=min(len(misclassified), _TRIED),
         corrections=corrections,
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
@@ -103,7 +103,7 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str) -> QuerySetPan
 
 
 def _corrections(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> tuple[Correction, ...]:
-    tried = examples.misread[:_TRIED]
+    tried = examples.misclassified[:_TRIED]
     assert examples.labels is not None
     query = f"{examples.query_set}/{','.join(map(str, tried.tolist()))}"
     whole = np.asarray(memory.output(layer, query)).argmax(axis=1)

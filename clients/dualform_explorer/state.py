@@ -8,13 +8,13 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from dualform_explorer.chip import Chip
-from dualform_explorer.mask import where_of
+from dualform_explorer.filter import where_of
 
 SCORES = {"dot": "attention", "abs": "absolute", "contribution": "contribution"}
 """By name in the URL and of the question: what the page calls it."""
 KS = (12, 24, 60, 120, 500)
 """How many of the best slots may be shown."""
-ALL, MISREAD = "all", "misread"
+ALL, MISCLASSIFIED = "all", "misclassified"
 """Which of a query set's examples the reader goes through."""
 
 

@@ -21,7 +21,8 @@ class SumsArguments(ScoreArguments):
 
 def answer(memory: Answers, asked: SumsArguments) -> Mapping[str, Any]:
     queries = few_queries(memory, asked.query)
-    sums = memory.group_sum(asked.layer, queries, names(asked.by), asked.where, **asked.asked, k=asked.k)
+    layer = asked.layer_of(memory)
+    sums = memory.group_sum(layer, queries, names(asked.by), asked.filter, **asked.asked, k=asked.k)
     asked_by = query_names(memory, queries, len(sums))
     rows = [
         {"query": asked_by[query], "group": dict(zip(sums.by, key, strict=True)), "sum": own, "slots": count}
@@ -29,7 +30,7 @@ def answer(memory: Answers, asked: SumsArguments) -> Mapping[str, Any]:
         for key, own, count in ranked
     ]
     return {
-        "layer": asked.layer,
+        "layer": layer,
         "score": asked.asked["score"],
         "sums": rows,
         "groups_in_all": sums.total,

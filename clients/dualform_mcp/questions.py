@@ -10,30 +10,71 @@ from dualform.answers import Scan, Status
 from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform.questions import QuerySetExamples, as_queries
+from dualform.questions.filters import FilterLike
 from dualform.questions.target import CONTRIBUTION
-from dualform_mcp.bounds import MOST_QUERIES
+from dualform_mcp.bounds import MOST_NAMES, MOST_QUERIES, cut
 from dualform_mcp.status import reason_of, told
 from dualform_mcp.tool import Arguments
 
 WHERE = (
-    "Only slots for which this SQL expression over their columns is true, for example: label <> 3 AND step < 100; "
-    "info lists the columns. All slots where it is left out. A mask takes terms out of this training's sum; it is not "
-    "retraining without them."
+    "Use only slots for which this SQL expression over their columns is true, for example: label <> 3 AND step < 100; "
+    "info lists the columns. Default: all slots. In topk and group_sum this is a filter; in output it is an ablation, "
+    "arithmetic on this training and not a retraining."
 )
+MOST_IDS = 10_000
+"""Ids of samples or slots in a filter."""
 
 
 class LayerArguments(Arguments):
-    layer: str = Field(description="A layer's name, as info lists it.")
+    layer: str | None = Field(
+        None, description="A layer's name, as info lists it. Default: the layer that gives the network's outputs."
+    )
     query: str = Field(
         description="Stored examples to ask with, as SET/EXAMPLE, counted from 0: test/17; test/3,17 for two; "
         "test/10-13 for four; test/17:4 for token 4 of example 17, in layers that see tokens. "
         f"At most {MOST_QUERIES}. info lists the query sets and how many examples each has."
     )
     where: str | None = Field(None, description=WHERE)
+    where_samples: list[int] | None = Field(
+        None,
+        min_length=1,
+        max_length=MOST_IDS,
+        description="In place of where: use only the slots of these samples, by the numbers in the column sample. "
+        "If datasets share numbers, write where: dataset = 'first' AND sample IN (3, 5).",
+    )
+    where_slots: list[int] | None = Field(
+        None, min_length=1, max_length=MOST_IDS, description="In place of where: use only the slots with these ids."
+    )
     at_step: int | None = Field(None, ge=0, description="As of so many recorded steps; the end where it is left out.")
     allow_inexact: bool = Field(
         False, description="Answer from a record that is further from the training's weights than the bound allows."
     )
+
+    @property
+    def filter(self) -> FilterLike | None:
+        """As the methods take it. Raises BadInput for more than one."""
+        given: dict[str, FilterLike | None] = {
+            "where": self.where,
+            "where_samples": None if self.where_samples is None else {"sample": self.where_samples},
+            "where_slots": None if self.where_slots is None else {"slot": self.where_slots},
+        }
+        found = {name: own for name, own in given.items() if own is not None}
+        if len(found) > 1:
+            raise BadInput(f"{' and '.join(found)} are given.", hint="Give one of them.", field=[*found][-1])
+        return next(iter(found.values()), None)
+
+    def layer_of(self, memory: Answers) -> str:
+        """The layer that is named, or the output layer. Raises BadInput where that is not known."""
+        if self.layer is not None:
+            return self.layer
+        info = memory.info()
+        if not info.output_layer:
+            raise BadInput(
+                "which layer gives the network's outputs is not known.",
+                hint=f"Name a layer: {', '.join(cut(own.name) for own in info.layers[:MOST_NAMES])}.",
+                field="layer",
+            )
+        return info.output_layer
 
 
 class ScoreArguments(LayerArguments):

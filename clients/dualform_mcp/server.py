@@ -29,9 +29,9 @@ INSTRUCTIONS = """\
 A record of a neural network's training that answers exact questions. A linear layer trained by gradient descent is a
 key-value memory: its output is W_0 q plus the sum over all training datapoints t (slots) of (x_t . q) e_t, where x_t is
 the layer's input then (key), e_t its error signal (value), q its input now (query) and x_t . q the score, or attention.
-Ask info first. Then sums for what a prediction attends to (by dataset, label, step), topk for single datapoints, and
-output for what a layer answers without some of them. A score says how alike two inputs are to a layer; a contribution
-says what a datapoint brought to an output; neither says what the network would have been without it.
+Ask info first. Then group_sum for what a prediction attends to (by dataset, label, step), topk for single datapoints,
+and output for what a layer outputs without some of them. A score says how alike two inputs are to a layer; a
+contribution says what a datapoint brought to an output; neither says what the network would have been without it.
 """
 
 

@@ -17,15 +17,22 @@ class TopKArguments(ScoreArguments):
     by: str | None = Field(
         None, description='Take the best k of each group of these slot columns: "label", or "dataset,label".'
     )
+    distinct: str | None = Field(
+        None,
+        description='"sample": one hit for each sample, its best slot, with how many of its slots would be listed '
+        "without distinct (repeats).",
+    )
 
 
 def answer(memory: Answers, asked: TopKArguments) -> Mapping[str, Any]:
     queries = few_queries(memory, asked.query)
-    hits = memory.topk(asked.layer, queries, asked.k, asked.where, names(asked.by) or None, **asked.asked)
+    layer = asked.layer_of(memory)
+    distinct = names(asked.distinct) or None
+    hits = memory.topk(layer, queries, asked.k, asked.filter, names(asked.by) or None, distinct=distinct, **asked.asked)
     asked_by = query_names(memory, queries, len(hits))
     rows = [{**record, "query": asked_by[record["query"]]} for record in hits.joined(memory).records()]
     return {
-        "layer": asked.layer,
+        "layer": layer,
         "score": asked.asked["score"],
         "hits": rows,
         **beside(hits.scan, hits.space, hits.status, asked.asked["score"]),
@@ -35,10 +42,10 @@ def answer(memory: Answers, asked: TopKArguments) -> Mapping[str, Any]:
 TOPK = Tool(
     "topk",
     "The training datapoints (slots) that a prediction attends to most in one layer, best first: for each its slot id, "
-    "score and columns (step, dataset, label, sample and what else was recorded). Exact: no slot that the mask leaves "
-    "is left out of the search. With target, those that brought most to an output of the layer. The status says how "
-    "exact the answer is: scores are exact, and contributions as exact as the layer's record was measured to be. Use "
-    "sums for how much attention goes to whole groups.",
+    "score and columns (step, dataset, label, sample and what else was recorded). Exact: every slot that the filter "
+    "keeps is searched. With distinct, each sample is listed once. With target, those that added most to an output of "
+    "the layer. The status says how exact the answer is: scores are exact, and contributions as exact as the layer's "
+    "record was measured to be. Use group_sum for how much attention goes to whole groups.",
     TopKArguments,
     answer,
     "hits",

@@ -12,9 +12,12 @@ const said = (value) => (value === null ? "NULL" : typeof value === "number" ? s
 const named = (values) => Object.entries(values).map(([column, value]) => `${column} ${said(value)}`).join(", ");
 const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
+// A name, with what it means under the pointer where the kernel sent that.
+const word = (view, name) => (view.meanings?.[name] ? make("abbr", { textContent: name, title: view.meanings[name] }) : name);
+
 // Above numbers, which stand to the right, names do too.
-const heading = (name) =>
-  make("th", { scope: "col", textContent: name, className: ["sum", "slots", "rank", "slot", "score"].includes(name) ? "number" : "" });
+const heading = (view, name) =>
+  make("th", { scope: "col", className: ["sum", "slots", "rank", "slot", "score"].includes(name) ? "number" : "" }, word(view, name));
 
 // A measure as the page calls it, and where contributions go to.
 function measure(view) {
@@ -50,11 +53,11 @@ function render({ model, el }) {
     model.save_changes();
     root.setAttribute("aria-busy", "true");
   };
-  const masks = () => model.get("masks") ?? [];
-  const toggle = (mask) => {
-    const others = masks().filter((own) => !same(own.values, mask.values));
-    const there = masks().some((own) => same(own, mask));
-    ask({ masks: there ? others : [...others, mask] });
+  const filters = () => model.get("masks") ?? [];
+  const toggle = (filter) => {
+    const others = filters().filter((own) => !same(own.values, filter.values));
+    const there = filters().some((own) => same(own, filter));
+    ask({ masks: there ? others : [...others, filter] });
   };
 
   function controls(view) {
@@ -68,7 +71,7 @@ function render({ model, el }) {
       token === null ? null : make("span", {}, "token ", steps("token", token, tokens, (number) => ask({ token: number }))),
       choice("layer", layers, view.layer, (layer) => ask({ layer })),
       choice("groups by", groupings, view.by, (by) => ask({ by })),
-      choice("measure", view.scores, view.score, (score) => ask({ score })),
+      choice("score", view.scores, view.score, (score) => ask({ score })),
       view.score === "contribution" ? target(view) : null);
   }
 
@@ -86,7 +89,7 @@ function render({ model, el }) {
   }
 
   function target(view) {
-    const title = "An output's number, or 3-8 for output 3 less output 8";
+    const title = view.meanings.margin;
     const own = make("input", { type: "text", size: 5, value: view.target, title, onchange: () => ask({ target: own.value }) });
     return make("label", {}, "target", own);
   }
@@ -95,27 +98,27 @@ function render({ model, el }) {
     const called = (number, name) => (name ? `${number} ${name}` : number);
     const parts = [`${query.query_set}/${query.row}`];
     if (query.token !== null) parts.push(`token ${query.token} of ${query.tokens}`);
-    if (query.label !== null) parts.push(`is ${called(query.label, query.label_name)}`);
-    if (query.read !== null) parts.push(`was read as ${called(query.read, query.read_name)}`);
+    if (query.label !== null) parts.push(`label ${called(query.label, query.label_name)}`);
+    if (query.read !== null) parts.push(`predicted ${called(query.read, query.read_name)}`);
     const verdict = make("strong", { textContent: parts.join(", "), className: query.wrong ? "wrong" : "" });
     return make("div", { className: "example" }, preview(query.preview), verdict);
   }
 
   function chips(view) {
-    const all = masks().map((mask, place) =>
+    const all = filters().map((filter, place) =>
       make("button", {
-        type: "button", className: "chip", title: "take this mask back", textContent: `${view.chips?.[place] ?? named(mask.values)} ✕`,
-        onclick: () => ask({ masks: masks().filter((_, other) => other !== place) }),
+        type: "button", className: "chip", title: "remove this filter", textContent: `${view.chips?.[place] ?? named(filter.values)} ✕`,
+        onclick: () => ask({ masks: filters().filter((_, other) => other !== place) }),
       }));
     const own = make("input", {
       type: "text", value: model.get("where"), placeholder: "step < 300", onchange: () => ask({ where: own.value }),
     });
     const clear = all.length || model.get("where")
-      ? make("button", { type: "button", textContent: "no mask", onclick: () => ask({ masks: [], where: "" }) }) : null;
-    return make("div", { className: "chips" }, ...all, make("label", {}, "mask, SQL", own), clear);
+      ? make("button", { type: "button", textContent: "clear the filter", onclick: () => ask({ masks: [], where: "" }) }) : null;
+    return make("div", { className: "chips" }, ...all, make("label", {}, make("span", {}, word(view, "filter"), ", SQL"), own), clear);
   }
 
-  // From zero, which stands in the middle where sums of both signs are shown; an outline of what it was without the mask.
+  // From zero, which stands in the middle where sums of both signs are shown; an outline of the sum without the filter.
   function bar(view, sum, className) {
     const own = make("span", { className: `${className}${sum < 0 ? " negative" : ""}` });
     const scale = (view.signed ? 50 : 100) / (view.largest || 1);
@@ -131,7 +134,7 @@ function render({ model, el }) {
       const drawn = make("td", { className: "bars" }, make("div", {},
         own.unmasked === null ? null : bar(view, own.unmasked, "was"), own.gone ? null : bar(view, own.sum, "bar")));
       const head = make("th", { scope: "row", textContent: name });
-      if (own.gone) return make("tr", { className: "gone" }, head, drawn, make("td", { colSpan: 3, textContent: "left out" }));
+      if (own.gone) return make("tr", { className: "gone" }, head, drawn, make("td", { colSpan: 3, textContent: "removed" }));
       const button = (text, keep) =>
         make("button", {
           type: "button", textContent: text, ariaLabel: `${text} ${named(own.values)}`, onclick: () => toggle({ values: own.values, keep }),
@@ -145,14 +148,14 @@ function render({ model, el }) {
     const by = view.by.replaceAll(",", " and ");
     return make("table", { className: "groups" },
       make("caption", { textContent: `Sums of ${measure(view)} by ${by}${more}` }),
-      make("thead", {}, make("tr", {}, ...["group", "", "sum", "slots", "mask"].map(heading))),
+      make("thead", {}, make("tr", {}, ...["group", "", "sum", "slots", "filter"].map((name) => heading(view, name)))),
       make("tbody", {}, ...rows));
   }
 
   function slots(view) {
     const columns = view.slots.length ? Object.keys(view.slots[0].columns) : [];
     const previews = view.slots.some((own) => own.preview);
-    const head = ["rank", "slot", "score", ...(previews ? ["looks like"] : []), ...columns];
+    const head = ["rank", "slot", "score", ...(previews ? ["preview"] : []), ...columns];
     const rows = view.slots.map((own) => {
       const score = make("td", { className: "number", textContent: short(own.score), title: String(own.score) });
       score.dataset.value = String(own.score);
@@ -170,8 +173,25 @@ function render({ model, el }) {
     });
     return make("div", { className: "wide", tabIndex: 0, role: "region", ariaLabel: "best slots" }, make("table", { className: "slots" },
       make("caption", { textContent: `The ${view.slots.length} best of ${view.matching.toLocaleString("en")} slots` }),
-      make("thead", {}, make("tr", {}, ...head.map(heading))),
+      make("thead", {}, make("tr", {}, ...head.map((name) => heading(view, name)))),
       make("tbody", {}, ...rows)));
+  }
+
+  // The margin's change under the filter, next to random filters of the same size.
+  function placebo(view) {
+    const own = model.get("placebo") ?? {};
+    const line = make("p", { className: "placebo", ariaLive: "polite", hidden: !own.words && !own.note });
+    if (own.note) line.append(word(view, "placebo"), `: ${own.note}`);
+    if (!own.words) return line;
+    const moved = own.flips ? `prediction changes ${own.predicted} → ${own.becomes}: ` : "";
+    const over = own.second === null ? "" : ` over ${own.second}`;
+    const number = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
+    const range = (sets) => `${number(sets.low)} to ${number(sets.high)}`;
+    const size = `${own.removed.toLocaleString("en")} of ${own.total.toLocaleString("en")} ${own.unit}`;
+    line.append(word(view, "placebo"), ": ", make("strong", { textContent: `${moved}${own.words}` }), ". The ", word(view, "margin"),
+      ` of output ${own.predicted}${over} changes by ${number(own.change)}; under ${own.random.sets} random removals of ${size}, by ${range(own.random)} (95 %).`);
+    if (own.siblings) line.append(` Under ${own.siblings.sets} siblings: ${range(own.siblings)}.`);
+    return line;
   }
 
   function footer(view) {
@@ -179,7 +199,7 @@ function render({ model, el }) {
     const lines = [`${all}; ${view.status}.`];
     if (view.sampling) lines.push(view.sampling);
     if (view.missing) lines.push(view.missing);
-    if (view.where) lines.push("A mask takes slots out of these sums, by arithmetic; it is not retraining without them.");
+    if (view.where) lines.push("The filter removes slots from these sums; it is not a retraining without them.");
     const line = make("p", { textContent: lines.join(" ") });
     if (view.where) line.append(" ", make("code", { textContent: view.where }));
     return line;
@@ -194,19 +214,24 @@ function render({ model, el }) {
       const back = make("button", { type: "button", textContent: "back to the start", onclick: () =>
         ask({ query: "", token: null, layer: "", by: "", score: "dot", target: "", masks: [], where: "" }) });
       const anyway = view.error.code === "inexact" ? make("button", {
-        type: "button", textContent: "answer from this record all the same", onclick: () => ask({ allow_inexact: true }) }) : null;
+        type: "button", textContent: "answer anyway", onclick: () => ask({ allow_inexact: true }) }) : null;
       root.replaceChildren(make("div", { className: "error", role: "alert" }, make("strong", { textContent: view.error.message }), hint),
         chips(view), ...[anyway, back].filter((own) => own !== null));
       return;
     }
     if (!view.query) return;
-    root.replaceChildren(controls(view), example(view), chips(view), make("div", { className: "tables" }, groups(view), slots(view)), footer(view));
+    root.replaceChildren(controls(view), example(view), chips(view), placebo(view), make("div", { className: "tables" }, groups(view), slots(view)), footer(view));
     if (focused) [...root.querySelectorAll("[aria-label]")].find((own) => own.getAttribute("aria-label") === focused)?.focus();
   }
 
+  const compared = () => root.querySelector(".placebo")?.replaceWith(placebo(model.get("view")));
   model.on("change:view", show);
+  model.on("change:placebo", compared);
   show();
-  return () => model.off("change:view", show);
+  return () => {
+    model.off("change:view", show);
+    model.off("change:placebo", compared);
+  };
 }
 
 export default { render };

@@ -14,14 +14,14 @@ from dualform.methods import Answers
 from dualform_explorer.remembered import RememberedAnswers
 from dualform_notebook.masks import chip_of
 from dualform_notebook.state import WidgetState
-from dualform_notebook.view import view_of
+from dualform_notebook.view import placebo_of, view_of
 
 _HERE = Path(__file__).parent
 _ASKED = ("query", "token", "layer", "by", "score", "target", "masks", "where", "k", "allow_inexact")
 
 
 class Explorer(anywidget.AnyWidget):
-    """Looks at what one prediction attends to: the sums of groups, the best slots, and both under a mask.
+    """Looks at what one prediction attends to: the sums of groups, the best slots, and both under a filter.
 
     What is asked for can be set in Python as by mouse, and `view` has what is shown:
 
@@ -47,13 +47,18 @@ class Explorer(anywidget.AnyWidget):
     masks: traitlets.List[Any] = traitlets.List().tag(sync=True)
     """Groups that are left out, or kept: {"values": {column: value}, "keep": bool} each."""
     where = traitlets.Unicode("").tag(sync=True)
-    """A mask of one's own, as SQL, beside those."""
+    """A filter as SQL, in addition to those."""
     k = traitlets.Int(12).tag(sync=True)
     """How many slots are shown."""
     allow_inexact = traitlets.Bool(False).tag(sync=True)
     """Whether contributions are answered from a record that is further from the training's weights than the bound."""
     view = traitlets.Dict().tag(sync=True)
     """What is shown; {"error": {"code", "message", "hint"}} where the question was refused."""
+
+    placebo = traitlets.Dict().tag(sync=True)
+    """Whether the change of the prediction under the filter is unusual among random filters of its size; {"note"} where
+    that cannot be had. Empty without a filter, and for all layers but the output layer.
+    """
 
     def __init__(self, memory: Answers, **asked: Any) -> None:
         self._memory = RememberedAnswers(memory)
@@ -86,9 +91,20 @@ class Explorer(anywidget.AnyWidget):
                 return
             view = view_of(self._memory, state)
             self._answered = state
+            compare = True
         except Exception as error:  # nobody sees what a kernel logs of a widget's message
-            self._answered = None
+            self._answered, compare = None, False
             ours = as_dualform_error(error)
             view = {"error": {"code": ours.code, "message": ours.message, "hint": ours.hint}}
         self._turn += 1
+        self.placebo = {}
         self.view = {**view, "turn": self._turn}
+        if compare:
+            self._compare(state)
+
+    def _compare(self, state: WidgetState) -> None:
+        """After the view, which does not wait for it: the first comparison takes a pass over the layer's training."""
+        try:
+            self.placebo = placebo_of(self._memory, state)
+        except Exception as error:
+            self.placebo = {"note": as_dualform_error(error).message}

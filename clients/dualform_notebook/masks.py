@@ -1,4 +1,4 @@
-"""Masks by mouse, as a front end says them."""
+"""Filters by mouse, as a front end gives them."""
 
 from __future__ import annotations
 

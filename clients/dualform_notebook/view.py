@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from dualform.answers import Status
 from dualform.answers.columns import WIDEST, json_value
 from dualform.methods import Answers
+from dualform_explorer.glossary import SCORE_WORDS, meaning
 from dualform_explorer.groups import GroupRow, groupings_of
+from dualform_explorer.panels.placebo import placebo_panel
 from dualform_explorer.panels.query import QueryPanel, query_panel
 from dualform_explorer.panels.slots import Slot, SlotsPanel, slots_panel
 from dualform_explorer.panels.sums import sums_panel
@@ -18,6 +21,12 @@ from dualform_explorer.remembered import OneSnapshot
 from dualform_explorer.state import SCORES
 from dualform_notebook.masks import words_of
 from dualform_notebook.state import WidgetState
+
+_MEANINGS = {
+    word: meaning(word)
+    for word in ("filter", "group", "label", "layer", "margin", "placebo", "sample", "slots", "step")
+}
+"""Of what stands over the widget's columns."""
 
 
 def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
@@ -53,7 +62,22 @@ def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
         "scanned": slots.scanned,
         "space": slots.space,
         "sampling": info.sampling,
+        "meanings": {**_MEANINGS, "score": meaning(SCORE_WORDS[state.score])},
     }
+
+
+def placebo_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
+    """Whether the change of the prediction under the filter is unusual, as the page's panel has it; empty where it is
+    not asked. Raises as `view_of`.
+    """
+    info = memory.info()
+    state = asked.page(memory, info)
+    if state.layer != info.output_layer:
+        return {}
+    panel = placebo_panel(OneSnapshot(memory, info.snapshot), info, state)
+    if panel.verdict is None:
+        return {"note": panel.note} if panel.asked else {}
+    return {**asdict(panel.verdict), "flips": panel.verdict.flips, "words": panel.verdict.words}
 
 
 def _query(query: QueryPanel) -> dict[str, Any]:

@@ -27,6 +27,8 @@ Each error has a stable `code` for programs, a `message` that says what is wrong
 
 from __future__ import annotations
 
+from linecache import getline
+from traceback import format_exception, walk_tb
 from typing import ClassVar
 
 
@@ -47,6 +49,20 @@ class DualformError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: what is wrong, what to do, and the line of the notebook; all frames of an error that has
+        another one as its cause.
+        """
+        if self.__cause__ is not None:
+            return "".join(format_exception(self)).splitlines()
+        cells = [
+            (f.f_code.co_filename, n)
+            for f, n in walk_tb(self.__traceback__)
+            if f.f_globals.get("__name__") == "__main__"
+        ]
+        where = [f"at line {n}: {getline(file, n).strip()}" for file, n in cells[-1:]]
+        return [f"{type(self).__name__}: {self.message}", *([self.hint] if self.hint else []), *where]
 
 
 class BadInput(DualformError, ValueError):

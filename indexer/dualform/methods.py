@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits, MemoryInfo, Weights
+from dualform.answers.table import asked_of
 from dualform.errors import BadInput
 from dualform.extras import optional
 from dualform.questions import (
@@ -88,7 +89,7 @@ def _asks(question: Callable[Concatenate[Any, P], Question[A]]) -> _Method[P, A]
     def method(self: Any, *arguments: P.args, **named: P.kwargs) -> Any:
         if named.get("inputs") is not None or named.get("model") is not None:
             return self._ask_by_inputs(question, arguments, named)
-        return self.ask(question(self, *arguments, **named))
+        return self._answered(question(self, *arguments, **named))
 
     return cast("_Method[P, A]", method)
 
@@ -420,7 +421,7 @@ def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Mod
 
 def _known(info: MemoryInfo) -> str:
     """The layer that a question without one is about. Raises BadInput where it is not known."""
-    if not info.output_layer:
+    if info.output_layer is None:
         raise BadInput(
             "layer is missing, and the layer that gives the network's outputs is not known.",
             hint=f"Pass layer=, one of {', '.join(layer.name for layer in info.layers)}.",
@@ -454,6 +455,9 @@ class Answers(_Methods, ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the resources that it holds."""
+
+    def _answered(self, question: Question[A]) -> A:
+        return asked_of(self, question, self.ask(question))
 
     def queries(self, model: nn.Module, inputs: Any, batch_size: int = 256, batch_dim: int = 0) -> dict[str, Vectors]:
         """Run the model on inputs, and return the queries of each recorded layer by name.
@@ -528,7 +532,7 @@ class Answers(_Methods, ABC):
         layer = _known(self.info()) if layer is None else layer
         found = of_layer(self.queries(model, inputs), layer)
         rest = {name: own for name, own in named.items() if name != "layer"}
-        return self.ask(question(self, layer, found, **rest))
+        return self._answered(question(self, layer, found, **rest))
 
     def applied(
         self,
@@ -573,6 +577,9 @@ class AsyncAnswers(_Methods, ABC):
     async def close(self) -> None:
         """Free the resources that it holds."""
 
+    async def _answered(self, question: Question[A]) -> A:
+        return await self.ask(question)  # what a notebook shows of it cannot wait for further answers
+
     async def queries(
         self, model: nn.Module, inputs: Any, batch_size: int = 256, batch_dim: int = 0
     ) -> dict[str, Vectors]:
@@ -596,7 +603,7 @@ class AsyncAnswers(_Methods, ABC):
         layer = _known(await self.info()) if layer is None else layer
         found = of_layer(await self.queries(model, inputs), layer)
         rest = {name: own for name, own in named.items() if name != "layer"}
-        return await self.ask(question(self, layer, found, **rest))
+        return await self._answered(question(self, layer, found, **rest))
 
     @asynccontextmanager
     async def applied(

@@ -22,11 +22,6 @@ def encode_optional_text(value: str | None, field: str) -> str | None:
     return None if value is None else encode_text(value, field)
 
 
-def encode_optional_layer(layer: str | None) -> str:
-    """Empty for the layer whose outputs are the network's."""
-    return "" if layer is None else encode_text(layer, "layer")
-
-
 def encode_int64(value: SupportsIndex, field: str) -> int:
     try:
         number = value.__index__()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dualform.answers import Contributions
 from dualform.errors import BadInput
 from dualform.questions import Contribution
-from dualform_proto.arguments import encode_optional_int64, encode_optional_layer, encode_text
+from dualform_proto.arguments import encode_optional_int64, encode_optional_text, encode_text
 from dualform_proto.columns import decode_groups, encode_groups
 from dualform_proto.filters import decode_filter, encode_filter
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
@@ -23,7 +23,7 @@ from dualform_proto.v1 import dualform_pb2 as pb
 
 def encode_contribution(question: Contribution) -> pb.ContributionsRequest:
     return pb.ContributionsRequest(
-        layer=encode_optional_layer(question.layer),
+        layer=encode_optional_text(question.layer, "layer"),
         queries=encode_queries(question.queries),
         by=[encode_text(name, "by") for name in question.by],
         where=encode_filter(question.where),
@@ -34,7 +34,7 @@ def encode_contribution(question: Contribution) -> pb.ContributionsRequest:
 
 def decode_contribution(message: pb.ContributionsRequest) -> Contribution:
     return Contribution(
-        layer=message.layer or None,
+        layer=message.layer if message.HasField("layer") else None,
         queries=decode_queries(message.queries),
         by=tuple(message.by),
         where=decode_filter(message),

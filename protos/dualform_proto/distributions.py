@@ -11,7 +11,7 @@ from dualform.answers import Distributions
 from dualform.errors import BadInput
 from dualform.questions import Distribution
 from dualform.questions.scores import POINTS
-from dualform_proto.arguments import encode_int64, encode_optional_layer, encode_text
+from dualform_proto.arguments import encode_int64, encode_optional_text, encode_text
 from dualform_proto.filters import decode_filter, encode_filter
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.queries import decode_queries, encode_queries
@@ -23,7 +23,7 @@ from dualform_proto.v1 import dualform_pb2 as pb
 
 def encode_distribution(question: Distribution) -> pb.DistributionRequest:
     return pb.DistributionRequest(
-        layer=encode_optional_layer(question.layer),
+        layer=encode_optional_text(question.layer, "layer"),
         queries=encode_queries(question.queries),
         where=encode_filter(question.where),
         score=SCORES.get(question.score, pb.SCORE_NAMED),
@@ -35,7 +35,7 @@ def encode_distribution(question: Distribution) -> pb.DistributionRequest:
 
 def decode_distribution(message: pb.DistributionRequest) -> Distribution:
     return Distribution(
-        layer=message.layer or None,
+        layer=message.layer if message.HasField("layer") else None,
         queries=decode_queries(message.queries),
         where=decode_filter(message),
         score=decode_score(message),

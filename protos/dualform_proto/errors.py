@@ -103,8 +103,10 @@ def _of_transport(code: grpc.StatusCode, message: str, address: str) -> errors.D
             hint="Ask another server, or this one once it has started again.",
         )
     if code is grpc.StatusCode.UNAVAILABLE:
+        # gRPC's own message has all that it tried before the reason.
+        reason = message.rpartition(": ")[2].rstrip(".").lower()
         return errors.Unavailable(
-            f"No server answers at {address} ({message}).",
+            f"Cannot connect to {address} ({reason}).",
             hint=f"Start one: dualform serve RUN --address {address}",
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

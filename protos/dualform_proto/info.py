@@ -49,7 +49,7 @@ def decode_info(message: pb.InfoResponse) -> MemoryInfo:
         sampling=message.sampling,
         answered_by=message.answered_by,
         previews=_decode_remarks(message.previews),
-        output_layer=message.output_layer,
+        output_layer=message.output_layer if message.HasField("output_layer") else None,
     )
 
 

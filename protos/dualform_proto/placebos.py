@@ -7,7 +7,7 @@ import numpy as np
 from dualform.answers import Placebos
 from dualform.errors import BadInput
 from dualform.questions import Placebo
-from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_layer
+from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_text
 from dualform_proto.filters import decode_filter, encode_filter
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
 from dualform_proto.queries import decode_queries, encode_queries
@@ -18,7 +18,7 @@ from dualform_proto.v1 import dualform_pb2 as pb
 
 def encode_placebo(question: Placebo) -> pb.PlaceboRequest:
     return pb.PlaceboRequest(
-        layer=encode_optional_layer(question.layer),
+        layer=encode_optional_text(question.layer, "layer"),
         queries=encode_queries(question.queries),
         where=encode_filter(question.where),
         n=encode_int64(question.n, "n"),
@@ -29,7 +29,7 @@ def encode_placebo(question: Placebo) -> pb.PlaceboRequest:
 
 def decode_placebo(message: pb.PlaceboRequest) -> Placebo:
     return Placebo(
-        layer=message.layer or None,
+        layer=message.layer if message.HasField("layer") else None,
         queries=decode_queries(message.queries),
         where=decode_filter(message),
         n=message.n,

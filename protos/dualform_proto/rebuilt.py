@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dualform.answers import Cancellation, Concentration, Outputs, Weights
 from dualform.errors import BadInput, ServiceError
 from dualform.questions import MaskCancellation, NetworkWeights, Output
-from dualform_proto.arguments import encode_optional_int64, encode_optional_layer, encode_optional_text
+from dualform_proto.arguments import encode_optional_int64, encode_optional_text
 from dualform_proto.filters import decode_filter, decode_filters, encode_filter, encode_filters
 from dualform_proto.matrix import (
     WIRE_TYPES,
@@ -35,7 +35,7 @@ _KERNEL_NAMES: dict[int, str] = {pb.KERNEL_UNSPECIFIED: "linear", **{value: name
 
 def encode_output(question: Output) -> pb.OutputRequest:
     return pb.OutputRequest(
-        layer=encode_optional_layer(question.layer),
+        layer=encode_optional_text(question.layer, "layer"),
         queries=encode_queries(question.queries),
         where=encode_filter(question.where),
         at_step=encode_optional_int64(question.at_step, "at_step"),
@@ -48,7 +48,7 @@ def encode_output(question: Output) -> pb.OutputRequest:
 
 def decode_output(message: pb.OutputRequest) -> Output:
     return Output(
-        layer=message.layer or None,
+        layer=message.layer if message.HasField("layer") else None,
         queries=decode_queries(message.queries),
         where=decode_filter(message),
         at_step=message.at_step if message.HasField("at_step") else None,

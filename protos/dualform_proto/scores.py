@@ -11,7 +11,7 @@ from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput, ServiceError
 from dualform.questions import GradientSum, GradientTopK, GroupSum, Target, TopK, Vectors
 from dualform.questions.queries import finite_rows
-from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_layer, encode_text
+from dualform_proto.arguments import encode_int64, encode_optional_int64, encode_optional_text, encode_text
 from dualform_proto.columns import decode_groups, encode_groups
 from dualform_proto.filters import decode_filter, encode_filter
 from dualform_proto.matrix import decode_matrix, decode_numbers, encode_matrix, encode_numbers
@@ -26,7 +26,7 @@ _SCORE_NAMES: dict[int, str] = {pb.SCORE_UNSPECIFIED: "dot", **{value: name for 
 
 def encode_topk(question: TopK) -> pb.TopKRequest:
     return pb.TopKRequest(
-        layer=encode_optional_layer(question.layer),
+        layer=encode_optional_text(question.layer, "layer"),
         queries=encode_queries(question.queries),
         k=encode_int64(question.k, "k"),
         where=encode_filter(question.where),
@@ -41,7 +41,7 @@ def encode_topk(question: TopK) -> pb.TopKRequest:
 
 def decode_topk(message: pb.TopKRequest) -> TopK:
     return TopK(
-        layer=message.layer or None,
+        layer=message.layer if message.HasField("layer") else None,
         queries=decode_queries(message.queries),
         k=message.k,
         where=decode_filter(message),
@@ -98,7 +98,7 @@ def decode_hits(message: pb.TopKResponse) -> Hits:
 
 def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
     return pb.GroupSumRequest(
-        layer=encode_optional_layer(question.layer),
+        layer=encode_optional_text(question.layer, "layer"),
         queries=encode_queries(question.queries),
         by=[encode_text(name, "by") for name in question.by],
         where=encode_filter(question.where),
@@ -112,7 +112,7 @@ def encode_group_sum(question: GroupSum) -> pb.GroupSumRequest:
 
 def decode_group_sum(message: pb.GroupSumRequest) -> GroupSum:
     return GroupSum(
-        layer=message.layer or None,
+        layer=message.layer if message.HasField("layer") else None,
         queries=decode_queries(message.queries),
         by=tuple(message.by),
         where=decode_filter(message),

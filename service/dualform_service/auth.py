@@ -173,4 +173,4 @@ def _unfit(file: Path, why: str, hint: str) -> BadInput:
 
 
 def _refused(message: str) -> Unauthenticated:
-    return Unauthenticated(message, hint="Give Client(token=...), or --token-file on the command line.")
+    return Unauthenticated(message, hint="Give a token (--token-file FILE on the command line).")

@@ -32,7 +32,7 @@ class Setting:
     """As the file has it: `max_small`, which is --max-small and DUALFORM_SERVE_MAX_SMALL."""
     kind: Kind
     what: str
-    """A sentence or two, for --help and the documents."""
+    """A short sentence, for --help and the documents."""
     metavar: str | None = None
     own_default: Any = None
     """Of one that is no field of ServiceConfig."""
@@ -42,6 +42,8 @@ class Setting:
     """Of a text: all that it may be."""
     bare: str | None = None
     """What its flag says where nothing follows it; None where something must."""
+    more: str = ""
+    """What the documents alone have."""
 
     def read(self, said: Any) -> Any:
         """The value of what a source says. Raises ValueError."""
@@ -85,74 +87,71 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("address", "text", "Address to listen on; port 0 picks a free one.", "HOST:PORT"),
+    Setting("address", "text", "Listen here.", "HOST:PORT", more="Port 0 takes a free one."),
     Setting(
         "token_file",
         "file",
-        "Token file, made by `dualform token`; read again when it changes.",
+        "Accept these tokens.",
         otherwise="no token",
+        more="`dualform token` makes the lines of the file. The server reads it again when it changes.",
     ),
-    Setting("token_rate", "number", "Queries a second that each caller may send.", otherwise="unlimited"),
-    Setting("tls_cert", "file", "PEM file of the server's certificate chain.", otherwise="no TLS"),
-    Setting("tls_key", "file", "PEM file of the certificate's key; goes with --tls-cert."),
+    Setting("token_rate", "number", "Limit a caller's questions a second."),
+    Setting("tls_cert", "file", "Use this PEM certificate chain.", otherwise="no TLS"),
+    Setting("tls_key", "file", "Use this PEM key, with --tls-cert."),
     Setting(
         "tls_client_ca",
         "file",
-        "PEM file of the authorities that must have signed callers' certificates.",
-        otherwise="no certificates",
+        "Ask callers for certificates by these CAs.",
+        more="Callers need such a certificate in addition to a token. It is a PEM file.",
     ),
-    Setting("sql", "yes or no", "Answer SQL statements."),
-    Setting("max_concurrent", "whole number", "Large queries held at once; two of them run."),
+    Setting("sql", "yes or no", "Answer SQL, too."),
+    Setting("max_concurrent", "whole number", "Hold N large questions at once.", more="Two are worked on."),
     Setting(
         "max_small",
         "whole number",
-        "Small queries held at once, for each of light scans, other shared scans and look-ups.",
+        "Hold N small questions of a kind.",
+        more="The kinds are light scans, other scans that may be shared, and look-ups.",
     ),
-    Setting("deadline", "seconds", "Seconds after which work on a query stops."),
-    Setting("request_bytes", "bytes", "Largest request."),
-    Setting("answer_bytes", "bytes", "Largest result."),
+    Setting("deadline", "seconds", "Stop a question's work after this."),
+    Setting("request_bytes", "bytes", "Limit the size of a question.", more="It is the size of the message."),
+    Setting("answer_bytes", "bytes", "Limit the size of an answer.", more="It is the size of the message."),
     Setting(
         "ram",
         "bytes",
-        'RAM limit of the process, such as "2 GB".',
-        otherwise="half of the machine's for keys and values, an eighth for their codes",
+        "Limit RAM, e.g. '2 GB'.",
+        otherwise="half of the machine, and an eighth for codes",
     ),
     Setting(
         "ray",
         "text",
-        "Ray cluster that answers each shard, such as `auto`; `local` starts one here.",
+        "Answer on this Ray cluster (auto, local).",
         "ADDRESS",
-        otherwise="no cluster",
+        more="Each shard gets a machine. `local` starts a cluster here. Ray listens on every address of its machines.",
     ),
-    Setting(
-        "shard_deadline",
-        "seconds",
-        "Seconds for a shard to answer, with --ray; a process that misses it is replaced.",
-        own_default=60.0,
-    ),
-    Setting(
-        "metrics", "text", "Address of Prometheus metrics, http://HOST:PORT/metrics.", "HOST:PORT", otherwise="off"
-    ),
+    Setting("shard_deadline", "seconds", "Replace a slower shard, with --ray.", own_default=60.0),
+    Setting("metrics", "text", "Serve http://HOST:PORT/metrics.", "HOST:PORT"),
     Setting(
         "explore",
         "text",
-        f"Address of the explorer's pages; without a value {EXPLORE}.",
+        "Serve pages for a browser, too.",
         "[HOST:PORT]",
-        otherwise="off",
         bare=EXPLORE,
+        more=f"They are those of `dualform explore`. The flag alone is {EXPLORE}.",
     ),
     Setting(
         "tracing",
         "yes or no",
-        "Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT.",
+        "Send OpenTelemetry spans.",
         own_default=False,
+        more="There is one for each call; OTEL_EXPORTER_OTLP_ENDPOINT names the collector.",
     ),
     Setting(
         "log",
         "text",
-        "Format of stderr; `json` adds a line for each call.",
+        "Log lines of text, or of JSON.",
         own_default="text",
         choices=("text", "json"),
+        more="JSON has a line for each call.",
     ),
 )
 
@@ -160,7 +159,8 @@ SETTINGS = (
 def markdown() -> str:
     """The table of docs/operations.md."""
     lines = ["| flag | default | what it sets |", "| --- | --- | --- |"]
-    lines += [f"| `{one.flag}` | {one.shown_default or '—'} | {one.what} |" for one in SETTINGS]
+    for one in SETTINGS:
+        lines.append(f"| `{one.flag}` | {one.shown_default or '—'} | {one.what} {one.more}".rstrip() + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -169,14 +169,14 @@ def options(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]
 
     def given(command: Any) -> Any:
         for one in reversed(SETTINGS):
-            said = f"{one.what} Default: {one.shown_default}." if one.shown_default else one.what
+            said = {"help": one.what, "show_default": one.shown_default or None}
             if one.kind == "yes or no":
-                command = option(f"{one.flag}/--no-{one.flag[2:]}", one.name, default=None, help=said)(command)
+                command = option(f"{one.flag}/--no-{one.flag[2:]}", one.name, default=None, **said)(command)
             elif one.bare is not None:
                 alone: dict[str, Any] = {"is_flag": False, "flag_value": one.bare}
-                command = option(one.flag, one.name, metavar=one.placeholder, help=said, **alone)(command)
+                command = option(one.flag, one.name, metavar=one.placeholder, **said, **alone)(command)
             else:
-                command = option(one.flag, one.name, metavar=one.placeholder, help=said)(command)
+                command = option(one.flag, one.name, metavar=one.placeholder, **said)(command)
         return command
 
     return given

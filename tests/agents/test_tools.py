@@ -13,7 +13,7 @@ from torch import nn
 
 import dualform
 from dualform.answers import Columns
-from dualform.errors import Inexact
+from dualform.errors import BadInput, Inexact, ServiceError
 from dualform_mcp.bounds import MOST_BYTES, MOST_MESSAGE, MOST_ROWS, MOST_TEXT, bounded, plain
 from dualform_mcp.server import mcp_server
 from dualform_service.config import ServiceConfig
@@ -69,9 +69,13 @@ MISTAKES = {
     "an argument that there is not": (
         "topk", {"layer": "0", "query": "test/1", "were": "label = 1"}, "bad_input", "were: Extra inputs",
     ),
-    "no layer": ("topk", {"query": "test/1"}, "bad_input", "layer: Field required"),
+    "two filters": (
+        "topk", {"layer": "0", "query": "test/1", "where": "label = 1", "where_slots": [1]}, "bad_input",
+        "where and where_slots are given",
+    ),
+    "no ids": ("output", {"query": "test/1", "where_samples": []}, "bad_input", "where_samples: List should have"),
     "too many slots": ("topk", {"layer": "0", "query": "test/1", "k": 101}, "bad_input", "k: Input should be less"),
-    "too many queries": ("topk", {"layer": "0", "query": "test/0:9"}, "bad_input", "names 9 rows"),
+    "too many queries": ("topk", {"layer": "0", "query": "test/0-8"}, "bad_input", "names 9 examples"),
     "a score that there is not": (
         "topk", {"layer": "0", "query": "test/1", "score": "nix"}, "bad_input", "Unknown score 'nix'",
     ),
@@ -252,3 +256,84 @@ async def test_a_statement_of_too_many_columns_is_refused(memory):
     told = await asked(memory, "sql", statement=f"SELECT {', '.join(names.split(', ')[:60])}")
     assert len(told.content[0].text.encode()) <= MOST_BYTES
     assert [list(row) for row in told.structured_content["rows"]] == [told.structured_content["columns"]]
+
+
+FILTERS = {
+    "samples": ({"where_samples": [4, 9]}, {"sample": [4, 9]}),
+    "slots": ({"where_slots": [0, 5, 40]}, {"slot": [0, 5, 40]}),
+    "SQL": ({"where": "step > 1"}, "step > 1"),
+}
+
+
+@pytest.mark.parametrize(("given", "where"), FILTERS.values(), ids=FILTERS)
+async def test_each_tool_takes_ids_in_place_of_sql_and_asks_the_output_layer(memory, given, where):
+    assert memory.info().output_layer == "2"
+    told = (await asked(memory, "topk", query="test/1", k=3, **given)).structured_content
+    assert told["layer"] == "2"
+    assert [row["slot"] for row in told["hits"]] == memory.topk("2", "test/1", 3, where).slots[0].tolist()
+    told = (await asked(memory, "group_sum", query="test/1", by="label", **given)).structured_content
+    assert told["slots_matching"] == memory.topk("2", "test/1", 1, where).scan.slots_matching
+    told = (await asked(memory, "output", query="test/1", outputs=[0, 1, 2, 3], **given)).structured_content
+    assert [row["value"] for row in told["outputs"]] == np.asarray(memory.output("2", "test/1", where))[0].tolist()
+
+
+async def test_distinct_lists_each_sample_once(memory):
+    told = (await asked(memory, "topk", query="test/1", k=10, distinct="sample")).structured_content
+    samples = [(row["dataset"], row["sample"]) for row in told["hits"]]
+    assert len(set(samples)) == len(samples)
+    found = memory.topk("2", "test/1", 10, distinct="sample")
+    assert [row["repeats"] for row in told["hits"]] == found.repeats.tolist()
+
+
+async def test_an_ablation_of_the_output_layer_comes_with_its_placebo(memory):
+    where = "dataset = 'first'"
+    told = (await asked(memory, "output", query="test/1,6", where=where, placebo=40)).structured_content
+    found = memory.placebo("2", "test/1,6", where, 40)
+    assert [own["query"] for own in told["placebo"]] == ["test/1", "test/6"]
+    assert [own["change"] for own in told["placebo"]] == found.change.tolist()
+    assert [own["unusual"] for own in told["placebo"]] == found.unusual.tolist()
+    assert [own["flips"] for own in told["placebo"]] == found.flips.tolist()
+    table = found.table()
+    assert [own["random_interval"] for own in told["placebo"]] == [
+        [low, high] for low, high in zip(table["random_low"].tolist(), table["random_high"].tolist(), strict=True)
+    ]
+    assert [own["random_flips"] for own in told["placebo"]] == table["random_flips"].tolist()
+    assert told["placebo_summary"] == {
+        **found.summary(), "random_sets": found.random, "sibling_sets": len(found.siblings),
+    }  # fmt: skip
+
+
+NO_PLACEBO = {
+    "another layer": ({"layer": "0"}, "only for the output layer"),
+    "without the initial weights": ({"initial": False}, "only with the initial weights"),
+}
+
+
+@pytest.mark.parametrize(("given", "reason"), NO_PLACEBO.values(), ids=NO_PLACEBO)
+async def test_where_random_sets_say_nothing_the_answer_says_why(memory, given, reason):
+    told = (await asked(memory, "output", query="test/1", where="step > 1", **given)).structured_content
+    assert told["placebo"] is None
+    assert reason in told["placebo_unmeasured"]
+
+
+@pytest.mark.parametrize("given", [{}, {"where": "step > 1", "placebo": 0}])
+async def test_no_placebo_is_measured_without_a_filter_or_for_no_sets(memory, given):
+    assert "placebo" not in (await asked(memory, "output", query="test/1", **given)).structured_content
+
+
+@pytest.mark.parametrize("kind", [BadInput, Inexact, ServiceError])
+async def test_a_placebo_that_is_refused_is_told_in_the_answer(memory, monkeypatch, kind):
+    def refused(*asked):
+        raise kind("this server has no placebo.")
+
+    monkeypatch.setattr(type(memory), "placebo", refused)
+    told = await asked(memory, "output", query="test/1", where="step > 1")
+    assert not told.is_error
+    assert told.structured_content["placebo"] is None
+    assert told.structured_content["placebo_unmeasured"] == "this server has no placebo."
+    assert told.structured_content["outputs"]
+
+
+async def test_without_a_known_output_layer_a_layer_must_be_named():
+    told = await asked(Canned(), "topk", query="test/1")
+    assert told.structured_content["error"]["message"] == "which layer gives the network's outputs is not known."

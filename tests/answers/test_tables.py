@@ -290,7 +290,7 @@ def test_a_large_answer_shows_its_first_rows_without_making_all_of_them():
 
 def test_images_are_shown_as_images_and_texts_as_texts():
     shown = PICTURES._repr_html_()
-    assert '<img alt="sample 5" src="data:image/png;base64,iVBORw0KGgo8c2NyaXB0Pg==">' in shown
+    assert '<img alt="sample 5" src="data:image/png;base64,iVBORw0KGgo8c2NyaXB0Pg==" style="' in shown
     assert "<tr><td>9</td><td>-</td></tr>" in shown
     assert "script>" not in shown + PASSAGES._repr_html_().replace("&lt;script&gt;", "").replace("&lt;/script&gt;", "")
     assert repr(PICTURES).splitlines()[1:] == ["sample  image", "     5  a PNG of 16 bytes", "     9  -"]

@@ -28,7 +28,6 @@ from tests.service import canned
 
 EXACT = {"name": "exact", "error": 1e-7, "rounding": 2e-8, "since": None, "reason": ""}
 OFF = {"name": "approximate", "error": 0.25, "rounding": 1e-6, "since": 3, "reason": "the weights were moved by hand."}
-TIED = {"name": "scores only", "error": None, "rounding": None, "since": None, "reason": "a weight used twice"}
 
 
 def test_topk(dualform, address, engine):
@@ -36,8 +35,16 @@ def test_topk(dualform, address, engine):
     assert told.code == 0
     assert told.json == {
         "hits": [
-            {"query": 0, "slot": 1, "score": 2.5, "step": 0, "dataset": "mnist", "label": 8},
-            {"query": 0, "slot": 3, "score": -1.0, "step": 1, "dataset": "[bold]\x1b[31m", "label": 1},
+            {"query": 0, "slot": 1, "score": 2.5, "step": 0, "dataset": "mnist", "label": 8, "share": 2.5 / 4},
+            {
+                "query": 0,
+                "slot": 3,
+                "score": -1.0,
+                "step": 1,
+                "dataset": "[bold]\x1b[31m",
+                "label": 1,
+                "share": 1.0 / 4,
+            },
         ],
         "asked": [{"query": 0, "name": "test/1", "label": None}],
         "score": "dot",
@@ -79,7 +86,7 @@ def test_contributions_along_a_direction(dualform, address, engine):
         in engine.asked
     )
     told = dualform("group-sum", address, "--layer", "fc", "--query", "test", "--by", "label", "--target", "3-8")
-    assert "fc: contributions to output 3 less output 8 by label" in told.out
+    assert "Layer fc · contributions to output 3 less output 8 by label · " in told.out
     assert "fc: approximate since step 3, error 2.5e-01" in told.err
 
 
@@ -109,7 +116,7 @@ def test_distribution(dualform, address, engine):
     }
     assert engine.asked[0] == Distribution("fc", QuerySetExamples("test", (0, 1)), "label <> 3", "abs", None, 11)
     told = dualform(*asked, "--target", "3-8")
-    assert "3 of 4 sample slots, 0.25 s; effective slots 2.13333, 2.13333" in told.out
+    assert "3 of 4 slots · 0.25 s · effective slots 2.1, 2.1\n" in told.out
     assert "fc: approximate since step 3, error 2.5e-01" in told.err
     table = [line.split() for line in told.out.splitlines()]
     assert ["query", "rank", "score", "cumulative", "share"] in table
@@ -133,7 +140,7 @@ def test_terms(dualform, address, engine):
     }
     assert engine.asked[0] == Contribution("fc", QuerySetExamples("test"), ("label",), None, 2)
     table = [line.removeprefix("test/0 (label 3)").split() for line in dualform(*asked).out.splitlines()[3:]]
-    names = ["3", "NULL", "bias", "initial", "unrecorded_change", "residual", "unexplained"]
+    names = ["3", "NULL", "bias", "initial", "unrecorded", "residual", "unexplained"]
     assert [row[0] for row in table if row] == names
 
 
@@ -147,15 +154,21 @@ def test_a_score_is_named_and_abs_is_short_for_one(dualform, address, engine):
 
 
 @pytest.mark.parametrize(
-    ("said", "layers"), [("fc", ("fc",)), ("fc,fc.q", ("fc", "fc.q")), ("*", ())], ids=["one", "several", "all"]
+    ("said", "layers", "shown"),
+    [
+        ("fc", ("fc",), "Layer fc"),
+        ("fc,fc.q", ("fc", "fc.q"), "Layers fc + fc.q"),
+        ("*", (), "All layers"),
+    ],
+    ids=["one", "several", "all"],
 )
-def test_gradients_are_summed_over_the_layers_named(dualform, address, engine, said, layers):
+def test_gradients_are_summed_over_the_layers_named(dualform, address, engine, said, layers, shown):
     asked = [address, "--layer", said, "--query", "test/1", "--score", "gradient"]
     found = dualform("topk", *asked, "-k", 2, "--json").json
     assert (found["score"], [hit["slot"] for hit in found["hits"]]) == ("gradient", [3, 1])
     assert dualform("group-sum", *asked, "--by", "label", "--json").json["sums"] == [[1.5, -2.5]]
     told = dualform("group-sum", *asked, "--by", "label")
-    assert f"{said.replace(',', ' + ')}: gradient scores by label" in told.out
+    assert told.out.startswith(f"{shown} · gradient scores by label · test/1 · 3 of 4 slots · 0.25 s\n")
     test = QuerySetExamples("test", (1,))
     assert [question for question in engine.asked if isinstance(question, GradientTopK)] == [
         GradientTopK(layers, test, 2)
@@ -170,7 +183,7 @@ def test_abs_and_a_score_together_are_refused(dualform, address, command):
     for options in (["--abs", "--score", "cosine"], ["--score", "cosine", "--abs"]):
         told = dualform(*command, address, "--layer", "fc", "--query", "test", *options, "--json")
         assert (told.code, told.json["error"]["code"]) == (2, "bad_input")
-        assert told.json["error"]["message"] == "--abs and --score are given together."
+        assert told.json["error"]["message"] == "--abs and --score cannot be given together."
 
 
 def test_output(dualform, address, engine):
@@ -203,7 +216,7 @@ def test_output_of_a_record_that_is_not_exact(dualform, address, engine):
     assert engine.asked == [Output("fc", QuerySetExamples("test", (0,)), allow_inexact=True), QuerySetLookup("test")]
     assert dualform(*asked).err == (
         "fc: approximate since step 3, error 2.5e-01: the weights were moved by hand. "
-        "What stands in it beside the slots is 0.5 of the distance that its weights moved.\n"
+        "Unrecorded change: 0.5 of the distance that training moved the weights.\n"
     )
 
 
@@ -224,11 +237,10 @@ def test_output_of_another_kernel(dualform, address, engine):
     assert engine.asked[0] == Output("fc", QuerySetExamples("test", (0,)), "step < 3", None, False, "softmax", 0.5)
     told = dualform(*softmax)
     assert "effective slots" in told.out
-    assert told.out.startswith("fc: outputs of the softmax kernel at temperature 0.5")
+    assert told.out.startswith("Layer fc · outputs of the softmax kernel at temperature 0.5")
     assert told.err == (
-        "A mask takes slots out of the softmax, and the weights of those that stay grow; what the others brought to "
-        "the bias is taken out of it, by arithmetic. It is not retraining without them. The status is that of the "
-        "whole sum, of which a mask leaves a part.\n"
+        "--where takes slots out of the softmax, so that the weights of the others grow, and subtracts what the "
+        "removed ones added to the bias. It is not retraining without them. The status is that of the whole sum.\n"
     )
     alone = dualform(*asked, "--no-initial", "--json")
     assert (alone.json["initial"], alone.json["kernel"]) == (False, "linear")
@@ -256,7 +268,7 @@ def test_what_share_of_the_slots_an_answer_stands_on(dualform, address, engine, 
     for command in (["topk", address, *asked], ["group-sum", address, *asked, "--by", "label"]):
         assert dualform(*command, "--json").json["share"] == 0.125
         assert dualform(*command).err == (
-            "The answer stands on a sample of 12.5 % of the slots of all steps, kept within a budget.\n"
+            "Computed from a sample of 12.5 % of the slots of all steps, kept within a budget.\n"
         )
     assert dualform("info", address, "--json").json["sampling"] == said
     assert said in dualform("info", address).out
@@ -264,12 +276,22 @@ def test_what_share_of_the_slots_an_answer_stands_on(dualform, address, engine, 
 
 def test_verify(dualform, address):
     assert dualform("verify", address, "--json").json == {
-        "fc": {"reconstruction_error": 1e-6, "exact": True, "reason": "", "status": EXACT, "rounding_share": 0.25},
+        "fc": {
+            "reconstruction_error": 1e-6,
+            "status": "exact",
+            "reason": None,
+            "exact": True,
+            "since": None,
+            "rounding": 2e-8,
+            "rounding_share": 0.25,
+        },
         "tied": {
             "reconstruction_error": None,
-            "exact": False,
+            "status": "scores only",
             "reason": "a weight used twice",
-            "status": TIED,
+            "exact": False,
+            "since": None,
+            "rounding": None,
             "rounding_share": 0.0,
         },
     }
@@ -284,20 +306,20 @@ def test_sql(dualform, address):
 @pytest.mark.parametrize(
     ("arguments", "shows"),
     [
-        (["info", "T"], ["2 steps of SGD, 4 sample slots", "fc", "norm", "no tap for LayerNorm", "mnist"]),
+        (["info", "T"], ["2 steps of SGD · 4 sample slots · finished", "fc", "norm", "no tap for LayerNorm", "mnist"]),
         (
             ["topk", "T", "--layer", "fc", "--query", "test"],
-            ["dot scores, 3 of 4 sample slots", "slot", "score", "2.5", "mnist", "[bold]"],
+            ["Layer fc · attention scores · 3 of 4 slots · 0.25 s", "slot", "score", "2.5", "mnist", "[bold]"],
         ),
         (["topk", "T", "--layer", "fc", "--query", "test", "--by", "label"], ["label", "2.5"]),
         (
             ["group-sum", "T", "--layer", "fc", "--query", "test", "--by", "label", "--abs"],
-            ["abs scores by label", "count", "sum", "1.5"],
+            ["absolute attention scores by label", "count", "sum", "1.5"],
         ),
         (["output", "T", "--layer", "fc", "--query", "test"], ["outputs of the linear kernel", "largest", "0.5"]),
         (
             ["output", "T", "--layer", "fc", "--query", "test", "--no-initial"],
-            ["linear kernel, without W_0 and bias", "0.5"],
+            ["linear kernel · without W_0 and bias", "0.5"],
         ),
         (["verify", "T"], ["reconstruction error", "1e-06", "scores only", "a weight used twice"]),
         (["sql", "T", "SELECT 1"], ["4 rows", "dataset"]),
@@ -314,8 +336,8 @@ def test_tables(dualform, address, arguments, shows):
 
 def test_a_mask_on_a_table_is_explained(dualform, folder):
     told = dualform("output", folder, "--layer", "2", "--query", "test/1", "--where", "dataset = 'first'")
-    assert "it is not retraining without them" in told.err
-    assert "Cancellation of what was masked" in told.err
+    assert "It is not retraining without them" in told.err
+    assert "Cancellation of the removed terms" in told.err
 
 
 def test_folder_and_server_print_the_same(dualform, folder):
@@ -344,7 +366,7 @@ def test_folder_and_server_print_the_same(dualform, folder):
 def test_topk_holds_every_column_of_a_slot(dualform, folder):
     (hit,) = dualform("topk", folder, "--layer", "0", "--query", "test/3", "-k", 1, "--json").json["hits"]
     said = ["dataset", "label", "sample", "weight"]
-    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "call", *said]
+    assert list(hit) == ["query", "slot", "score", "step", "row", "position", "call", *said, "share"]
 
 
 def test_a_mask_that_is_an_output_of_a_folder_tells_its_cancellation(dualform, folder):

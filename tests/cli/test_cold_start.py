@@ -19,7 +19,7 @@ from dualform_client.cli import main
 sys.argv = ["dualform", *sys.argv[1:]]
 code = main()
 spared = {"grpc", "pandas", "torch", "faiss", "rich"}
-spared |= {"dualform.rules", "dualform.query.network", "dualform_client.cli.study"}
+spared |= {"dualform.rules", "dualform.query.network", "dualform_client.cli.studies"}
 print(spared & set(sys.modules), code, file=sys.stderr)
 """
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dualform as dual
-from dualform_client.cli import compare
+from dualform_client.cli import ask
 from dualform_service.server import Server
 from tests.record.sampled_training import scripted
 
@@ -61,27 +61,27 @@ def test_samples_are_matched_whatever_their_slots(dualform, runs):
 
 
 def test_two_folders_share_one_bound(dualform, runs, monkeypatch):
-    seen, compared = [], compare.compared
+    seen, compared = [], ask.compared
 
     def watched(memories, *arguments):
         seen.extend(memory._budget for memory in memories)
         return compared(memories, *arguments)
 
-    monkeypatch.setattr(compare, "compared", watched)
+    monkeypatch.setattr(ask, "compared", watched)
     told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "-k", "3", "--ram", "1 GB")
     assert told.code == 0
     assert seen[0] is seen[1]
     assert 0 < seen[0].most_bytes <= 850_000_000
     told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "--ram", "50 MB", "--json")
     assert told.code == 2
-    assert "50 MB are too few" in told.json["error"]["message"]
+    assert "50 MB is too little RAM" in told.json["error"]["message"]
 
 
 def test_the_table_over_a_folder_and_a_server(dualform, runs):
     with dual.open(runs[1]) as memory, Server(memory) as server:
         told = dualform("compare", runs[0], server.address, "--layer", "0", "--query", "test/1", "-k", "3")
     assert told.code == 0
-    assert "samples among the best of both: " in told.out
+    assert "samples in both: " in told.out
     assert "rank in A" in told.out
 
 
@@ -96,7 +96,7 @@ def test_another_query_set_of_the_same_name_is_refused(dualform, runs, tmp_path)
     other = record(tmp_path / "d", 1, labels=(2, 1, 0))
     told = dualform("compare", runs[0], other, "--layer", "0", "--query", "test/1", "--json")
     assert told.code == 2
-    assert told.json["error"]["message"].startswith("the query set 'test' has other labels in the second memory")
+    assert told.json["error"]["message"].startswith("The query set 'test' has other labels in the second memory")
 
 
 @pytest.mark.parametrize(("dataset", "said"), [(None, "slots without one"), ("other", "other")])
@@ -107,7 +107,7 @@ def test_memories_without_a_dataset_in_common_are_refused(dualform, runs, tmp_pa
     )
     assert told.code == 2
     assert told.json["error"]["message"] == (
-        f"the memories have no dataset in common: the first has mine, the second {said}."
+        f"The memories have no dataset in common: the first has mine, the second {said}."
     )
 
 
@@ -126,8 +126,8 @@ def test_the_share_that_an_answer_stands_on_is_said_of_either_memory(dualform, r
     assert 0.5 <= share < 1
     assert dualform(*asked, "--json").json["share"] == {"a": 1.0, "b": share}
     said = dualform(*asked)
-    assert "The answer of B stands on a sample of " in said.out + said.err
-    assert "The answer of A" not in said.out + said.err
+    assert "B is computed from a sample of " in said.out + said.err
+    assert "A is computed" not in said.out + said.err
     assert "share" not in dualform("compare", *runs, *asked[3:], "--json").json
 
 
@@ -138,7 +138,7 @@ def test_a_bound_on_memory_is_that_of_the_folder_among_the_two(dualform, runs):
         for one, other in ((runs[0], server.address), (server.address, runs[0])):
             assert dualform("compare", one, other, *asked, "--ram", "2 GB").code == 0
             told = dualform("compare", one, other, *asked, "--ram", "much")
-            assert told.json["error"]["message"].startswith("ram is 'much'")
+            assert told.json["error"]["message"].startswith("--ram is 'much'")
         assert dualform("compare", runs[0], server.address, *asked, "--ram", "2 GB").json["queries"] == expected
         told = dualform("compare", server.address, server.address, *asked, "--ram", "2 GB")
-        assert "bounds what this process takes" in told.json["error"]["message"]
+        assert "limits this process" in told.json["error"]["message"]

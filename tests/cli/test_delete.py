@@ -16,10 +16,10 @@ def test_it_says_what_it_does_before_it_does_it(dualform, tmp_path, monkeypatch)
     assert refused.code == 1
     assert "Nothing was deleted." in refused.err
     for sentence in (
-        "no key, value or column of theirs is stored",
+        "with their keys, values and columns.",
         "is kept as one sum, as of the end",
-        "norm.seen, norm.weight are kept up to step 1 and as of the end, 1 step on;",
-        "Not promised is that nothing tells of them",
+        "norm.seen, norm.weight are kept up to step 1 and as of the end, 1 step later;",
+        "This is not unlearning.",
         "so few that the sum spans their keys",
     ):
         assert sentence in refused.err

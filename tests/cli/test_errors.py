@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 
+import dualform as package
 from dualform import errors
+from dualform_client.cli.failure import reword
+from dualform_client.cli.main import dualform as group
 from tests.store.small_memory import write
 
 TOPK = ("topk", "T", "--layer", "fc", "--query", "test")
@@ -16,13 +24,13 @@ TOPK = ("topk", "T", "--layer", "fc", "--query", "test")
 def test_without_json_two_lines_on_stderr(dualform, address, engine):
     engine.error = errors.BadMask("no slot column 'labl'.", hint="Columns: slot, label.")
     told = dualform("topk", address, "--layer", "fc", "--query", "test")
-    assert told == (2, "", "error: no slot column 'labl'.\nhint: Columns: slot, label.\n")
+    assert told == (2, "", "error: No slot column 'labl'.\nhint: Did you mean label? Columns: slot, label.\n")
 
 
 def test_names_of_a_memory_in_an_error_do_not_steer_the_terminal(dualform, address, engine):
     engine.error = errors.NotFound("no slot column 'x'.", hint="Columns: \x1b]0;owned\x07, a\x1b[2J.")
     told = dualform("topk", address, "--layer", "fc", "--query", "test")
-    assert told.err == "error: no slot column 'x'.\nhint: Columns: �]0;owned�, a�[2J.\n"
+    assert told.err == "error: No slot column 'x'.\nhint: Columns: �]0;owned�, a�[2J.\n"
 
 
 def test_with_json_one_object_on_stdout(dualform, address, engine):
@@ -32,7 +40,8 @@ def test_with_json_one_object_on_stdout(dualform, address, engine):
     assert told.err == ""
     error = told.json["error"]
     assert len(error.pop("request_id")) == 16
-    assert error == {"code": "bad_mask", "message": "no slot column 'labl'.", "hint": "Columns: slot, label."}
+    hint = "Did you mean label? Columns: slot, label."
+    assert error == {"code": "bad_mask", "message": "No slot column 'labl'.", "hint": hint}
 
 
 def test_what_a_server_failed_on_is_told_with_its_request_as_the_log_names_it(dualform, address, engine, caplog):
@@ -71,7 +80,7 @@ def test_exit_codes(dualform, address, engine, kind, code):
         ("run.s", 1, "There is no folder run.s."),
         ("host:port", 2, "'host:port' is neither a folder nor host:port."),
         (__file__, 1, "is a file; a memory is a folder."),
-        ("127.0.0.1:1", 1, "No server answers at 127.0.0.1:1"),
+        ("127.0.0.1:1", 1, "Cannot connect to 127.0.0.1:1 (connection refused)."),
     ],
 )
 def test_a_target_that_is_none(dualform, target, code, says):
@@ -109,7 +118,7 @@ def test_an_empty_name_to_group_by(dualform):
 
 
 def test_an_unforeseen_error_tells_how_to_see_more(dualform, monkeypatch, address):
-    monkeypatch.setattr("dualform_client.cli.info.asdict", lambda told: 1 / 0)
+    monkeypatch.setattr("dualform_client.cli.inspection.asdict", lambda told: 1 / 0)
     told = dualform("info", address, "--json")
     assert told.code == 1
     assert told.err == ""
@@ -123,7 +132,7 @@ def test_an_interruption_is_no_failure_of_ours(dualform, monkeypatch, address):
     def interrupt(told):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dualform_client.cli.info.asdict", interrupt)
+    monkeypatch.setattr("dualform_client.cli.inspection.asdict", interrupt)
     assert dualform("info", address, "--json").code == 130
 
 
@@ -142,7 +151,7 @@ def test_bytes_that_are_no_text(dualform, address):
 
 @pytest.mark.parametrize(
     ("asked", "first"),
-    [("sql {} 'SELECT * FROM range(100000)'", "100000 rows, the first 1000 "), ("info {}", "")],
+    [("sql {} 'SELECT * FROM range(100000)'", "100,000 rows · first 1,000 "), ("info {}", "")],
     ids=["sql", "info"],
 )
 def test_a_reader_that_has_enough_is_no_error(folder, asked, first):
@@ -192,7 +201,7 @@ def test_too_little_memory_for_a_folder_says_how_much_is_needed(dualform, tmp_pa
     write(tmp_path / "run", [5, 4])
     told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--ram", "10 MB")
     assert told.code == 2
-    assert "10 MB are too few" in told.err
+    assert "10 MB is too little RAM" in told.err
     assert "hint: Give at least " in told.err
     told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--ram", "2 GB")
     assert told.code == 0
@@ -207,5 +216,109 @@ def test_a_file_in_a_folder_that_is_not_there_is_one_clear_line(folder, command,
     name, *options = command
     asked = [sys.executable, "-m", "dualform_client.cli", name, str(folder), *options, file]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=120, check=False)
-    told = "error: There is no folder /nonexistent.\nhint: Make the folder first, or name another file.\n"
+    told = f"error: There is no folder /nonexistent.\nhint: Make the folder first, or give another {options[-1]}.\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        ("topk RUN --layer 2 --query test/1 -k 0", "-k must be at least 1, not 0.", ""),
+        ("group-sum RUN --layer 2 --query test/1 --by label --top -1", "--top must be at least 1, not -1.", ""),
+        (
+            "topk RUN --layer 2 --query test/1 --score foo",
+            "Unknown score 'foo'.",
+            "Choose dot, abs, cosine or gradient. For contributions, give --target N.",
+        ),
+        (
+            "topk RUN --layer 2 --query test/1 --at-step 3",
+            "--at-step needs --target.",
+            "Give --target N, an output's number.",
+        ),
+        (
+            "topk RUN --layer 2 --query test/1 --target x",
+            "--target must be N or N-M, not 'x'.",
+            "Give the number of an output, or 3-8 for output 3 less output 8.",
+        ),
+        ("topk RUN --layer 22 --query test/1", "There is no layer '22'.", "Did you mean 2? Layers: 0, 2."),
+        (
+            "topk RUN --layer 2 --query tests/1",
+            "There is no query set 'tests'.",
+            "Did you mean test? Query sets: test, traced.",
+        ),
+        (
+            "output RUN --layer 2 --query test/1 --at-step 99",
+            "--at-step is 99, and 6 steps were recorded.",
+            "Ask for 0 (the initial network) to 6 (the end).",
+        ),
+        (
+            "output RUN --layer 2 --query test/1 --temperature 2",
+            "The kernel 'linear' has no temperature.",
+            "Ask with --kernel softmax.",
+        ),
+        (
+            "topk RUN --layer 2 --query test/1 --score gradient",
+            "Query set 'test' has no error signals: it was recorded without a loss.",
+            "Record it with a loss.",
+        ),
+        ("sql RUN 'SELECT labl FROM slots'", "Unknown column 'labl'.", "Names like it: label"),
+        (
+            "sql RUN 'DELETE FROM slots'",
+            "Only SELECT is answered, not DELETE: SQL cannot change a memory.",
+            "To remove samples, use dualform delete.",
+        ),
+        ("info RUNS", "RUNS is not a dualform memory (no memory.json).", "Name the folder that a Recorder wrote."),
+        ("info RUNS/rum", "There is no folder RUNS/rum.", "Did you mean RUNS/run?"),
+        (
+            "info 127.0.0.1:1",
+            "Cannot connect to 127.0.0.1:1 (connection refused).",
+            "Start one: dualform serve RUN --address 127.0.0.1:1",
+        ),
+        (
+            "info 192.0.2.1:1 --token-file TOKEN",
+            "The token would travel to 192.0.2.1:1 for all to read.",
+            "Connect by TLS: --tls or --tls-ca FILE.",
+        ),
+    ],
+    ids=lambda value: value if " " in value and value.split()[0].islower() else "",
+)
+def test_an_error_says_what_is_wrong_and_what_to_type(dualform, folder, tmp_path, words, message, hint):
+    (tmp_path / "token").write_text("a-token")
+    places = {"RUNS": folder.parent, "RUN": folder, "TOKEN": tmp_path / "token"}
+
+    def placed(text):
+        return re.sub(r"\b(RUNS|RUN|TOKEN)\b(?! --address)", lambda found: str(places[found[1]]), text)
+
+    told = dualform(*shlex.split(placed(words)), "--json").json["error"]
+    assert (told["message"], told["hint"].partition(",")[0] if "Names like" in hint else told["hint"]) == (
+        placed(message),
+        placed(hint),
+    )
+
+
+def test_a_hint_lists_no_more_than_eight_layers(dualform, address, engine):
+    engine.error = errors.NotFound(
+        "there is no layer 'h.1'.", hint=f"Layers: {', '.join(f'h.{n}.q' for n in range(20))}."
+    )
+    told = dualform("info", address)
+    listed = ", ".join(f"h.{n}.q" for n in range(8))
+    assert told.err == f"error: There is no layer 'h.1'.\nhint: Did you mean h.1.q? Layers: {listed} and 12 more.\n"
+
+
+def _hints():
+    """Every hint of what answers questions, as it stands in the source."""
+    for room in ("questions", "query", "store", "deletion", "answers"):
+        for file in (Path(package.__file__).parent / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.keyword) and node.arg == "hint":
+                    yield "".join(str(own.value) for own in ast.walk(node.value) if isinstance(own, ast.Constant))
+
+
+def test_no_hint_names_a_method_of_a_memory():
+    found = [hint for hint in _hints() if re.search(r"memory\.\w", hint)]
+    assert len(found) > 3
+    context = click.Context(group.get_command(click.Context(group), "topk"))
+    for hint in found:
+        error = errors.BadInput("k is 0.", hint=hint)
+        reword(error, context)
+        assert (error.message, re.search(r"memory\.\w", error.hint)) == ("-k is 0.", None), hint

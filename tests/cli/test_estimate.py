@@ -33,7 +33,9 @@ def _module(tmp_path, monkeypatch):
 
 
 def test_it_tells_bytes_and_seconds(dualform):
-    told = dualform("estimate", "a_training_of_mine:train", "--steps", 100, "--samples", 4, "--tried", 3, "--json")
+    told = dualform(
+        "estimate", "a_training_of_mine:train", "--steps", 100, "--samples", 4, "--trial-steps", 3, "--json"
+    )
     assert told.code == 0
     assert told.json["slots"] == {"sample": 400}
     assert (told.json["steps"], told.json["tried"]) == (100, 3)
@@ -59,8 +61,8 @@ def test_it_prints_a_text_and_hands_on_its_options(dualform, monkeypatch, tmp_pa
         ("a_training_of_mine:nothing", "a_training_of_mine has no function 'nothing'."),
         ("a_training_of_mine:number", "a_training_of_mine has no function 'number'."),
         ("a_training_of_mine", "'a_training_of_mine' names no function."),
-        ("no.such.module:train", "there is no module 'no'."),
-        ("no_such_file.py:train", "there is no file no_such_file.py."),
+        ("no.such.module:train", "There is no module 'no'."),
+        ("no_such_file.py:train", "There is no file no_such_file.py."),
         ("a_training_of_mine:failing", "a_training_of_mine:failing raised ZeroDivisionError: in my own code"),
     ],
 )

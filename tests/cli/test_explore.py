@@ -36,7 +36,7 @@ def test_it_says_its_address_and_ends_with_ctrl_c(folder):
     [
         (["--address", "0.0.0.0:0"], "0.0.0.0:0 can be reached from other machines, and no token is asked for."),
         (["--address", "nowhere"], "nowhere"),
-        (["--root-path", "explorer"], "root_path is 'explorer'."),
+        (["--root-path", "explorer"], "--root-path is 'explorer'."),
         (["--access", "none.txt"], "The token file none.txt cannot be read"),
     ],
 )
@@ -58,7 +58,7 @@ def test_an_address_that_is_taken_is_refused(dualform, folder):
 
 def test_a_folder_that_is_no_memory_is_refused_at_once(dualform, tmp_path):
     assert "There is no folder" in dualform("explore", tmp_path / "none").err
-    assert "A target is given twice." in dualform("explore", tmp_path, tmp_path).err
+    assert "A TARGET is given twice." in dualform("explore", tmp_path, tmp_path).err
 
 
 def test_without_its_extra_the_command_names_it(folder):
@@ -94,7 +94,7 @@ def test_a_file_that_is_there_is_replaced_only_when_told_to(dualform, folder, tm
     out.write_text("mine")
     told = dualform("explore", folder, "--export", out, "--item", "test/0")
     assert told.code == 1
-    assert told.err == f"error: {out} exists.\nhint: Name another file, or replace it with --force.\n"
+    assert told.err == f"error: {out} exists.\nhint: Replace it with --force, or give another --export.\n"
     assert out.read_text() == "mine"
     told = dualform("explore", folder, "--export", out, "--item", "test/0", "--force")
     assert told.code == 0
@@ -120,7 +120,7 @@ def test_a_server_elsewhere_is_exported_alike(dualform, folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--item", "test/0"], "--item: only with --export FILE."),
+        (["--item", "test/0"], "Without --export FILE there can be no --item."),
         (["--export", "{}/page.html", "--item", "test/999999"], "The query set test has no example '999999'"),
         (["--export", "{}/page.html", "--without", "dataset:none"], "There is no dataset 'none'."),
     ],
@@ -135,7 +135,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_file(dualform, folder,
 def test_one_memory_is_exported_at_a_time(dualform, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "other")
     told = dualform("explore", folder, tmp_path / "other", "--export", tmp_path / "page.html")
-    assert (told.code, "One memory is exported at a time." in told.err) == (2, True)
+    assert (told.code, "--export takes one TARGET." in told.err) == (2, True)
 
 
 PICTURES = """
@@ -190,9 +190,9 @@ def test_pictures_of_an_exported_file_come_from_a_function_of_ones_own(dualform,
     [
         ("own_pictures", "'own_pictures' names no function."),
         (":picture", "':picture' names no function."),
-        ("own_nowhere:picture", "there is no module 'own_nowhere'."),
-        ("own_nowhere.inner:picture", "there is no module 'own_nowhere'."),
-        ("own_nowhere.py:picture", "there is no file own_nowhere.py."),
+        ("own_nowhere:picture", "There is no module 'own_nowhere'."),
+        ("own_nowhere.inner:picture", "There is no module 'own_nowhere'."),
+        ("own_nowhere.py:picture", "There is no file own_nowhere.py."),
         ("own_pictures:portrait", "own_pictures has no function 'portrait'."),
         ("own_pictures.py:number", "own_pictures.py has no function 'number'."),
         ("own_pictures:alone", "alone cannot be called as preview(dataset, sample): too many positional arguments."),

@@ -11,7 +11,7 @@ from tests.damage import flip
 
 def test_check_needs_the_folder(dualform):
     told = dualform("check", "127.0.0.1:1", "--json")
-    assert told.json["error"]["message"] == "This needs the memory's folder, not a server."
+    assert told.json["error"]["message"] == "127.0.0.1:1 is a server, and this command needs the memory's folder."
 
 
 def test_check_finds_nothing_wrong(dualform, folder):

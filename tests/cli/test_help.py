@@ -1,81 +1,20 @@
+"""--help: short, grouped, with an example; and what an unknown command or option is answered."""
+
 from __future__ import annotations
 
 import re
+import shlex
 from importlib.metadata import version
 from pathlib import Path
 
 import click
 import pytest
+from docs.site import command_line
 
-from dualform_client.cli.main import COMMANDS, dualform as group
+from dualform_client.cli.help import HEADINGS, ConnectionOption
+from dualform_client.cli.main import COMMANDS, SECTIONS, dualform as group
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
-REACHING = {"--token-file", "--tls", "--tls-ca", "--tls-cert", "--tls-key", "--timeout", "--ram"}
-"""Options of every command that asks a TARGET."""
-SCORE = {"--score", "--abs", "--target", "--at-step", "--allow-inexact"}
-"""Of commands that take a score with all that belongs to it."""
-OPTIONS = {
-    "demo": {"--out"},
-    "study": {"--data", "--out", "--steps", "--seed", "--runs", "--preset", "--prompt", "--rerun", "--dry-run"}
-    | {"--quick"},
-    "estimate": {"--steps", "--samples", "--layers", "--tried", "--folder", "--budget"},
-    "serve": {
-        *(
-            "--address",
-            "--token-file",
-            "--token-rate",
-            "--sql",
-            "--tls-cert",
-            "--tls-key",
-            "--tls-client-ca",
-            "--max-concurrent",
-            "--max-small",
-            "--request-bytes",
-            "--log",
-            "--explore",
-            "--metrics",
-            "--tracing",
-            "--answer-bytes",
-            "--deadline",
-        ),
-        "--config",
-        *("--ram", "--ray", "--shard-deadline"),
-    },
-    "info": REACHING,
-    "mcp": REACHING,
-    "topk": {*REACHING, "--layer", "--query", "-k", "--where", "--by", *SCORE},
-    "group-sum": {*REACHING, "--layer", "--query", "--where", "--by", *SCORE, "--top"},
-    "distribution": {*REACHING, "--layer", "--query", "--where", "--points", *SCORE},
-    "output": {
-        *(*REACHING, "--layer", "--query", "--where", "--at-step", "--allow-inexact"),
-        *("--kernel", "--temperature", "--no-initial"),
-    },
-    "contributions": {*REACHING, "--layer", "--query", "--by", "--where", "--at-step", "--allow-inexact"},
-    "compare": {*REACHING, "--layer", "--query", "-k", "--where", "--score", "--abs"},
-    "weights": {*REACHING, "--where", "--where-space", "--at-step", "--allow-inexact", "--out", "--force"},
-    "verify": REACHING,
-    "check": {"--repair", "--out"},
-    "completion": set(),
-    "copy": set(),
-    "explore": {
-        *REACHING,
-        "--address",
-        "--host",
-        "--access",
-        "--root-path",
-        "--deadline",
-        "--preview",
-        "--export",
-        "--item",
-        "--without",
-        "--force",
-        "--open",
-    },
-    "delete": {"--where", "--query-set", "--cut-off", "--yes"},
-    "sql": REACHING,
-    "health": {"--tls-ca", "--tls-cert", "--tls-key", "--timeout"},
-    "token": {"--scopes", "--file"},
-}
+LINES, COLUMNS, LETTERS = 40, 80, 60
 
 
 def _command(name: str) -> click.Command:
@@ -85,62 +24,100 @@ def _command(name: str) -> click.Command:
     return found
 
 
-def test_the_commands():
-    assert set(COMMANDS) == set(OPTIONS)
+every_command = pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
 
 
-@pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
-def test_every_command_has_help_with_an_example(dualform, command):
-    told = dualform(command.name, "--help")
+def _options(command: click.Command) -> list[click.Option]:
+    return [option for option in command.params if isinstance(option, click.Option)]
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_a_screen(dualform, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    told = dualform(*name.split(), "--help")
+    lines = told.out.splitlines()
     assert told.code == 0
-    assert f"dualform {command.name} " in told.out.split("Example:")[1]
-    for parameter in command.params:
-        if parameter.param_type_name == "option":
-            assert parameter.help, parameter.name
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+    assert not [line for line in lines if line.endswith("-")], "no name of an option is broken"
 
 
-@pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
-def test_every_option_with_a_value_says_its_default(command):
-    for option in command.params:
-        if isinstance(option, click.Option) and not option.is_flag and not option.required:
-            assert option.show_default or "Default: " in option.help or "goes with --" in option.help, option.name
+@every_command
+def test_every_command_has_an_example(dualform, command):
+    assert f"  dualform {command.name} " in dualform(command.name, "--help").out.split("Example")[1]
+
+
+@every_command
+def test_options_stand_in_order(dualform, command):
+    """Required ones, then others, then those of the connection."""
+    shown, place = dualform(command.name, "--help").out, 0
+    for heading in HEADINGS:
+        own = [
+            option
+            for option in _options(command)
+            if heading == ("Connection and RAM" if isinstance(option, ConnectionOption) else
+                           "Required" if option.required else "Options")
+        ]  # fmt: skip
+        assert (f"\n{heading}:\n" in shown) == bool(own)
+        for option in own:
+            place = shown.index(f"\n  {option.opts[0]} ", place)
+
+
+@every_command
+def test_every_option_has_a_short_text_and_says_its_default(command):
+    for option in _options(command):
+        default = option.get_default(click.Context(command), call=False)
+        assert option.help[0].isupper() or option.help.startswith(("aesop", "attribution")), option.name
+        assert option.help.endswith("."), option.name
+        assert len(option.help) <= LETTERS, option.name
+        if not option.is_flag and isinstance(default, int | float | Path):
+            assert option.show_default, option.name
 
 
 def test_the_list_of_commands_says_what_each_does(dualform):
-    listed = dict(line.split(maxsplit=1) for line in dualform().out.split("Commands:\n")[1].splitlines())
-    assert set(listed) == set(COMMANDS)
-    assert not [name for name, line in listed.items() if not line.endswith(".") or line.endswith("...")]
-
-
-@pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
-def test_every_command_takes_its_options_and_no_others(command):
-    options = {opt for option in command.params if isinstance(option, click.Option) for opt in option.opts}
-    assert options == OPTIONS[command.name] | {"--json"}
-
-
-@pytest.mark.parametrize("command", list(map(_command, COMMANDS)), ids=lambda command: command.name)
-def test_every_command_stands_in_the_readme(command):
-    assert re.search(rf"`dualform {command.name}\b", PAGE)
+    parts = dualform().out.split("\nAsk:\n")
+    listed = [line for line in f"Ask:\n{parts[1]}".splitlines() if line]
+    assert [line.rstrip(":") for line in listed if not line.startswith(" ")] == list(SECTIONS)
+    rows = dict(line.split(maxsplit=1) for line in listed if line.startswith(" "))
+    assert list(rows) == list(COMMANDS)
+    assert not [name for name, line in rows.items() if not line.endswith(".") or line.endswith("...")]
 
 
 def test_version(dualform):
     assert dualform("--version").out == f"dualform, version {version('dualform')}\n"
 
 
-def test_alone_it_says_what_there_is(dualform):
-    told = dualform()
-    assert told.code == 0
-    assert all(name in told.out for name in OPTIONS)
-
-
 @pytest.mark.parametrize("command", ["serve", "topk"])
-def test_the_share_of_memory_for_codes_is_said(command):
-    (option,) = [own for own in group.get_command(click.Context(group), command).params if own.name == "ram"]
-    said = option.help.lower()
-    assert "half of the machine" in said
-    assert "an eighth for their codes" in said
+def test_the_share_of_memory_for_codes_is_said(dualform, command):
+    assert "half of the machine, and an eighth for codes" in " ".join(dualform(command, "--help").out.split())
 
 
-@pytest.mark.parametrize("command", ["topk", "group-sum", "distribution", "compare"])
-def test_no_score_is_offered_that_the_command_line_cannot_name(dualform, command):
-    assert "your own" not in " ".join(dualform(command, "--help").out.split()).partition("--score NAME")[2][:300]
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["topkk"], "Unknown command 'topkk'.", "Did you mean topk? Try 'dualform --help'."),
+        (["runs/demo"], "Unknown command 'runs/demo'.", "Try 'dualform --help'."),
+        (["info", "x", "--jso"], "Unknown option '--jso'.", "Did you mean --json? Try 'dualform info --help'."),
+        (["--verison"], "Unknown option '--verison'.", "Did you mean --version? Try 'dualform --help'."),
+        (["topk", "x"], "Missing option '--query'.", "Try 'dualform topk --help'."),
+    ],
+)
+def test_what_is_mistyped_is_told_with_what_is_near(dualform, words, message, hint):
+    assert dualform(*words) == (2, "", f"error: {message}\nhint: {hint}\n")
+
+
+def test_the_page_has_the_help_of_every_command():
+    """`python -m docs.site.command_line` writes it."""
+    assert command_line.PAGE.read_text(encoding="utf-8") == command_line.page()
+    assert all(f"\n### dualform {name}\n" in command_line.page() for name in COMMANDS)
+
+
+def test_the_commands_of_the_page_are_right(dualform, folder, tmp_path, monkeypatch):
+    """Those above the reference, on another memory."""
+    prose = command_line.PAGE.read_text(encoding="utf-8").partition(command_line.BEGIN)[0]
+    asked = re.findall(r"^    dualform (.*)", prose, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    for words in map(shlex.split, asked):
+        known = {"runs/demo": folder, "layer-2": "2", "test-digits/17": "test/1", "dataset = 'digits'": "label = 1"}
+        placed = [known.get(word, word.replace("300", "3")) for word in words]
+        assert words[0] == "demo" or dualform(*placed).code == 0, words

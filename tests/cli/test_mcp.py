@@ -11,7 +11,7 @@ def test_a_missing_package_is_named_with_its_extra(dualform, folder, monkeypatch
     monkeypatch.setitem(sys.modules, "mcp", None)
     told = dualform("mcp", folder)
     assert told.code == 1
-    assert "the package mcp is not installed; the extra [mcp] brings it." in told.err
+    assert "The package mcp is not installed; the extra [mcp] brings it." in told.err
     assert "pip install 'dualform[mcp]'" in told.err
 
 

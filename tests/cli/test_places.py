@@ -32,10 +32,10 @@ def places(tmp_path):
     ("place", "says"),
     [
         ("missing folder", "There is no folder "),
-        ("folder", "folder is no file that could be replaced."),
+        ("folder", "folder is not a regular file."),
         ("in a file", "file is a file."),
-        ("a device", "/dev/null is no file that could be replaced."),
-        ("nothing", ". is no file that could be replaced."),
+        ("a device", "/dev/null is not a regular file."),
+        ("nothing", ". is not a regular file."),
         ("no place for files", "/proc/x cannot be written: "),
     ],
 )
@@ -119,7 +119,7 @@ run()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "numpy", "dualform_client.cli.main", "dualform_client.cli.info"])
+@pytest.mark.parametrize("module", ["click", "numpy", "dualform_client.cli.main", "dualform_client.cli.inspection"])
 def test_ctrl_c_while_the_command_is_loaded_is_no_traceback(module):
     command = [sys.executable, "-c", INTERRUPTED_WHILE_LOADING, module]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -94,7 +94,7 @@ def test_a_server_whose_pages_die_goes_on_and_says_so(folder):
     with exploring(folder) as (process, said):
         assert get(said["explore"])[0] == 200
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        ours = [own for own in children if b"pages_process" in Path(f"/proc/{own}/cmdline").read_bytes()]
+        ours = [own for own in children if b"dualform_client.cli.pages" in Path(f"/proc/{own}/cmdline").read_bytes()]
         (pages,) = ours
         subprocess.run(["kill", "-KILL", pages], check=True)
         logged = next(line for line in process.stderr if "--explore" in line)

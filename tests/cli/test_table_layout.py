@@ -17,9 +17,8 @@ from rich.cells import cell_len
 from torch import nn
 
 import dualform
-from dualform_client.cli.importance import Importance
-from dualform_client.cli.printing import print_table
-from dualform_client.cli.table_layout import Column, broken, laid_out
+from dualform_client.cli.printing import Importance, print_table
+from dualform_client.cli.tables import Column, broken, laid_out
 
 LAYER = "transformer.h.11.attn.c_attn.query"
 ANNOTATOR = "annotator 3 of the second round of labelling"
@@ -94,7 +93,7 @@ def test_what_was_asked_for_is_whole_on_a_narrow_terminal(folder, columns, quest
     shown = on_terminal(columns, command, folder, *options)
     title, *lines = shown.splitlines()
     assert "…" not in shown
-    table = [line for line in lines if not line.startswith("left out, for want of room: ")]
+    table = [line for line in lines if " columns left out: " not in line and " column left out: " not in line]
     assert all(len(line) <= columns for line in table if line not in _titles(shown)), shown
     assert _holds(shown, [text.replace("/17(label1)", "/5(label1)") for text in asked_for])
     assert title
@@ -102,7 +101,7 @@ def test_what_was_asked_for_is_whole_on_a_narrow_terminal(folder, columns, quest
 
 def _titles(shown: str) -> list[str]:
     """Lines that are no table's: a terminal breaks them itself."""
-    return [line for line in shown.splitlines() if line.startswith((LAYER, "||", "backend", "1 steps", "columns"))]
+    return [line for line in shown.splitlines() if " · " in line or line.startswith("Columns of")]
 
 
 def _holds(shown: str, texts: list[str]) -> bool:
@@ -126,11 +125,11 @@ def _columns(lines: list[str]) -> list[str]:
 def test_columns_that_there_is_no_room_for_are_named(folder):
     asked = ["topk", folder, "--layer", LAYER, "--query", "validation-of-the-second-round/5", "-k", 2]
     narrow, wide = on_terminal(80, *asked), on_terminal(300, *asked)
-    (line,) = [line for line in narrow.splitlines() if line.startswith("left out")]
+    (line,) = [line for line in narrow.splitlines() if "left out" in line]
     header = next(line for line in wide.splitlines() if line.startswith("query"))
-    named = re.search(r"room: (.*) \(a pipe", line).group(1).split(", ")
-    assert {"call", "row", "position"} <= set(named)
-    assert set(named) <= set(header.split())
+    count, named = re.fullmatch(r"(\d+) columns left out: (.*) \(a pipe and --json have all\)", line).groups()
+    assert {"call", "row", "position"} <= set(named.split(", ")) <= set(header.split())
+    assert int(count) == len(named.split(", "))
     assert "left out" not in wide
     # All of it is there without a terminal, however narrow the environment says that one is.
     command = [sys.executable, "-m", "dualform_client.cli", *map(str, asked)]
@@ -197,3 +196,35 @@ def test_a_query_has_the_name_that_it_was_asked_by(dualform, folder, tmp_path):
     np.save(tmp_path / "q.npy", np.ones(6, np.float32))
     told = dualform("output", folder, "--layer", LAYER, "--query", tmp_path / "q.npy", "--json").json
     assert told["asked"] == [{"query": 0, "name": "0", "label": None}]
+
+
+def test_the_largest_output_and_the_next_are_shown_on_any_terminal(tmp_path):
+    """With the number of columns that there is no room for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 40))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        with recorder.step():
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+        recorder.query_set("test", torch.randn(2, 4), label=torch.tensor([3, 4]))
+    with dualform.open(tmp_path / "run") as memory:
+        values = np.asarray(memory.output("0", "test"))
+    shown = on_terminal(80, "output", tmp_path / "run", "--layer", "0", "--query", "test")
+    title, *rows = shown.splitlines()
+    assert title == "Layer 0 · outputs of the linear kernel · first 16 of 40 outputs (--json prints all)"
+    for row, own in zip((rows[2], rows[3]), values, strict=True):
+        first, second = own.argsort()[::-1][:2]
+        assert f"{first}: {own[first]:.6g}" in row
+        assert f"{second}: {own[second]:.6g}" in row
+    numbers = [word for word in rows[0].split() if word.isdecimal()]
+    assert f"{16 - len(numbers)} columns left out: {len(numbers)}, " in shown
+
+
+def test_internals_are_for_those_who_ask(dualform, folder):
+    plain, verbose = dualform("info", folder).out, dualform("info", folder, "--verbose").out
+    for inner in ("rounding", "reconstruction error", "backend", "snapshot"):
+        assert inner not in plain
+        assert inner in verbose
+    assert plain.startswith("1 step of SGD · 8 sample slots · finished\n")
+    assert dualform("sql", folder, "SELECT 1 AS one").out.startswith("1 row\n")

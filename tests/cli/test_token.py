@@ -42,8 +42,8 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(dualform, tmp_path)
     bare.write_text("a-token-as-it-is-in-a-file\n")
     bare.chmod(0o600)
     for arguments, says in [
-        (("alice", "--file", str(file)), "has a line of alice already"),
-        (("bob", "--file", str(bare)), "holds a token as it is"),
+        (("alice", "--file", str(file)), "already has a token for alice"),
+        (("bob", "--file", str(bare)), "holds a bare token"),
         (("bob", "--file", str(tmp_path / "no" / "such")), "cannot be written: No such file or directory"),
         (("two words",), "'two words' is no name of a token"),
         (("bob", "--scopes", "everything"), "There is no scope 'everything'"),

@@ -73,7 +73,7 @@ def test_the_quick_form_of_a_study(dualform, monkeypatch, tmp_path):
 def test_an_option_of_another_study_is_refused(dualform, tmp_path):
     told = dualform("study", "continual", "--out", tmp_path, "--prompt", "a fox", "--json")
     assert told.code == 2
-    assert told.json["error"]["message"] == "the study continual knows nothing of --prompt."
+    assert told.json["error"]["message"] == "The study continual knows nothing of --prompt."
 
 
 def test_a_study_that_is_none(dualform, tmp_path):
@@ -92,7 +92,7 @@ def test_without_their_extra_the_studies_name_it_and_load_nothing(dualform, tmp_
     assert told.code == 1
     assert told.json["error"] == {
         "code": "missing_package",
-        "message": "the studies are an extra of their own, and matplotlib is not installed.",
+        "message": "The studies are an extra of their own, and matplotlib is not installed.",
         "hint": "pip install 'dualform[cpu,studies]' brings all that they need, or [gpu,studies].",
     }
     assert not any(name.startswith("dualform_studies") for name in sys.modules)

@@ -44,10 +44,10 @@ def test_a_mask_may_be_of_one_space(dualform, folder, tmp_path):
     [
         (
             ["--where", "step < 3", "--where-space", "sample", "step < 3"],
-            "--where and --where-space are given together.",
+            "--where and --where-space cannot be given together.",
         ),
         (["--where-space", "sample", "step < 3", "--where-space", "sample", "step < 4"], "names a space twice."),
-        (["--where-space", "token", "step < 3"], "no space 'token'."),
+        (["--where-space", "token", "step < 3"], "No space 'token'."),
     ],
     ids=["both", "twice", "unknown"],
 )
@@ -57,10 +57,10 @@ def test_masks_that_do_not_go_together(dualform, folder, tmp_path, masks, says):
     assert says in told.json["error"]["message"]
 
 
-def test_weights_say_what_a_mask_means(dualform, folder, tmp_path):
+def test_weights_say_what_an_ablation_means(dualform, folder, tmp_path):
     told = dualform("weights", folder, "--where", "step < 3", "--out", tmp_path / "w.safetensors")
-    assert "it is not retraining without them" in told.err
-    assert "Cancellation of what was masked" in told.err
+    assert "It is not retraining without them" in told.err
+    assert "Cancellation of the removed terms" in told.err
     assert dualform("weights", folder, "--out", tmp_path / "all.safetensors").err == ""
 
 
@@ -108,7 +108,7 @@ def test_what_a_server_is_asked_and_says(dualform, address, engine, tmp_path):
     assert "fc: approximate since step 3, error 2.5e-01: the weights were moved by hand." in err
     assert "Not recorded, so they stand as at the end of the training: steps." in err
     assert told["others"] == ["norm.weight"]
-    assert "No mask moves what no slot explains: norm.weight." in err
+    assert "No slot explains these, so that --where leaves them as they are: norm.weight." in err
     assert load_file(tmp_path / "w.safetensors")["fc.weight"].tolist() == [[0, 1, 2], [3, 4, 5]]
     unmasked = dualform("weights", address, "--out", tmp_path / "whole.safetensors")
     assert "Not recorded" not in unmasked.err, "they are those of the network as it is"
@@ -139,20 +139,17 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
     assert all(torch.equal(value, expected[name]) for name, value in load_file(out).items())
     answer = dualform("output", tmp_path / "run", "--layer", "0", "--query", "test/1", "--where", "label <> 1")
     assert answer.code == 0
+    assert "Concentration of the change (share of the squared change in 1 % of the entries;" in answer.err
     assert (
-        "Concentration of the mask (share of the squared distance from the whole in 1 % of the entries;" in answer.err
+        f"distance that training moved the layer's weights): 0 {moved.share:.0%}, {moved.greatest:.2g}." in answer.err
     )
-    assert (
-        f"multiples of the distance that the layer's weights moved): 0 {moved.share:.0%}, {moved.greatest:.2g}."
-        in answer.err
-    )
-    assert "The status is that of the whole sum, of which a mask leaves a part." in answer.err
+    assert "The status is that of the whole sum." in answer.err
     assert dualform("verify", tmp_path / "run", "--json").json["0"]["exact"]
     assert told.json["unmoved"] == []
     nothing = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force", "--json").json
     assert (nothing["concentration"], nothing["unmoved"]) == ({"0": {"share": "nan", "greatest": 0.0}}, ["0"])
     told = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force")
-    assert told.err.rstrip().endswith("distance that the layer's weights moved): 0 moves nothing.")
+    assert told.err.rstrip().endswith("distance that training moved the layer's weights): 0 moves nothing.")
 
 
 class Averaged(torch.nn.Linear):

@@ -55,14 +55,14 @@ def test_who_is_not_there_is_named_with_the_command_that_starts_one():
     started = time.monotonic()
     with Client(NOBODY) as client, pytest.raises(Unavailable) as error:
         client.info()
-    assert error.value.message.startswith(f"No server answers at {NOBODY} (")
+    assert error.value.message.startswith(f"Cannot connect to {NOBODY} (")
     assert error.value.hint == f"Start one: dualform serve RUN --address {NOBODY}"
     assert time.monotonic() - started < 30, "half of the time that a call is given"
 
 
 async def test_the_same_with_await():
     async with AsyncClient(NOBODY) as client:
-        with pytest.raises(Unavailable, match=f"No server answers at {NOBODY}"):
+        with pytest.raises(Unavailable, match=f"Cannot connect to {NOBODY}"):
             await client.info()
 
 
@@ -98,7 +98,7 @@ def test_a_proxy_of_the_environment_is_not_asked_about_this_machine(server, monk
 
 
 def test_a_token_does_not_travel_in_the_clear_to_another_machine():
-    with pytest.raises(BadInput, match=r"^The token would travel to 192\.0\.2\.1:1 for all to read\. Speak TLS"):
+    with pytest.raises(BadInput, match=r"^The token would travel to 192\.0\.2\.1:1 for all to read\. Connect by TLS"):
         Client("192.0.2.1:1", token="t")
     Client("192.0.2.1:1", token="t", tls=True).close()
 

@@ -50,13 +50,11 @@ def test_neither_a_folder_nor_an_address():
 
 
 def test_the_memory_of_a_server_is_not_bounded_from_here(run):
-    with pytest.raises(
-        BadInput, match=r"bounds what this process takes, and 127\.0\.0\.1:1 answers in another"
-    ) as caught:
+    with pytest.raises(BadInput, match=r"limits this process, and 127\.0\.0\.1:1 answers in another") as caught:
         dualform.connect("127.0.0.1:1", ram="2 GB")
     assert (caught.value.field, caught.value.hint) == (
         "ram",
-        "Bound that one where it is started: dualform serve RUN --ram BYTES.",
+        "Limit the server: dualform serve RUN --ram BYTES.",
     )
 
 

@@ -195,7 +195,7 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], type[errors.DualformError], str]] = {
     "no layer to cancel in": (("cancellation", "label = 1", None, "nix"), errors.NotFound, "layer"),
     "no mask to cancel": (("cancellation", ""), errors.BadInput, "where"),
     "a mask of a space that is not there": (("weights", {"token": "label = 1"}), errors.NotFound, "space"),
-    "masks that are no texts": (("weights", {"sample": 3}), errors.BadInput, "where"),
+    "masks that are no texts": (("weights", {"sample": 3}), errors.BadMask, "where"),
     "weights of a step after the end": (("weights", None, 99), errors.BadInput, "at_step"),
     "weights of no slot": (("weights", "step > 99"), errors.EmptyMask, "where"),
     "no question": (("ask", "topk"), errors.BadInput, "question"),

@@ -85,7 +85,7 @@ def test_steps_before_the_first_are_as_they_were_and_those_after_are_refused(sgd
     for at_step in (FIRST + 1, STEPS - 1):
         with pytest.raises(Inexact, match="known as of the end alone, once 40 steps were taken") as refused:
             sgd.engine.output("0", query, at_step=at_step)
-        assert f"step {FIRST} or before" in refused.value.hint
+        assert f"at_step={FIRST} or less" in refused.value.hint
         found = sgd.engine.output("0", query, at_step=at_step, allow_inexact=True)
         assert (found.status.name, found.status.since) == ("approximate", FIRST)
 

@@ -1,7 +1,7 @@
 """The pictures of docs/explorer.md: python -m tests.explorer.screenshots RUN docs/explorer
 
-Of an example that is misread, and read right without one dataset, under that mask: in light, and in dark what each
-group brought to it; and the page as a phone shows it.
+Of a misclassified example that is correct without one dataset, with that filter: in light, and in dark what each group
+added to it; and the page as a phone shows it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def take(run: Path, folder: Path) -> None:
         page.locator("#answers").wait_for()
         settle(page)
         corrected = page.url
-        page.locator("#panel-mask .chips a").first.click()
+        page.locator("#panel-filter .chips a").first.click()
         settle(page)
         masked = page.url
         _picture(page, folder / "light.png")

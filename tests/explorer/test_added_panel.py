@@ -11,6 +11,7 @@ import dualform
 from dualform_explorer import rendering
 from dualform_explorer.export.choice import choose
 from dualform_explorer.export.page import exported_page
+from dualform_explorer.glossary import GLOSSARY
 from dualform_explorer.panels import PANELS, Panel, Place, panels_in
 from tests.explorer.served import served
 
@@ -36,7 +37,9 @@ def place(request, monkeypatch) -> Place:
 def test_it_stands_on_the_page_in_its_place(folder, place):
     with served({"run": lambda: dualform.open(folder)}) as pages:
         text = pages.get("/explore?item=shapes/3").text
-    assert '<h2 id="title-count">Count of layers <span class="soft">of shapes/3</span></h2>' in text
+    heading = re.sub("</?abbr[^>]*>", "", text)
+    assert '<h2 id="title-count">Count of layers <span class="soft">of shapes/3</span></h2>' in heading
+    assert f'<abbr title="{GLOSSARY["layer"].meaning}">layers</abbr>' in text
     assert "<p>3 layers</p>" in text
     assert classes_before(text, 'id="panel-count"') == place
     assert panels_in(place)[-1] == "count"
@@ -51,5 +54,5 @@ def test_it_stands_in_an_export(memory, info, place):
 def test_each_title_is_that_of_its_panel(folder):
     with served({"run": lambda: dualform.open(folder)}) as pages:
         text = pages.get("/explore?item=shapes/3&without=label:1").text
-    titles = dict(re.findall(r'<h2 id="title-(\w+)">([^<]*?) ?(?:<|$)', text))
+    titles = dict(re.findall(r'<h2 id="title-(\w+)">([^<]*?) ?(?:<|$)', re.sub("</?abbr[^>]*>", "", text)))
     assert titles == {name: panel.title for name, panel in PANELS.items()}

@@ -38,7 +38,7 @@ def test_a_query_set_has_as_many_examples_as_it_was_given(texts, query_set):
     assert examples_of(texts, info, query_set).count == EXAMPLES
     panel = query_panel(texts, info, state)
     assert (panel.count, panel.tokens, panel.token, panel.after) == (EXAMPLES, WORDS, WORDS - 1, 4)
-    assert query_of(texts, info, state) == f"{query_set}/{4 * WORDS - 1}"
+    assert query_of(texts, info, state) == f"{query_set}/3:{WORDS - 1}"
     assert query_panel(texts, info, replace(state, row=EXAMPLES - 1)).after is None
     assert moved(texts, info, state, 100).row == EXAMPLES - 1
 

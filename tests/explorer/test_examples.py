@@ -69,8 +69,10 @@ def test_a_layer_is_asked_by_the_query_of_the_pages_example_whatever_the_order_o
         for row in (0, 3, EXAMPLES - 1):
             for layer, token, inputs in (("head", None, headed[row]), ("mix", 2, mixed[row, 2])):
                 query = query_of(memory, info, State("", "test", row, layer, ("label",), token))
-                at = int(query.rpartition("/")[2])
-                assert memory.query_set("test", layer).queries[at] == pytest.approx(inputs.numpy(), abs=1e-6)
+                assert query == (f"test/{row}" if token is None else f"test/{row}:{token}")
+                stored = memory.query_set("test", layer).queries
+                at = row if token is None else row * (len(stored) // EXAMPLES) + token
+                assert stored[at] == pytest.approx(inputs.numpy(), abs=1e-6)
 
 
 def test_a_single_output_is_no_reading_of_the_example(tmp_path):
@@ -85,5 +87,5 @@ def test_a_single_output_is_no_reading_of_the_example(tmp_path):
         assert (panel.label, panel.read, panel.wrong) == (1, None, False)
         assert [own.label for own in output_panel(memory, info, state).outputs] == [False]
         start = query_set_panel(memory, info, "test")
-        assert start.misread is None
+        assert start.misclassified is None
         assert {card.read for card in start.cards} == {None}

@@ -82,7 +82,7 @@ def test_every_view_has_the_apis_numbers(exported, memory):
             view = f"p{number}-{mask}"
             assert found.of(view, "full") == full
             masked = np.asarray(memory.output("4", item, where), dtype=np.float64)[0].tolist()
-            assert found.of(view, "masked") == masked
+            assert found.of(view, "ablated") == masked
             sums = memory.group_sum("4", item, by=("dataset", "label"), where=where)
             assert found.of(view, "sum") == sums.sums[0].tolist()
             slots = re.findall(r'data-slot="(\d+)"', _view(exported.html, view))

@@ -77,7 +77,7 @@ def test_links_switch_what_is_shown_and_nothing_is_asked_for(opened, scripts):
     own = opened(scripts=scripts)
     if scripts:
         assert own.shown == ["p1"]
-    own.page.click("#p1 .masks a >> nth=1")
+    own.page.click("#p1 .filters a >> nth=1")
     assert own.page.is_visible("#p1-m1")
     assert not own.page.is_visible("#p1")
     assert own.page.inner_text("#p1-m1 .sql").strip() == "dataset <> 'noise <b>'"
@@ -111,10 +111,10 @@ def test_the_keys_go_through_predictions_and_masks(opened):
 def test_a_mask_is_switched_where_the_reader_stands(opened):
     own = opened()
     own.page.set_viewport_size({"width": 700, "height": 400})
-    own.page.evaluate("document.querySelector('#p1 .masks').scrollIntoView()")
+    own.page.evaluate("document.querySelector('#p1 .filters').scrollIntoView()")
     before = own.page.evaluate("scrollY")
     assert before > 0
-    own.page.click("#p1 .masks a >> nth=2")
+    own.page.click("#p1 .filters a >> nth=2")
     own.page.wait_for_function("document.getElementById('p1-m2').checkVisibility()")
     assert own.page.evaluate("scrollY") == before
 

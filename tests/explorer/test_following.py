@@ -16,7 +16,7 @@ from tests.explorer.served import served
 pytestmark = needs_chromium
 SLOTS = 12
 """Of a step."""
-SCANNED = '#panel-record div:has(> dt:text-is("slots scanned"))'
+SCANNED = '#panel-record div:has(> dt:has-text("slots scanned"))'
 
 
 class Training:

@@ -8,7 +8,7 @@ import pytest
 from dualform.errors import BadMask
 from dualform_explorer.chip import Chip, Range, column_name, literal, read_chip
 from dualform_explorer.complete_columns import complete_columns
-from dualform_explorer.mask import where_of
+from dualform_explorer.filter import where_of
 
 LEFT_OUT, ALONE = False, True
 

@@ -208,7 +208,7 @@ def test_a_condition_that_would_reach_beyond_the_chips_is_refused(pages):
     state = f"item=shapes/3&without=label:3&where={quote('label = 1) OR (true')}"
     page = pages.get(f"/explore?{state}")
     assert {"sums", "slots", "steps"} <= failed(page.text)
-    for name in ("sums", "mask"):
+    for name in ("sums", "filter"):
         assert "closes a parenthesis that it did not open" in panels_of(page.text)[name]
     paper = pages.get(f"/paper?{state}")
     assert paper.status == 200
@@ -234,9 +234,9 @@ def test_an_output_as_of_a_step_is_said_to_be_that_of_its_layer_alone(pages):
     whole, earlier = (output.search(pages.get(f"/explore?item=shapes/3{own}").text)[0] for own in ("", "&at=20"))
     assert "of the network</span>" in whole
     assert "of layer 4 as of step 20</span>" in earlier
-    assert "As of step 20 it is this layer alone: its inputs are those that were stored with the query set." in earlier
-    assert ">read</span>" in whole
-    assert ">read</span>" not in earlier
+    assert "As of step 20, only this layer goes back: its inputs are the ones stored with the query set." in earlier
+    assert ">predicted</span>" in whole
+    assert ">predicted</span>" not in earlier
 
 
 def test_one_panel_that_fails_leaves_the_others(folder):
@@ -299,7 +299,7 @@ def test_a_server_elsewhere_gives_the_same_page_and_its_end_is_told(folder, page
             server.stop(grace=0)
             gone = remote.get("/explore?item=shapes/4")
     assert gone.status == 502
-    assert "The memory does not answer" in gone.text
+    assert "No answer from the memory" in gone.text
     assert server.address in gone.text
 
 

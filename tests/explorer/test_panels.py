@@ -19,8 +19,8 @@ from dualform_explorer.chip import Chip, Range
 from dualform_explorer.groups import Group, rows_of
 from dualform_explorer.numbers import percent
 from dualform_explorer.panels import layers
+from dualform_explorer.panels.filter import filter_panel
 from dualform_explorer.panels.layers import layers_panel
-from dualform_explorer.panels.mask import mask_panel
 from dualform_explorer.panels.output import output_panel
 from dualform_explorer.panels.paper import paper_panel
 from dualform_explorer.panels.query import query_panel
@@ -410,7 +410,7 @@ def test_a_mask_can_be_cleared_where_the_layer_has_no_answer(memory, info):
                 raise Unavailable("the keys of layer 4 are elsewhere.")
             return super().ask(question)
 
-    panel = mask_panel(Without(memory), info, WITHOUT)
+    panel = filter_panel(Without(memory), info, WITHOUT)
     assert (panel.trouble, panel.groups, panel.slots) == (
         "the keys of layer 4 are elsewhere.",
         (),
@@ -420,7 +420,7 @@ def test_a_mask_can_be_cleared_where_the_layer_has_no_answer(memory, info):
 
 
 def test_the_mask_is_shown_as_it_is_asked(memory, info):
-    panel = mask_panel(memory, info, replace(WITHOUT, at=40))
+    panel = filter_panel(memory, info, replace(WITHOUT, at=40))
     assert panel.sql == f"{WHERE} AND step < 40"
     scan = memory.group_sum("4", "shapes/3", by="label", where=panel.sql).scan
     assert (panel.matching, panel.slots) == (scan.slots_matching, scan.slots_scanned)
@@ -453,13 +453,13 @@ def test_the_record_says_its_status_and_when_asked_its_reconstruction(memory, in
 def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
     query_set = memory.query_set("shapes")
     read = query_set.outputs.argmax(axis=1)
-    misread = np.flatnonzero(read != query_set.labels)
-    assert len(misread) > 2
-    row = int(misread[1])
-    panel = query_panel(memory, info, replace(PLAIN, row=row, among="misread"))
+    misclassified = np.flatnonzero(read != query_set.labels)
+    assert len(misclassified) > 2
+    row = int(misclassified[1])
+    panel = query_panel(memory, info, replace(PLAIN, row=row, among="misclassified"))
     assert (panel.label, panel.read, panel.wrong) == (query_set.labels[row], read[row], True)
-    assert (panel.before, panel.after) == (misread[0], misread[2])
-    assert (panel.place, panel.among, panel.misread) == (2, len(misread), len(misread))
+    assert (panel.before, panel.after) == (misclassified[0], misclassified[2])
+    assert (panel.place, panel.among, panel.misclassified) == (2, len(misclassified), len(misclassified))
     right = query_panel(memory, info, replace(PLAIN, row=int(np.flatnonzero(read == query_set.labels)[0])))
     assert not right.wrong
     first = query_panel(memory, info, replace(PLAIN, row=0))
@@ -471,14 +471,14 @@ def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
 def test_the_start_page_begins_with_examples_that_a_mask_corrects(memory, info):
     panel = query_set_panel(memory, info, "shapes")
     query_set = memory.query_set("shapes")
-    misread = np.flatnonzero(query_set.outputs.argmax(axis=1) != query_set.labels)
-    query = f"shapes/{','.join(map(str, misread))}"
+    misclassified = np.flatnonzero(query_set.outputs.argmax(axis=1) != query_set.labels)
+    query = f"shapes/{','.join(map(str, misclassified))}"
     masked = np.asarray(memory.output("4", query, WHERE)).argmax(axis=1)
-    corrected = misread[masked == query_set.labels[misread]]
+    corrected = misclassified[masked == query_set.labels[misclassified]]
     (own,) = [own for own in panel.corrections if own.dataset == "noise <b>"]
     assert own.count == len(corrected) > 0
     assert [card.row for card in own.cards] == corrected[:12].tolist()
-    assert [card.row for card in panel.cards] == misread[:12].tolist()
+    assert [card.row for card in panel.cards] == misclassified[:12].tolist()
     assert panel.output_layer.name == "4"
 
 
@@ -495,7 +495,7 @@ def test_what_a_mask_may_not_say_is_an_error(memory, info, state, error):
     for panel in (sums_panel, slots_panel, steps_panel, output_panel, terms_panel, record_panel):
         with pytest.raises(error) as raised:
             panel(memory, info, state)
-    assert mask_panel(memory, info, state).trouble == raised.value.message  # and it can be cleared there
+    assert filter_panel(memory, info, state).trouble == raised.value.message  # and it can be cleared there
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def faults(query: str, info) -> dict[str, str]:
     "changes",
     [
         {},
-        {"score": "abs", "by": ("label",), "k": 120, "by_sample": True, "among": "misread"},
+        {"score": "abs", "by": ("label",), "k": 120, "by_sample": True, "among": "misclassified"},
         {"score": "contribution", "target": "3-0", "at": 30, "inexact": True, "verify": True},
         {"chips": (Chip.of(False, ("dataset",), ("noise <b>",)), Chip.of(True, ("step",), (Range(10, 19),)))},
         {"chips": (Chip.of(False, ("dataset", "label"), ("shapes", 3)), Chip.of(True, ("label",), (None,)))},
@@ -82,7 +82,7 @@ def test_the_end_of_the_training_is_not_written(info):
         ("layr=4", "layr", "The page knows no parameter 'layr'."),
         ("layer=9", "layer", "There is no layer '9'."),
         ("layer=4&layer=2", "layer", "The parameter layer is given 2 times."),
-        ("item=none/3", "item", "There is no query set 'none'; an item is QUERY_SET/EXAMPLE."),
+        ("item=none/3", "item", "There is no query set 'none'; an item is SET/EXAMPLE."),
         ("item=shapes/60", "item", "The query set shapes has no example '60': it has 0 to 59."),
         ("item=shapes/-1", "item", "The query set shapes has no example '-1': it has 0 to 59."),
         ("by=colour", "by", "There is no column 'colour' to group by."),
@@ -139,15 +139,22 @@ def test_a_memory_among_several_stands_in_the_address(info):
 
 
 def test_the_reader_moves_on_among_the_examples_that_are_gone_through(memory, info):
-    misread = examples_of(memory, info, "shapes").misread.tolist()
-    assert len(misread) > 3
-    state = replace(START, row=misread[1], among="misread")
+    misclassified = examples_of(memory, info, "shapes").misclassified.tolist()
+    assert len(misclassified) > 3
+    state = replace(START, row=misclassified[1], among="misclassified")
     rows = [moved(memory, info, state, by).row for by in (0, 1, 2, -1, -5, 10**5)]
-    assert rows == [misread[1], misread[2], misread[3], misread[0], misread[0], misread[-1]]
-    between = next(row for row in range(misread[0], 60) if row not in misread)
-    place = sum(row < between for row in misread)
+    assert rows == [
+        misclassified[1],
+        misclassified[2],
+        misclassified[3],
+        misclassified[0],
+        misclassified[0],
+        misclassified[-1],
+    ]
+    between = next(row for row in range(misclassified[0], 60) if row not in misclassified)
+    place = sum(row < between for row in misclassified)
     beside = replace(state, row=between)
-    assert moved(memory, info, beside, 1).row == misread[place]
-    assert moved(memory, info, beside, -1).row == misread[place - 1]
+    assert moved(memory, info, beside, 1).row == misclassified[place]
+    assert moved(memory, info, beside, -1).row == misclassified[place - 1]
     assert read("item=shapes/3&move=2", info).move == 2
     assert "move is 'x'" in faults("move=x", info)["move"]

@@ -66,6 +66,8 @@ def _of_layer(training: Training, memory: Any, layer: str) -> Iterator[tuple[str
         return memory.query_set("test", layer).queries[:3]
 
     some, step, by = training.filters[0], 5, training.columns
+    (examples,) = (own.examples for own in memory.info().query_sets if own.name == "test")
+    second = "test/1" if len(memory.query_set("test", layer).queries) == examples else "test/0:1"
     target = {"score": "contribution", "target": "1-0", "allow_inexact": True}
     for name, score in (("signed", "dot"), ("abs", "abs"), ("cosine", "cosine")):
         yield f"topk {name}", lambda s=score: _hits(memory.topk(layer, queries(), k=7, score=s))
@@ -74,7 +76,7 @@ def _of_layer(training: Training, memory: Any, layer: str) -> Iterator[tuple[str
             lambda s=score: _hits(memory.topk(layer, queries(), k=2, by="label", where=some, score=s)),
         )
     for number, where in enumerate(training.filters):
-        yield f"topk filter {number}", lambda w=where: _hits(memory.topk(layer, queries()[1:2], k=5, where=w))
+        yield f"topk filter {number}", lambda w=where: _hits(memory.topk(layer, second, k=5, where=w))
     yield "topk contribution", lambda: _hits(memory.topk(layer, queries(), k=7, **target))
     yield "sum", lambda: _sums(memory.group_sum(layer, queries(), by))
     yield "sum by position", lambda: _sums(memory.group_sum(layer, queries(), "position", where=some))

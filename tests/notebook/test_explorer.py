@@ -12,8 +12,9 @@ from torch import nn
 
 import dualform
 from dualform import open as open_memory
-from dualform.errors import MissingPackage
-from dualform_explorer.mask import where_of
+from dualform.errors import MissingPackage, ServiceError
+from dualform_explorer.filter import where_of
+from dualform_explorer.remembered import OneSnapshot
 from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
@@ -112,12 +113,12 @@ def test_a_mask_is_taken_back_exactly(memory):
         ({"query": "test/1:3"}, "The query set test has no example '1:3'", "There is: test/0, test/8."),
         (
             {"query": "test"},
-            "There is no query set 'test'; an item is QUERY_SET/EXAMPLE.",
+            "There is no query set 'test'; an item is SET/EXAMPLE.",
             "There is: test/0, other/0.",
         ),
         ({"where": "labl = 3"}, "There is no slot column 'labl'.", "Columns: "),
         ({"where": "label = 1) OR (true"}, "where is not valid SQL", ""),
-        ({"where": "step > 99"}, "where matches none of 48 slots", "Look at memory.sql"),
+        ({"where": "step > 99"}, "where matches none of 48 slots", "See which slots there are"),
         ({"by": "nix"}, "There is no column 'nix' to group by.", "There is: "),
         ({"score": "cosine"}, "score is 'cosine', which is none of: dot, abs, contribution.", "There is: "),
         ({"target": "7"}, "target is '7'; it is an output of layer 0, 0 to 4", ""),
@@ -230,7 +231,7 @@ def test_a_token_is_marked_in_its_passage_and_is_of_its_example(tmp_path):
         view = opened.explorer("test/2", token=1, by="position", k=4).view
         assert (view["query"]["token"], view["query"]["tokens"], view["query"]["label"]) == (1, 3, 2)
         assert view["query"]["preview"] == {"before": "aa ", "token": "bb", "behind": " cc"}
-        rows = opened.slots(opened.topk("0", "test/7", k=4)).records()
+        rows = opened.slots(opened.topk("0", "test/2:1", k=4)).records()
         for own, row in zip(view["slots"], rows, strict=True):
             marked = ("aa", "bb", "cc")[row["position"]]
             assert own["preview"]["token"] == marked
@@ -258,7 +259,7 @@ def test_tokens_that_have_labels_of_their_own_are_asked_as_the_page_asks(tmp_pat
             query = view["query"]
             assert (query["count"], query["token"], query["label"]) == (8, token, labels[row, token])
             assert query["preview"]["token"] == words[row][token]
-            best = opened.topk("0", f"test/{4 * row + token}", k=12)
+            best = opened.topk("0", f"test/{row}:{token}", k=12)
             assert [own["score"] for own in view["slots"]] == best.scores[0].tolist()
 
 
@@ -290,3 +291,29 @@ def test_what_is_neither_left_out_nor_kept_is_no_mask(memory):
     explorer = memory.explorer("test/3")
     explorer.masks = [{"values": {"label": 1}, "keep": "no"}]
     assert explorer.view["error"]["message"].startswith("a mask is {'values': {'label': 1}, 'keep': 'no'}")
+
+
+def test_a_filter_on_the_output_layer_comes_with_its_placebo(memory):
+    explorer = memory.explorer("test/3", layer="2")
+    assert explorer.placebo == {}
+    explorer.masks = [{"values": {"label": 1}, "keep": False}]
+    found = memory.placebo("2", "test/3", "label IS DISTINCT FROM 1")
+    own = explorer.placebo
+    assert (own["change"], own["unusual"], own["flips"]) == (found.change[0], found.unusual[0], found.flips[0])
+    assert (own["random"]["sets"], own["removed"], own["total"]) == (found.random, found.removed, found.total)
+    assert own["words"] in ("unusual", "as random", "as its siblings")
+    explorer.layer = "0"
+    assert explorer.placebo == {}
+    explorer.layer, explorer.where = "2", "label ="
+    assert explorer.placebo == {}, "the view says what is wrong"
+
+
+def test_a_placebo_that_is_refused_is_a_note(memory, monkeypatch):
+    def refused(*asked):
+        raise ServiceError("this server draws no random sets.")
+
+    explorer = memory.explorer("test/3", layer="2")
+    monkeypatch.setattr(OneSnapshot, "placebo", refused)
+    explorer.where = "label <> 1"
+    assert explorer.placebo == {"note": "No random sets: this server draws no random sets."}
+    assert explorer.view["where"] == "label <> 1"

@@ -12,6 +12,7 @@ import pytest
 
 import dualform
 import dualform_notebook.explorer as room
+from dualform_explorer.glossary import meaning
 from dualform_explorer.panels import slots
 from dualform_explorer.previews import NOTHING, ShownPreview, ShownPreviews
 from tests.explorer.chromium import chromium, needs_chromium
@@ -44,6 +45,7 @@ async ({ source, css, state }) => {
       model.changed = {};
       state = await window.kernel(JSON.stringify(changed));
       listeners.get("change:view")?.();
+      listeners.get("change:placebo")?.();
     },
   };
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
@@ -72,7 +74,7 @@ class Page:
         self.page.evaluate(HOST, {**given, "state": self._state()})
 
     def _state(self):
-        names = (*room._ASKED, "view")
+        names = (*room._ASKED, "view", "placebo")
         return json.loads(json.dumps({name: getattr(self.explorer, name) for name in names}))
 
     def _kernel(self, changed):
@@ -115,7 +117,7 @@ def test_numbers_are_the_apis_and_a_click_masks(shown, memory):
     page = own.page
     assert own.table("groups") == memory.group_sum("2", "test/3", by="label").sums[0].tolist()
     assert own.table("slots") == memory.topk("2", "test/3", k=6).scores[0].tolist()
-    assert page.get_by_text("test/3, is 3, was read as ").is_visible()
+    assert page.get_by_text("test/3, label 3, predicted ").is_visible()
 
     page.get_by_role("button", name="without label 3").click()
     own.settled()
@@ -123,9 +125,12 @@ def test_numbers_are_the_apis_and_a_click_masks(shown, memory):
     masked = memory.topk("2", "test/3", k=6, where="label IS DISTINCT FROM 3")
     assert own.table("slots") == masked.scores[0].tolist()
     left_out = page.locator("table.groups tr.gone")
-    assert left_out.inner_text().split() == ["label", "3", "left", "out"]
+    assert left_out.inner_text().split() == ["label", "3", "removed"]
     assert left_out.locator(".was").count() == 1
-    assert page.get_by_text("it is not retraining without them").is_visible()
+    assert page.get_by_text("it is not a retraining without them").is_visible()
+    verdict = page.locator(".placebo strong")
+    assert verdict.inner_text().rpartition(": ")[2] == own.explorer.placebo["words"]
+    assert page.locator("thead abbr", has_text="slots").get_attribute("title") == meaning("slots")
     page.get_by_role("button", name="without label 3 ✕").click()
     own.settled()
     assert own.table("slots") == memory.topk("2", "test/3", k=6).scores[0].tolist()
@@ -138,7 +143,7 @@ def test_layer_example_groups_and_score_are_chosen(shown, memory):
     own.settled()
     page.get_by_label("groups by").select_option("dataset")
     own.settled()
-    page.get_by_label("measure").select_option("absolute")
+    page.get_by_label("score").select_option("absolute")
     own.settled()
     page.get_by_role("button", name="next example").click()
     own.settled()
@@ -155,7 +160,7 @@ def test_layer_example_groups_and_score_are_chosen(shown, memory):
 def test_contributions_go_where_the_reader_says(shown, memory):
     own = shown(layer="2", by="label", k=4)
     page = own.page
-    page.get_by_label("measure").select_option("contribution")
+    page.get_by_label("score").select_option("contribution")
     own.settled()
     target = page.get_by_label("target")
     chosen = target.input_value()
@@ -174,28 +179,28 @@ def test_contributions_go_where_the_reader_says(shown, memory):
 def test_a_token_is_chosen(opened, tmp_path):
     with dualform.open(record_passages(tmp_path / "run")) as memory:
         own = Page(opened, memory.explorer("test/2", token=0, by="label", k=4))
-        own.page.get_by_text("test/2, token 0 of 3, is 2").wait_for()
+        own.page.get_by_text("test/2, token 0 of 3, label 2").wait_for()
         own.page.get_by_role("button", name="next token").click()
         own.settled()
         assert own.page.locator(".example mark").inner_text() == "bb"
-        assert own.table("slots") == memory.topk("0", "test/7", k=4).scores[0].tolist()
+        assert own.table("slots") == memory.topk("0", "test/2:1", k=4).scores[0].tolist()
         own.page.get_by_role("button", name="next example").click()
         own.settled()
-        assert own.page.get_by_text("test/3, token 2 of 3, is 0").is_visible()
+        assert own.page.get_by_text("test/3, token 2 of 3, label 0").is_visible()
         own.page.context.close()
 
 
 def test_errors_are_shown_with_their_hint_and_the_way_back(shown):
     own = shown()
     page = own.page
-    page.get_by_label("mask, SQL").fill("labl = 3")
-    page.get_by_label("mask, SQL").press("Enter")
+    page.get_by_label("filter, SQL").fill("labl = 3")
+    page.get_by_label("filter, SQL").press("Enter")
     alert = page.get_by_role("alert")
     alert.wait_for()
     assert "no slot column 'labl'." in alert.inner_text()
     assert "Columns: " in alert.inner_text()
     assert page.locator("table").count() == 0
-    page.get_by_role("button", name="no mask").click()
+    page.get_by_role("button", name="clear the filter").click()
     page.locator("table.slots").wait_for()
 
 
@@ -218,7 +223,7 @@ def test_a_slot_has_its_picture_or_its_passage_with_one_token_marked(shown, monk
     monkeypatch.setattr(slots, "shown_of_slots", lambda *asked: ShownPreviews(previews, "The others are lost."))
     own = shown(k=4)
     cells = own.page.locator("table.slots td:nth-child(4)")
-    assert own.page.locator("table.slots thead th").nth(3).inner_text() == "looks like"
+    assert own.page.locator("table.slots thead th").nth(3).inner_text() == "preview"
     picture = cells.nth(0).locator("img")
     assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 1
     assert cells.nth(1).locator("mark").inner_text() == "<b>fox</b>"

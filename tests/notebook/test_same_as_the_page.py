@@ -18,7 +18,7 @@ from tests.explorer.served import Served, served
 
 _GROUP = re.compile(r'<tr data-group="[^"]*">.*?<td class="right sum"><data [^>]*data-value="([^"]+)"', re.DOTALL)
 _SLOT = re.compile(r'data-slot="(\d+)".*?<span class="score"><data [^>]*data-value="([^"]+)"', re.DOTALL)
-_MEASURE = re.compile(r'<nav class="choice" aria-label="Measure">(.*?)</nav>', re.DOTALL)
+_MEASURE = re.compile(r'<nav class="choice" aria-label="Score">(.*?)</nav>', re.DOTALL)
 SHOWN = 12
 
 
@@ -40,9 +40,9 @@ KINDS = {
     "images of two datasets": Kind(
         "shapes/3", None, "shapes/3", "4", {"dataset": "noise <b>"}, "dataset:noise <b>", "dataset <> 'noise <b>'"
     ),
-    "a text": Kind("held/3", 2, f"held/{3 * recorded_text.WORDS + 2}", "3", {"label": 2}, "label:2",
+    "a text": Kind("held/3", 2, "held/3:2", "3", {"label": 2}, "label:2",
                    "label IS DISTINCT FROM 2"),
-    "the last token of a text": Kind("held/3", None, f"held/{4 * recorded_text.WORDS - 1}", "1", {"step": 7}, "step:7",
+    "the last token of a text": Kind("held/3", None, f"held/3:{recorded_text.WORDS - 1}", "1", {"step": 7}, "step:7",
                                      "step <> 7"),
     "a table": Kind("held/2", None, "held/2", "", {"label": 1}, "label:1", "label IS DISTINCT FROM 1"),
 }  # fmt: skip

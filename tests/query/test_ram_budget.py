@@ -113,7 +113,7 @@ def test_a_question_that_cannot_fit_says_how_much_it_needs(run, monkeypatch):
 
 
 def test_too_little_memory_is_refused_as_it_is_opened(run):
-    with pytest.raises(BadInput, match=r"50 MB are too few: .* are taken as the memory is opened") as caught:
+    with pytest.raises(BadInput, match=r"50 MB is too little RAM: opening the memory takes") as caught:
         dualform.open(run, ram="50 MB")
     assert caught.value.hint.startswith("Give at least ")
     with pytest.raises(BadInput, match="ram is 'much'"):
@@ -124,7 +124,7 @@ def test_too_little_memory_is_refused_as_it_is_opened(run):
     with dualform.open(run, ram=int(least + 50e6)):
         pass
     if process > 50e6:
-        with pytest.raises(BadInput, match="are too few"):
+        with pytest.raises(BadInput, match="is too little RAM"):
             dualform.open(run, ram=int(least + process / 2), whole_process=True)
 
 

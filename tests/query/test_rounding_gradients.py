@@ -139,4 +139,4 @@ def test_the_command_prints_its_share(tmp_path, capsys):
     record(tmp_path / "m", Attention, steps=10)
     assert main(["verify", str(tmp_path / "m")]) == 0
     said = capsys.readouterr().err
-    assert "of the distance lies in biases whose gradient was rounding alone: no slot has a part in it." in said
+    assert "of the distance is in biases whose gradient was rounding alone. No slot contributed to it." in said

@@ -12,7 +12,7 @@ from dualform.deletion.delete import delete, planned_deletion
 from dualform.errors import Inexact
 from dualform.record.budget import Budget
 from dualform.store.check import what_is_wrong
-from dualform_client.cli.mask_notes import describe
+from dualform_client.cli.outputs import describe
 from tests.record.sampled_training import (
     BUDGET,
     COLUMNS,
@@ -118,7 +118,7 @@ def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_beh
     }
     assert all(status.exact for status in early.statuses.values())
     for at_step in (3, None):
-        with pytest.raises(Inexact, match=r"kept within a budget.*as of step 2 or before") as refused:
+        with pytest.raises(Inexact, match=r"kept within a budget.*at_step=2 or less") as refused:
             memory.weights(at_step=at_step)
         assert "allow_inexact=True" in refused.value.hint
     entries = picked(whole, "sample")
@@ -131,7 +131,7 @@ def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_beh
     found = memory.weights(at_step=5, allow_inexact=True)
     removed = memory.cancellation("label < 2", None, "tokens", allow_inexact=True)
     assert 0.1 < found.scan.share == removed.scan.share < 0.9
-    assert f"These figures stand on {removed.scan.sample}." in describe(removed)
+    assert f"These figures are computed from {removed.scan.sample}." in describe(removed)
     np.testing.assert_allclose(found["rows.weight"].numpy(), share_of_sum, atol=1e-6)
     assert "a sample of" in found.statuses["rows"].reason
     at_end = memory.weights(allow_inexact=True)  # what the others brought stands in it, like W_0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import RecordingError
+from dualform.record import summary
 
 from .listed import Opened
 
@@ -23,11 +26,15 @@ def network():
 
 def train(recorder, model, optimizer, steps=1, rows=200):
     with recorder:
-        for _ in range(steps):
-            with recorder.step(label=torch.randint(0, 10, (rows,))):
-                optimizer.zero_grad()
-                model(torch.randn(rows, 40)).square().mean().backward()
-                optimizer.step()
+        train_inside(recorder, model, optimizer, steps, rows)
+
+
+def train_inside(recorder, model, optimizer, steps, rows=200):
+    for _ in range(steps):
+        with recorder.step(label=torch.randint(0, 10, (rows,))):
+            optimizer.zero_grad()
+            model(torch.randn(rows, 40)).square().mean().backward()
+            optimizer.step()
 
 
 def test_the_table_and_what_the_first_step_takes(tmp_path, capsys):
@@ -48,6 +55,109 @@ def test_the_table_and_what_the_first_step_takes(tmp_path, capsys):
     assert recorder.summary.layers == {"0": (40, 64), "4": (64, 10)}
     assert (recorder.summary.recorded, recorder.summary.trained) == (recorded, recorded + 128)
     assert str(recorder.summary).endswith("\n  148 kB a step")
+
+
+GB = 10**9
+WARNING = "the disk may not hold the memory: "
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk with so much space: `disk(bytes)`, None where it does not tell."""
+
+    def has(free):
+        def disk_usage(folder):
+            if free is None:
+                raise PermissionError
+            return SimpleNamespace(free=free)
+
+        monkeypatch.setattr(summary, "disk_usage", disk_usage)
+
+    return has
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Each step takes 25 seconds: a run of four is longer than a minute."""
+    monkeypatch.setattr(summary, "monotonic", count(0, 25).__next__)
+
+
+def told_of(tmp_path, capsys, run, **options):
+    """What is said below the table of so many steps."""
+    model = network()
+    recorder = dualform.Recorder(model, torch.optim.AdamW(model.parameters()), tmp_path / "m", **options)
+    train(recorder, model, recorder._training.plan.owners.optimizers[0], run)
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("dualform: ")]
+
+
+def test_the_first_step_tells_of_all_that_are_planned(tmp_path, capsys, disk):
+    disk(31 * GB)
+    assert told_of(tmp_path, capsys, 3, steps=240) == [
+        "dualform: 148 kB a step; 35.5 MB for 240 steps; 31 GB free on the disk"
+    ]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_run_that_the_disk_will_not_hold_is_warned_of_once(tmp_path, capsys, disk, clock, quiet):
+    disk(35_000_000)
+    with pytest.warns(RuntimeWarning, match=f"{WARNING}240 steps take about 35.5 MB, and 35 MB is free") as warned:
+        told = told_of(tmp_path, capsys, 6, steps=240, quiet=quiet)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert told == ([] if quiet else ["dualform: 148 kB a step; 35.5 MB for 240 steps; 35 MB free on the disk"])
+
+
+def test_a_run_of_unknown_length_is_told_of_after_a_minute(tmp_path, capsys, disk, clock):
+    disk(31 * GB)
+    assert told_of(tmp_path, capsys, 8) == [
+        "dualform: 148 kB a step",
+        "dualform: 148 kB a step; 591 kB for 4 steps so far; 31 GB free on the disk, enough for 209,867 more steps",
+    ]
+
+
+def test_it_is_warned_of_once_where_the_disk_is_full_within_an_hour(tmp_path, capsys, disk, clock):
+    disk(10 * 148_000)
+    with pytest.warns(
+        RuntimeWarning, match=rf"{WARNING}at 5\.\d\d kB a second, 1\.48 MB last about 4 minutes"
+    ) as warned:
+        told_of(tmp_path, capsys, 8)
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("steps", [None, 240])
+def test_a_disk_that_does_not_tell_its_space_is_no_reason_to_warn(tmp_path, capsys, disk, clock, steps):
+    disk(None)
+    last = "; 35.5 MB for 240 steps" if steps else "; 591 kB for 4 steps so far"
+    assert told_of(tmp_path, capsys, 6, steps=steps)[-1] == f"dualform: 148 kB a step{last}"
+
+
+def test_a_budget_bounds_what_a_run_takes(tmp_path, capsys, disk):
+    disk(60_000_000)
+    said = told_of(tmp_path, capsys, 2, steps=1000, budget="50 MB")
+    assert said == ["dualform: 148 kB a step; 50 MB for 1,000 steps; 60 MB free on the disk"]
+
+
+def test_a_resumed_run_is_told_of_its_own_steps(tmp_path, capsys, disk):
+    disk(31 * GB)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for done in (0, 3):
+        recorder = dualform.Recorder(model, optimizer, tmp_path / "m", resume=True, steps=240)
+        with recorder:
+            train_inside(recorder, model, optimizer, 3)
+            recorder.flush()
+        assert f"for {240 - done} steps; 31 GB free" in capsys.readouterr().err
+
+
+def test_ranks_share_the_disk(tmp_path, disk):
+    disk(31 * GB)
+    forecast = summary.DiskForecast(tmp_path, 10, ranks=4)
+    with pytest.warns(RuntimeWarning, match="10 steps take about 40 GB"):
+        assert forecast.first(GB) == " on each of 4 ranks; 40 GB for 10 steps; 31 GB free on the disk"
+
+
+def test_the_disk_of_a_folder_that_is_not_there_yet_is_known(tmp_path):
+    assert summary.free_bytes(tmp_path / "a" / "b") > 0
 
 
 def on_disk(folder):

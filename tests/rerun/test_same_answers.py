@@ -15,15 +15,15 @@ from .trained import Training
 QUERIES = Vectors(np.random.default_rng(5).normal(size=(4, 7)))
 QUESTIONS = [
     TopK("2", QUERIES, k=7),
-    TopK("0", QuerySetExamples("test", (1, 3)), k=5, score="abs"),
+    TopK("0", QuerySetExamples("test", (0, 1), (0, 0)), k=5, score="abs"),
     TopK("2", QuerySetExamples("test"), k=3, where="label <> 1 AND step >= 3"),
     TopK("2", QUERIES, k=2, by=("dataset", "label")),
-    TopK("0", QuerySetExamples("test", (0,)), k=3, by=("position",), score="abs"),
+    TopK("0", QuerySetExamples("test", (0,), (0,)), k=3, by=("position",), score="abs"),
     TopK("2", QUERIES, k=10**6, where="step = 1"),
     GroupSum("2", QUERIES, by=("dataset", "label")),
     GroupSum("0", QuerySetExamples("test"), by=("label",), where="dataset = 'odd'"),
     GroupSum("2", QUERIES, by=("position",)),
-    GroupSum("0", QuerySetExamples("test", (2,)), by=("label",), score="abs"),
+    GroupSum("0", QuerySetExamples("test", (2,), (0,)), by=("label",), score="abs"),
     GroupSum("2", Vectors(np.abs(QUERIES.rows)), by=("label",), score="abs"),
 ]
 SAMPLES, TOKENS = Training(steps=40, rows=230), Training(steps=24, rows=30, tokens=20)

@@ -109,6 +109,9 @@ class Canned(Answers):
                 raise Cancelled("stopped")
             time.sleep(0.005)
 
+    def counted(self, question: Any) -> Any:
+        return question
+
     def ask(
         self, question: Any, cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
     ) -> Any:

@@ -219,5 +219,5 @@ def test_memories_that_share_a_budget_take_what_they_need_of_one_bound():
     assert (budget.most_bytes, budget.largest) == (425, 106)
     budget.leave(-300, 100)
     assert budget.most_bytes == 425
-    with pytest.raises(BadInput, match=r"^1 kB are too few: 900 bytes are taken"):
+    with pytest.raises(BadInput, match=r"^1 kB is too little RAM: opening the memory takes 900 bytes"):
         budget.leave(400, 100)

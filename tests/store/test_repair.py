@@ -144,13 +144,13 @@ def test_the_command_line_says_what_was_dropped(tmp_path, capsys):
 
     recorded(tmp_path / "m")
     assert main(["check", str(tmp_path / "m"), "--repair", "--out", str(tmp_path / "copy")]) == 0
-    assert capsys.readouterr().out.splitlines() == ["no problems", "nothing to repair: no copy"]
+    assert capsys.readouterr().out.splitlines() == ["no problems", "nothing to repair: no copy was made"]
     flip(tmp_path / "m" / "shard-00000" / "layers" / "layer-0" / "values-000001.npy")
     assert main(["check", str(tmp_path / "m"), "--repair"]) == 2
     assert main(["check", str(tmp_path / "m"), "--repair", "--out", str(tmp_path / "copy")]) == 0
     *_, dropped, last = capsys.readouterr().out.splitlines()
     assert dropped.startswith("Of shard-00000, 3 of 4 commits were dropped")
-    assert last == f"{tmp_path / 'copy'} has what is whole, up to step 1, and every check passed"
+    assert last == f"{tmp_path / 'copy'} has the undamaged part, up to step 1, and passed every check"
     assert main(["check", str(tmp_path / "copy")]) == 0
 
 

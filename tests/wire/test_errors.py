@@ -50,7 +50,7 @@ def test_texts_that_are_no_valid_unicode_still_travel():
 @pytest.mark.parametrize(
     ("code", "details", "kind", "says"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "refused", errors.Unavailable, "No server answers at here:1 (refused)."),
+        (grpc.StatusCode.UNAVAILABLE, "refused", errors.Unavailable, "Cannot connect to here:1 (refused)."),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "", errors.TimedOut, "here:1 did not answer before the deadline."),
         (
             grpc.StatusCode.UNAVAILABLE,

@@ -263,8 +263,8 @@ def test_a_parameter_whose_parts_do_not_fit(parameter, says):
 
 
 def test_two_masks_of_one_space():
-    masks = [pb.Remark(name="token", text="a = 1"), pb.Remark(name="token", text="b = 1")]
-    request = pb.WeightsRequest(where=pb.Masks(by_space=pb.SpaceMasks(masks=masks)))
+    filters = [pb.SpaceFilter(space="token", where=pb.Filter(sql=sql)) for sql in ("a = 1", "b = 1")]
+    request = pb.WeightsRequest(where=pb.Filters(by_space=pb.SpaceFilters(filters=filters)))
     with pytest.raises(BadInput, match=r"^where names a slot space twice\.$"):
         rebuilt.decode_weights(request)
 

@@ -20,6 +20,7 @@ from dualform_proto import (
     info,
     lookups,
     matrix,
+    placebos,
     previews,
     queries,
     rebuilt,
@@ -62,6 +63,8 @@ CASES = {
         contributions.encode_contributions,
         contributions.decode_contributions,
     ),
+    "Placebo": (values.placebo_questions, placebos.encode_placebo, placebos.decode_placebo),
+    "Placebos": (values.placebos(), placebos.encode_placebos, placebos.decode_placebos),
     "Weights": (values.weights(), rebuilt.encode_weights_answer, rebuilt.decode_weights_answer),
     "Cancellation": (values.cancellations, rebuilt.encode_cancellation_answer, rebuilt.decode_cancellation_answer),
     "Queries": (values.queries, queries.encode_queries, queries.decode_queries),
@@ -102,7 +105,7 @@ def test_what_is_no_question_has_no_call():
     with pytest.raises(
         BadInput,
         match=r"^ask takes a query such as dualform\.TopK, not str\. For example "
-        r'memory\.ask\(dualform\.TopK\("head", dualform\.Vectors\(x\)\)\)\.$',
+        r'ask\(dualform\.TopK\("head", dualform\.Vectors\(x\)\)\)\.$',
     ):
         call_of("topk")  # type: ignore[arg-type]
 

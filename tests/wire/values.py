@@ -21,6 +21,7 @@ from dualform.answers import (
     LayerInfo,
     MemoryInfo,
     Outputs,
+    Placebos,
     Previews,
     QuerySet,
     QuerySetInfo,
@@ -34,13 +35,16 @@ from dualform.questions import (
     Contribution,
     Distribution,
     ExampleGradients,
+    Filter,
     GradientSum,
     GradientTopK,
     GroupSum,
+    Ids,
     LayerGradients,
     MaskCancellation,
     NetworkWeights,
     Output,
+    Placebo,
     PreviewLookup,
     QuerySetExamples,
     QuerySetLookup,
@@ -77,9 +81,15 @@ vectors = st.builds(
 queries = st.one_of(
     vectors,
     st.builds(QuerySetExamples, texts, st.none() | st.lists(int64s, max_size=4).map(tuple)),
+    st.lists(st.tuples(int64s, int64s), min_size=1, max_size=4).map(
+        lambda pairs: QuerySetExamples("test", *map(tuple, zip(*pairs, strict=True)))
+    ),
     st.builds(SlotKeys, st.lists(int64s, max_size=4).map(tuple)),
 )
 names = st.lists(texts, max_size=3, unique=True).map(tuple)
+ids = arrays.arrays(np.int64, FEW).map(Ids) | st.lists(texts, max_size=3).map(lambda own: Ids(tuple(own)))
+filter_values = st.none() | st.booleans() | int64s | finite | texts | ids
+conditions = texts | st.builds(Filter, texts, st.lists(filter_values, min_size=1, max_size=3).map(tuple))
 steps = st.none() | counts
 
 
@@ -105,19 +115,19 @@ def scored(draw: Any) -> tuple[str, bool, Target | None]:
 
 @st.composite
 def topk_questions(draw: Any) -> TopK:
-    asked = texts, queries, st.integers(1, 2**62), st.none() | texts, names
-    return TopK(*map(draw, asked), *draw(scored()))
+    asked = st.none() | texts, queries, st.integers(1, 2**62), st.none() | conditions, names
+    return TopK(*map(draw, asked), *draw(scored()), draw(names))
 
 
 @st.composite
 def group_sum_questions(draw: Any) -> GroupSum:
-    asked = texts, queries, names.filter(bool), st.none() | texts
+    asked = st.none() | texts, queries, names.filter(bool), st.none() | conditions
     return GroupSum(*map(draw, asked), *draw(scored()), draw(st.none() | st.integers(1, 2**62)))
 
 
 @st.composite
 def distribution_questions(draw: Any) -> Distribution:
-    asked = texts, queries, st.none() | texts
+    asked = st.none() | texts, queries, st.none() | conditions
     score, _, target = draw(scored())
     return Distribution(*map(draw, asked), score, target, draw(st.integers(11, 2**62)))
 
@@ -143,9 +153,9 @@ def example_gradients(draw: Any) -> ExampleGradients:
 
 query_set_examples = st.builds(QuerySetExamples, texts, st.none() | st.lists(int64s, min_size=1, max_size=4).map(tuple))
 examples = example_gradients() | query_set_examples
-gradient_top_ks = st.builds(GradientTopK, names, examples, st.integers(1, 2**62), st.none() | texts)
+gradient_top_ks = st.builds(GradientTopK, names, examples, st.integers(1, 2**62), st.none() | conditions, names)
 gradient_sums = st.builds(
-    GradientSum, names, examples, names.filter(bool), st.none() | texts, st.none() | st.integers(1, 2**62)
+    GradientSum, names, examples, names.filter(bool), st.none() | conditions, st.none() | st.integers(1, 2**62)
 )
 temperatures = st.floats(0, exclude_min=True, allow_infinity=False)
 kernels = st.just(("linear", None)) | st.tuples(st.just("softmax"), st.none() | temperatures)
@@ -153,13 +163,15 @@ kernels = st.just(("linear", None)) | st.tuples(st.just("softmax"), st.none() | 
 
 @st.composite
 def outputs_questions(draw: Any) -> Output:
-    asked = texts, queries, st.none() | texts, steps, st.booleans()
+    asked = st.none() | texts, queries, st.none() | conditions, steps, st.booleans()
     return Output(*map(draw, asked), *draw(kernels), draw(st.booleans()))
 
 
 outputs = outputs_questions()
-contributions = st.builds(Contribution, texts, queries, names.filter(bool), st.none() | texts, steps, st.booleans())
-masks = texts | st.dictionaries(texts, texts, max_size=3)
+contributions = st.builds(
+    Contribution, texts, queries, names.filter(bool), st.none() | conditions, steps, st.booleans()
+)
+masks = conditions | st.dictionaries(texts, conditions, max_size=3)
 network_weights = st.builds(NetworkWeights, st.none() | masks, steps, st.booleans())
 mask_cancellations = st.builds(MaskCancellation, masks.filter(bool), steps, st.none() | texts, st.booleans())
 slot_lookups = st.builds(SlotLookup, st.lists(int64s).map(lambda ids: np.array(ids, dtype=np.int64)), st.none() | texts)
@@ -220,7 +232,36 @@ def hits(draw: Any) -> Hits:
     total = int(each.sum())
     ids = draw(arrays.arrays(np.int64, total))
     weights = draw(arrays.arrays(np.float32, total))
-    return Hits(ids, weights, each, groups, by, draw(scans), draw(texts), draw(st.none() | statuses))
+    repeats = draw(st.none() | arrays.arrays(np.int64, total))
+    return Hits(ids, weights, each, groups, by, draw(scans), draw(texts), draw(st.none() | statuses), repeats)
+
+
+placebo_questions = st.builds(
+    Placebo, texts, queries, conditions.filter(bool), st.integers(1, 1000), steps, st.booleans()
+)
+
+
+@st.composite
+def placebos(draw: Any) -> Placebos:
+    queries, random, siblings = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(names)
+    sets = queries, 1 + random + len(siblings)
+    classes = [draw(arrays.arrays(np.int64, queries)) for _ in range(3)]
+    return Placebos(
+        *classes,
+        draw(arrays.arrays(np.float64, queries)),
+        draw(arrays.arrays(np.float64, sets)),
+        draw(arrays.arrays(np.int64, sets)),
+        random,
+        siblings,
+        draw(texts),
+        draw(counts),
+        draw(counts),
+        draw(texts),
+        draw(st.none() | finite),
+        draw(statuses),
+        draw(texts),
+        draw(scans),
+    )
 
 
 @st.composite
@@ -360,6 +401,7 @@ infos = st.builds(
     sampling=texts,
     answered_by=texts,
     previews=st.dictionaries(texts, texts, max_size=3),
+    output_layer=st.none() | texts,
 )
 reconstructions = st.builds(
     Reconstructions,

@@ -1,4 +1,4 @@
-"""`python -m dualform_client.cli`, where the command itself is not on the path."""
+"""`python -m dualform_client.cli`, for when the command itself is not on the path."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""dualform explore: pages over memories, for a browser."""
+"""dualform explore: pages over memories for a browser, or predictions of one in a file that needs no server."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,77 +13,59 @@ import click
 
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform_client.cli.named_function import named_function
-from dualform_client.cli.options import json_option
-from dualform_client.cli.printing import print_json, print_line
+from dualform_client.cli.help import command
+from dualform_client.cli.options import FILE, SECONDS, check_output_file, json_option, named_function
+from dualform_client.cli.printing import print_json, print_line, print_note, progress_bars
 from dualform_client.cli.suggestions import complete_folder
-from dualform_client.cli.target import REACH, reaching, read_token
-from dualform_client.target import check_folder, connect
+from dualform_client.cli.target import REACH, connected, reaching, read_token
+from dualform_client.target import check_folder
 from dualform_proto.memory_name import is_served
 
 
-@click.command()
+@command()
 @reaching
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True, shell_complete=complete_folder)
-@click.option(
-    "--address",
-    default="127.0.0.1:50080",
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Where the pages are; port 0 is a free one. One that other machines can reach needs --access.",
-)
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
-    metavar="NAME",
-    help="A further name that browsers may ask by, as that of a proxy in front; repeatable. Default: none.",
-)
-@click.option(
-    "--access",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File whose first line is the token that visitors must have. Default: none is asked for.",
-)
-@click.option(
-    "--root-path", default="", metavar="PATH", help="Where a proxy in front has the pages, as /explorer. Default: /."
-)
+@click.option("--address", default="127.0.0.1:50080", show_default=True, metavar="HOST:PORT", help="Listen here.")
+@click.option("--open/--no-open", "browse", help="Open the start page in a browser.")
+@click.option("--access", type=FILE, metavar="FILE", help="Ask visitors for the token in FILE.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Accept this host name, too.")
+@click.option("--root-path", default="", metavar="PATH", show_default="/", help="Serve under PATH of a proxy.")
 @click.option(
     "--deadline",
-    type=click.FloatRange(0, min_open=True),
+    type=SECONDS,
+    metavar="SECONDS",
     default=15.0,
-    show_default=True,
-    help="Seconds that a part of a page may take.",
+    show_default="15",
+    help="Limit the time for a part of a page.",
 )
 @click.option(
     "--preview",
-    metavar="MODULE:FUNCTION",
-    help="A function of your own, also as FILE.py:FUNCTION, that says what a training sample looks like: "
-    "preview(dataset, sample) returns an image, a text, a dict of columns, or None. It runs in this process alone; a "
-    "server is not told of it. Default: what is stored in the memory.",
+    metavar="FUNCTION",
+    show_default="stored",
+    help="Call preview(dataset, sample) for previews.",
 )
 @click.option(
     "--export",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write predictions of one TARGET to a file that needs no server, and end. Default: pages are served.",
+    help="Write a page to FILE, and end.",
 )
 @click.option(
     "--item",
     "items",
     multiple=True,
-    metavar="QUERY_SET/EXAMPLE",
-    help="With --export, a prediction; repeatable. Default: a dozen at most, misread ones that a mask corrects first.",
+    metavar="SET/EXAMPLE",
+    show_default="up to 12",
+    help="Export this prediction; repeatable.",
 )
 @click.option(
     "--without",
     multiple=True,
-    metavar="COLUMN:VALUE",
-    help="With --export, a mask that leaves these slots out, as dataset:mnist; repeatable, and each one a mask of its "
-    "own. Default: each dataset, where there are several.",
+    metavar="COL:VALUE",
+    show_default="each dataset",
+    help="Export this ablation; repeatable.",
 )
-@click.option("--force", is_flag=True, help="With --export, replace the file where it exists.")
-@click.option("--open/--no-open", "browse", help="Open the start page in a browser. Default: --no-open.")
+@click.option("--force", is_flag=True, help="Replace the exported file if it exists.")
 @json_option
 def explore(
     targets: tuple[str, ...],
@@ -100,19 +84,16 @@ def explore(
     as_json: bool,
     **reach: Any,
 ) -> None:
-    """Look at memories in a browser.
+    """Browse predictions and the training data behind them.
 
-    Pages show a prediction, what in the training speaks for it, and what undoes it.
-
-    Nothing of a memory is changed, and nothing of it runs; --preview names a function of your own that does, here.
-    It goes on until Ctrl-C, or with --export until the file is written.
+    It serves pages until Ctrl-C. An address that other machines can reach needs
+    --access. --preview names your own function as MODULE:FUNCTION or
+    FILE.py:FUNCTION. Nothing else is run, and no memory is changed.
 
     \b
-    Example:
-      dualform explore runs/demo
-      dualform explore 127.0.0.1:50051 --address 127.0.0.1:0 --open
-      dualform explore runs/mine --preview FILE.py:FUNCTION
-      dualform explore runs/demo --export page.html --item test-digits/17 --without dataset:permuted-digits
+    Examples:
+      dualform explore runs/demo --open
+      dualform explore runs/demo --export page.html --item test-digits/17
     """
     from dualform_explorer.memories import names_of
     from dualform_explorer.preview_function import check_preview_function
@@ -122,10 +103,10 @@ def explore(
         if Path(target).exists() or not is_served(target):
             check_folder(Path(target))
     if len(set(targets)) < len(targets):
-        raise BadInput("A target is given twice.", hint="Name each once.", field="targets")
+        raise BadInput("A TARGET is given twice.", hint="Name each once.", field="targets")
     given = {"--item": items, "--without": without, "--force": force}
     if export is None and (stray := [name for name, said in given.items() if said]):
-        raise BadInput(f"{' and '.join(stray)}: only with --export FILE.", field="export")
+        raise BadInput(f"Without --export FILE there can be no {' or '.join(stray)}.", field="export")
     function = None if preview is None else named_function(preview, "preview")
     if function is not None:
         check_preview_function(function)
@@ -134,9 +115,7 @@ def explore(
         for name, target in zip(names_of(targets), targets, strict=True)
     }
     if export is not None:
-        from dualform_client.cli.exporting import write_page
-
-        write_page(opened, export, items, without, force, as_json, function)
+        _export(opened, export, items, without, force, as_json, function)
         return
     token = None if access is None else read_token(access)
     config = ExplorerConfig(address, hosts, token, root_path, deadline)
@@ -152,15 +131,65 @@ def explore(
 
 
 def _opened(target: str, ram: str | None, reach: dict[str, Any]) -> Answers:
-    token_file = reach["token_file"]
-    served = not Path(target).exists()
-    return connect(
-        target,
-        timeout=reach["timeout"],
-        token=read_token(token_file) if token_file and served else None,
-        tls=reach["tls"],
-        authority=reach["tls_ca"],
-        certificate=reach["tls_cert"],
-        key=reach["tls_key"],
-        ram=None if served else ram,
-    )
+    return connected(target, ram if Path(target).exists() else None, **reach)
+
+
+def _export(
+    opened: Mapping[str, Callable[[], Answers]],
+    out: Path,
+    items: Sequence[str],
+    without: Sequence[str],
+    force: bool,
+    as_json: bool,
+    preview: Callable[[str | None, int], Any] | None,
+) -> None:
+    """`opened`: functions that open or connect to a memory, by name. `preview`: replaces the stored preview sets.
+
+    Raises BadInput for several memories, unknown predictions or a file that would be too large, AlreadyExists if the
+    file exists, and FolderError if it cannot be made.
+    """
+    from dualform_explorer.export.choice import choose
+    from dualform_explorer.export.page import exported_page
+    from dualform_explorer.preview_function import with_previews
+    from dualform_explorer.remembered import RememberedAnswers
+
+    if len(opened) > 1:
+        raise BadInput("--export takes one TARGET.", hint="Export each memory to its own file.", field="targets")
+    check_output_file(out, force, "export")
+    ((name, open_one),) = opened.items()
+    with RememberedAnswers(with_previews(open_one(), preview)) as memory, progress_bars() as progress:
+        info = memory.info()
+        choice = choose(memory, info, items, without)
+        tell = progress and partial(progress, "drawing")
+        page = exported_page(memory, info, name, choice, tell=tell)
+    size = _write(out, page.html)
+    masks = ["; ".join(chip.words for chip in chips) for chips in choice.masks[1:]]
+    if as_json:
+        print_json(
+            {
+                "out": str(out),
+                "bytes": size,
+                "items": [state.item for state in choice.items],
+                "without": masks,
+                "failed": page.failed,
+            }
+        )
+        return
+    said = f"{len(choice.items)} predictions" if len(choice.items) > 1 else choice.items[0].item
+    under = f", whole and without {', without '.join(masks)}" if masks else ""
+    print_line(f"{out}: {said}{under}; {size / 2**20:.1f} MiB")
+    if page.failed:
+        print_note(f"{page.failed} parts have no answer; the page says why in their place.")
+
+
+def _write(out: Path, html: str) -> int:
+    """Writes to a temporary name first, so that `out` is never half a file. Returns its bytes."""
+    part = out.with_name(f".{out.name}.partial")
+    try:
+        part.write_text(html, encoding="utf-8", newline="\n")
+        os.replace(part, out)
+    except OSError as error:
+        raise BadInput(f"{out} cannot be written: {error.strerror}.", field="export") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return out.stat().st_size

@@ -1,4 +1,4 @@
-"""The command and its subcommands, and the way every error takes out of it: a message and a code, never a traceback."""
+"""The command `dualform`: it loads a subcommand, runs it, and turns every error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -17,30 +17,50 @@ from typing import NoReturn, TextIO
 import click
 
 from dualform_client.cli.failure import report_failure
+from dualform_client.cli.help import Context, UnknownCommand
 
-COMMANDS = (
-    "check", "compare", "completion", "contributions", "copy", "delete", "demo", "distribution", "estimate", "explore",
-    "group-sum", "health", "info", "mcp", "output", "serve", "sql", "study", "token", "topk", "verify", "weights",
-)  # fmt: skip
-"""Each in a file of its name."""
+SECTIONS: dict[str, dict[str, str]] = {
+    "Ask": {
+        "topk": "ask",
+        "group-sum": "ask",
+        "contributions": "outputs",
+        "output": "outputs",
+        "weights": "outputs",
+        "distribution": "ask",
+        "compare": "ask",
+    },
+    "Inspect": {
+        "info": "inspection",
+        "verify": "inspection",
+        "check": "inspection",
+        "sql": "inspection",
+        "estimate": "inspection",
+    },
+    "Maintain": {"copy": "maintain", "delete": "maintain", "completion": "maintain"},
+    "Serve": {"serve": "serving", "explore": "explore", "mcp": "serving", "token": "serving", "health": "serving"},
+    "Studies": {"demo": "studies", "study": "studies"},
+}
+"""The commands by section of --help, each with its module, which has a function of the command's name."""
+COMMANDS = {name: file for section in SECTIONS.values() for name, file in section.items()}
 
 ASKING = frozenset((
     "compare", "contributions", "distribution", "group-sum", "info", "output", "serve", "sql", "topk", "verify",
     "weights",
 ))  # fmt: skip
-"""Commands that do nothing but answer questions about a memory."""
+"""Commands that only answer questions about a memory."""
 
 _SWITCH_SECONDS = 0.0005
-"""After which a thread of a server gives the interpreter to another one that waits: light questions need it several
-times, and would wait for Python's own 5 ms each time beside heavy ones."""
+"""Switch interval of a server's threads. Light questions need the interpreter several times, and with Python's default
+would wait 5 ms each time for a heavy one."""
 _OBJECTS = 200_000
-"""Python looks for objects that refer to one another in circles when it has made so many more: loading a command makes
-nearly as many, and none of them goes.
+"""Threshold of the garbage collector. Loading a command makes nearly as many objects, and none of them can be freed.
 """
 
 
 class Commands(click.Group):
-    """Loads a command's file when that command is asked for: a first answer waits for no other's."""
+    """Loads a command's module only when that command runs, so that a first answer does not wait for the others."""
+
+    context_class = Context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -48,35 +68,50 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        name = cmd_name.replace("-", "_")
-        found: click.Command = getattr(import_module(f"dualform_client.cli.{name}"), name)
+        module = import_module(f"dualform_client.cli.{COMMANDS[cmd_name]}")
+        found: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise UnknownCommand(args[0], COMMANDS, ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, by section."""
+        widest = max(map(len, COMMANDS))
+        formatter.write_paragraph()
+        for section, names in SECTIONS.items():
+            formatter.write_heading(section)
+            with formatter.indentation():
+                found = {name: self.get_command(ctx, name) for name in names}
+                formatter.write_dl(
+                    [(name.ljust(widest), own.get_short_help_str(80)) for name, own in found.items() if own]
+                )
 
 
 @click.group(
     cls=Commands,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    options_metavar="",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="dualform", prog_name="dualform")
 @click.pass_context
 def dualform(context: click.Context) -> None:
-    """The training of a neural network as a memory that answers exact questions.
+    """Ask questions about the training of a neural network.
 
-    TARGET is a memory's folder, or host:port of a server, with /NAME behind it where that has several. Every command
-    takes --json: one JSON object on stdout, progress on stderr.
-
-    \b
-    Example:
-      dualform demo --out runs/demo
-      dualform info runs/demo
+    TARGET is a memory's folder, or host:port[/NAME] of a server. Every command
+    takes --json (one JSON object on stdout) and --help. Start with "dualform demo".
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 class WithoutPandas(MetaPathFinder):
-    """Arrow loads pandas where it is installed, to know its frames. None come here: a fifth of a first answer."""
+    """Keeps Arrow from loading pandas, which takes a fifth of a first answer and is not needed here."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname == "pandas":
@@ -84,27 +119,27 @@ class WithoutPandas(MetaPathFinder):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0, 1 for failures, 2 for bad usage or input, 130 when interrupted."""
+    """Runs one command. Returns the exit code: 0, 1 for failures, 2 for bad usage or input, 130 when interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         prepare(given)
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us (`>&-`): nobody reads what is said there
+        if getattr(sys, name) is None:  # closed by the shell (`>&-`): nobody reads it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (as long as the process)
     for stream in (sys.stdout, sys.stderr):
-        # Texts of a memory that the terminal's encoding lacks are shown with a substitute.
+        # Characters that the terminal's encoding lacks are replaced.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
         code = dualform.main(given, prog_name="dualform", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        return 1  # whoever read our output has enough of it (`dualform … | head`)
+        return 1  # the reader has enough (`dualform … | head`)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
     except (Exception, KeyboardInterrupt) as error:
-        # What stdout does not take, as on a full disk, is said on stderr.
+        # If stdout fails, for example on a full disk, stderr gets the error.
         for as_object in (True, False) if as_json else (False,):
             with suppress(OSError):
                 return report_failure(error, as_object)
@@ -113,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def prepare(given: Sequence[str]) -> None:
-    """What a process that does nothing but ask spares itself, and has the disk do at once."""
+    """Sets up a process that only asks: no pandas, few collections, and files read ahead."""
     if given[:1] and given[0] in ASKING:
         sys.meta_path.insert(0, WithoutPandas())
         if given[0] == "serve":
@@ -125,14 +160,14 @@ def prepare(given: Sequence[str]) -> None:
 
 
 def _bound_arenas() -> None:
-    """Before any thread begins, for a pool that a thread was given remains."""
+    """Must run before the first thread starts, because a thread keeps its memory pool."""
     from dualform.store.allocator import bound_arenas
 
     bound_arenas()
 
 
 def _read_ahead(given: Sequence[str]) -> None:
-    """Has the disk read what a question about a folder will need, while its command is loaded."""
+    """Starts to read the files that a question about a folder needs, while its command is loaded."""
     folder = next((word for word in given[1:] if os.path.isfile(os.path.join(word, "memory.json"))), None)
     if folder is None:
         return
@@ -144,14 +179,14 @@ def _read_ahead(given: Sequence[str]) -> None:
 
 
 def _said(given: Sequence[str], option: str) -> list[str]:
-    """What an option is given, each time that it is."""
+    """All values of an option on the command line."""
     said = [after for word, after in pairwise(given) if word == option]
     return said + [word.removeprefix(f"{option}=") for word in given if word.startswith(f"{option}=")]
 
 
 def run() -> NoReturn:
-    """The command as a process. One that only asked ends at once: its libraries have nothing to write, and taking them
-    apart one by one costs a tenth of a first answer.
+    """The command as a process. After a question it exits without cleaning up its libraries, which would take a tenth
+    of the time.
     """
     code = main()
     for stream in (sys.stdout, sys.stderr):
@@ -163,7 +198,7 @@ def run() -> NoReturn:
 
 
 def _written(stream: TextIO) -> bool:
-    """Whether all that was said has gone out. What cannot is dropped, or Python's own last flush would fail again."""
+    """Whether the stream could be flushed. If not, the rest is dropped, or Python's own last flush would fail again."""
     try:
         stream.flush()
     except OSError:

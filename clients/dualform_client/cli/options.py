@@ -1,115 +1,331 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
-from dualform.errors import BadInput
-from dualform.questions import Queries, Vectors, as_queries
-from dualform.questions.arguments import KERNELS
+from dualform.errors import AlreadyExists, BadInput, FolderError
+from dualform.questions import Filter, Queries, Vectors, as_queries
+from dualform_client.cli.help import ConnectionOption
 from dualform_client.cli.suggestions import complete_by, complete_layer, complete_query
+
+SCORES = ("dot", "abs", "cosine", "gradient", "contribution")
+FOLDER = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path)
+SECONDS = click.FloatRange(0, min_open=True)
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class AtLeast(click.IntRange):
+    """A whole number with a lower bound."""
+
+    name = "n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = int(click.INT.convert(value, param, ctx))
+        if param is not None and self.min is not None and number < self.min:
+            said = f"{param.opts[0]} must be at least {self.min:g}, not {number}."
+            raise BadInput(said, field=param.name or "")
+        return number
 
 
 def _as_queries(_context: click.Context, _option: click.Parameter, value: str) -> Queries:
     return read_queries(Path(value)) if value.endswith(".npy") else as_queries(value)
 
 
-def _as_names(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+def _as_names(_context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     if value is None:
         return None
-    names = tuple(name.strip() for name in value.split(","))
+    names, said = tuple(name.strip() for name in value.split(",")), option.opts[0]
     if not all(names):
-        raise BadInput(f"--by {value!r} holds an empty name.", hint="Write COL or COL,COL.", field="by")
+        raise BadInput(
+            f"{said} {value!r} holds an empty name.",
+            hint=f"Write {said} COL or {said} COL,COL.",
+            field=option.name or "",
+        )
     return names
 
 
+def _as_score(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    if value is not None and value not in SCORES:
+        raise BadInput(
+            f"Unknown score {value!r}.",
+            hint="Choose dot, abs, cosine or gradient. For contributions, give --target N.",
+            field="score",
+        )
+    return value
+
+
 def read_queries(file: Path) -> Vectors:
-    """float32[n, d] from an .npy file of numbers. Raises BadInput where it is none."""
+    """float32[n, d] from an .npy file of numbers. Raises BadInput for any other file."""
+    array = read_array(file, "queries")
+    if array.dtype.kind not in "fiub":
+        raise BadInput(f"The query file {file} holds {array.dtype}, not real numbers.", field="queries")
+    with np.errstate(over="ignore"):
+        return Vectors(array)
+
+
+def read_array(file: Path, field: str) -> NDArray[Any]:
+    """The array in an .npy file. Raises BadInput for any other file."""
+    what = "query file" if field == "queries" else "file"
     try:
         with file.open("rb") as stream:
             # Arrays of objects are refused: reading them would run code from the file.
             array = np.load(stream, allow_pickle=False)
     except OSError as error:
-        raise BadInput(f"The query file {file} cannot be read: {error.strerror}.", field="queries") from None
-    except (ValueError, EOFError) as error:
-        raise BadInput(f"The query file {file} is no .npy file of numbers: {error}", field="queries") from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub":
-        kind = array.dtype if isinstance(array, np.ndarray) else "several arrays"
-        raise BadInput(f"The query file {file} holds {kind}, not real numbers.", field="queries")
-    with np.errstate(over="ignore"):
-        return Vectors(array)
+        raise BadInput(f"The {what} {file} cannot be read: {error.strerror}.", field=field) from None
+    except (ValueError, EOFError):
+        raise BadInput(
+            f"The {what} {file} is not an .npy file of numbers.",
+            hint="Write it with numpy.save: queries as float32[n, d], ids as int64[n].",
+            field=field,
+        ) from None
+    if not isinstance(array, np.ndarray):
+        raise BadInput(f"The {what} {file} holds several arrays, not real numbers.", field=field)
+    return array
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 layer_option = click.option(
     "--layer",
-    required=True,
     metavar="NAME[,NAME]",
     shell_complete=complete_layer,
-    help="Layer, as the model names its module. Several, or a pattern ('h.*.attn.*'), are asked one after the other.",
+    show_default="output layer",
+    help="Ask these layers, or 'h.*'.",
 )
 query_option = click.option(
     "--query",
     "queries",
     required=True,
     callback=_as_queries,
-    metavar="SET/EXAMPLE[:TOKEN]|FILE.npy",
+    metavar="QUERY",
     shell_complete=complete_query,
-    help="Stored queries (QUERY_SET/17, QUERY_SET/3,17, QUERY_SET/10:20 for rows 10 to 19, QUERY_SET for all), or "
-    "float32[n, d] in an .npy file.",
+    help="Ask by test/17, test/17:4 (token), test or FILE.npy.",
 )
-where_option = click.option("--where", metavar="SQL", help="Only slots for which this is true. Default: all slots.")
 at_step_option = click.option(
-    "--at-step", type=int, metavar="N", help="As of N recorded steps; 0 is the initial network. Default: the end."
+    "--at-step", type=int, metavar="N", show_default="end", help="Answer as of step N (0: untrained)."
 )
-allow_inexact_option = click.option(
-    "--allow-inexact", is_flag=True, help="Answer from a record that is not exact, however far off it is."
-)
-where_space_option = click.option(
-    "--where-space",
-    type=(str, str),
-    multiple=True,
-    metavar="SPACE SQL",
-    help="A mask for one slot space; repeatable. Default: spaces that are not named stay whole.",
-)
-abs_option = click.option("--abs", "absolute", is_flag=True, help="Absolute values: short for --score abs.")
+allow_inexact_option = click.option("--allow-inexact", is_flag=True, help="Answer even if the record is not exact.")
+abs_option = click.option("--abs", "absolute", is_flag=True, help="Short for --score abs.")
 score_option = click.option(
     "--score",
     metavar="NAME",
-    help="The score that ranks and is summed: dot, abs or cosine; or gradient, of a query set taken "
-    "with a loss, over all layers named. Default: dot.",
+    callback=_as_score,
+    show_default="dot",
+    help="Use dot, abs, cosine or gradient.",
 )
-kernel_option = click.option(
-    "--kernel",
-    default="linear",
-    show_default=True,
-    metavar="|".join(KERNELS),
-    help="What weighs the slots: their scores, or the softmax of these.",
-)
-temperature_option = click.option(
-    "--temperature", type=float, metavar="T", help="What scores are divided by before the softmax, above 0. Default: 1."
-)
-no_initial_option = click.option(
-    "--no-initial", is_flag=True, help="Leave out the initial weights, and the bias with all that training made of it."
+force_option = click.option("--force", is_flag=True, help="Replace the file if it exists.")
+
+
+def k_option(says: str) -> Decorator:
+    return click.option("-k", default=10, show_default=True, type=AtLeast(1), help=says)
+
+
+def where_option(says: str = "Use only slots that match.") -> Decorator:
+    return click.option("--where", metavar="SQL", show_default="all", help=says)
+
+
+def takes_filter(says: str = "Use only slots that match.") -> Decorator:
+    """Adds --where, --where-samples and --where-slots to a command, which gets them as one filter, `where`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def asked(
+            *arguments: Any, where: str | None, where_samples: str | None, where_slots: str | None, **rest: Any
+        ) -> Any:
+            return command(*arguments, where=one_filter(where, where_samples, where_slots), **rest)
+
+        for column in ("slots", "samples"):
+            says_ids = f"Use only these {column}; not:FILE excludes them."
+            asked = click.option(f"--where-{column}", metavar="FILE.npy", help=says_ids)(asked)
+        return where_option(says)(asked)
+
+    return decorate
+
+
+def one_filter(where: str | None, samples: str | None, slots: str | None) -> str | Filter | None:
+    """The filter of an SQL condition and of files of ids, all of which must hold."""
+    parts, values = ([] if where is None else [f"({where})"]), list[Any]()
+    for column, file in (("sample", samples), ("slot", slots)):
+        if file is not None:
+            negated = "NOT " if file.startswith("not:") else ""
+            parts.append(f"{column} {negated}IN ?")
+            values.append(_ids(Path(file.removeprefix("not:")), f"where-{column}s"))
+    return Filter(" AND ".join(parts), tuple(values)) if values else where
+
+
+def _ids(file: Path, option: str) -> Any:
+    """int64[n] or texts from an .npy file. Raises BadInput for any other file."""
+    array = read_array(file, option)
+    if array.ndim != 1 or array.dtype.kind not in "iuU":
+        raise BadInput(
+            f"{file} holds {array.dtype}{list(array.shape)}, not a list of ids.",
+            hint=f"Give --{option} a file of int64[n], as numpy.save writes it.",
+            field=option,
+        )
+    return array.tolist() if array.dtype.kind == "U" else array
+
+
+def by_option(says: str, required: bool = False) -> Decorator:
+    """--by COL[,COL], given to the command as a tuple of names, or None."""
+    return click.option(
+        "--by",
+        required=required,
+        callback=_as_names,
+        metavar="COL[,COL]",
+        help=says,
+        shell_complete=complete_by,
+    )
+
+
+distinct_option = click.option(
+    "--distinct",
+    callback=_as_names,
+    metavar="COL[,COL]",
+    help="List one hit for each value, e.g. sample.",
+    shell_complete=complete_by,
 )
 
 
 def one_score(absolute: bool, score: str | None) -> str:
-    """What --abs and --score say together. Raises BadInput for both."""
+    """The score from --abs and --score. Raises BadInput if both are given."""
     if not absolute:
         return score or "dot"
     if score is not None:
-        raise BadInput("--abs and --score are given together.", hint="--abs is short for --score abs.", field="score")
+        raise BadInput(
+            "--abs and --score cannot be given together.", hint="--abs is short for --score abs.", field="score"
+        )
     return "abs"
 
 
-def by_option(says: str, required: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--by COL[,COL], given to the command as a tuple of names, or None."""
-    return click.option(
-        "--by", required=required, callback=_as_names, metavar="COL[,COL]", help=says, shell_complete=complete_by
+tls_ca_option, tls_cert_option, tls_key_option = (
+    click.option(name, argument, cls=ConnectionOption, type=FILE, metavar="FILE", help=says)
+    for name, argument, says in (
+        ("--tls-ca", "authority", "Trust the CAs in this PEM file, not the system's."),
+        ("--tls-cert", "certificate", "Present the certificate in this PEM file."),
+        ("--tls-key", "key", "Use the key in this PEM file, with --tls-cert."),
     )
+)
+
+
+def timeout_option(seconds: int) -> Decorator:
+    return click.option(
+        "--timeout",
+        cls=ConnectionOption,
+        type=SECONDS,
+        metavar="SECONDS",
+        default=float(seconds),
+        show_default=str(seconds),
+        help="Wait at most this long for an answer.",
+    )
+
+
+connection_options = (
+    click.option(
+        "--token-file",
+        cls=ConnectionOption,
+        type=FILE,
+        metavar="FILE",
+        envvar="DUALFORM_TOKEN_FILE",
+        show_default="$DUALFORM_TOKEN_FILE",
+        help="Read the token here.",
+    ),
+    click.option(
+        "--tls", cls=ConnectionOption, is_flag=True, help="Connect by TLS; implied by --tls-ca and --tls-cert."
+    ),
+    tls_ca_option,
+    tls_cert_option,
+    tls_key_option,
+    timeout_option(300),
+    click.option(
+        "--ram",
+        cls=ConnectionOption,
+        metavar="BYTES",
+        show_default="half of the machine, and an eighth for codes",
+        help="Limit RAM for local folders, e.g. '2 GB'.",
+    ),
+)
+"""Options of every command that asks a TARGET."""
+
+
+def check_output_file(out: Path, force: bool, field: str) -> None:
+    """Raises AlreadyExists, or FolderError if the file cannot be written. `field`: the option that names it."""
+    folder = out.parent
+    if not folder.is_dir():
+        there = f"{folder} is a file" if folder.exists() else f"There is no folder {folder}"
+        raise FolderError(f"{there}.", hint=f"Make the folder first, or give another --{field}.", field=field)
+    if out.exists() and not out.is_file():
+        raise FolderError(f"{out} is not a regular file.", hint=f"Give another --{field}.", field=field)
+    if out.exists() and not force:
+        raise AlreadyExists(f"{out} exists.", hint=f"Replace it with --force, or give another --{field}.", field=field)
+    if not os.access(folder, os.W_OK):
+        raise FolderError(f"{folder} cannot be written to.", hint=f"Give another --{field}.", field=field)
+
+
+def named_function(said: str, field: str) -> Callable[..., Any]:
+    """A function of the user, named as MODULE:FUNCTION or FILE.py:FUNCTION, to run in this process.
+
+    Modules are found as `python -m` and `python FILE.py` find them. Raises BadInput if the function or its module
+    cannot be loaded.
+    """
+    place, colon, name = said.rpartition(":")
+    if not (colon and place and name):
+        raise BadInput(f"{said!r} names no function.", hint="Write MODULE:FUNCTION or FILE.py:FUNCTION.", field=field)
+    of_file = place.endswith(".py")
+    try:
+        module = _of_file(Path(place), field) if of_file else _of_name(place)
+    except BadInput:
+        raise
+    except ModuleNotFoundError as error:
+        # The missing module may be one that the user's own code imports.
+        if of_file or error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise _not_loaded(place, error, field) from error
+        raise BadInput(
+            f"There is no module {error.name!r}.",
+            hint="Run the command in the module's folder, or name a file: FILE.py:FUNCTION.",
+            field=field,
+        ) from None
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise _not_loaded(place, error, field) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise BadInput(f"{place} has no function {name!r}.", field=field)
+    return found  # type: ignore[no-any-return]
+
+
+def _of_name(name: str) -> ModuleType:
+    sys.path.insert(0, "")
+    return import_module(name)
+
+
+def _of_file(file: Path, field: str) -> ModuleType:
+    if not file.is_file():
+        raise BadInput(f"There is no file {file}.", field=field)
+    sys.path.insert(0, str(file.resolve().parent))
+    spec = spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules.setdefault(file.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _not_loaded(place: str, error: BaseException, field: str) -> BadInput:
+    if isinstance(error, SyntaxError):
+        said = f"{place} cannot be loaded: {error.msg}, in line {error.lineno} of {error.filename}."
+        return BadInput(said, field=field)
+    said = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
+    return BadInput(f"{place} cannot be loaded: {said}", hint="Set DUALFORM_TRACEBACK=1 to see where.", field=field)

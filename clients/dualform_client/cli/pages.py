@@ -1,36 +1,39 @@
-"""The pages that `dualform serve --explore` has beside the server, seen from the server's process."""
+"""The pages of `dualform serve --explore`: the server's handle on their process, and the process itself."""
 
 from __future__ import annotations
 
 import json
 import logging
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dualform_proto.address import Address, parse_address
 
 if TYPE_CHECKING:
+    from dualform.methods import Answers
     from dualform_service.config import ServiceConfig
 
 _CLOSING_SECONDS = 6.0
-"""That the pages' process gets to end by itself."""
+"""How long the pages' process may take to end."""
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _log = logging.getLogger("dualform.explorer")
 
 
 class ServedPages:
-    """A context manager. The address is taken on entering, so that what is wrong with it is said before anything
-    begins; a process of its own answers, from `start` on, for as long as this one lives.
+    """A context manager. It binds the address at once, so that a wrong one is refused before anything starts. From
+    `start` on, a process answers until this one ends.
     """
 
     def __init__(self, config: ServiceConfig, memories: Mapping[str, str]) -> None:
-        """`memories`: by the name that a page shows, the name under which the server has it; "" for its only one.
-        Raises BadInput for an address that is not to be had or TLS that cannot be used, MissingPackage without
-        [explore].
+        """`memories`: the name that a page shows -> the server's name for it, "" if it has only one. Raises BadInput if
+        the address is taken or TLS cannot be used, MissingPackage without [explore].
         """
         from dualform_explorer.server import listening_at
         from dualform_proto.pem import names_of
@@ -39,7 +42,7 @@ class ServedPages:
         self._config, self._memories = config, memories
         pair = (config.certificate, config.key)
         names = () if pair[0] is None or pair[1] is None else names_of(pair[0], pair[1])
-        # Any name that the certificate is for: the pages ask the server that holds it on this machine.
+        # Any name in the certificate will do: the pages ask the server on this machine.
         self._tls_name = names[0].replace("*", "any") if names else None
         self._listening = listening_at(config.explore)
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,7 +55,7 @@ class ServedPages:
         return f"{scheme}://{Address(parse_address(self._config.explore or '').host, port)}/"
 
     def start(self, server: str) -> None:
-        """`server`: host:port as bound."""
+        """Starts the process. `server`: host:port as bound."""
         own = parse_address(server)
         target = str(Address(_ANY.get(own.host, own.host), own.port))
         said = {
@@ -65,11 +68,11 @@ class ServedPages:
             "tls_name": self._tls_name,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dualform_client.cli.pages_process"],
+            [sys.executable, "-m", "dualform_client.cli.pages"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=[self._listening.fileno()],
-            start_new_session=True,  # Ctrl-C is the server's, which ends the pages behind itself
+            start_new_session=True,  # the server gets Ctrl-C, and ends the pages
         )
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(said).encode() + b"\n")
@@ -98,3 +101,31 @@ class ServedPages:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def main() -> None:
+    """The process of the pages. It reads its settings from stdin and ends when stdin closes, which happens even if the
+    server is killed.
+    """
+    from dualform_explorer.beside import BesideConfig, serve_beside
+
+    said = json.loads(sys.stdin.buffer.readline())
+    certificate, key = said["certificate"], said["key"]
+    pair = None if certificate is None else (Path(certificate), Path(key))
+    config = BesideConfig(said["address"], said["tokens"], pair)
+
+    def opened(token: str | None) -> dict[str, Any]:
+        return {name: partial(_connected, target, token, said) for name, target in said["memories"].items()}
+
+    serve_beside(config, opened, socket.socket(fileno=said["listening"]), sys.stdin.buffer.read)
+
+
+def _connected(target: str, token: str | None, said: dict[str, Any]) -> Answers:
+    """Trusts the server's own certificate, whose key the server holds."""
+    from dualform_client.target import connect
+
+    return connect(target, token=token, authority=said["certificate"], tls_name=said["tls_name"])
+
+
+if __name__ == "__main__":
+    main()

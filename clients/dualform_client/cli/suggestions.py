@@ -1,4 +1,4 @@
-"""What a shell completes: layers, query sets, columns and studies, as the memory that is named on the line has them.
+"""Shell completion of layers, query sets, columns and studies, from the memory that is named on the line.
 
 A completion that fails completes nothing: whoever presses Tab has asked no question yet. A folder is opened, and no
 more than that; a server has half a second.
@@ -16,16 +16,16 @@ import click
 from click.shell_completion import CompletionItem
 
 SERVER_SECONDS = 0.5
-"""That a server has to answer in."""
+"""How long completion waits for a server."""
 _SHOWN_ROWS = 20
-"""Rows of a query set that are offered."""
+"""Rows of a query set that completion offers."""
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What a memory calls its parts."""
+    """The names in a memory."""
 
     spaces: dict[str, str] = field(default_factory=dict)
     """Layer, or a view of one -> its slot space."""
@@ -36,7 +36,7 @@ class _Names:
 
 
 def _unfailing(complete: Complete) -> Complete:
-    """What cannot be completed is not; nothing is ever raised into somebody's shell."""
+    """Completes nothing instead of raising an error into the user's shell."""
 
     @wraps(complete)
     def tried(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -50,7 +50,7 @@ def _unfailing(complete: Complete) -> Complete:
 
 @_unfailing
 def complete_folder(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The shell's own folders, for an address is not known beforehand."""
+    """Folders, by the shell itself; addresses cannot be completed."""
     return [CompletionItem(incomplete, type="dir")]
 
 
@@ -61,7 +61,7 @@ def complete_layer(context: click.Context, parameter: click.Parameter, incomplet
 
 @_unfailing
 def complete_by(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Columns of the layer's slots; of all slots where the layer is not said yet."""
+    """Columns of the layer's slots, or of all slots before --layer is given."""
     names = _names(context)
     space = names.spaces.get(str(context.params.get("layer")))
     spaces = names.columns.values() if space is None else [names.columns[space]]
@@ -70,7 +70,7 @@ def complete_by(context: click.Context, parameter: click.Parameter, incomplete: 
 
 @_unfailing
 def complete_query(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """QUERY_SET/ and, once one query set is left, its rows; the shell's own files where there is no such query set."""
+    """QUERY_SET/ and, once only one query set matches, its rows; files if none matches."""
     name, slash, row = incomplete.rpartition("/")
     query_sets = {
         query_set: rows
@@ -99,16 +99,16 @@ def complete_study(context: click.Context, parameter: click.Parameter, incomplet
 
 
 def _listed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """The names that the last part of a list between commas may become; none twice."""
+    """Completes the last name of a list with commas, and offers no name twice."""
     before, comma, begun = incomplete.rpartition(",")
     said = before.split(",")
     return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(begun) and name not in said]
 
 
 def _names(context: click.Context) -> _Names:
-    """Those of the memory that the line names before what is completed. Raises whatever opening it raises."""
+    """The names in the memory that is on the line already. Raises any error of opening it."""
     # An option that waits for its value ends click's reading before it tells arguments by their names.
-    given = context.params.get("target") or context.params.get("a") or context.params.get("run")
+    given = context.params.get("place") or context.params.get("a") or context.params.get("run")
     target = str(given or context.args[0])
     if Path(target).exists():
         return _names_of_folder(target)
@@ -125,10 +125,10 @@ def _names_of_folder(folder: str) -> _Names:
 
 
 def _names_of_server(address: str, reach: dict[str, Any]) -> _Names:
-    from dualform_client.cli.target import REACH, open_target
+    from dualform_client.cli.target import REACH, connected
 
     said = {name: reach.get(name) for name in REACH} | {"timeout": SERVER_SECONDS}
-    with open_target(address, None, **said) as memory:
+    with connected(address, **said) as memory:
         info = memory.info()
     spaces = {name: layer.space for layer in info.layers for name in (layer.name, *layer.views)}
     query_sets = {query_set.name: query_set.rows for query_set in info.query_sets}

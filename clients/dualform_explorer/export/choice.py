@@ -44,7 +44,7 @@ def choose(memory: Answers, info: MemoryInfo, items: Sequence[str], without: Seq
     if not info.query_sets:
         raise BadInput(
             "This memory has no query set, whose predictions would be exported.",
-            hint='recorder.query_set("test", inputs, label=labels) stores examples.',
+            hint="Store examples with recorder.query_set while you record.",
             field="item",
         )
     chosen = items or [f"{query_set}/{row}" for query_set, row in _worth_looking_at(memory, info)]
@@ -68,8 +68,8 @@ def _state(memory: Answers, info: MemoryInfo, item: str) -> State:
 
 
 def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]]:
-    """Of each query set in turn: misread examples that a mask corrects, then others that are misread, or the first
-    ones.
+    """Of each query set in turn: misclassified examples that a filter corrects, then other misclassified ones, or the
+    first.
     """
     query_sets = [query_set for query_set in info.query_sets if layers_of(info, query_set)]
     panels = [query_set_panel(memory, info, query_set.name) for query_set in query_sets]

@@ -1,4 +1,4 @@
-"""The file: every chosen prediction under every mask, drawn by the panels and templates of the pages."""
+"""The file: every chosen prediction with every filter, drawn by the panels and templates of the pages."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def exported_page(
         if size > most_bytes:
             raise BadInput(
                 f"The file would be larger than {most_bytes / 2**20:g} MiB, as it is after {number} of {choice.views} "
-                f"views ({len(choice.items)} predictions, each under {len(choice.masks)} masks).",
-                hint="Choose fewer predictions with --item, or fewer masks with --without.",
+                f"views ({len(choice.items)} predictions, each with {len(choice.masks)} filters).",
+                hint="Choose fewer predictions with --item, or fewer filters with --without.",
                 field="item",
             )
         if tell is not None:
@@ -69,7 +69,7 @@ def exported_page(
     if len(html.encode()) > most_bytes:
         raise BadInput(
             f"The file would be larger than {most_bytes / 2**20:g} MiB.",
-            hint="Choose fewer predictions with --item, or fewer masks with --without.",
+            hint="Choose fewer predictions with --item, or fewer filters with --without.",
             field="item",
         )
     return ExportedPage(html, drawing.failed)
@@ -114,7 +114,7 @@ class _Drawing:
             icon="data:image/svg+xml;base64," + b64encode((_STATIC / "icon.svg").read_bytes()).decode(),
             cards=self._cards(),
             predictions=len(self._choice.items),
-            masks=len(self._choice.masks),
+            filters=len(self._choice.masks),
             views=[Markup(view) for view in views],
         )
 
@@ -142,11 +142,11 @@ class _Drawing:
             among=len(rows),
             before=rows[at - 1] if at else None,
             after=rows[at + 1] if at + 1 < len(rows) else None,
-            misread=0,  # one does not choose among all and the misread ones here
+            misclassified=0,  # the file has no choice between all and the misclassified ones
         )
 
     def _context(self, state: State, item: int) -> dict[str, Any]:
-        masks = [(self._state(item, mask), chips) for mask, chips in enumerate(self._choice.masks)]
+        filters = [(self._state(item, mask), chips) for mask, chips in enumerate(self._choice.masks)]
         return {
             "exported": True,
             "state": state,
@@ -158,7 +158,7 @@ class _Drawing:
             "ks": (state.k,),
             "groupings": [state.by],
             "panels_in": panels_in,
-            "masks": masks,
+            "filters": filters,
         }
 
     def _to(self, state: State) -> str:

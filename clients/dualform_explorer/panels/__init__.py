@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeAlias
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
+from dualform_explorer.panels.filter import filter_panel
 from dualform_explorer.panels.layers import layers_panel
-from dualform_explorer.panels.mask import mask_panel
 from dualform_explorer.panels.output import output_panel
+from dualform_explorer.panels.placebo import placebo_panel
 from dualform_explorer.panels.query import query_panel
 from dualform_explorer.panels.ranks import ranks_panel
 from dualform_explorer.panels.record import record_panel
@@ -38,16 +39,17 @@ class Panel:
 
 PANELS: dict[str, Panel] = {
     "query": Panel("Example", "side", query_panel),
-    "mask": Panel("Mask", "side", mask_panel),
+    "filter": Panel("Filter", "side", filter_panel),
     "output": Panel("Output", "answers", output_panel),
     "sums": Panel("Sums by group", "answers", sums_panel),
-    "slots": Panel("Best slots", "answers", slots_panel),
+    "slots": Panel("Most similar training examples", "answers", slots_panel),
     "layers": Panel("Layers", "answers", layers_panel),
-    "ranks": Panel("How concentrated it is", "answers", ranks_panel),
-    "steps": Panel("Over the training", "answers", steps_panel),
-    "terms": Panel("What adds up to the output", "answers", terms_panel),
-    "removal": Panel("What leaving out means", "under", removal_panel),
-    "record": Panel("How exact this is", "under", record_panel),
+    "ranks": Panel("Score distribution", "answers", ranks_panel),
+    "steps": Panel("Sums by step", "answers", steps_panel),
+    "terms": Panel("Contributions to the output", "answers", terms_panel),
+    "placebo": Panel("Placebo", "answers", placebo_panel),
+    "removal": Panel("About ablation", "under", removal_panel),
+    "record": Panel("Accuracy of this recording", "under", record_panel),
 }
 """By name, in the order in which a page is sent, which waits for each: what takes longest comes late. Where they stand
 is the stylesheet's.

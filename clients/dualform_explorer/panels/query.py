@@ -26,7 +26,7 @@ class QueryPanel:
     read: int | None
     """The network's largest output when the query set was taken."""
     read_name: str
-    misread: int
+    misclassified: int
     """Examples of the query set whose largest output is not their label."""
     place: int | None
     """Of this example among those that are gone through, from 1; None where it is not one of them."""
@@ -72,7 +72,7 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         label_name=names.of(label),
         read=read,
         read_name=names.of(read),
-        misread=len(examples.misread),
+        misclassified=len(examples.misclassified),
         place=at + 1 if here else None,
         among=len(rows),
         before=int(rows[at - 1]) if at > 0 else None,

@@ -1,5 +1,5 @@
 
-// Which view is shown says the stylesheet, by the address; here are comfort and the keys.
+// The stylesheet shows the view named in the address; this adds keys and buttons.
 (() => {
   const views = [...document.querySelectorAll(".view")];
   const shown = () => document.getElementById(location.hash.slice(1)) ?? views[0];
@@ -12,7 +12,7 @@
       else link.removeAttribute("aria-current");
   }
 
-  // A mask is switched under the reader's eyes: the page stays where it is.
+  // Another filter keeps the scroll position.
   let height = null;
   document.addEventListener("click", (event) => {
     if (event.target.closest?.('a[href^="#"]')) height = scrollY;
@@ -23,10 +23,10 @@
     height = null;
   });
 
-  const masks = () => [...(shown()?.querySelectorAll(".masks a") ?? [])];
+  const filters = () => [...(shown()?.querySelectorAll(".filters a") ?? [])];
   const another = (by) => {
-    const at = masks().findIndex((own) => own.hasAttribute("aria-current"));
-    masks()[(at + by + masks().length) % masks().length]?.click();
+    const at = filters().findIndex((own) => own.hasAttribute("aria-current"));
+    filters()[(at + by + filters().length) % filters().length]?.click();
   };
   const themes = ["", "light", "dark"];
   const theme = document.createElement("button");
@@ -40,11 +40,11 @@
   });
   say();
   const tools = document.getElementById("tools");
-  tools.title = "j, k: the next prediction, the one before; m: the next mask; u: nothing left out";
+  tools.title = "j, k: the next and previous prediction; m: the next filter; u: all slots";
   tools.append(theme);
   tools.hidden = false;
 
-  const keys = { j: () => press('[rel="next"]'), k: () => press('[rel="prev"]'), m: () => another(1), u: () => masks()[0]?.click() };
+  const keys = { j: () => press('[rel="next"]'), k: () => press('[rel="prev"]'), m: () => another(1), u: () => filters()[0]?.click() };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
     keys[event.key]();

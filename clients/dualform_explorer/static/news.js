@@ -1,4 +1,4 @@
-// While a training records, the page looks for newer snapshots and offers them; it does not move by itself.
+// While a training records, the page asks for newer snapshots and offers them; it does not move by itself.
 
 import { ask } from "./access.js";
 
@@ -17,7 +17,7 @@ export function follow() {
       if (news.snapshot > Number(page.dataset.snapshot)) offer(news);
       if (!news.recording) clearInterval(timer);
     } catch {
-      // The next look may find the server again.
+      // The next request may reach the server again.
     }
   }, 1000 * SECONDS);
 }

@@ -84,7 +84,7 @@ export async function go(address, push = true, moving = false) {
   } catch (error) {
     if (mine !== latest || error.name === "AbortError") return;
     busy(false);
-    say(`The explorer does not answer: ${error.message}.`, true);
+    say(`No answer from the explorer: ${error.message}.`, true);
   }
 }
 
@@ -120,7 +120,7 @@ function take(part) {
   swap(document.getElementById(`panel-${part.panel}`), part.html);
   if (part.panel === "output") {
     const flips = document.getElementById("flips");
-    if (flips) say(`${document.getElementById("heading").textContent}: the prediction ${flips.textContent}`);
+    if (flips) say(`${document.getElementById("heading").textContent}: ${flips.textContent}`);
   }
 }
 

@@ -20,7 +20,7 @@ def show_reconstructions(page: Page, report: Report) -> None:
         [
             layer,
             f"{one['reconstruction_error']:.1e}",
-            one["status"]["name"],
+            one["status"],
             one["reason"] or "-",
             percent(one["rounding_share"]) if one["rounding_share"] else "-",
         ]

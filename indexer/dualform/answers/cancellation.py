@@ -11,12 +11,12 @@ from dualform.answers.columns import Columns, column_of
 from dualform.answers.scan import Scan
 from dualform.answers.table import Shown
 
-WHOSE_STATUS = "The status is that of the whole sum, of which a mask leaves a part."
-WHAT_A_MASK_MEANS = (
-    "A mask takes terms out of this training's sum, by arithmetic; it is not retraining without them. What remains was "
-    f"learned beside what is masked. {WHOSE_STATUS}"
+WHOSE_STATUS = "The status is that of the whole sum."
+WHAT_AN_ABLATION_MEANS = (
+    "An ablation removes terms from this training's sum by arithmetic. It is not retraining without them: what remains "
+    f"was learned together with what is removed. {WHOSE_STATUS}"
 )
-"""Said wherever a mask is offered, beside the figures."""
+"""Shown with every ablation."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,15 @@ WIDEST = 2**53 - 1
 """JavaScript rounds whole numbers beyond."""
 
 
+class Html(str):
+    """A cell that is HTML already. Only dualform.answers.html makes them; every other text is escaped."""
+
+
+def escaped(text: str) -> str:
+    """Text for HTML, in elements and in attributes. Whatever a memory holds is text: it gets into HTML only here."""
+    return text if isinstance(text, Html) else escape(_plain(text))
+
+
 def json_value(value: Any, widest: int | None = None) -> Any:
     """One value as JSON has it. NaN and infinities, which it lacks, are the texts "nan", "inf" and "-inf", so that they
     are not taken for NULL. So are whole numbers beyond `widest`, and whatever else is no number, text or flag.
@@ -152,22 +161,22 @@ def _blocks(widths: Sequence[int]) -> Iterator[tuple[int, int]]:
     yield start, len(widths)
 
 
-def as_html(table: Columns, rows: int, title: str = "") -> str:
+def as_html(table: Columns, rows: int, title: str = "", most: int = SHOWN) -> str:
     """As `as_text`, for a notebook; whatever the memory holds is text in it."""
-    names, cells, left = _shown(table, rows)
+    names, cells, left = _shown(table, rows, most)
     if not rows:
         left.append("No rows.")
-    caption = f"<caption>{escape(' '.join((title, *left)))}</caption>" if title or left else ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    caption = f"<caption>{escaped(' '.join((title, *left)))}</caption>" if title or left else ""
+    head = "".join(f"<th>{escaped(name)}</th>" for name in names)
     body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in zip(*cells, strict=True)
+        f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in zip(*cells, strict=True)
     )
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _shown(table: Columns, rows: int) -> tuple[list[str], list[list[str]], list[str]]:
+def _shown(table: Columns, rows: int, most: int = SHOWN) -> tuple[list[str], list[list[str]], list[str]]:
     """The names of the columns, the cells of each, and what is to be said of the rows that are not shown."""
-    most = rows if rows <= SHOWN + 2 else SHOWN
+    most = rows if rows <= most + 2 else most
     shown = table.first(most)
     left = [f"… {rows - most:,} more rows"] if rows > most else []
     names = [_plain(name) for name in shown.arrays]
@@ -175,8 +184,8 @@ def _shown(table: Columns, rows: int) -> tuple[list[str], list[list[str]], list[
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
+    if value is None or isinstance(value, Html):
+        return "-" if value is None else value
     text = _plain(f"{value:.6g}" if isinstance(value, float) else str(value))
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers.columns import Columns, column_of
+from dualform.answers.columns import Columns, as_html, column_of
 from dualform.answers.hits import GroupKey
+from dualform.answers.html import bars, output_names, with_names
 from dualform.answers.plots import axes_or_new, check_number, draw_terms, name_of
 from dualform.answers.scan import Scan
 from dualform.answers.status import Status
@@ -149,16 +151,58 @@ class Contributions(Table):
         axes.set_ylabel(", ".join(self.by))
         return axes
 
+    def _html(self, memory: Any, question: Any) -> str:
+        """The largest output of the first queries, term by term, each bar from where the one above ends."""
+        name = output_names(memory, question)
+        found: list[dict[str, Any]] = []
+        for query, own in enumerate(self.part(0, _SHOWN_QUERIES)):
+            found += own._waterfall(query, name)
+        title = f"{self._title('')}; each query's largest output"
+        title += f", of the first {_SHOWN_QUERIES} queries" if len(self) > _SHOWN_QUERIES else ""
+        names = ("query", "output", "term", "count", "contribution", "bar")
+        columns = {name: column_of([row[name] for row in found]) for name in names}
+        keys = [row["group"] for row in found]
+        groups = with_names(group_columns(self.by, keys, np.arange(len(keys))), memory)
+        return as_html(Columns(beside(columns, groups, 3)), len(found), title, len(found))
+
+    def _waterfall(self, query: int, name: Callable[[int], Any]) -> list[dict[str, Any]]:
+        """The rows of the only query that this has. Groups beside the largest ones are one row."""
+        output = self.output[0]
+        number = int(output.argmax())
+        sums, none = self.sums[0, :, number], (None,) * len(next(iter(self.groups), ()))
+        kept = np.sort(np.argsort(-np.abs(sums), kind="stable")[:_SHOWN_GROUPS])
+        left = np.delete(np.arange(len(sums)), kept)
+        rows: list[tuple[str, GroupKey, int | None, float]] = [
+            ("initial", none, None, self.initial[0, number]),
+            ("bias", none, None, self.bias[number]),
+            *(("group", self.groups[own], int(self.counts[own]), sums[own]) for own in kept.tolist()),
+            *((f"{len(left):,} other groups", none, int(self.counts[left].sum()), sums[left].sum()) for _ in left[:1]),
+            ("unrecorded_change", none, None, self.unrecorded_change[0, number]),
+            ("residual", none, None, self.residual[0, number]),
+        ]
+        ends = np.cumsum([0.0, *(row[3] for row in rows)]).tolist()
+        drawn = bars([*pairwise(ends), (0.0, float(output[number]))], [len(rows)])
+        rows.append(("output", none, None, output[number]))
+        keys = ("term", "group", "count", "contribution")
+        shown = [dict(zip(keys, (*row[:3], float(row[3])), strict=True)) for row in rows]
+        return [
+            {**row, "query": query, "output": name(number), "bar": bar} for row, bar in zip(shown, drawn, strict=True)
+        ]
+
     def title(self) -> str:
-        by = f" by {', '.join(self.by)}" if self.by else ""
         width = self.sums.shape[2]
-        outputs = counted(width, "output")
-        shown = f" (the first {_SHOWN_OUTPUTS} are shown)" if width > _SHOWN_OUTPUTS else ""
+        return self._title(f" (the first {_SHOWN_OUTPUTS} are shown)" if width > _SHOWN_OUTPUTS else "")
+
+    def _title(self, shown: str) -> str:
+        by = f" by {', '.join(self.by)}" if self.by else ""
+        outputs = counted(self.sums.shape[2], "output")
         sizes = (counted(len(self), "query"), counted(len(self.groups), "group"), f"{outputs}{shown}")
         return f"Contributions{by}: {', '.join(sizes)}; the layer's record is {self.status}"
 
 
 _SHOWN_OUTPUTS = 6
 """Outputs that it shows of itself."""
+_SHOWN_QUERIES, _SHOWN_GROUPS = 3, 12
+"""That a notebook shows, and the groups of each."""
 _TERMS = ("initial", "bias", "unrecorded_change", "residual")
 """What no group has, in the order of the rows."""

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers.columns import Columns
+from dualform.answers.columns import Columns, as_html, column_of
 from dualform.answers.hits import GroupKey
+from dualform.answers.html import MOST_ROWS, bars, with_names
 from dualform.answers.plots import axes_or_new, check_number, draw_bars, name_of
 from dualform.answers.scan import Scan
 from dualform.answers.status import Status
-from dualform.answers.table import Table, beside, counted, first_places, group_columns, slots_told
+from dualform.answers.table import Table, beside, counted, first_places, free_name, group_columns, slots_told
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,6 +100,18 @@ class GroupSums(Table):
         draw_bars(axes, [name_of(self.by, group) for group, _, _ in shown], [own for _, own, _ in shown], "sum")
         axes.set_ylabel(", ".join(self.by))
         return axes
+
+    def _html(self, memory: Any, question: Any) -> str:
+        """The first sums, as bars, too; of many groups those that are largest for the first query."""
+        own, title = self, self.title()
+        if self.numbers is None and self.sums.shape[1] > MOST_ROWS:
+            own = self.part(0, 1).of_largest(MOST_ROWS)
+            title += f"; the {MOST_ROWS} largest of query 0 are shown"
+        shown = own.table(MOST_ROWS).arrays
+        shown = {**shown, **with_names({name: shown[name] for name in self.by if name in shown}, memory)}
+        drawn = bars([(0.0, number) for number in own.sums.ravel()[:MOST_ROWS].tolist()])
+        table = Columns({**shown, free_name("bar", shown): column_of(drawn)})
+        return as_html(table, own.rows, title, MOST_ROWS - 2)
 
     def title(self) -> str:
         groups = counted(len(self.groups) if self.total is None else self.total, "group")

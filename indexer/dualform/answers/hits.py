@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers.columns import Columns
+from dualform.answers.columns import Columns, as_html
+from dualform.answers.html import MOST_ROWS, with_samples
 from dualform.answers.plots import axes_or_new, check_number, draw_ranks, name_of
 from dualform.answers.scan import Scan
 from dualform.answers.status import Status
@@ -146,6 +147,13 @@ class Hits(Table):
         said = memory.slots(self).items() if len(self.ids) else ()
         others = {name: column for name, column in said if name != "slot" and name not in self.by}
         return Columns(beside(own.arrays, others, len(own.arrays)), self.scan, self.space)
+
+    def _html(self, memory: Any, question: Any) -> str:
+        """The first hits, with what their slots' samples are and look like, where the memory can be asked."""
+        if memory is None or not len(self.ids):
+            return super()._html(memory, question)
+        rows = with_samples(self.table(MOST_ROWS), self.ids[:MOST_ROWS], self.by, self.space, memory)
+        return as_html(rows, self.rows, self.title(), MOST_ROWS - 2)
 
     def title(self) -> str:
         among = slots_told(self.scan, self.space)

@@ -90,8 +90,8 @@ class MemoryInfo(Table):
     previews: Mapping[str, str] = field(default_factory=dict)
     """The kind of previews ("images", "texts" or "table") of each dataset that has some; "" means samples without a
     dataset."""
-    output_layer: str = ""
-    """The layer that gives the network's outputs, the default of queries; empty if unknown."""
+    output_layer: str | None = None
+    """The layer that gives the network's outputs, the default of queries; None if unknown."""
 
     def __len__(self) -> int:
         return len(self.layers)

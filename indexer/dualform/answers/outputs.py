@@ -10,7 +10,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from dualform.answers.columns import Columns
+from dualform.answers.columns import SHOWN, Columns, Html, as_html, column_of, escaped
+from dualform.answers.html import output_names, query_labels
 from dualform.answers.scan import Scan
 from dualform.answers.status import Status
 from dualform.answers.table import Shown, counted, slots_told
@@ -95,15 +96,40 @@ class Outputs(Shown, NDArrayOperatorsMixin):
         found |= {f"output {own}": values[:, own] for own in range(min(values.shape[1], _SHOWN_OUTPUTS))}
         return Columns(found, self.scan, self.space), len(self)
 
+    def _html(self, memory: Any, question: Any) -> str:
+        """With names of labels, the largest output of each query in bold and the second in italics."""
+        values = self.values[: SHOWN + 2]
+        name, width = output_names(memory, question), values.shape[1]
+        order = np.argsort(-values, axis=1, kind="stable")
+        found: dict[str, NDArray[Any]] = {"query": np.arange(len(values))}
+        if (labels := query_labels(memory, question, self.space)) is not None:
+            found["label"] = column_of([name(own) if own >= 0 else None for own in labels[: len(values)].tolist()])
+        for place, column in enumerate(("largest", "second")[:width]):
+            found[column] = column_of([name(own) for own in order[:, place].tolist()])
+        if self.effective_slots is not None:
+            found["effective slots"] = self.effective_slots[: len(values)]
+        for output in range(width if width <= _MOST_OUTPUTS else _SHOWN_OUTPUTS):
+            cells = [Html(escaped(f"{own:.4g}")) for own in values[:, output].tolist()]
+            for place, tag in enumerate("bi"[:width]):
+                cells = [
+                    Html(f"<{tag}>{cell}</{tag}>") if own == output else cell
+                    for cell, own in zip(cells, order[:, place].tolist(), strict=True)
+                ]
+            found[f"output {name(output)}"] = column_of(cells)
+        title = self._title("" if width <= _MOST_OUTPUTS else _FIRST)
+        return as_html(Columns(found), len(self), f"{title}; bold is the largest, italics the second")
+
     def title(self) -> str:
-        width = self.values.shape[1]
-        shown = f" (the first {_SHOWN_OUTPUTS} are shown)" if width > _SHOWN_OUTPUTS else ""
+        return self._title(_FIRST if self.values.shape[1] > _SHOWN_OUTPUTS else "")
+
+    def _title(self, shown: str) -> str:
         of = slots_told(self.scan, self.space)
         weighed = "" if self.kernel == "linear" else f", weighed by a {self.kernel} at temperature {self.temperature:g}"
         initial = "" if self.initial else ", without W_0 and bias"
-        sizes = f"{counted(len(self), 'query')}, {counted(width, 'output')}{shown}"
+        sizes = f"{counted(len(self), 'query')}, {counted(self.values.shape[1], 'output')}{shown}"
         return f"Outputs: {sizes}{f', of {of}' if of else ''}{weighed}{initial}; the layer's record is {self.status}"
 
 
-_SHOWN_OUTPUTS = 8
-"""That they show of themselves."""
+_SHOWN_OUTPUTS, _MOST_OUTPUTS = 8, 12
+"""That they show of themselves; and that a notebook shows, where there are no more."""
+_FIRST = f" (the first {_SHOWN_OUTPUTS} are shown)"

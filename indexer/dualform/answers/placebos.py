@@ -92,9 +92,13 @@ class Placebos(Table):
         """bool[n]: whether the change is outside the central 95 % of the random sets and, if there are at least
         FEWEST_SIBLINGS, of the siblings.
         """
-        found = outside(self.change, self.random_changes)
+        return self._unusual(self.changes)
+
+    def _unusual(self, by_set: NDArray[np.floating | np.integer]) -> NDArray[np.bool_]:
+        """bool[n] of [n, 1 + R + S]: whether the first of each row is outside the central 95 % of both nulls."""
+        found = outside(by_set[:, 0], by_set[:, 1 : 1 + self.random])
         if len(self.siblings) >= FEWEST_SIBLINGS:
-            found &= outside(self.change, self.sibling_changes)
+            found &= outside(by_set[:, 0], by_set[:, 1 + self.random :])
         return found
 
     @property
@@ -160,7 +164,8 @@ class Placebos(Table):
 
     def summary(self) -> dict[str, Any]:
         """A summary for JSON: what was removed, how many changes are unusual, and how many predictions become correct
-        or wrong. For both comparisons it has the median and range of these counts.
+        or wrong. For both comparisons it has the median and range of these counts. A count is unusual if it is outside
+        the central 95 % of both.
         """
         known = bool((self.labels >= 0).any())
         counts = {"corrected": self.corrected, "broken": self.broken} if known else {}
@@ -177,6 +182,7 @@ class Placebos(Table):
                     "ablation": int(own[0]),
                     "random": _spread(own[random]),
                     "siblings": _spread(own[siblings]),
+                    "unusual": bool(self._unusual(own[None])[0]),
                 }
                 for name, own in counts.items()
             },
@@ -192,7 +198,7 @@ class Placebos(Table):
         return f"Placebos: {unusual}; {nulls}; the layer's record is {self.status}"
 
 
-def outside(value: NDArray[np.float64], null: NDArray[np.float64]) -> NDArray[np.bool_]:
+def outside(value: NDArray[Any], null: NDArray[Any]) -> NDArray[np.bool_]:
     """bool[n]: whether each value is outside the central 95 % of its row of float64[n, m]; False without any."""
     if not null.shape[1]:
         return np.zeros(len(value), dtype=bool)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers.columns import SHOWN, Columns, as_text, column_of
+from dualform.answers.columns import SHOWN, Columns, as_html, as_text, column_of
+from dualform.answers.html import cell_of
 from dualform.answers.scan import Scan
 from dualform.answers.table import Table, counted, free_name
 
@@ -128,23 +127,14 @@ class Previews(Table):
             Columns({"sample": self.samples[: SHOWN + 2], "image": column_of(sizes)}), self.rows, self.title()
         )
 
-    def _repr_html_(self) -> str:
+    def _html(self, memory: Any, question: Any) -> str:
         """With the images themselves, which are no code: a browser is given their type."""
         if self.kind != IMAGES:
-            return super()._repr_html_()
-        shown = len(self) if len(self) <= SHOWN + 2 else SHOWN
-        cells = "".join(f"<tr><td>{own.sample}</td><td>{_picture(own)}</td></tr>" for own in islice(self, shown))
-        more = f" … {len(self) - shown:,} more rows" if len(self) > shown else ""
-        head = f"<caption>{escape(self.title())}{more}</caption><thead><tr><th>sample</th><th>image</th></tr></thead>"
-        return f"<table>{head}<tbody>{cells}</tbody></table>"
+            return super()._html(memory, question)
+        pictures = column_of([cell_of(own) for own in islice(self, SHOWN + 2)])
+        return as_html(Columns({"sample": self.samples[: SHOWN + 2], "image": pictures}), self.rows, self.title())
 
     def title(self) -> str:
         lacking = len(self.missing)
         beside = f", {lacking:,} of them not in the preview set" if lacking else ""
         return f"Previews: {self.kind} of {counted(len(self), 'sample')}{beside}"
-
-
-def _picture(own: Preview) -> str:
-    if own.image is None:
-        return "-"
-    return f'<img alt="sample {own.sample}" src="data:image/png;base64,{b64encode(own.image).decode()}">'

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +14,14 @@ from numpy.typing import NDArray
 from dualform.answers.columns import SHOWN, Columns, as_html, as_text, column_of
 from dualform.answers.scan import Scan
 
+A = TypeVar("A")
+
 
 class Shown(ABC):
     """A result that prints itself as a table, also in notebooks."""
+
+    _asked: tuple[ref[Any], Any] | None = None
+    """The memory that gave the answer, and the question. No pickle has it, and no message."""
 
     @abstractmethod
     def shown(self, most: int) -> tuple[Columns, int]:
@@ -28,7 +35,26 @@ class Shown(ABC):
         return as_text(*self.shown(SHOWN + 2), self.title())
 
     def _repr_html_(self) -> str:
+        with suppress(Exception):  # a memory that was closed, a server that is gone: the table needs neither
+            return self._html(*self._source())
         return as_html(*self.shown(SHOWN + 2), self.title())
+
+    def _html(self, memory: Any, question: Any) -> str:
+        """What a notebook shows. `memory`: what to look more up in, None where it is gone or not known."""
+        return as_html(*self.shown(SHOWN + 2), self.title())
+
+    def _source(self) -> tuple[Any, Any]:
+        return (None, None) if self._asked is None else (self._asked[0](), self._asked[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: own for name, own in vars(self).items() if name != "_asked"}
+
+
+def asked_of(memory: Any, question: Any, answer: A) -> A:
+    """The answer, which from now on knows the memory as long as that lives: a notebook then shows samples."""
+    if isinstance(answer, Shown):
+        object.__setattr__(answer, "_asked", (ref(memory), question))
+    return answer
 
 
 class Table(Shown):

@@ -37,12 +37,12 @@ def output_layer(view: View) -> str:
     )
 
 
-def known_output_layer(view: View) -> str:
-    """As `output_layer`, and empty where it cannot be told."""
+def known_output_layer(view: View) -> str | None:
+    """As `output_layer`, and None where it cannot be told."""
     try:
         return output_layer(view)
     except BadInput:
-        return ""
+        return None
 
 
 def _found(view: View) -> Iterator[str]:

@@ -38,6 +38,8 @@ from dualform.store.layer import Layer
 
 _SPANS = 24
 """Other spans of steps that are looked at, at most."""
+_AT_ONCE_BYTES = 64 << 20
+"""That outputs in hand may take."""
 _BUDGET = 1 << 30
 """Bytes that the weights of all groups may take."""
 _KIND = "placebo groups 1"
@@ -275,23 +277,23 @@ def _without(
     weights = _weights(resolved, sets, check)
     changes = np.empty((len(outputs), len(sets.members)))
     outcomes = np.empty(changes.shape, dtype=np.int64)
-    queries = resolved.queries
-    for start in range(0, len(queries), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        brought = np.stack([_brought(resolved, own, queries[part], check) for own in weights], axis=1)
-        for number, members in enumerate(sets.members):
-            check()
-            less = brought[:, members].sum(axis=1)
-            changes[part, number] = _margins(-less, predicted[part], second[part])
-            outcomes[part, number] = (outputs[part] - less).argmax(axis=1)
+    members, queries = sets.members.astype(np.float64), resolved.queries
+    size = max(1, min(AT_ONCE, _AT_ONCE_BYTES // (8 * sum(members.shape) * outputs.shape[1])))
+    for start in range(0, len(queries), size):
+        check()
+        part = slice(start, start + size)
+        brought = np.stack([_brought(resolved, own, queries[part]) for own in weights], axis=1)
+        less = np.tensordot(brought, members, axes=(1, 1)).swapaxes(1, 2)  # [n, sets, d_out]
+        changes[part] = _margins(-less, predicted[part], second[part])
+        outcomes[part] = (outputs[part, None] - less).argmax(axis=2)
     return changes, outcomes
 
 
-def _brought(
-    resolved: Resolved[Placebo], weights: RebuiltWeights, queries: NDArray[np.float32], check: Check
-) -> NDArray[np.float64]:
-    own = weights.of(resolved.layer)
-    found = products(own, queries, check, resolved.layer.groups)
+def _brought(resolved: Resolved[Placebo], weights: RebuiltWeights, queries: NDArray[np.float32]) -> NDArray[np.float64]:
+    """float64[n, d_out]: what a group brought to the outputs, as a plain matrix product has it."""
+    own, wide = weights.of(resolved.layer), queries.astype(np.float64)
+    parts = zip(own.blocks(resolved.layer.groups), np.split(wide, resolved.layer.groups, axis=1), strict=True)
+    found = np.concatenate([part @ block.weight.T for block, part in parts], axis=1)
     return found if own.bias is None else found + own.bias
 
 

@@ -136,7 +136,7 @@ class QuerySetExamples:
         known = tuple(range(examples or count)) if self.examples is None else self.examples
         tokens = self.tokens or (ALL_TOKENS,) * len(known)
         whole = tokens.count(ALL_TOKENS)
-        each = (count - len(tokens) + whole) // whole if whole else 1
+        each = max(1, (count - len(tokens) + whole) // whole) if whole else 1
         parts = [
             (example, range(each) if token == ALL_TOKENS else (token,))
             for example, token in zip(known, tokens, strict=True)

@@ -42,12 +42,6 @@ class BudgetPlan:
         """
         if keep not in KEEPS:
             raise BadInput(f"Unknown keep {keep!r}.", hint=f"Choose {' or '.join(map(repr, KEEPS))}.", field="keep")
-        if steps is not None and not (is_whole(steps) and steps >= 1):
-            raise BadInput(
-                f"steps must be a whole number from 1 on, or None, not {steps!r}.",
-                hint="Pass the number of planned steps, for example steps=10_000.",
-                field="steps",
-            )
         if not (is_whole(seed) and -(2**63) <= seed < 2**64):
             raise BadInput(
                 f"seed must be a whole number of 64 bits, not {seed!r}.",
@@ -56,7 +50,7 @@ class BudgetPlan:
             )
         count = int(getattr(ranks, "count", 1))
         rule = Sampling(keep, int(seed), bytes_of(budget) // count)
-        return cls(rule, None if steps is None else int(steps), memory, ranks.number if ranks else 0, count)
+        return cls(rule, whole_steps(steps), memory, ranks.number if ranks else 0, count)
 
     def check(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Raises BadInput where the budget does not hold what every memory of a model has, and what the optimizers kept
@@ -87,6 +81,17 @@ class BudgetPlan:
             f"at most {readable(self.rule.budget * self.ranks)} on disk{whose}{planned}: where that is too little, a "
             f"share of the {what} is kept; outputs and weights need all of them"
         )
+
+
+def whole_steps(steps: int | None) -> int | None:
+    """How many are planned, as an int. Raises BadInput for what is no such number."""
+    if steps is not None and not (is_whole(steps) and steps >= 1):
+        raise BadInput(
+            f"steps must be a whole number from 1 on, or None, not {steps!r}.",
+            hint="Pass the number of planned steps, for example steps=10_000.",
+            field="steps",
+        )
+    return None if steps is None else int(steps)
 
 
 def is_whole(number: object) -> TypeGuard[int]:

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from dualform.errors import BadInput, RecordingError
 from dualform.record.blocks import check_blocks
-from dualform.record.budget_plan import BudgetPlan
+from dualform.record.budget_plan import BudgetPlan, whole_steps
 from dualform.record.example_signals import Examples, Loss
 from dualform.record.found_layers import FoundLayers
 from dualform.record.join_hook import Joinable
@@ -43,7 +43,7 @@ from dualform.record.sharded_parameters import check_sharding
 from dualform.record.sink import Sink
 from dualform.record.spaces import Spaces
 from dualform.record.step import Step
-from dualform.record.summary import Summary, listed, summary_of, tell
+from dualform.record.summary import DiskForecast, Summary, listed, summary_of, tell
 from dualform.record.taps import Tap
 from dualform.record.training_shard import TrainingShard, leave
 from dualform.record.wrappers import unwrapped_model
@@ -133,8 +133,9 @@ class Recorder(Joinable):
           report it. Outputs and weights are exact only before the first step that lacks slots. Parameters outside the
           recorded layers are dropped first.
         - `keep`: "samples", or "steps" to keep whole steps of the recorder instead.
-        - `steps`: the planned number of steps, which sets the share at the start. It is halved whenever it proves too
-          large. Without `steps`, it is halved whenever half of the remaining budget is used.
+        - `steps`: the planned number of steps, of all runs. With it, the first step reports the size of the whole run
+          and warns if the disk has less room. It also sets the share of a budget, which is halved whenever it proves
+          too large. Without `steps`, the share is halved whenever half of the remaining budget is used.
         - `seed`: seeds the choice of samples.
 
         Raises AlreadyExists if `path` is not empty, NotFound if a pattern does not match, and BadInput for options that
@@ -148,8 +149,7 @@ class Recorder(Joinable):
                 hint='Choose on_error="raise" or on_error="stop_recording".',
                 field="on_error",
             )
-        if budget is None and steps is not None:
-            raise BadInput("steps= needs budget=.", hint='For example budget="200 GB".', field="steps")
+        planned, writes = whole_steps(steps), sink is Writer
         if budget is not None and (not keys or sink is not Writer):
             what = "keys=False" if sink is Writer else "sink="
             raise BadInput(f"budget= cannot be combined with {what}.", hint="Leave one of them out.", field="budget")
@@ -190,6 +190,11 @@ class Recorder(Joinable):
         )  # fmt: skip
         self._training = RecordedTraining(plan, found, on_error == "raise", keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))
+        self._forecast: DiskForecast | None = None
+        """None where no files are written, and of other ranks than the first."""
+        if writes and not (self._ranks and self._ranks.number):
+            most = None if budget_plan is None else budget_plan.rule.budget * budget_plan.ranks
+            self._forecast = DiskForecast(self.path, planned, getattr(self._ranks, "count", 1), most)
         self._state = "new"
         self._failed = False
         self._refused: BadInput | None = None
@@ -295,11 +300,18 @@ class Recorder(Joinable):
             raise
         self._training.end_step(record, failed=False)
         self._failed = False
-        if before is None and (recording := self._training.ongoing) is not None:
+        if (recording := self._training.ongoing) is None or self._training.stopped:
+            return
+        if before is None:
             yet = f"; no gradient reached {listed(recording.unreached)} yet" if recording.unreached else ""
             if unseen := self._training.unseen:
                 yet += f"; no product was seen with {listed(unseen)}, and later ones are not recorded"
-            self._say(f"dualform: {readable(recording.batches.bytes_a_step or 0)} a step{yet}")
+            taken, resumed = recording.batches.bytes_a_step or 0, self._training.plan.resumed
+            done = 0 if resumed is None else resumed.first_step
+            whole = "" if self._forecast is None else self._forecast.first(taken, done)
+            self._say(f"dualform: {readable(taken)} a step{whole}{yet}")
+        elif self._forecast is not None and (told := self._forecast.later(self.steps)):
+            self._say(f"dualform: {told}")
 
     def flush(self) -> None:
         """Wait until every finished step is on disk. Call it when you save a checkpoint, so that you can resume there.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
+from time import monotonic
 
 from torch import Tensor
 
@@ -24,6 +27,8 @@ LISTED = 8
 """Names that are listed one by one; of more, those that differ in numbers alone are one."""
 SHOWN = 10
 """Lines of recorded layers, and of reasons, that the table has at most."""
+_MINUTE, _HOUR = 60.0, 3600.0
+"""Seconds after which a run of unknown length is told of, and for which the disk should hold it at least."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,74 @@ def stored_bytes(batch: Batch, layers: Iterable[Layer]) -> int:
             total += len(rows.keys) * layer.key_format.forms[0].row_bytes if layer.keys else 0
             total += 0 if rows.values is None else len(rows.values) * layer.value_format.forms[0].row_bytes
     return total
+
+
+class DiskForecast:
+    """What a run will take on the disk, and whether that has room: after the first step where the number of steps is
+    planned, else after a minute. It is made of the first step, and inputs that repeat take less. Used in the training's
+    thread; where the disk does not tell its free space, nothing is warned of.
+    """
+
+    def __init__(self, path: Path, steps: int | None, ranks: int = 1, most: int | None = None) -> None:
+        """`steps`: planned of all runs, None where that is not known; `ranks`: processes that each take as much;
+        `most`: bytes of the budget, None for none.
+        """
+        self._path, self._planned, self._ranks, self._most = path, steps, ranks, most
+        self._bytes = 0
+        self._began: float | None = None
+        """When the first step was over; None before it, and once all is said."""
+
+    def first(self, bytes_a_step: int, done: int = 0) -> str:
+        """What follows "3 MB a step": the whole run and the free space, or nothing. `done`: steps of earlier runs."""
+        self._bytes = bytes_a_step * self._ranks
+        each = f" on each of {self._ranks} ranks" if self._ranks > 1 else ""
+        if self._planned is None:
+            self._began = monotonic()
+            return each
+        steps = max(self._planned - done, 1)
+        whole, free = self._held(self._bytes * steps), free_bytes(self._path)
+        if free is not None and whole > free:
+            self._warn(f"{steps:,} steps take about {readable(whole)}, and {readable(free)} is free")
+        return f"{each}; {readable(whole)} for {steps:,} steps{_free(free)}"
+
+    def later(self, steps: int) -> str:
+        """Of a run of unknown length, which has so many steps by now, as a line; empty except once, after a minute."""
+        if self._began is None or (seconds := monotonic() - self._began) < _MINUTE:
+            return ""
+        self._began = None
+        free, a_second = free_bytes(self._path), self._bytes * max(steps - 1, 1) / seconds
+        if free is not None and self._held(a_second * _HOUR) > free:
+            self._warn(
+                f"at {readable(a_second)} a second, {readable(free)} last about {free / a_second / 60:.0f} minutes"
+            )
+        more = "" if free is None or not self._bytes else f", enough for {free // self._bytes:,} more steps"
+        taken = (
+            f"{readable(self._bytes)} a step; {readable(self._held(self._bytes * steps))} for {steps:,} steps so far"
+        )
+        return f"{taken}{_free(free)}{more if self._most is None else ''}"
+
+    def _held(self, count: float) -> float:
+        return count if self._most is None else min(count, self._most)
+
+    def _warn(self, what: str) -> None:
+        hint = "Record fewer layers (layers=), or set a budget=."
+        warnings.warn(f"the disk may not hold the memory: {what}. {hint}", RuntimeWarning, stacklevel=5)
+
+
+def free_bytes(path: Path) -> int | None:
+    """Free on the disk that a folder lies in, or will; None where that is not known."""
+    for folder in (path, *path.parents):
+        try:
+            return disk_usage(folder).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return None
+
+
+def _free(free: int | None) -> str:
+    return "" if free is None else f"; {readable(free)} free on the disk"
 
 
 def tell(text: str) -> None:

@@ -70,8 +70,8 @@ class RamBudget:
         left = int((self._given - self._taken) * _ACCOUNTED)
         if left < least:
             raise BadInput(
-                f"{readable(self._given)} are too few: {readable(self._taken)} are taken as the memory is opened, "
-                f"and a question takes up to {readable(least)}.",
+                f"{readable(self._given)} is too little RAM: opening the memory takes {readable(self._taken)}, and a "
+                f"question up to {readable(least)}.",
                 hint=f"Give at least {readable(1.01 * (self._taken + least / _ACCOUNTED))}.",
                 field="ram",
             )

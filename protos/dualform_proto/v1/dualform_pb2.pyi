@@ -443,7 +443,7 @@ class InfoResponse(google.protobuf.message.Message):
     answered_by: builtins.str
     """the server's backend and compiled loops"""
     output_layer: builtins.str
-    """the layer whose outputs are the network's; empty where that is not known"""
+    """the layer whose outputs are the network's; absent where that is not known"""
     @property
     def slots(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Count]:
         """by space"""
@@ -487,9 +487,11 @@ class InfoResponse(google.protobuf.message.Message):
         sampling: builtins.str = ...,
         answered_by: builtins.str = ...,
         previews: collections.abc.Iterable[Global___Remark] | None = ...,
-        output_layer: builtins.str = ...,
+        output_layer: builtins.str | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["answered_by", b"answered_by", "columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "output_layer", b"output_layer", "previews", b"previews", "query_sets", b"query_sets", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_output_layer", b"_output_layer", "output_layer", b"output_layer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_output_layer", b"_output_layer", "answered_by", b"answered_by", "columns", b"columns", "cut_off", b"cut_off", "datasets", b"datasets", "final", b"final", "format", b"format", "layers", b"layers", "optimizer", b"optimizer", "output_layer", b"output_layer", "previews", b"previews", "query_sets", b"query_sets", "recording", b"recording", "sampling", b"sampling", "skipped", b"skipped", "slots", b"slots", "snapshot", b"snapshot", "steps", b"steps"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_output_layer", b"_output_layer"]) -> typing.Literal["output_layer"] | None: ...
 
 Global___InfoResponse: typing_extensions.TypeAlias = InfoResponse
 
@@ -727,6 +729,7 @@ class TopKRequest(google.protobuf.message.Message):
     TARGET_FIELD_NUMBER: builtins.int
     DISTINCT_FIELD_NUMBER: builtins.int
     layer: builtins.str
+    """absent: the layer whose outputs are the network's"""
     k: builtins.int
     score: Global___Score.ValueType
     score_name: builtins.str
@@ -750,7 +753,7 @@ class TopKRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        layer: builtins.str = ...,
+        layer: builtins.str | None = ...,
         queries: Global___Queries | None = ...,
         k: builtins.int = ...,
         where: Global___Filter | None = ...,
@@ -761,8 +764,9 @@ class TopKRequest(google.protobuf.message.Message):
         target: Global___Target | None = ...,
         distinct: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allow_partial", b"allow_partial", "by", b"by", "distinct", b"distinct", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_layer", b"_layer", "layer", b"layer", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_layer", b"_layer", "allow_partial", b"allow_partial", "by", b"by", "distinct", b"distinct", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_layer", b"_layer"]) -> typing.Literal["layer"] | None: ...
 
 Global___TopKRequest: typing_extensions.TypeAlias = TopKRequest
 
@@ -875,6 +879,7 @@ class GroupSumRequest(google.protobuf.message.Message):
     TARGET_FIELD_NUMBER: builtins.int
     K_FIELD_NUMBER: builtins.int
     layer: builtins.str
+    """as in TopKRequest"""
     score: Global___Score.ValueType
     score_name: builtins.str
     """of SCORE_NAMED"""
@@ -895,7 +900,7 @@ class GroupSumRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        layer: builtins.str = ...,
+        layer: builtins.str | None = ...,
         queries: Global___Queries | None = ...,
         by: collections.abc.Iterable[builtins.str] | None = ...,
         where: Global___Filter | None = ...,
@@ -905,9 +910,12 @@ class GroupSumRequest(google.protobuf.message.Message):
         target: Global___Target | None = ...,
         k: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_k", b"_k", "k", b"k", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_k", b"_k", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_k", b"_k", "_layer", b"_layer", "k", b"k", "layer", b"layer", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_k", b"_k", "_layer", b"_layer", "allow_partial", b"allow_partial", "by", b"by", "k", b"k", "layer", b"layer", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_k", b"_k"]) -> typing.Literal["k"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_layer", b"_layer"]) -> typing.Literal["layer"] | None: ...
 
 Global___GroupSumRequest: typing_extensions.TypeAlias = GroupSumRequest
 
@@ -1166,6 +1174,7 @@ class OutputRequest(google.protobuf.message.Message):
     TEMPERATURE_FIELD_NUMBER: builtins.int
     WITHOUT_INITIAL_FIELD_NUMBER: builtins.int
     layer: builtins.str
+    """as in TopKRequest"""
     at_step: builtins.int
     """recorded steps taken: 0 is the initial network; absent: the end"""
     allow_inexact: builtins.bool
@@ -1182,7 +1191,7 @@ class OutputRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        layer: builtins.str = ...,
+        layer: builtins.str | None = ...,
         queries: Global___Queries | None = ...,
         where: Global___Filter | None = ...,
         at_step: builtins.int | None = ...,
@@ -1191,10 +1200,12 @@ class OutputRequest(google.protobuf.message.Message):
         temperature: builtins.float | None = ...,
         without_initial: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_temperature", b"_temperature", "at_step", b"at_step", "queries", b"queries", "temperature", b"temperature", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_temperature", b"_temperature", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "kernel", b"kernel", "layer", b"layer", "queries", b"queries", "temperature", b"temperature", "where", b"where", "without_initial", b"without_initial"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_layer", b"_layer", "_temperature", b"_temperature", "at_step", b"at_step", "layer", b"layer", "queries", b"queries", "temperature", b"temperature", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_layer", b"_layer", "_temperature", b"_temperature", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "kernel", b"kernel", "layer", b"layer", "queries", b"queries", "temperature", b"temperature", "where", b"where", "without_initial", b"without_initial"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_layer", b"_layer"]) -> typing.Literal["layer"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_temperature", b"_temperature"]) -> typing.Literal["temperature"] | None: ...
 
@@ -1263,6 +1274,7 @@ class ContributionsRequest(google.protobuf.message.Message):
     AT_STEP_FIELD_NUMBER: builtins.int
     ALLOW_INEXACT_FIELD_NUMBER: builtins.int
     layer: builtins.str
+    """as in TopKRequest"""
     at_step: builtins.int
     """as in OutputRequest"""
     allow_inexact: builtins.bool
@@ -1275,16 +1287,19 @@ class ContributionsRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        layer: builtins.str = ...,
+        layer: builtins.str | None = ...,
         queries: Global___Queries | None = ...,
         by: collections.abc.Iterable[builtins.str] | None = ...,
         where: Global___Filter | None = ...,
         at_step: builtins.int | None = ...,
         allow_inexact: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "at_step", b"at_step", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "by", b"by", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_layer", b"_layer", "at_step", b"at_step", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_layer", b"_layer", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "by", b"by", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_layer", b"_layer"]) -> typing.Literal["layer"] | None: ...
 
 Global___ContributionsRequest: typing_extensions.TypeAlias = ContributionsRequest
 
@@ -1370,6 +1385,7 @@ class PlaceboRequest(google.protobuf.message.Message):
     AT_STEP_FIELD_NUMBER: builtins.int
     ALLOW_INEXACT_FIELD_NUMBER: builtins.int
     layer: builtins.str
+    """as in TopKRequest"""
     n: builtins.int
     """random sets of samples"""
     at_step: builtins.int
@@ -1382,16 +1398,19 @@ class PlaceboRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        layer: builtins.str = ...,
+        layer: builtins.str | None = ...,
         queries: Global___Queries | None = ...,
         where: Global___Filter | None = ...,
         n: builtins.int = ...,
         at_step: builtins.int | None = ...,
         allow_inexact: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "at_step", b"at_step", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "layer", b"layer", "n", b"n", "queries", b"queries", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "_layer", b"_layer", "at_step", b"at_step", "layer", b"layer", "queries", b"queries", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "_layer", b"_layer", "allow_inexact", b"allow_inexact", "at_step", b"at_step", "layer", b"layer", "n", b"n", "queries", b"queries", "where", b"where"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_layer", b"_layer"]) -> typing.Literal["layer"] | None: ...
 
 Global___PlaceboRequest: typing_extensions.TypeAlias = PlaceboRequest
 
@@ -1984,6 +2003,7 @@ class DistributionRequest(google.protobuf.message.Message):
     TARGET_FIELD_NUMBER: builtins.int
     POINTS_FIELD_NUMBER: builtins.int
     layer: builtins.str
+    """as in TopKRequest"""
     score: Global___Score.ValueType
     score_name: builtins.str
     """of SCORE_NAMED"""
@@ -2000,7 +2020,7 @@ class DistributionRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        layer: builtins.str = ...,
+        layer: builtins.str | None = ...,
         queries: Global___Queries | None = ...,
         where: Global___Filter | None = ...,
         score: Global___Score.ValueType = ...,
@@ -2008,8 +2028,11 @@ class DistributionRequest(google.protobuf.message.Message):
         target: Global___Target | None = ...,
         points: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_points", b"_points", "points", b"points", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_points", b"_points", "layer", b"layer", "points", b"points", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_layer", b"_layer", "_points", b"_points", "layer", b"layer", "points", b"points", "queries", b"queries", "target", b"target", "where", b"where"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_layer", b"_layer", "_points", b"_points", "layer", b"layer", "points", b"points", "queries", b"queries", "score", b"score", "score_name", b"score_name", "target", b"target", "where", b"where"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_layer", b"_layer"]) -> typing.Literal["layer"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_points", b"_points"]) -> typing.Literal["points"] | None: ...
 
 Global___DistributionRequest: typing_extensions.TypeAlias = DistributionRequest

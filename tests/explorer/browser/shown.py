@@ -52,6 +52,8 @@ def panels(page: Page) -> dict[str, str]:
 
 
 def corrected_card(page: Page, query_set: str, dataset: str) -> Locator:
-    """On the start page, the first example of a query set that is misread, and read right without a dataset."""
-    heading = page.locator(f"[data-query-set='{query_set}'] h3", has_text=f"Misread, and read right without {dataset}")
+    """On the start page, the first example of a query set that is misclassified, and read right without a dataset."""
+    heading = page.locator(
+        f"[data-query-set='{query_set}'] h3", has_text=f"Misclassified, and correct without {dataset}"
+    )
     return heading.locator("xpath=following-sibling::ul[1]").locator("a").first

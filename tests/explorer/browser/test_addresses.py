@@ -32,7 +32,7 @@ class Slow(Answers):
 def test_a_copied_link_in_another_browser_shows_the_same(page, pages, new_context):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(pages.url + address("shapes/3"))
-    page.locator("#panel-mask .chip", has_text="noise <b>").click()
+    page.locator("#panel-filter .chip", has_text="noise <b>").click()
     settle(page)
     page.locator("#by-sample").click()
     settle(page)
@@ -57,7 +57,7 @@ def test_back_and_forward_show_what_was_there(page, pages):
     page.goto(pages.url + address("shapes/3"))
     settle(page)
     seen = [(page.url, panels(page))]
-    for step in ("[data-layer='0']", "#panel-mask .chip:has-text('shapes')", "#after"):
+    for step in ("[data-layer='0']", "#panel-filter .chip:has-text('shapes')", "#after"):
         page.locator(step).first.click()
         settle(page)
         seen.append((page.url, panels(page)))
@@ -141,7 +141,7 @@ def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder, pref
         frame.locator(".cards a").first.click()
         expect(frame.locator("#answers")).to_be_attached()
         page.frames[1].wait_for_load_state()
-        frame.locator("#panel-mask .chip", has_text="noise <b>").click()
+        frame.locator("#panel-filter .chip", has_text="noise <b>").click()
         expect(frame.locator("#where")).to_have_text("dataset <> 'noise <b>'")
         frame.locator("#paper").click()
         expect(frame.locator("#panel-layer-2")).to_be_visible()

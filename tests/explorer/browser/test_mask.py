@@ -11,7 +11,7 @@ from tests.explorer.browser.shown import corrected_card, numbers, panels, settle
 
 @pytest.fixture
 def corrected(study) -> int:
-    """An example that was misread, and is read right without the other dataset."""
+    """An example that was misclassified, and is read right without the other dataset."""
     query_set, layer = study.memory.query_set(study.query_set), study.layers[-1]
     full = np.asarray(study.memory.output(layer, study.query_set)).argmax(axis=1)
     masked = np.asarray(study.memory.output(layer, study.query_set, study.where)).argmax(axis=1)
@@ -25,15 +25,15 @@ def test_leaving_a_dataset_out_shows_the_apis_values_and_flips_and_taking_it_bac
     before = panels(page)
     expect(page.locator("#flips")).to_have_count(0)
 
-    page.locator("#panel-mask .chip", has_text=study.other).click()
+    page.locator("#panel-filter .chip", has_text=study.other).click()
     settle(page)
     full = np.asarray(memory.output(layer, item))[0]
     masked = np.asarray(memory.output(layer, item, study.where))[0]
     assert full.argmax() != masked.argmax()
-    expect(page.locator("#flips")).to_have_text(f"flips {full.argmax()} → {masked.argmax()}")
+    expect(page.locator("#flips")).to_have_text(f"prediction changes {full.argmax()} → {masked.argmax()}")
     expect(page.locator("#where")).to_have_text(study.where)
     assert numbers(page.locator("#outputs .full data")) == full.tolist()
-    assert numbers(page.locator("#outputs .masked data")) == masked.tolist()
+    assert numbers(page.locator("#outputs .ablated data")) == masked.tolist()
     assert (
         numbers(page.locator("#outputs .difference data"))
         == (masked.astype(np.float64) - full.astype(np.float64)).tolist()
@@ -44,7 +44,7 @@ def test_leaving_a_dataset_out_shows_the_apis_values_and_flips_and_taking_it_bac
     expect(page.locator("#panel-removal")).to_contain_text("Arithmetic removal, not retraining.")
     assert {study.other} & set(page.locator("#slots .dataset").all_text_contents()) == set()
 
-    page.locator("#panel-mask .chips.set a", has_text=study.other).click()
+    page.locator("#panel-filter .chips.set a", has_text=study.other).click()
     settle(page)
     expect(page.locator("#flips")).to_have_count(0)
     assert panels(page) == before
@@ -64,15 +64,15 @@ class Clicks:
         settle(page)
 
 
-def test_a_first_time_user_finds_why_it_was_misread_and_what_undoes_it_in_six_clicks(page, study):
+def test_a_first_time_user_finds_why_it_was_misclassified_and_what_undoes_it_in_six_clicks(page, study):
     memory, layer, click = study.memory, study.layers[-1], Clicks()
     page.goto(study.pages.url)
     card = corrected_card(page, study.query_set, study.other)
     label, read = (int(own) for own in card.locator(".caption b").all_text_contents())
     assert label != read
     click(card, page)
-    expect(page.locator(".verdict")).to_contain_text(f"is {label}")
-    expect(page.locator(".verdict")).to_contain_text(f"was read as {read}")
+    expect(page.locator(".verdict")).to_contain_text(f"label {label}")
+    expect(page.locator(".verdict")).to_contain_text(f"predicted {read}")
 
     # Why: what each dataset brought to the output that was read, less the right one.
     click(page.get_by_role("link", name="contribution"), page)
@@ -87,5 +87,5 @@ def test_a_first_time_user_finds_why_it_was_misread_and_what_undoes_it_in_six_cl
 
     # What undoes it: leaving that dataset out.
     click(page.get_by_role("link", name=f"without {study.other}"), page)
-    expect(page.locator("#flips")).to_have_text(f"flips {read} → {label}")
+    expect(page.locator("#flips")).to_have_text(f"prediction changes {read} → {label}")
     assert click.count <= 6

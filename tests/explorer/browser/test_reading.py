@@ -50,7 +50,7 @@ def test_the_whole_task_is_done_by_keyboard(page, pages, memory):
     settle(page)
     expect(page.locator("#title-slots")).to_contain_text("in layer 4")
 
-    reach(page, "nav[aria-label='Measure'] a:last-child")
+    reach(page, "nav[aria-label='Score'] a:last-child")
     page.keyboard.press("Enter")
     settle(page)
     assert page.evaluate("document.activeElement.textContent") == "contribution"  # the focus stays
@@ -67,12 +67,12 @@ def test_the_whole_task_is_done_by_keyboard(page, pages, memory):
     page.keyboard.type("noise <b>")
     reach(page, "select[name='column']", "Shift+Tab")
     page.keyboard.type("dataset")
-    reach(page, "#mask-value")
+    reach(page, "#filter-value")
     page.keyboard.press("Enter")
     expect(page.locator("#flips")).to_be_visible()
     settle(page)
     masked = memory.output("4", item, "dataset <> 'noise <b>'")
-    assert numbers(page.locator("#outputs .masked data")) == masked[0].tolist()
+    assert numbers(page.locator("#outputs .ablated data")) == masked[0].tolist()
 
     page.keyboard.press("Escape")
     page.keyboard.press("s")

@@ -44,34 +44,30 @@ def group_weights(
     view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
 ) -> list[RebuiltWeights]:
     """Weights and biases of each group, which add up to those of all slots without W_0; of a layer that is on disk."""
-    if not _runs_at_once(view, layer):
-        return _one_by_one(view, layer, numbers, groups, at_step, check)
     every = {name: mask.selection(view, view.snapshot.layer(name), None, check) for name in numbers}
-    blocks = {
-        block.block_name: _shares(
-            view, block, holders_of(view, layer, block, every[layer.name], every), numbers, groups, at_step, check
-        )
-        for block in layer.parameters
-    }
+    blocks = dict[str, Doubles]()
+    for block in layer.parameters:
+        holders = holders_of(view, layer, block, every[layer.name], every)
+        if BlockRules(view.snapshot, block).linear:
+            made = _sums
+        elif _rounds_nothing(view, block, holders):
+            made = _shares
+        else:
+            return _one_by_one(view, layer, numbers, groups, at_step, check)
+        found = made(view, block, holders, [numbers[own.name] for own, _, _ in holders], groups, at_step, check)
+        blocks[block.block_name] = found.swapaxes(-1, -2) if block.transposed else found
     return [
         joined_blocks(layer, {name: own[group] for name, own in blocks.items()}, Status("exact"), 0.0)
         for group in range(groups)
     ]
 
 
-def _runs_at_once(view: View, layer: Layer) -> bool:
-    """Whether no block has a linear rule, and nothing of any was rounded."""
-    for block in layer.parameters:
-        rules = BlockRules(view.snapshot, block)
-        if rules.linear or isinstance(rules.first, HalfPrecisionRule) or any(rules.halves):
-            return False
-        if rounding_gradients(view, block.block_name).by_step:
-            return False
-        for other in view.snapshot.layers.values():
-            held = any(own.block_name == block.block_name for own in other.parameters)
-            if held and len(view.products(other).first):
-                return False
-    return True
+def _rounds_nothing(view: View, block: Parameter, holders: Sequence[Holder]) -> bool:
+    """Whether neither the block nor a gradient of it was rounded."""
+    rules = BlockRules(view.snapshot, block)
+    rounded = isinstance(rules.first, HalfPrecisionRule) or any(rules.halves)
+    products = any(len(view.products(layer).first) for layer, _, _ in holders)
+    return not rounded and not products and not rounding_gradients(view, block.block_name).by_step
 
 
 def _one_by_one(
@@ -92,37 +88,56 @@ def _one_by_one(
     return found
 
 
-def _shares(
+def _sums(
     view: View,
     block: Parameter,
     holders: Sequence[Holder],
-    numbers: Numbers,
+    numbers: Sequence[NDArray[np.int64]],
     groups: int,
     at_step: int | None,
     check: Check,
 ) -> Doubles:
-    """float64[groups, …]: each group's share of the block, as its layer uses it."""
+    """float64[groups, …]: each group's part of a block under a linear rule, as it is stored."""
+    shape = start_of(view, block)[0].shape
+    coefficients = [
+        view.coefficients(layer, place.block_name, at_step).per_step[view.slot_steps(layer)]
+        for layer, place, _ in holders
+    ]
+    last = view.snapshot.steps - 1
+    return SlotGradients(view, holders, shape).of_groups(0, last, numbers, groups, check, coefficients)
+
+
+def _shares(
+    view: View,
+    block: Parameter,
+    holders: Sequence[Holder],
+    numbers: Sequence[NDArray[np.int64]],
+    groups: int,
+    at_step: int | None,
+    check: Check,
+) -> Doubles:
+    """float64[groups, …]: each group's share of a block under any other rule, as it is stored."""
     rules = BlockRules(view.snapshot, block)
     whole = State(*start_of(view, block))
-    shape = whole.weight.shape
+    shape, entries = whole.weight.shape, rules.first.commutes_with == "entries"
     held = [kind for kind in rules.first.buffers if kind in whole.buffers]
     stacked = State(np.zeros((groups, *shape)), {kind: np.zeros((groups, *shape)) for kind in held})
-    shared = [State(stacked.weight[group], {}) for group in range(groups)]
+    shared = [
+        State(stacked.weight[group], {kind: own[group] for kind, own in stacked.buffers.items()})
+        for group in range(groups)
+    ]
     gradients = SlotGradients(view, holders, shape)
-    of_entries = [numbers[layer.name] for layer, _, _ in holders]
     stop = view.snapshot.steps if at_step is None else at_step
     with np.errstate(all="ignore"):  # as where eps is 0: what is not finite stays so in the answer
         for update in updates(view.snapshot, block.block_name, stop):
             rule = rules.at(update.last_step)
-            parts = gradients.of_groups(update.first_step, update.last_step, of_entries, groups, check)
+            parts = gradients.of_groups(update.first_step, update.last_step, numbers, groups, check)
             parts *= update.factor
             whole, scale = updated(rule, whole, parts.sum(axis=0), update.settings)
-            if rule.commutes_with == "entries":
+            if entries:
                 stacked = advanced(rule, stacked, parts, update.settings, scale)
             else:
                 shared = [
                     advanced(rule, own, parts[group].copy(), update.settings, scale) for group, own in enumerate(shared)
                 ]
-    entries = rules.first.commutes_with == "entries"
-    found = stacked.weight if entries else np.stack([own.weight for own in shared])
-    return found.swapaxes(-1, -2) if block.transposed else found
+    return stacked.weight if entries else np.stack([own.weight for own in shared])

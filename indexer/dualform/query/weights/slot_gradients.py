@@ -91,17 +91,23 @@ class SlotGradients:
         return whole.total(), remaining.total() if rest is None else remaining.total() + rest
 
     def of_groups(
-        self, first_step: int, last_step: int, numbers: Sequence[NDArray[np.int64]], groups: int, check: Check
+        self,
+        first_step: int,
+        last_step: int,
+        numbers: Sequence[NDArray[np.int64]],
+        groups: int,
+        check: Check,
+        coefficients: Sequence[Doubles] | None = None,
     ) -> Doubles:
-        """float64[groups, …]: what the slots of each group made of the steps, both ends included, where nothing was
-        rounded. `numbers`: by holder, the group of each entry.
+        """float64[groups, …]: what the slots of each group made of the steps, both ends included, nothing rounded.
+
+        By holder, `numbers` are the group of each entry, and `coefficients` what its gradient is multiplied by.
         """
         found = np.zeros((groups, *self._shape))
         sums = [_Sum(self._shape, self._matmul, into=own) for own in found]
-        for terms, own in zip(self._terms, numbers, strict=True):
-            for start, stop in terms.unrounded(first_step, last_step):
-                check()
-                terms.add_groups(start, stop, own, sums)
+        for place, (terms, own) in enumerate(zip(self._terms, numbers, strict=True)):
+            times = None if coefficients is None else coefficients[place]
+            terms.add_groups(*terms.entries(first_step, last_step), own, times, sums, check)
         return found
 
     def _add_copy(
@@ -196,6 +202,11 @@ class _LayerTerms:
         self._scratch: dict[str, NDArray[Any]] = {}
         self._dtype = dtype
 
+    def entries(self, first_step: int, last_step: int) -> tuple[int, int]:
+        """The range of the entries of some steps."""
+        first, stop = np.searchsorted(self._steps, [first_step, last_step + 1]).tolist()
+        return first, stop
+
     def unrounded(self, first_step: int, last_step: int) -> Iterator[tuple[int, int]]:
         """Ranges of the entries of some steps that are no product of half precision."""
         place, end = np.searchsorted(self._steps, [first_step, last_step + 1]).tolist()
@@ -232,12 +243,25 @@ class _LayerTerms:
                 if total is not None and first < last:
                     self._add(total, values[first:last], None if keys is None else keys[first:last])
 
-    def add_groups(self, begin: int, end: int, numbers: NDArray[np.int64], sums: Sequence[_Sum]) -> None:
-        """Add what each entry of a range makes to the sum of its group."""
+    def add_groups(
+        self,
+        begin: int,
+        end: int,
+        numbers: NDArray[np.int64],
+        coefficients: Doubles | None,
+        sums: Sequence[_Sum],
+        check: Check,
+    ) -> None:
+        """Add what each entry of a range makes, times its coefficient if there are any, to the sum of its group."""
         for start in range(begin, end, self._size):
+            check()
             stop = min(start + self._size, end)
             order = np.argsort(numbers[start:stop], kind="stable")
             values, keys = self._wide(self._values.block(start, stop), order, "values"), None
+            if coefficients is not None:
+                times = coefficients[start:stop][order]
+                values[times == 0] = 0  # whatever they are: no update used them
+                values *= times[:, None]
             if self._keys is not None:
                 own = self._keys.entry_block(start, stop)
                 keys = self._wide(own if self._groups > 1 else own[:, self._columns], order, "keys")

@@ -1,4 +1,4 @@
-"""What is left out of the sum: the mask as SQL, how many slots it leaves, and what may be added to it."""
+"""The filter: as SQL, how many slots it keeps, and the groups that can be added to it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dualform_explorer.state import State
 
 
 @dataclass(frozen=True)
-class MaskPanel:
+class FilterPanel:
     sql: str
-    """All that is left out, as one condition; empty without a mask."""
+    """One condition; empty without a filter."""
     matching: int
     """Slots of the layer that stay; 0 where there is trouble."""
     trouble: str
-    """What is wrong with the mask, which can be cleared here all the same; empty where it is right."""
+    """What is wrong with the filter, which can still be cleared; empty if nothing is."""
     slots: int
     """Of the layer."""
     columns: dict[str, str]
@@ -32,17 +32,17 @@ class MaskPanel:
     """Recorded ones."""
 
 
-def mask_panel(memory: Answers, info: MemoryInfo, state: State) -> MaskPanel:
+def filter_panel(memory: Answers, info: MemoryInfo, state: State) -> FilterPanel:
     layer = layer_of(info, state.layer)
     columns = {} if layer is None else dict(info.columns[layer.space])
     try:
         return _asked(memory, info, state, columns)
     except DualformError as error:  # of a layer without an answer: what is set can be cleared all the same
         slots = 0 if layer is None else layer.slots
-        return MaskPanel("", 0, error.message, slots, columns, (), info.steps)
+        return FilterPanel("", 0, error.message, slots, columns, (), info.steps)
 
 
-def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, str]) -> MaskPanel:
+def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, str]) -> FilterPanel:
     query = query_of(memory, info, state)
     offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(info.datasets) > 1)]
     sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
@@ -53,7 +53,7 @@ def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, s
             matching = memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching
     except (BadInput, NotFound) as error:
         matching, trouble = 0, error.message
-    return MaskPanel(
+    return FilterPanel(
         sql=condition or "",
         matching=matching,
         trouble=trouble,

@@ -1,4 +1,4 @@
-"""The mask of a page: chips and a condition of one's own, written together as one SQL `where`."""
+"""The filter of a page: chips and an SQL condition, written together as one SQL `where`."""
 
 from __future__ import annotations
 

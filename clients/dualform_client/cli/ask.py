@@ -1,0 +1,373 @@
+"""Questions about the scores of slots: topk, group-sum, distribution, and compare, of two memories."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+import numpy as np
+
+from dualform.answers import Columns, Distributions, GroupSums, Hits
+from dualform.errors import DualformError
+from dualform.methods import Answers
+from dualform.questions import Filter, Queries
+from dualform_client.cli.help import command
+from dualform_client.cli.layer_answers import (
+    AskedQuery,
+    LayerAnswer,
+    Score,
+    asked_queries,
+    asks_layers,
+    layer_title,
+    names_record,
+    sample_notes,
+    scanned,
+    share,
+    takes_score,
+)
+from dualform_client.cli.options import (
+    AtLeast,
+    abs_option,
+    by_option,
+    distinct_option,
+    json_option,
+    k_option,
+    layer_option,
+    one_score,
+    query_option,
+    score_option,
+    takes_filter,
+    where_option,
+)
+from dualform_client.cli.printing import Importance
+from dualform_client.cli.target import asks_target, asks_two_targets
+from dualform_client.comparison import Sample, compare as compared, shared
+
+_SHOWN = 8
+"""Queries whose effective slots a title shows."""
+
+
+@command()
+@asks_target
+@asks_layers
+@layer_option
+@query_option
+@k_option("List N slots per query or group.")
+@takes_filter()
+@by_option("Take the best N of each group of these columns.")
+@distinct_option
+@takes_score
+@json_option
+def topk(
+    memory: Answers,
+    layer: str | Sequence[str],
+    queries: Queries,
+    k: int,
+    where: str | Filter | None,
+    by: tuple[str, ...] | None,
+    distinct: tuple[str, ...] | None,
+    score: Score,
+) -> LayerAnswer:
+    """List the training slots that a query attends to most.
+
+    With --target, list those that added most to an output. With --score
+    gradient, compare gradients; the query set needs a loss.
+
+    \b
+    Example:
+      dualform topk runs/demo --query test-digits/17 --distinct sample
+    """
+    hits = memory.topk(layer, queries, k, where, by, distinct=distinct, **score.asked)
+    found = list(_hits(hits, _slots_of(memory, hits)))
+    totals = _totals(memory, layer, queries, where, score)
+    shares = len(totals) == len(hits) and not any("share" in hit for hit in found)  # a user's column may be called so
+    for hit in found if shares else ():
+        total = totals[hit["query"]]
+        hit["share"] = abs(hit["score"]) / total if total else None
+    asked = asked_queries(memory, queries, len(hits), score.space_of_queries(hits.space))
+    rows = [{**hit.get("group", {}), **hit, "query": asked[hit["query"]]} for hit in found]
+    if shares:
+        rows = [{**row, "share": _percent(row["share"])} for row in rows]
+    columns = [name for name in rows[0] if name != "group"] if rows else ["query", "slot", "score"]
+    return LayerAnswer(
+        {"hits": found, **names_record(asked), **score.record(hits.status), "space": hits.space, **share(hits.scan)},
+        layer_title(layer, str(score), scanned(hits.scan, hits.space)),
+        columns,
+        ([row[name] for name in columns] for row in rows),
+        Importance(
+            kept=("query", *(by or ()), "slot", "score"),
+            last=("label", "dataset", "sample", "share", "repeats", "step"),
+            first=("call", "row", "position"),
+        ),
+        [*sample_notes(hits.scan), *_repeated(hits, found), *score.notes(layer, hits.status)],
+    )
+
+
+def _totals(
+    memory: Answers, layer: str | Sequence[str], queries: Queries, where: str | Filter | None, score: Score
+) -> list[float]:
+    """For each query the sum of the absolute scores of all slots that the filter leaves; empty for other scores."""
+    if score.name not in ("dot", "abs"):
+        return []
+    try:
+        sums = memory.group_sum(layer, queries, "call", where, score="abs")
+    except DualformError:  # the question itself is answered
+        return []
+    return [float(own) for own in sums.sums.sum(axis=1)]
+
+
+def _percent(part: Any) -> Any:
+    return f"{part:.2%}" if isinstance(part, float) else part
+
+
+def _repeated(hits: Hits, found: Sequence[dict[str, Any]]) -> list[str]:
+    """A note if one sample is more than one hit of a query."""
+    if hits.repeats is not None:
+        return []
+    samples = Counter(
+        (hit["query"], hit.get("dataset"), hit["sample"]) for hit in found if hit.get("sample") is not None
+    )
+    most = max(samples.values(), default=1)
+    if most < 2:
+        return []
+    return [f"One sample is {most} of the hits of a query: --distinct sample lists each sample once."]
+
+
+def _slots_of(memory: Answers, hits: Hits) -> dict[int, dict[str, Any]]:
+    """The slot columns of all hits, by slot."""
+    ids = np.unique(hits.ids)
+    columns = memory.slots(ids, hits.space) if len(ids) else Columns({})
+    return {record["slot"]: record for record in columns.records()}
+
+
+def _hits(hits: Hits, slots: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One record per hit, best first within its query and group."""
+    ids, scores = iter(hits.ids.tolist()), iter(hits.flat_scores.tolist())
+    repeats = iter(() if hits.repeats is None else hits.repeats.tolist())
+    for query, counts in enumerate(hits.counts.tolist()):
+        for group, count in enumerate(counts):
+            for _ in range(count):
+                slot = next(ids)
+                hit = {"query": query, "slot": slot, "score": next(scores)}
+                if hits.repeats is not None:
+                    hit["repeats"] = next(repeats)
+                hit |= {name: value for name, value in slots[slot].items() if name not in hit}
+                if hits.groups is not None:
+                    hit["group"] = dict(zip(hits.by, hits.groups[group], strict=True))
+                yield hit
+
+
+@command("group-sum")
+@asks_target
+@asks_layers
+@layer_option
+@query_option
+@by_option("Group by these slot columns.", required=True)
+@takes_filter()
+@click.option("--top", type=AtLeast(1), metavar="K", show_default="all", help="Print only the K largest sums.")
+@takes_score
+@json_option
+def group_sum(
+    memory: Answers,
+    layer: str | Sequence[str],
+    queries: Queries,
+    by: tuple[str, ...],
+    where: str | Filter | None,
+    top: int | None,
+    score: Score,
+) -> LayerAnswer:
+    """Sum attention by label, dataset or another column.
+
+    With --target, sum what the slots added to an output of the layer. With
+    --score gradient, sum over all layers that --layer names; the query set must
+    have been recorded with a loss.
+
+    \b
+    Example:
+      dualform group-sum runs/demo --query test-digits/17 --by dataset,label
+    """
+    answer = memory.group_sum(layer, queries, by, where, k=top, **score.asked)
+    asked = asked_queries(memory, queries, len(answer), score.space_of_queries(answer.space))
+    beside = {**names_record(asked), **score.record(answer.status), "space": answer.space, **share(answer.scan)}
+    if answer.numbers is None:
+        most, record, table = "", _every(answer), _table(answer, asked)
+        kept = (*by, *map(str, asked), "sum")
+    else:
+        most = f"{answer.numbers.shape[1]:,} largest of {answer.total:,}"
+        found = list(_largest(answer))
+        record = {"largest": found, "total": answer.total}
+        rows = ([asked[one["query"]], *one["group"].values(), one["count"], one["sum"]] for one in found)
+        table, kept = (["query", *by, "count", "sum"], rows), ("query", *by, "sum")
+    of = str(asked[0]) if len(asked) == 1 else ""
+    return LayerAnswer(
+        {**record, **beside},
+        layer_title(layer, f"{score} by {', '.join(by)}", of, scanned(answer.scan, answer.space), most),
+        *table,
+        Importance(kept),
+        [*sample_notes(answer.scan), *score.notes(layer, answer.status)],
+    )
+
+
+def _every(answer: GroupSums) -> dict[str, Any]:
+    """The sums of all groups, for JSON."""
+    groups = [
+        {**dict(zip(answer.by, key, strict=True)), "count": count}
+        for key, count in zip(answer.groups, answer.counts.tolist(), strict=True)
+    ]
+    return {"groups": groups, "sums": answer.sums}
+
+
+def _table(answer: GroupSums, asked: list[AskedQuery]) -> tuple[list[str], Iterator[list[Any]]]:
+    """The columns, and a row for each group."""
+    per_query = [str(query) for query in asked] if len(asked) > 1 else ["sum"]
+    rows = (
+        [*key, count, *answer.sums[:, g].tolist()]
+        for g, (key, count) in enumerate(zip(answer.groups, answer.counts.tolist(), strict=True))
+    )
+    return [*answer.by, "count", *per_query], rows
+
+
+def _largest(answer: GroupSums) -> Iterator[dict[str, Any]]:
+    """A record for each query and group."""
+    for query in range(len(answer.sums)):
+        for key, own, count in answer.ranked(query):
+            yield {"query": query, "group": dict(zip(answer.by, key, strict=True)), "count": count, "sum": own}
+
+
+@command()
+@asks_target
+@asks_layers
+@layer_option
+@query_option
+@takes_filter()
+@click.option(
+    "--points",
+    default=24,
+    show_default=True,
+    type=AtLeast(11),
+    metavar="N",
+    help="Print N ranks, 11 or more.",
+)
+@takes_score
+@json_option
+def distribution(
+    memory: Answers, layer: str, queries: Queries, where: str | Filter | None, points: int, score: Score
+) -> LayerAnswer:
+    """Show how a query's scores are spread over all slots.
+
+    For each rank: the score there, the sum of absolute scores up to it, and the
+    share of the total. "Effective slots" says how many slots of equal score
+    would be as concentrated.
+
+    \b
+    Example:
+      dualform distribution runs/demo --query test-digits/17
+    """
+    answer = memory.distribution(layer, queries, where, points=points, **score.asked)
+    asked = asked_queries(memory, queries, len(answer), score.space_of_queries(answer.space))
+    columns = {name: column.tolist() for name, column in answer.table().arrays.items()}
+    columns["query"] = [asked[query] for query in columns["query"]]
+    return LayerAnswer(
+        {
+            "ranks": answer.ranks,
+            "count": answer.count,
+            "distributions": [_spread(own) for own in answer],
+            **names_record(asked),
+            **score.record(answer.status),
+            "space": answer.space,
+            **share(answer.scan),
+        },
+        layer_title(layer, str(score), scanned(answer.scan, answer.space, answer.count), _effective(answer)),
+        list(columns),
+        zip(*columns.values(), strict=True),
+        Importance(("query", "rank", "score"), last=("share", "cumulative")),
+        [*sample_notes(answer.scan), *score.notes(layer, answer.status)],
+    )
+
+
+def _spread(own: Distributions) -> dict[str, Any]:
+    """The JSON of an answer to one query."""
+    return {
+        "scores": own.scores[0],
+        "cumulative": own.cumulative[0],
+        "total": own.totals[0],
+        "effective_slots": own.effective_slots[0],
+    }
+
+
+def _effective(answer: Distributions) -> str:
+    said = ", ".join(f"{one:,.{int(one < 100)}f}" for one in answer.effective_slots[:_SHOWN].tolist())
+    return f"effective slots {said}{', …' if len(answer) > _SHOWN else ''}"
+
+
+@command()
+@asks_two_targets
+@asks_layers
+@layer_option
+@query_option
+@k_option("Compare the best N slots of each memory.")
+@where_option()
+@score_option
+@abs_option
+@json_option
+def compare(
+    memories: tuple[Answers, Answers],
+    layer: str,
+    queries: Queries,
+    k: int,
+    where: str | None,
+    absolute: bool,
+    score: str | None,
+) -> LayerAnswer:
+    """Compare what a query attends to in two memories.
+
+    A and B are folders or addresses. Slots are matched by dataset and sample.
+    Each memory answers by its own query set of that name.
+
+    \b
+    Example:
+      dualform compare runs/one runs/other --layer layer-0 --query test-digits/17
+    """
+    named = one_score(absolute, score)
+    found = compared(memories, layer, queries, k, where, named)
+    sampled = {name: scan for name, scan in zip("AB", found.scans, strict=True) if scan.sample}
+    of_slots = {"share": {name: scan.share for name, scan in zip("ab", found.scans, strict=True)}} if sampled else {}
+    asked = asked_queries(memories[0], queries, len(found.queries), found.space)
+    rows = [[query, *_ranks(sample)] for query, own in zip(asked, found.queries, strict=True) for sample in own]
+    alike = ", ".join(f"{shared(own)} of {len(own)}" for own in found.queries)
+    return LayerAnswer(
+        {
+            "queries": [_matched(query, own) for query, own in enumerate(found.queries)],
+            **names_record(asked),
+            "score": named,
+            **of_slots,
+        },
+        layer_title(layer, str(Score(named, None, None, False)), f"samples in both: {alike}"),
+        ["query", "dataset", "sample", "label", "rank in A", "rank in B", "score in A", "score in B"],
+        rows,
+        Importance(("query", "sample", "rank in A", "rank in B"), last=("label", "score in A", "score in B")),
+        [f"{name} is computed from {scan.sample}." for name, scan in sampled.items()],
+    )
+
+
+def _ranks(sample: Sample) -> list[Any]:
+    places = sample.places
+    ranks = [None if place is None else place.rank for place in places]
+    scores = [None if place is None else place.score for place in places]
+    return [sample.dataset, sample.sample, sample.label, *ranks, *scores]
+
+
+def _matched(query: int, samples: Sequence[Sample]) -> dict[str, Any]:
+    listed = [
+        {
+            "dataset": sample.dataset,
+            "sample": sample.sample,
+            "label": sample.label,
+            **{name: place and asdict(place) for name, place in zip("ab", sample.places, strict=True)},
+        }
+        for sample in samples
+    ]
+    return {"query": query, "shared": shared(samples), "samples": listed}

@@ -1,0 +1,303 @@
+"""Commands that inspect a memory or a training: info, verify, check, sql and estimate."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dualform.answers import LayerInfo, MemoryInfo, Reconstruction
+from dualform.answers.table import counted
+from dualform.errors import BadInput, Damaged, DualformError
+from dualform.methods import Answers
+from dualform_client.cli.failure import FAILED
+from dualform_client.cli.help import command
+from dualform_client.cli.options import FOLDER, AtLeast, json_option, named_function
+from dualform_client.cli.printing import (
+    Importance,
+    print_json,
+    print_line,
+    print_note,
+    print_table,
+    progress_bar,
+    titled,
+)
+from dualform_client.cli.suggestions import complete_folder
+from dualform_client.cli.target import asks_target, check_run
+
+
+@command()
+@asks_target
+@click.option("--verbose", is_flag=True, help="Show also errors, rounding, snapshot and backend.")
+@json_option
+def info(memory: Answers, verbose: bool, as_json: bool) -> None:
+    """Show layers, slots, datasets, query sets and statuses.
+
+    \b
+    Example:
+      dualform info runs/demo
+    """
+    contents = memory.info()
+    if as_json:
+        layers = [{**asdict(layer), "exact": layer.exact, "reason": layer.reason} for layer in contents.layers]
+        print_json({**asdict(contents), "layers": layers})
+        return
+    steps = f"{counted(contents.steps, 'step')} of {contents.optimizer}"
+    slots = [counted(count, f"{space} slot") for space, count in contents.slots.items()]
+    print_line(titled(steps, *slots, "not finished" if contents.recording else "finished"))
+    inner = (f"snapshot {contents.snapshot:,}", contents.answered_by) if verbose else ()
+    for line in (*inner, contents.cut_off, contents.sampling):
+        if line:
+            print_line(line)
+    _print_layers(contents, verbose)
+    if contents.datasets:
+        print_table("Datasets", ["dataset", "slots"], contents.datasets.items())
+    for space, columns in contents.columns.items():
+        print_table(f"Columns of {space} slots", ["column", "type"], columns.items())
+    if contents.query_sets:
+        every = tuple(layer.name for layer in contents.layers)
+        rows = [
+            [own.name, own.rows, "all" if own.layers == every else ", ".join(own.layers), own.previews or "-"]
+            for own in contents.query_sets
+        ]
+        print_table("Query sets", ["query set", "rows", "layers", "previews"], rows)
+    if contents.previews:
+        previews = [[dataset or "-", kind] for dataset, kind in contents.previews.items()]
+        print_table("Previews", ["dataset", "previews"], previews)
+    if contents.skipped:
+        print_table("Not recorded", ["layer", "reason"], contents.skipped.items())
+
+
+def _print_layers(contents: MemoryInfo, verbose: bool) -> None:
+    layers = contents.layers
+    columns = {
+        "layer": [_name_and_views(layer) for layer in layers],
+        "d_in": [layer.d_in for layer in layers],
+        "d_out": [layer.d_out for layer in layers],
+        "bias": [_yes(layer.bias) for layer in layers],
+        "space": [layer.space for layer in layers],
+        "slots": [layer.slots for layer in layers],
+        "distinct keys": [layer.distinct_keys for layer in layers],
+        "values": [_yes(layer.values) for layer in layers],
+        "status": [str(layer.status) for layer in layers],
+    }
+    if any(layer.reason for layer in layers):
+        columns["reason"] = [layer.reason for layer in layers]
+    inner = {"reconstruction error": [layer.status.error for layer in layers]}
+    inner["rounding"] = [layer.status.rounding for layer in layers]
+    columns |= inner if verbose else {}
+    importance = Importance(
+        ("layer", "status", *inner),
+        last=("reason", "slots", "d_in", "d_out", "values", "space", "distinct keys"),
+        first=("bias",),
+    )
+    print_table("Layers", [*columns], zip(*columns.values(), strict=True), importance)
+
+
+def _name_and_views(layer: LayerInfo) -> str:
+    """A layer's name, and its first and last view."""
+    if not layer.views:
+        return layer.name
+    first, *_, last = layer.views
+    return f"{layer.name} ({first} … {last})"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+@command()
+@asks_target
+@json_option
+def verify(memory: Answers, as_json: bool) -> None:
+    """Measure the reconstruction error of every layer.
+
+    It is the distance between the weights rebuilt from the memory and the
+    trained ones, relative to how far training moved them.
+
+    \b
+    Example:
+      dualform verify runs/demo
+    """
+    found = memory.verify()
+    if as_json:
+        print_json({layer: _reconstruction(one) for layer, one in found.items()})
+        return
+    columns = ["layer", "reconstruction error", "status", *["reason"] * any(one.reason for one in found.values())]
+    rows = [
+        [layer, one.reconstruction_error, str(one.status), one.reason][: len(columns)] for layer, one in found.items()
+    ]
+    title = "Reconstruction errors · ||W_T - rebuilt|| / ||W_T - W_0||, bias included"
+    print_table(title, columns, rows, Importance(columns[:3], last=columns[3:]))
+    for layer, one in found.items():
+        if one.rounding_share:
+            moved = "of the distance is in biases whose gradient was rounding alone. No slot contributed to it"
+            print_note(f"{layer}: {one.rounding_share:.1%} {moved}.")
+
+
+def _reconstruction(one: Reconstruction) -> dict[str, Any]:
+    return {
+        "reconstruction_error": one.reconstruction_error,
+        "status": one.status.name,
+        "reason": one.reason or None,
+        "exact": one.exact,
+        "since": one.status.since,
+        "rounding": one.status.rounding,
+        "rounding_share": one.rounding_share,
+    }
+
+
+@command()
+@click.argument("run", shell_complete=complete_folder)
+@click.option("--repair", is_flag=True, help="Write the undamaged part to the folder of --out.")
+@click.option("--out", metavar="COPY", help="Create this folder, with --repair.")
+@json_option
+def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
+    """Check every checksum and row count of a memory.
+
+    The exit code is 1 if anything is wrong and was not repaired. Derived files
+    are checked or removed; they are made again when needed.
+
+    --repair writes COPY as of the last commit before the damage, without the
+    final weights. RUN stays as it is; the two may share files.
+
+    \b
+    Examples:
+      dualform check runs/demo
+      dualform check --repair runs/demo --out runs/repaired
+    """
+    if repair != (out is not None):
+        raise BadInput("--repair and --out belong together.", hint="Give both: --repair --out COPY.")
+    check_run(run)
+    from dualform.store.check import check_memory, how_it_ended
+
+    with progress_bar("checking") as progress:
+        problems = check_memory(run, progress)
+    cut_off = how_it_ended(run)
+    repaired, steps = _repaired(run, out) if problems and out is not None else (None, 0)
+    problems += _of_derived_files(run)
+    if as_json:
+        said = {"problems": problems, "cut_off": cut_off}
+        print_json(said if repaired is None else {**said, "repaired": out, "dropped": repaired, "steps": steps})
+    else:
+        for sentence in [cut_off, *problems] if cut_off else problems:
+            print_line(sentence)
+        print_line(counted(len(problems), "problem") if problems else "no problems")
+        for sentence in repaired or ():
+            print_line(sentence)
+        if out is not None:
+            kept = f"{out} has the undamaged part, up to step {steps - 1:,}, and passed every check"
+            print_line(kept if problems else "nothing to repair: no copy was made")
+    return FAILED if problems and repaired is None else 0
+
+
+def _of_derived_files(run: str) -> list[str]:
+    from dualform.query.search.stored_codes import check_derived
+    from dualform.store.runs import opened
+    from dualform.store.segment_cache import SegmentCache
+
+    try:
+        return check_derived(opened(run, SegmentCache(most_bytes=0)))
+    except Damaged:  # reported already
+        return []
+
+
+def _repaired(run: str, out: str) -> tuple[list[str], int]:
+    """The parts that were dropped, and the number of steps that are left."""
+    from dualform.store.repair import repair
+
+    with progress_bar("copying") as progress:
+        dropped, copy = repair(run, out, progress)
+    return dropped, copy.steps
+
+
+@command()
+@asks_target
+@click.argument("statement")
+@json_option
+def sql(memory: Answers, statement: str, as_json: bool) -> None:
+    """Run one read-only SELECT over slots, steps and logs.
+
+    \b
+    Example:
+      dualform sql runs/demo "SELECT dataset, count(*) FROM slots GROUP BY ALL"
+    """
+    columns = memory.sql(statement)
+    if as_json:
+        print_json({"columns": columns.keys(), "rows": columns.records()})
+        return
+    rows = [list(record.values()) for record in columns.records()]
+    print_table(counted(columns.rows, "row"), columns.keys(), rows)
+
+
+@command()
+@click.argument("training", metavar="MODULE:FUNCTION")
+@click.option("--steps", type=AtLeast(1), required=True, metavar="N", help="Predict for a training of N steps.")
+@click.option(
+    "--samples", type=AtLeast(1), metavar="N", show_default="all", help="Expect N distinct inputs over all epochs."
+)
+@click.option(
+    "--layers",
+    "layers",
+    multiple=True,
+    metavar="PATTERN",
+    show_default="the training's own",
+    help="Record these layers; repeatable.",
+)
+@click.option(
+    "--trial-steps",
+    "tried",
+    type=AtLeast(1),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="Record N steps to estimate from.",
+)
+@click.option("--folder", type=FOLDER, show_default="a temporary one", help="Record them here; they are removed.")
+@click.option("--budget", metavar="BYTES", help="Show what a budget such as '20 GB' keeps.")
+@json_option
+def estimate(
+    training: str,
+    steps: int,
+    samples: int | None,
+    layers: tuple[str, ...],
+    tried: int,
+    folder: Path | None,
+    budget: str | None,
+    as_json: bool,
+) -> None:
+    """Predict what recording a training takes.
+
+    It runs the first steps and reports bytes on disk, bytes a second, and
+    seconds of questions and of a rerun. FUNCTION trains the network; it takes
+    one argument, which it calls in place of dualform.Recorder. Write
+    FILE.py:FUNCTION to name a file.
+
+    \b
+    Example:
+      dualform estimate my_training:train --steps 50000 --samples 60000
+    """
+    from dualform.costs.estimate import estimate as estimated
+
+    function = named_function(training, "training")
+    try:
+        with redirect_stdout(sys.stderr):
+            found = estimated(
+                function, steps, samples=samples, layers=layers or None, tried=tried, folder=folder, budget=budget
+            )
+    except DualformError:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"{training} raised {type(error).__name__}: {error}",
+            hint="Set DUALFORM_TRACEBACK=1 to see where.",
+            field="training",
+        ) from error
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_line(str(found))

@@ -1,0 +1,246 @@
+"""Commands that answer others, or help callers of a server: serve, mcp, token and health."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dualform.errors import BadInput
+from dualform.extras import optional
+from dualform.methods import Answers
+from dualform_client.cli.failure import FAILED
+from dualform_client.cli.help import command
+from dualform_client.cli.options import (
+    FILE,
+    json_option,
+    timeout_option,
+    tls_ca_option,
+    tls_cert_option,
+    tls_key_option,
+)
+from dualform_client.cli.printing import print_json, print_line, print_note
+from dualform_client.cli.suggestions import complete_folder
+from dualform_client.cli.target import asks_target
+from dualform_client.target import check_folder
+from dualform_service.settings import CONFIG, PREFIX, options
+
+if TYPE_CHECKING:
+    from dualform.query.engine import Engine
+    from dualform_client.cli.pages import ServedPages
+    from dualform_service.config import ServiceConfig
+    from dualform_service.json_log import JsonLog
+
+
+@command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_folder)
+@click.option(
+    "--config",
+    type=FILE,
+    envvar=PREFIX + CONFIG.upper(),
+    metavar="FILE",
+    show_default=f"${PREFIX}CONFIG",
+    help="Read settings from a TOML file.",
+)
+@options(click.option)
+@json_option
+def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: Any) -> None:
+    """Answer questions about memories over gRPC.
+
+    If you serve several, address each by its folder's name: HOST:PORT/NAME. An
+    address that other machines can reach needs TLS and a token. On Ctrl-C or
+    SIGTERM, questions under way have seven seconds; a second one ends it at once.
+
+    \b
+    Examples:
+      dualform serve runs/demo --address 127.0.0.1:50051
+      dualform serve runs/* --ram "4 GB" --explore
+    """
+    for run in runs:
+        check_folder(Path(run))
+    from dualform_service.server import serve as serve_memory
+    from dualform_service.settings_sources import read_settings
+    from dualform_service.tracing import Exporter
+
+    settings = read_settings({name: said for name, said in flags.items() if said is not None}, os.environ, config)
+    values = settings.values
+    service = settings.config(len(runs))
+    log, ram, ray = _logging(values["log"]), values["ram"], values["ray"]
+    traces = Exporter() if values["tracing"] else None
+    with _pages(service, runs) as pages:
+
+        def ready(bound: str) -> None:
+            if pages is not None:
+                pages.start(bound)
+            if as_json:
+                print_json({"address": bound} | ({} if pages is None else {"explore": pages.url}))
+            else:
+                print_line(f"serving {', '.join(runs)} at {bound}")
+                if pages is not None:
+                    print_line(f"exploring {', '.join(runs)} at {pages.url}")
+            sys.stdout.flush()
+
+        serve_memory(runs, service, ready, _opening(ram, ray, values["shard_deadline"], len(runs)), log, traces)
+
+
+def _opening(
+    ram: int | None, ray: str | None, shard_deadline: float, runs: int
+) -> Callable[[Path], AbstractContextManager[Engine]]:
+    """A function that opens a memory in this process, or on a Ray cluster."""
+    if ray is None:
+        from dualform_service.opening import opening
+
+        return opening(ram, runs > 1)
+    from dualform_service.lanes import ENGINE_THREADS
+    from dualform_service.shards.opening import opened_on_ray
+
+    def opened(path: Path) -> AbstractContextManager[Engine]:
+        return opened_on_ray(path, ray, shard_deadline, ENGINE_THREADS)
+
+    return opened
+
+
+def _pages(service: ServiceConfig, runs: tuple[str, ...]) -> AbstractContextManager[ServedPages | None]:
+    """The pages of --explore, with their address bound; None without it."""
+    if service.explore is None:
+        return nullcontext()
+    from dualform_client.cli.pages import ServedPages
+
+    names = [Path(run).resolve().name for run in runs]
+    return ServedPages(service, {name: name if len(runs) > 1 else "" for name in names})
+
+
+def _logging(form: str) -> JsonLog | None:
+    """Logs to stderr. Returns the JSON log, which also takes a line for each call; None for text."""
+    if form == "text":
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+        return None
+    from dualform_service.json_log import JsonLog
+
+    log = JsonLog(sys.stderr.fileno())
+    logging.basicConfig(level=logging.INFO, handlers=[log])
+    return log
+
+
+@command()
+@asks_target
+@json_option
+def mcp(memory: Answers, as_json: bool) -> None:
+    """Answer an agent by the Model Context Protocol.
+
+    The agent starts this command itself; it reads stdin and writes stdout until
+    stdin ends. Its tools only read. --json prints an error at the start as JSON.
+
+    \b
+    Example:
+      dualform mcp runs/demo
+    """
+    optional("mcp")
+    from dualform_mcp.server import serve
+
+    serve(memory)
+
+
+@command()
+@click.argument("name")
+@click.option(
+    "--scopes",
+    metavar="NAME[,NAME]",
+    default="read",
+    show_default=True,
+    help="Allow read, sql, admin or metrics.",
+)
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    show_default="print the line",
+    help="Add the line to a server's token file.",
+)
+@json_option
+def token(name: str, scopes: str, file: Path | None, as_json: bool) -> None:
+    """Make a token for a caller NAME.
+
+    The token is the only line on stdout and is shown only this once: the server's
+    file has its digest. A running server reads its file again within a second.
+
+    Scopes: read allows all questions but SQL and verify; sql allows SQL; admin
+    allows verify and reflection; metrics allows scraping.
+
+    \b
+    Example:
+      dualform token alice --file tokens > alice.token
+    """
+    from dualform_service.auth import new_token, read_tokens
+
+    made, line = new_token(name, scopes.split(","))
+    if file is not None:
+        names = read_tokens(file).names if file.exists() and file.stat().st_size else ()
+        if name in names:
+            raise BadInput(
+                f"{file} already has a token for {name}.", hint="Remove its line, or give another NAME.", field="name"
+            )
+        if "" in names:
+            raise BadInput(
+                f"{file} holds a bare token, and no other can be added to it.",
+                hint="Give another --file.",
+                field="file",
+            )
+        _add(file, line)
+    if as_json:
+        print_json({"name": name, "token": made, "line": line})
+        return
+    print_line(made)
+    print_note(f"added to {file}: {line}" if file is not None else f"for the server's token file: {line}")
+
+
+def _add(file: Path, line: str) -> None:
+    """Adds a line. If the file is new, only its owner may read or write it."""
+    try:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "a+b") as stream:
+            stream.seek(0)
+            content = stream.read()
+            stream.write((b"\n" if content and not content.endswith(b"\n") else b"") + line.encode() + b"\n")
+    except OSError as error:
+        raise BadInput(f"The token file {file} cannot be written: {error.strerror}.", field="file") from None
+
+
+@command()
+@click.argument("address", metavar="HOST:PORT[/NAME]")
+@json_option
+@tls_ca_option
+@tls_cert_option
+@tls_key_option
+@timeout_option(5)
+def health(
+    address: str,
+    authority: Path | None,
+    certificate: Path | None,
+    key: Path | None,
+    timeout: float,
+    as_json: bool,
+) -> int:
+    """Say whether a server takes questions.
+
+    The exit code is 0 if it does, else 1: while it shuts down, or if the memory's
+    folder is gone. It needs no token.
+
+    \b
+    Example:
+      dualform health 127.0.0.1:50051
+    """
+    from dualform_client.health import is_serving
+
+    serving = is_serving(address, timeout=timeout, authority=authority, certificate=certificate, key=key)
+    if as_json:
+        print_json({"serving": serving})
+    else:
+        print_line("serving" if serving else "not serving")
+    return 0 if serving else FAILED
