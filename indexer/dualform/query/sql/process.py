@@ -272,7 +272,7 @@ def _refused(said: str) -> BadInput:
     """What the child said, without DuckDB's kind of error; what it says of names that are near is the hint."""
     message, _, near = said.partition("\n")
     if not near.startswith(("Candidate bindings: ", "Did you mean ")):
-        hint = "To remove samples, use dualform delete." if said.startswith("only SELECT ") else ""
+        hint = "To remove samples, use dualform delete." if said.startswith("Only SELECT ") else ""
         return BadInput(re.sub(r"^\w+ Error: ", "", said), hint=hint, field="statement")
     message = re.sub(r"^\w+ Error: ", "", message)
     column = re.search(r'Referenced column "([^"]*)" not found', message)
