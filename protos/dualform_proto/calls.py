@@ -170,7 +170,7 @@ def call_of(question: Question[Any]) -> Call:
     if call is None:
         raise BadInput(
             f"ask takes a query such as dualform.TopK, not {type(question).__name__}.",
-            hint='For example memory.ask(dualform.TopK("head", dualform.Vectors(x))).',
+            hint='For example ask(dualform.TopK("head", dualform.Vectors(x))).',
             field="question",
         )
     return call

@@ -75,10 +75,10 @@ def test_a_range_of_queries(dualform, address, engine):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("5-3", "'test/5-3' has an empty range."),
-        ("5:3-1", "'test/5:3-1' has an empty range."),
-        ("5:", "'test/5:' names no example of a query set: '5:' is not a number."),
-        ("a", "'test/a' names no example of a query set: 'a' is not a number."),
+        ("5-3", "'test/5-3' contains an empty range."),
+        ("5:3-1", "'test/5:3-1' contains an empty range."),
+        ("5:", "'test/5:' does not name an example of a query set: '5:' is not a number."),
+        ("a", "'test/a' does not name an example of a query set: 'a' is not a number."),
         (f"0-{10**30}", f"'test/0-{10**30}' names more than 1,000,000 queries."),
     ],
 )

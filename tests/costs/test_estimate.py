@@ -252,7 +252,9 @@ def test_what_cannot_be_estimated(tmp_path):
 @pytest.mark.parametrize("name", ["steps", "tried", "samples"])
 @pytest.mark.parametrize("number", [0, -1, True, 2.5, float("nan"), float("inf"), "10", np.float32(3)], ids=repr)
 def test_what_is_no_count_is_refused(tmp_path, name, number):
-    with pytest.raises(BadInput, match=rf"^{name} is {re.escape(repr(number))}\.") as caught:
+    with pytest.raises(
+        BadInput, match=rf"^{name} must be a whole number from 1 on, not {re.escape(repr(number))}\."
+    ) as caught:
         dualform.estimate(training(mlp, tmp_path / "m", 2), **{"steps": 10, name: number})
     assert caught.value.field == name
     assert not (tmp_path / "m").exists()

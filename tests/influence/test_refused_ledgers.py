@@ -37,7 +37,7 @@ def infinite(output, y):
         ({"loss": lambda o, y: y.double()}, BadInput, "does not depend on any parameter of the model."),
         ({"loss": infinite}, BadInput, "is (inf|nan) for example 0"),
         ({"labels": labels(99)[:4]}, BadInput, "has 5 examples but 4 labels."),
-        ({"labels": None}, BadInput, "the labels of influence 'test' are NoneType"),
+        ({"labels": None}, BadInput, "The labels of influence 'test' cannot be made a tensor: NoneType"),
         ({"labels": 3}, BadInput, "has 5 examples but 0 labels."),
         ({"by": "no such"}, DualformError, "no slot column 'no such'"),
         ({"by": ()}, BadInput, "by must name at least one column."),
@@ -104,7 +104,7 @@ def test_a_model_that_is_being_recorded_is_refused(tmp_path):
     with dualform.Recorder(model, training.optimizer(model), tmp_path / "n", quiet=True) as recorder:
         with recorder.step(sample=samples(0)):
             training.loss(model(training.inputs(0)), labels(0)).mean().backward()
-        with pytest.raises(RecordingError, match="a recorder is open on this model"):
+        with pytest.raises(RecordingError, match="A recorder is open on this model"):
             dualform.ledger(tmp_path / "m", model, training.influence())
 
 

@@ -118,7 +118,7 @@ def test_a_mask_is_taken_back_exactly(memory):
         ),
         ({"where": "labl = 3"}, "There is no slot column 'labl'.", "Columns: "),
         ({"where": "label = 1) OR (true"}, "where is not valid SQL", ""),
-        ({"where": "step > 99"}, "where matches none of 48 slots", "Look at memory.sql"),
+        ({"where": "step > 99"}, "where matches none of 48 slots", "See which slots there are"),
         ({"by": "nix"}, "There is no column 'nix' to group by.", "There is: "),
         ({"score": "cosine"}, "score is 'cosine', which is none of: dot, abs, contribution.", "There is: "),
         ({"target": "7"}, "target is '7'; it is an output of layer 0, 0 to 4", ""),

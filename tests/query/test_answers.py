@@ -72,7 +72,7 @@ def test_ids_without_a_space_are_refused_where_there_are_several(memory):
         memory.slots([0, 1])
     assert caught.value.message.startswith("space is missing: this memory has several slot spaces, ")
     assert {"sample", "token"} <= set(caught.value.message.rstrip(".").replace(",", "").split())
-    assert caught.value.hint.endswith(", or the hits themselves: memory.slots(hits).")
+    assert caught.value.hint.endswith(", or call memory.slots(hits).")
     assert caught.value.field == "space"
 
 

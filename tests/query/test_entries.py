@@ -113,7 +113,7 @@ def test_a_slot_that_the_layer_lacks_is_named():
         case.engine.ask(TopK("part", SlotKeys(np.array([own, missing]))))
     assert str(caught.value) == (
         f"Layer 'part' has no key for slot {missing}: it was not called there. "
-        "Find slots that it has: memory.topk('part', \"test/0\").ids."
+        "Pass slots that it has, such as the hits of a search in layer 'part'."
     )
 
 

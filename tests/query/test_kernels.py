@@ -54,7 +54,7 @@ def test_other_questions_have_flags_too(question):
 def test_kernels_are_named():
     with pytest.raises(BadInput, match=r"^Unknown kernel 'rbf'\. Choose kernel=\"linear\" or kernel=\"softmax\"\.$"):
         Output("fc", np.ones(3), kernel="rbf")
-    with pytest.raises(BadInput, match=r"^temperature needs the softmax kernel, not 'linear'\."):
+    with pytest.raises(BadInput, match=r'^temperature cannot be used with kernel="linear"\.'):
         Output("fc", np.ones(3), temperature=1.0)
     with pytest.raises(
         BadInput, match=r"^temperature must be a finite number above 0, not a number of thousands of digits\."

@@ -343,5 +343,5 @@ def test_a_refused_network_names_the_layers_that_are_answered(tmp_path):
         for allow_inexact in (False, True):
             with pytest.raises(Inexact, match="Layer 'reads' cannot be reconstructed") as refused:
                 memory.weights(allow_inexact=allow_inexact)
-            assert refused.value.hint == "Call memory.output for single layers instead: head."
+            assert refused.value.hint == "Ask for the output of single layers instead: head."
         assert memory.output("head", np.ones((1, 4), np.float32)).status.exact

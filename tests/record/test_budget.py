@@ -179,11 +179,7 @@ def test_every_whole_number_of_64_bits_is_a_seed(tmp_path, seed):
 
 def test_too_small_a_budget_is_told_what_it_needs(tmp_path):
     model = network()
-    with pytest.raises(
-        BadInput,
-        match=r"budget=1 MB is too small: weights, optimizer state, tables and earlier runs take "
-        r"14\.7 MB before the first slot\.",
-    ):
+    with pytest.raises(BadInput, match=r"budget=1 MB is too small.* take 14\.7 MB"):
         dualform.Recorder(model, sgd(model), tmp_path / "m", budget="1 MB")
 
 

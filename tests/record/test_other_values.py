@@ -188,7 +188,7 @@ def test_a_memory_that_is_still_recorded_is_whole_up_to_where_the_last_step_bega
             with pytest.raises(Inexact, match="at step 4") as refused:
                 memory.weights()
             assert refused.value.hint.startswith(
-                "Pass at_step=3, the nearest step that has them. memory.output of one layer needs none."
+                "Pass at_step=3, the nearest step that has them. Outputs of single layers need none."
             )
             with pytest.warns(
                 UserWarning, match="so they stand as before its first step, for there is no end: frozen."

@@ -62,7 +62,7 @@ def test_a_packed_sequence_after_the_first_step_is_a_defect(tmp_path):
                 output = layer(given)[0]
                 (output if isinstance(output, torch.Tensor) else output.data).sum().backward()
     assert [list(batch.layers) for batch in opened.sink.recorded] == [[""], []]
-    assert opened.sink.defects == [("", 1, "layer '' was given a PackedSequence, which cannot be recorded.")]
+    assert opened.sink.defects == [("", 1, "layer '' was given a PackedSequence, which cannot be recorded")]
 
 
 @pytest.mark.parametrize("values", [True, False])

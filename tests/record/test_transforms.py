@@ -149,5 +149,5 @@ def test_a_query_set_of_a_training_by_transforms_alone_says_why_there_is_no_memo
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Recorder(model, optimizer, tmp_path / "memory", quiet=True) as recorder:
         train(model, optimizer, data, {0, 1}, recorder)
-        with pytest.raises(RecordingError, match=r"so far: 0: it was called under a torch\.func transform at step 0"):
+        with pytest.raises(RecordingError, match=r"So far: 0: it was called under a torch\.func transform at step 0"):
             recorder.query_set("test", data[0][0])

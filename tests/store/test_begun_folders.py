@@ -69,7 +69,7 @@ def test_anything_else_in_it_is_left_alone(tmp_path, name):
     folder = begun(tmp_path / "m")
     (folder / name).write_text("x")
     before = sorted(folder.rglob("*"))
-    with pytest.raises(NotAMemory, match=r"no memory\.json"):
+    with pytest.raises(NotAMemory, match=r"is not a dualform memory \(no memory\.json\)"):
         dualform.open(folder)
     with pytest.raises(AlreadyExists, match="is not an empty folder"):
         open_writer(folder)

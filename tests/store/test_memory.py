@@ -99,9 +99,9 @@ def test_refuses_a_folder_that_holds_something(tmp_path):
 
 
 def test_refuses_what_is_no_memory(tmp_path):
-    with pytest.raises(NotAMemory, match="is not a dualform memory"):
+    with pytest.raises(NotAMemory, match="no folder"):
         Snapshot.open(tmp_path / "nowhere")
-    with pytest.raises(NotAMemory, match=r"no memory\.json"):
+    with pytest.raises(NotAMemory, match=r"is not a dualform memory \(no memory\.json\)"):
         Snapshot.open(tmp_path)
     write(tmp_path / "memory", [2])
     manifest = tmp_path / "memory" / "memory.json"

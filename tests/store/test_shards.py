@@ -42,7 +42,7 @@ def test_shards_are_written_side_by_side(tmp_path):
 
 
 def test_a_shard_without_its_memory_is_refused(tmp_path):
-    with pytest.raises(NotAMemory, match="is not a dualform memory"):
+    with pytest.raises(NotAMemory, match="no folder"):
         open_writer(tmp_path / "memory", shard_number=1)
     open_writer(tmp_path / "memory", shards=2).abandon()
     with pytest.raises(NotAMemory, match="has no place for shard-00002"):

@@ -105,7 +105,7 @@ def test_what_is_no_question_has_no_call():
     with pytest.raises(
         BadInput,
         match=r"^ask takes a query such as dualform\.TopK, not str\. For example "
-        r'memory\.ask\(dualform\.TopK\("head", dualform\.Vectors\(x\)\)\)\.$',
+        r'ask\(dualform\.TopK\("head", dualform\.Vectors\(x\)\)\)\.$',
     ):
         call_of("topk")  # type: ignore[arg-type]
 

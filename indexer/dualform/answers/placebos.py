@@ -165,8 +165,8 @@ class Placebos(Table):
 
     def summary(self) -> dict[str, Any]:
         """A summary for JSON: what was removed, how many changes are unusual, and how many predictions become correct
-        or wrong. For both comparisons it has the median and range of these counts. A count is
-        unusual outside the central 95 % of both, as a change is.
+        or wrong. For both comparisons it has the median and range of these counts. A count is unusual if it is outside
+        the central 95 % of both.
         """
         known = bool((self.labels >= 0).any())
         counts = {"corrected": self.corrected, "broken": self.broken} if known else {}

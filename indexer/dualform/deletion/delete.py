@@ -114,7 +114,7 @@ def _prepared(folder: Path, where: str, cut_off: bool) -> tuple[View, Targets]:
     if any(writer.going_on for writer in snapshot.writers) or (snapshot.recording and not cut_off):
         raise BadInput(
             snapshot.cut_off[0].upper() + snapshot.cut_off[1:],
-            hint="If the recording has ended, pass cut_off=True (--cut-off).",
+            hint="If the recording has ended, pass cut_off=True.",
             field="path",
         )
     view = View(snapshot, backends.choose("numpy"), CACHE_BYTES)

@@ -277,7 +277,7 @@ class Engine(Answers):
                     return reconstruction.certify(view, check)
         raise BadInput(
             f"ask takes a query such as dualform.TopK, not {type(question).__name__}.",
-            hint='For example memory.ask(dualform.TopK("head", dualform.Vectors(x))).',
+            hint='For example ask(dualform.TopK("head", dualform.Vectors(x))).',
             field="question",
         )
 

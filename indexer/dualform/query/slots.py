@@ -47,7 +47,7 @@ def check_space(view: View, space: str | None) -> str:
         if len(spaces) > 1:
             raise BadInput(
                 f"space is missing: this memory has several slot spaces, {', '.join(spaces)}.",
-                hint=f"Pass memory.slots(ids, {spaces[0]!r}), or the hits themselves: memory.slots(hits).",
+                hint=f'Pass a space, for example space="{spaces[0]}", or call memory.slots(hits).',
                 field="space",
             )
         return spaces[0]
@@ -97,7 +97,7 @@ def entries_of(view: View, layer: Layer, slots: NDArray[np.int64]) -> NDArray[np
     if (entries < 0).any():
         raise NotFound(
             f"Layer {layer.name!r} has no key for slot {int(slots[entries < 0][0])}: it was not called there.",
-            hint=f'Find slots that it has: memory.topk({layer.name!r}, "test/0").ids.',
+            hint=f"Pass slots that it has, such as the hits of a search in layer {layer.name!r}.",
             field="queries",
         )
     return entries

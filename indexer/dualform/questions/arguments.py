@@ -105,7 +105,7 @@ def check_layer(layer: str | None) -> None:
     if layer is not None and not isinstance(layer, str):
         raise BadInput(
             f"layer must be the name of a layer, not {shown(layer)}.",
-            hint="memory.info().layers lists the layers.",
+            hint='For example layer="head".',
             field="layer",
         )
 
@@ -151,8 +151,8 @@ def as_temperature(kernel: str, temperature: float | None) -> float | None:
         return 1.0 if kernel == "softmax" else None
     if kernel != "softmax":
         raise BadInput(
-            f"temperature needs the softmax kernel, not {shown(kernel)}.",
-            hint='Pass kernel="softmax", or leave temperature out.',
+            f'temperature cannot be used with kernel="{kernel}".',
+            hint='Pass kernel="softmax".',
             field="temperature",
         )
     number = 0.0

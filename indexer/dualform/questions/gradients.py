@@ -189,7 +189,7 @@ def _check_examples(examples: Any) -> None:
     if not isinstance(examples, ExampleGradients | QuerySetExamples):
         raise BadInput(
             f'score="gradient" needs the gradients of examples as its queries, not {type(examples).__name__}.',
-            hint="Pass memory.gradients(model, inputs, labels, loss), or a query set recorded with loss=.",
+            hint="Pass a query set recorded with a loss, or memory.gradients(model, inputs, labels, loss).",
             field="queries",
         )
     if isinstance(examples, QuerySetExamples) and examples.examples == ():

@@ -49,7 +49,7 @@ class QuerySetLookup(Question[QuerySet]):
         if not isinstance(self.name, str):
             raise BadInput(
                 f"name must be the name of a query set, not {shown(self.name)}.",
-                hint="memory.info().query_sets lists them.",
+                hint='For example "test".',
                 field="name",
             )
         if self.layer is not None:
@@ -79,7 +79,7 @@ class PreviewLookup(Question[Previews]):
         if len(self.samples) > MOST_SAMPLES:
             raise BadInput(
                 f"samples must have at most {MOST_SAMPLES:,} entries, not {len(self.samples):,}.",
-                hint=f"Call memory.previews for {MOST_SAMPLES:,} of them at a time.",
+                hint=f"Pass {MOST_SAMPLES:,} of them at a time.",
                 field="samples",
             )
         if self.dataset is not None and self.query_set is not None:

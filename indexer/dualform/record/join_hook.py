@@ -26,17 +26,17 @@ class Joinable(ABC):
         """This rank has no further batch, while others go on."""
 
     def join_hook(self, **_: Any) -> JoinHook:
-        """For torch's `Join`: replaces the missing batches of this rank."""
+        """For torch's Join: replaces the missing batches of this rank."""
         return _Hook(self._run_out)
 
     @property
     def join_device(self) -> torch.device:
-        """For torch's `Join`: the device of its tensors."""
+        """For torch's Join: the device of its tensors."""
         return torch.device("cpu")
 
     @property
     def join_process_group(self) -> Any:
-        """For torch's `Join`: the process group of the training."""
+        """For torch's Join: the process group of the training."""
         return distributed.group.WORLD
 
 

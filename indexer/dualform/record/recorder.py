@@ -133,9 +133,9 @@ class Recorder(Joinable):
           report it. Outputs and weights are exact only before the first step that lacks slots. Parameters outside the
           recorded layers are dropped first.
         - `keep`: "samples", or "steps" to keep whole steps of the recorder instead.
-        - `steps`: the planned number of steps, which sets the share at the start. It is halved whenever it proves too
-          large. Without `steps`, it is halved whenever half of the remaining budget is used. With or without a budget,
-          `steps` also lets the first step say what the whole run takes on disk, and warn if there is less room.
+        - `steps`: the planned number of steps, of all runs. With it, the first step reports the size of the whole run
+          and warns if the disk has less room. It also sets the share of a budget, which is halved whenever it proves
+          too large. Without `steps`, the share is halved whenever half of the remaining budget is used.
         - `seed`: seeds the choice of samples.
 
         Raises AlreadyExists if `path` is not empty, NotFound if a pattern does not match, and BadInput for options that

@@ -45,7 +45,7 @@ def whole_model(model: nn.Module) -> nn.Module:
     model = unwrapped_model(model)
     if is_sharded_model(model):
         raise BadInput(
-            "the model is sharded, and this process holds a part of its weights only.",
+            "The model is sharded, and this process holds only a part of its weights.",
             hint="Pass a model that has its whole state dict in one process.",
             field="model",
         )

@@ -205,9 +205,9 @@ class Manifest:
                     "began, or is starting now.",
                     hint="Record into it; a new recorder removes the remains of an earlier one.",
                 ) from None
-            what = f"no {file}" if folder.is_dir() else "no such folder" if not folder.exists() else "a file"
+            what = f"no {file}" if folder.is_dir() else "no folder"
             raise NotAMemory(
-                f"{folder} is not a dualform memory ({what}).", hint="Pass the folder that you gave to Recorder."
+                f"{folder} is not a dualform memory ({what}).", hint="Pass the folder that a Recorder wrote."
             ) from None
         except OSError as error:
             raise shortage(error, f"{path} cannot be read: this process") or NotAMemory(

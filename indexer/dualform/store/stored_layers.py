@@ -75,7 +75,7 @@ class StoredLayers(ABC):
         if not found.keys:
             raise NotFound(
                 f"The keys of layer {layer!r} were not stored: the training was recorded with keys=False.",
-                hint="Rerun the training with the query: dualform.Rerun(model, optimizer, path, [query]).",
+                hint="Rerun the training with this query: dualform.Rerun(model, optimizer, path, [query]).",
                 field="layer",
             )
         entries = self.entries(layer).count

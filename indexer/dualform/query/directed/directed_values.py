@@ -29,7 +29,7 @@ from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 from dualform.store.rows import Rows
 
-_REMEDY = Remedy(hint="Call memory.group_sum or memory.contributions, which sum over groups of slots.", field="score")
+_REMEDY = Remedy(hint='Sum over groups of slots instead: group_sum(…, by="label").', field="score")
 
 
 @dataclass(frozen=True, eq=False)

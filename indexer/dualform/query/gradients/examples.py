@@ -19,7 +19,7 @@ def examples_of(view: View, given: ExampleGradients | QuerySetExamples) -> Examp
     if stored.examples is None or not stored.traced:  # with a loss the number is known
         raise BadInput(
             f"Query set {given.query_set!r} was recorded without a loss, so it has no gradients.",
-            hint="Record it with recorder.query_set(…, loss=…), or pass memory.gradients(model, inputs, labels, loss).",
+            hint="Record it with a loss, or pass memory.gradients(model, inputs, labels, loss).",
             field="queries",
         )
     count = stored.examples

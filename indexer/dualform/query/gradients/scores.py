@@ -206,6 +206,6 @@ def _check_fit(layers: Mapping[str, Layer], examples: ExampleGradients, named: b
             raise BadInput(
                 f"Layer {name!r} maps {layer.d_in} inputs to {layer.d_out} outputs, but the examples' gradients are of "
                 f"{widths[0]} to {widths[1]}.",
-                hint="Call memory.gradients with the model that was recorded.",
+                hint="Take the gradients from the model that was recorded.",
                 field="queries",
             )

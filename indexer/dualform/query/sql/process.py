@@ -272,7 +272,7 @@ def _refused(said: str) -> BadInput:
     """What the child said, without DuckDB's kind of error; what it says of names that are near is the hint."""
     message, _, near = said.partition("\n")
     if not near.startswith(("Candidate bindings: ", "Did you mean ")):
-        hint = "To remove samples, use dualform delete." if said.startswith("only SELECT ") else ""
+        hint = "To remove samples, use dualform delete." if said.startswith("Only SELECT ") else ""
         return BadInput(re.sub(r"^\w+ Error: ", "", said), hint=hint, field="statement")
     message = re.sub(r"^\w+ Error: ", "", message)
     column = re.search(r'Referenced column "([^"]*)" not found', message)
@@ -287,7 +287,7 @@ def _views(view: View) -> list[str]:
         if pair := alike_but_for_case([*manifest.columns["samples"], *manifest.columns[space]]):
             raise BadInput(
                 f"Columns {pair[0]!r} and {pair[1]!r} differ only in case, which SQL ignores.",
-                hint="Read them with memory.slots(ids), or record the training again with other names.",
+                hint="Record the training again with other names, or read the columns with memory.slots(ids).",
                 field="statement",
             )
     return view_statements(manifest.spaces, manifest.columns, merged=True)

@@ -171,7 +171,7 @@ def answer(connection: duckdb.DuckDBPyConnection, sql: str, rows: int, size: int
             "SELECT * FROM slots PIVOT (count(*) FOR label IN (0, 1))."
         )
     if statements[0].type != duckdb.StatementType.SELECT:
-        raise Refusal(f"sql takes only SELECT, not {statements[0].type.name}: a memory is read-only.")
+        raise Refusal(f"Only SELECT is answered, not {statements[0].type.name}: SQL cannot change a memory.")
     _allow_seconds(seconds)
     with connection.cursor() as cursor:  # closing it ends the transaction
         cursor.execute("BEGIN TRANSACTION READ ONLY")

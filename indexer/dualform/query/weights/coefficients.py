@@ -33,7 +33,7 @@ def coefficients(memory: Snapshot, parameter: str, at_step: int | None = None, *
     if (mover := weighs_no_slot(memory, [block])) is not None:
         raise Inexact(
             f"Coefficients of single slots need SGD; this run used {mover}, which scales gradients together.",
-            hint="Call memory.output or memory.weights with where=, which work for groups of slots.",
+            hint="Use output or weights with where=, which work for groups of slots.",
             field="layer",
         )
     made = updates(memory, parameter, stop)

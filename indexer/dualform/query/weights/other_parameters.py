@@ -51,7 +51,7 @@ def as_of(view: View, at_step: int | None) -> OtherParameters:
         nearest = min(moments, key=lambda moment: abs(moment - stop))
         raise Inexact(
             f"Parameters outside the recorded layers are unknown at step {stop}: {_listed(sorted(run.others.names))}.",
-            hint=f"Pass at_step={nearest}, the nearest step that has them. memory.output of one layer needs none.",
+            hint=f"Pass at_step={nearest}, the nearest step that has them. Outputs of single layers need none.",
             field="at_step",
         )
     return OtherParameters({**final, **row}, frozenset(_may_have_moved(view, final) - row.keys()))

@@ -121,12 +121,12 @@ def _hint(view: View, refusals: Mapping[str, Inexact]) -> str:
     stuck = any(why_scores_only(view, view.snapshot.layer(name)) for name in refusals)
     others = [name for name in view.snapshot.layers if name not in refusals]
     if stuck and others:
-        return f"Call memory.output for single layers instead: {', '.join(others)}."
+        return f"Ask for the output of single layers instead: {', '.join(others)}."
     hints = {refusal.hint for refusal in refusals.values()}
     if len(hints) == 1:
         return hints.pop()
     return (
-        "Scores are exact for the stored slots: call memory.topk or memory.group_sum."
+        "Attention scores are exact for the stored slots."
         if stuck
         else "Pass allow_inexact=True for approximate weights."
     )

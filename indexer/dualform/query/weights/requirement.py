@@ -25,7 +25,7 @@ def require(view: View, layer: Layer, at_step: int | None, allow_inexact: bool, 
     found, at_end = status(view, layer, at_step), at_step is None or at_step == view.snapshot.steps
     if found.name == "scores only":
         hint = (
-            "Scores are exact for the stored slots: call memory.topk or memory.group_sum."
+            "Its attention scores are exact for the stored slots."
             if layer.keys
             else "Record the training with keys=True."
         )

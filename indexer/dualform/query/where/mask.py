@@ -311,7 +311,7 @@ def require_entries(
     known = f"; datasets: {', '.join(names)}" if names else ""
     raise EmptyMask(
         f"where matches none of {len(selection.stays):,} slots: {where}",
-        hint=f'Look at memory.sql("SELECT dataset, label, count(*) FROM slots GROUP BY ALL"){known}.',
+        hint=f'See which slots there are: sql("SELECT dataset, label, count(*) FROM slots GROUP BY ALL"){known}.',
         field="where",
     )
 
