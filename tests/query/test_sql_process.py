@@ -114,9 +114,7 @@ def test_decimals_are_doubles_that_print_alike(sql, number, kind):
 
 
 def test_a_pivot_without_values_names_the_way(sql):
-    with pytest.raises(
-        BadInput, match=r"this PIVOT is several\. Name its values, for example SELECT \* FROM slots"
-    ):
+    with pytest.raises(BadInput, match=r"this PIVOT is several\. Name its values, for example SELECT \* FROM slots"):
         run(sql, "PIVOT slots ON label USING count(*)")
     assert run(sql, "SELECT * FROM slots PIVOT (count(*) FOR label IN (0, 1))").rows
 
