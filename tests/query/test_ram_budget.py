@@ -116,7 +116,7 @@ def test_too_little_memory_is_refused_as_it_is_opened(run):
     with pytest.raises(BadInput, match=r"50 MB is too little RAM: opening the memory takes") as caught:
         dualform.open(run, ram="50 MB")
     assert caught.value.hint.startswith("Give at least ")
-    with pytest.raises(BadInput, match="ram is 'much'"):
+    with pytest.raises(BadInput, match="ram must be a number of bytes, or a text with a unit, not 'much'"):
         dualform.open(run, ram="much")
     process = ram_budget.anonymous_bytes()
     least = needs.least(opened(run)) / 0.8

@@ -157,13 +157,13 @@ def test_rows_of_a_query_set_are_no_experts_examples(trained):
     chosen = (model.router(tokens).topk(TOP, -1).indices == 1).any(-1)
     queries = memory.query_set("test", "experts.gate_up_proj[1]").queries
     np.testing.assert_allclose(queries, tokens[chosen], atol=1e-6)
-    assert memory.topk("router", "test/7", k=1).ids.size == 1
+    assert memory.topk("router", f"test/{7 // L}:{7 % L}", k=1).ids.size == 1
     assert len(memory.topk("experts.gate_up_proj[1]", "test", k=1).slots) == len(queries)
     with pytest.raises(BadInput) as told:
         memory.group_sum("experts.gate_up_proj[1]", "test/0", by="label")
     assert str(told.value) == (
-        "the rows of query set 'test' in layer 'experts.gate_up_proj[1]' are not its examples in their order: the "
-        "network chose them, or nothing tells whose they are. Ask by all of them, as 'test', or by vectors: "
+        "The queries of layer 'experts.gate_up_proj[1]' in query set 'test' cannot be matched to its examples: the "
+        "network chose their rows, or their order is not known. Pass all, 'test', or rows of "
         "memory.query_set('test', 'experts.gate_up_proj[1]').queries."
     )
     assert told.value.field == "queries"

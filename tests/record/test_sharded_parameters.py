@@ -130,7 +130,8 @@ def test_an_optimizer_that_was_made_before_sharding_is_refused(one_process, tmp_
     with pytest.raises(RecordingError) as caught:
         Recorder(model, optimizer, tmp_path / "m")
     assert (
-        str(caught.value) == f"the optimizer was made before fully_shard: it holds none of the model's tensors. {ORDER}"
+        str(caught.value)
+        == f"The optimizer was made before fully_shard, so it does not hold the model's tensors. {ORDER}"
     )
 
 
@@ -174,7 +175,7 @@ def test_one_process_may_hold_all_rows(one_process, tmp_path):
     assert (recorder.summary.recorded, recorder.summary.trained) == (4663, 4729)
     with dualform.open(tmp_path / "m") as memory:
         assert check(memory, 1e-5, STEPS * 4) == {"exact"}
-        with pytest.raises(BadInput, match=r"^the model is sharded, and this process holds a part of its weight"):
+        with pytest.raises(BadInput, match=r"^The model is sharded, and this process holds only a part of its weight"):
             memory.queries(model, batch(0, 0)[0])
         with pytest.raises(BadInput, match=r"^The model is sharded"), memory.applied(model):
             pass

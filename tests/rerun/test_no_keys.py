@@ -63,7 +63,7 @@ def test_what_needs_keys_is_refused_and_the_rest_answered(folder):
         with pytest.raises(
             NotFound,
             match=r"The keys of layer '0' were not stored: the training was recorded with keys=False\. "
-            r"Rerun the training with the query: dualform\.Rerun\(model, optimizer, path, "
+            r"Rerun the training with this query: dualform\.Rerun\(model, optimizer, path, "
             r"\[query\]\)\.",
         ):
             ask()

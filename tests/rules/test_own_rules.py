@@ -166,7 +166,7 @@ def test_verify_finds_what_nobody_watched(tmp_path):
         assert status.name == "approximate"
         assert status.error > 0.05
         if status.error > BOUND:
-            with pytest.raises(Inexact, match="layer '0' is approximate, error"):
+            with pytest.raises(Inexact, match="Layer '0' cannot be reconstructed exactly: "):
                 memory.output("0", np.ones((1, 5), np.float32))
         found = memory.output("0", np.ones((1, 5), np.float32), allow_inexact=True)
         assert (found.status, found.unrecorded_change) == (status, pytest.approx(status.error))

@@ -139,7 +139,7 @@ def check_sharding(model: nn.Module, optimizers: Sequence[Optimizer], ranks: obj
         )
     if not any(is_sharded(own) for one in optimizers for group in one.param_groups for own in group["params"]):
         raise RecordingError(
-            "the optimizer was made before fully_shard: it holds none of the model's tensors.",
+            "The optimizer was made before fully_shard, so it does not hold the model's tensors.",
             hint="Call fully_shard first, make the optimizer after it, and the recorder after both.",
         )
     return True

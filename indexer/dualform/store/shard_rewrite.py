@@ -148,7 +148,7 @@ def _rows_that_stay(
         if (rows != rows[:, :1]).any():
             raise BadInput(
                 f"layer {layer.name!r} stores keys of several samples in one.",
-                hint="Name a mask that picks none of them, or all.",
+                hint="Write a condition that matches none of them, or all.",
                 field="where",
             )
         found["keys"] = rows[:, 0]

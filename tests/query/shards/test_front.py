@@ -239,7 +239,7 @@ def test_errors_are_those_of_one_engine(engines, asked):
     _, front, _ = engines
     for ask, error in (
         (lambda: front.topk("none", queries("plain")), "There is no layer"),
-        (lambda: front.topk("plain", queries("late")), "not 5"),
+        (lambda: front.topk("plain", queries("late")), "queries must have 5 columns"),
         (lambda: front.topk("plain", queries("plain"), where="label > 99"), "matches none"),
         (lambda: front.group_sum("plain", queries("plain"), by="nothing"), "no slot column"),
         (lambda: front.topk("plain", queries("plain"), score="best"), "Unknown score 'best'"),
