@@ -58,7 +58,7 @@ def _nearest_first(unknown: str, what: str, names: list[str]) -> str:
 def _with_options(text: str, options: dict[str, str]) -> str:
     text = _OF_A_MEMORY.sub("", text)
     for name, option in options.items():
-        text = re.sub(rf"(^|(?<=\band )){name}(?= (is|holds|names|leaves|picks|cannot|has|takes|must)\b)", option, text)
+        text = re.sub(rf"(^|(?<=\band )){name}(?= (is|holds|names|leaves|picks|cannot|has|takes|must|matches|can|keeps|needs|contains)\b)", option, text)
         text = re.sub(rf"\b{name}=\"([^\"]*)\"", rf"{option} \1", text)
         text = re.sub(rf"\b{name}=True\b", option, text)
         text = re.sub(rf"\b{name}=(?=\S)", f"{option} ", text)
