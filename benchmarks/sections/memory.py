@@ -149,7 +149,7 @@ def _mix(
                     time.sleep(AGAIN)
                     continue
                 except BadInput as error:
-                    if "of RAM, and" not in str(error):
+                    if "of RAM; the limit is" not in str(error):
                         raise
                     refused.add(name)
                     continue

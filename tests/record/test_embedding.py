@@ -254,7 +254,7 @@ def test_a_first_batch_that_may_be_positions_is_named(tmp_path, first):
         memory.topk("embed", np.ones((1, 40), np.float32), k=1, where="label = 1")
     assert str(caught.value).endswith("Spaces that have it: sample.")
     with pytest.raises(
-        NotFound, match=r"\(space 'embed'\)\. Spaces that have it: sample\. Mask .* --where-space SPACE"
+        NotFound, match=r"\(space 'embed'\)\. Spaces that have it: sample\. Filter .* --where-space SPACE"
     ):
         memory.weights("label = 1")
     said = "sample" if first.dim() == 1 else "token"
