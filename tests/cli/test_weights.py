@@ -47,7 +47,7 @@ def test_a_mask_may_be_of_one_space(dualform, folder, tmp_path):
             "--where and --where-space cannot be given together.",
         ),
         (["--where-space", "sample", "step < 3", "--where-space", "sample", "step < 4"], "names a space twice."),
-        (["--where-space", "token", "step < 3"], "No space 'token'."),
+        (["--where-space", "token", "step < 3"], "There is no space 'token'."),
     ],
     ids=["both", "twice", "unknown"],
 )
