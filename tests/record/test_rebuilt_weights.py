@@ -223,7 +223,7 @@ def test_two_backward_passes_through_one_forward_pass_add_up(tmp_path):
 
 def test_optimizers_without_a_rule_are_recorded(tmp_path):
     model = small_net()
-    with pytest.warns(RuntimeWarning, match="dualform has no update rule for"):
+    with pytest.warns(RuntimeWarning, match="trained with Unruled, for which there is no update rule"):
         sink, _ = record(model, Unruled(model.parameters(), lr=0.01), tmp_path / "m", batches(3))
     assert sink.header.rule == ""
     assert sink.header.optimizer == "Unruled"
