@@ -59,7 +59,7 @@ def test_of_a_dataset_that_is_gone_no_preview_set_is_left(tmp_path):
     record(path, ("a", [1, 2, 3, 4]), (None, [2, 3, 4, 5]))
     told = dualform.delete(path, "dataset IS NULL")
     assert (told.shown, told.preview_sets) == ({}, ("",))
-    with dualform.open(path) as memory, pytest.raises(NotFound, match="no preview set of samples without a dataset"):
+    with dualform.open(path) as memory, pytest.raises(NotFound, match="no preview set for samples without a dataset"):
         memory.previews([2])
     assert b"None secret" not in bytes_in(path)
     assert b"a secret 2." in bytes_in(path)

@@ -236,7 +236,7 @@ def test_an_actor_answers_once_it_is_told_for_which_shard(tmp_path):
     assert isinstance(actor.reply(None, 0.0).error, TimedOut)
     actor.give_up("nothing yet")
     actor.open(0)
-    assert "no memory" in str(actor.reply(None, 60.0).error)
+    assert "not a dualform memory" in str(actor.reply(None, 60.0).error)
     write(tmp_path / "memory", [[2]])
     assert actor.reply(None, 60.0).error is None
 
