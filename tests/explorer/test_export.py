@@ -178,7 +178,7 @@ def test_a_mask_that_leaves_nothing_says_so_in_the_place_of_each_answer(memory, 
     )
     exported = exported_page(memory, info, "run", state)
     assert exported.failed > 3
-    assert "leaves no" in _view(exported.html, "p1-m1")
+    assert "matches no" in _view(exported.html, "p1-m1")
     assert "data-failure" not in _view(exported.html, "p1")
 
 

@@ -191,7 +191,7 @@ def test_contributions_go_to_what_was_read_less_what_should_have_been(pages, mem
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("label = 99", "leaves no"),
+        ("label = 99", "matches no"),
         ("label =", "where"),
         ("colour = 3", "no slot column"),
     ],

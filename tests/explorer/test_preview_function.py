@@ -212,7 +212,7 @@ class TestOneSample:
             (np.zeros((3, 4, 3)), "its channels may be the first axis or the last"),
             ("\ud800", "text 5 is no valid text"),
             (("ab", [(0, 3)]), "position 0 of text 5 is said to be at 0 to 3"),
-            ({"a": [1]}, "Column 'a' cannot hold list"),
+            ({"a": [1]}, "column 'a' holds list"),
             ({"a": "\ud800"}, "is no valid text"),
         ],
     )

@@ -19,6 +19,7 @@ METHODS = {
         "GradientSum",
         "Output",
         "Contributions",
+        "Placebo",
         "Weights",
         "Cancellation",
         "Slots",

@@ -77,8 +77,8 @@ def test_an_empty_mask_says_so_in_the_place_of_each_answer_and_is_taken_back(pag
     page.get_by_role("button", name="add").click()
     settle(page)
     for panel in ("sums", "slots", "steps", "ranks"):
-        expect(page.locator(f"#panel-{panel}")).to_contain_text("leaves no")
-    expect(page.locator("#panel-filter .failure")).to_contain_text("leaves no")
+        expect(page.locator(f"#panel-{panel}")).to_contain_text("matches no")
+    expect(page.locator("#panel-filter .failure")).to_contain_text("matches no")
     page.locator("#panel-filter .chips.set a").click()
     settle(page)
     expect(page.locator(".failed")).to_have_count(0)
