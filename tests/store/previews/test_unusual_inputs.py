@@ -104,7 +104,7 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
         (lambda: PreviewSet.table({1: [1], "1": [2]}), "the table names a column twice"),
         (
             lambda: PreviewSet.table(pa.table({"a": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})),
-            "column 'a' holds month_day_nano_interval",
+            "Column 'a' cannot hold month_day_nano_interval",
         ),
     ],
 )  # fmt: skip
