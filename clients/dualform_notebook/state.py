@@ -36,7 +36,7 @@ class WidgetState:
     def page(self, memory: Answers, info: MemoryInfo) -> State:
         """The page that shows the same. Raises BadInput for what cannot be read, with what may stand there instead."""
         if self.k < 1:
-            raise BadInput(f"k is {self.k}.", hint="Ask for at least 1.", field="k")
+            raise BadInput(f"k must be at least 1, not {self.k}.", hint="Ask for 1 or more slots.", field="k")
         reading = read_state(self._params(), info)
         if reading.state is None:
             raise BadInput(

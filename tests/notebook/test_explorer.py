@@ -122,7 +122,7 @@ def test_a_mask_is_taken_back_exactly(memory):
         ({"by": "nix"}, "There is no column 'nix' to group by.", "There is: "),
         ({"score": "cosine"}, "score is 'cosine', which is none of: dot, abs, contribution.", "There is: "),
         ({"target": "7"}, "target is '7'; it is an output of layer 0, 0 to 4", ""),
-        ({"k": 0}, "k is 0.", "must be at least 1"),
+        ({"k": 0}, "k must be at least 1, not 0.", "Ask for 1 or more"),
         ({"masks": [{"values": {"nix": 1}}]}, "There is no column 'nix'.", ""),
         ({"masks": [{"values": {}}]}, "a mask is {'values': {}}.", "Give {"),
         ({"masks": ["x"]}, "a mask is 'x'.", "Give {"),
