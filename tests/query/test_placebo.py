@@ -9,8 +9,7 @@ from torch import nn
 
 import dualform
 from dualform.answers.placebos import outside
-from dualform.query.groups import sample_numbers
-from dualform.query.placebo import _random_sets
+from dualform.query.placebo import _random_sets, _samples
 from dualform.query.weights.group_weights import group_weights
 from dualform.query.weights.rebuilt_weights import recorded, recorded_without_slots
 from dualform.query.where.mask import Selection
@@ -76,15 +75,16 @@ def test_random_sets_are_outputs_without_their_samples(memory, where):
     found = memory.placebo("head", "test", where, n=8)
     view = memory._view
     layer = view.snapshot.layer("head")
-    known = sample_numbers(view, layer)
-    sets = _random_sets(view, {"head": layer}, known.numbers, known.count, found.removed, 8)
+    known = _samples(view, {"head": layer}, None, lambda: None)
+    numbers = known.numbers["head"]
+    sets = _random_sets(known, found.removed, 8)
     scale = np.abs(np.asarray(memory.output("head", "test"))).max()
     assert found.unit == "samples"
     for number, members in enumerate(sets.members):
         out = members[sets.numbers["head"]]
-        left_out = np.unique(known.numbers[out])
+        left_out = np.unique(numbers[out])
         assert abs(len(left_out) - found.removed) <= max(2, 0.13 * known.count)
-        assert not np.isin(known.numbers[~out], left_out).any()  # whole samples
+        assert not np.isin(numbers[~out], left_out).any()  # whole samples
         assert (
             np.abs(found.random_changes[:, number] - changes(memory, found, np.flatnonzero(out))).max() < 1e-4 * scale
         )

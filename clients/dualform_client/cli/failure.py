@@ -55,10 +55,18 @@ def _nearest_first(unknown: str, what: str, names: list[str]) -> str:
     return f"{f'Did you mean {near[0]}? ' if near else ''}{what}: {', '.join(names[:_LISTED])}{more}."
 
 
+_VERBS = "is|holds|names|leaves|picks|cannot|has|takes|must|matches|can|keeps|needs|contains"
+"""After which an argument's name is that of an option."""
+
+
 def _with_options(text: str, options: dict[str, str]) -> str:
     text = _OF_A_MEMORY.sub("", text)
     for name, option in options.items():
-        text = re.sub(rf"(^|(?<=\band )){name}(?= (is|holds|names|leaves|picks|cannot|has|takes|must|matches|can|keeps|needs|contains)\b)", option, text)
+        text = re.sub(
+            rf"(^|(?<=\band )){name}(?= ({_VERBS})\b)",
+            option,
+            text,
+        )
         text = re.sub(rf"\b{name}=\"([^\"]*)\"", rf"{option} \1", text)
         text = re.sub(rf"\b{name}=True\b", option, text)
         text = re.sub(rf"\b{name}=(?=\S)", f"{option} ", text)

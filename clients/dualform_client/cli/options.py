@@ -161,7 +161,8 @@ def one_filter(where: str | None, samples: str | None, slots: str | None) -> str
     for column, file in (("sample", samples), ("slot", slots)):
         if file is not None:
             negated = "NOT " if file.startswith("not:") else ""
-            parts.append(f"{column} {negated}IN ?")
+            unknown = " OR sample IS NULL" if negated and column == "sample" else ""
+            parts.append(f"({column} {negated}IN ?{unknown})")
             values.append(_ids(Path(file.removeprefix("not:")), f"where-{column}s"))
     return Filter(" AND ".join(parts), tuple(values)) if values else where
 

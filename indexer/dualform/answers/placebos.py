@@ -21,6 +21,8 @@ from dualform.answers.table import Table, counted
 
 CENTRAL = (0.025, 0.975)
 """Quantiles of a null that hold 95 % of it."""
+FEWEST_RANDOM = 20
+"""Random sets that tell whether a change is unusual; with fewer, none is."""
 FEWEST_SIBLINGS = 5
 """That tell whether a change is unusual among them; fewer are shown, and decide nothing."""
 
@@ -97,6 +99,8 @@ class Placebos(Table):
 
     def _unusual(self, by_set: NDArray[np.floating | np.integer]) -> NDArray[np.bool_]:
         """bool[n] of [n, 1 + R + S]: whether the first of each row is outside the central 95 % of both nulls."""
+        if self.random < FEWEST_RANDOM:
+            return np.zeros(len(by_set), dtype=bool)
         found = outside(by_set[:, 0], by_set[:, 1 : 1 + self.random])
         if len(self.siblings) >= FEWEST_SIBLINGS:
             found &= outside(by_set[:, 0], by_set[:, 1 + self.random :])
@@ -117,7 +121,7 @@ class Placebos(Table):
         return self._counted(self.predicted == self.labels, self.outcomes != self.labels[:, None])
 
     def _counted(self, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> NDArray[np.int64]:
-        known = (self.labels >= 0) & before
+        known = (self.labels >= 0) & (self.second >= 0) & before  # one output predicts no class
         return np.asarray((known[:, None] & after).sum(axis=0), dtype=np.int64)
 
     @property
@@ -168,7 +172,7 @@ class Placebos(Table):
         or wrong. For both comparisons it has the median and range of these counts. A count is unusual if it is outside
         the central 95 % of both.
         """
-        known = bool((self.labels >= 0).any())
+        known = bool(((self.labels >= 0) & (self.second >= 0)).any())
         counts = {"corrected": self.corrected, "broken": self.broken} if known else {}
         random, siblings = slice(1, 1 + self.random), slice(1 + self.random, None)
         return {

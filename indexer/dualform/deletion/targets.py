@@ -112,8 +112,7 @@ def _datapoints(view: View, where: str | Filter) -> NDArray[np.bool_]:
                 hint=f"Use columns of the sample: {', '.join(sorted(space.sample_columns))}.",
                 field="where",
             )
-    if isinstance(where, Filter) and where.of_samples:
-        mask.require_one_dataset(spaces[0], where)
+    mask.require_one_dataset(spaces[0], expression)
     found = mask.select_datapoints(spaces[0], expression)
     _require_meant(spaces[0], expression, found, where)
     return found

@@ -144,7 +144,7 @@ def of_placebo(resolved: Resolved[Placebo]) -> int:
     made = 8 * layer.d_out * (layer.weight_width + 1)
     return (
         of_weights(resolved.view, resolved.layer)
-        + 2 * groups * made
+        + 6 * groups * made  # weights, buffers, gradients and what an update makes of them
         + groups * resolved.selection.count
         + 8 * groups * min(len(resolved.queries), AT_ONCE) * resolved.layer.d_out
     )

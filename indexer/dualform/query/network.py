@@ -164,6 +164,12 @@ def _masks(view: View, where: FilterOrFilters) -> FilterOrFilters:
     """The masks as they are. Raises NotFound for one of a space that does not exist."""
     for space in where if isinstance(where, Mapping) else ():
         check_space(view, space)
+    if isinstance(where, Filter) and where.of_slots and len(view.snapshot.spaces_of_layers) > 1:
+        raise BadInput(
+            "slots are numbered by space, and where does not name one.",
+            hint=f'Name it, for example where={{"{view.snapshot.spaces_of_layers[0]}": {{"slot": ids}}}}.',
+            field="where",
+        )
     return where
 
 

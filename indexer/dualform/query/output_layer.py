@@ -48,7 +48,8 @@ def known_output_layer(view: View) -> str | None:
 def _found(view: View) -> Iterator[str]:
     """Layers whose outputs are those of the network; the only layer there is."""
     layers = view.snapshot.layers
-    if len(layers) == 1:
+    told = any(view.snapshot.query_set(name).outputs is not None for name in view.snapshot.query_sets)
+    if len(layers) == 1 and not told:
         yield from layers
         return
     for layer in layers.values():

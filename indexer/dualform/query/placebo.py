@@ -72,12 +72,15 @@ def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
     shared = tied(view, stored, None, check)
     whole = rebuild(view, stored, every, at_step, inexact, check, shared)
     kept = rebuild(view, stored, selection, at_step, inexact, check, tied(view, stored, question.where, check))
-    known = sample_numbers(view, stored, check)
-    samples, count = known.numbers, known.count
-    removed = _removed(samples, count, ~selection.stays)
     layers = {stored.name: stored, **{name: view.snapshot.layer(name) for name in shared}}
-    random = _random_sets(view, layers, samples, count, removed, question.n)
-    siblings, why_none = _siblings(resolved, layers, check)
+    samples = _samples(view, layers, at_step, check)
+    used = view.slot_steps(stored) < samples.stop
+    if not (used & ~selection.stays).any():
+        raise BadInput("where leaves out no slot before at_step.", hint="Ask about a later step.", field="at_step")
+    own, count = samples.numbers[stored.name][used], samples.count
+    removed = _removed(own, count, ~selection.stays[used])
+    random = _random_sets(samples, removed, question.n)
+    siblings, why_none = _siblings(resolved, layers, used, check)
     outputs = _outputs(resolved, whole, check)
     ablated = _outputs(resolved, kept, check)
     predicted, second = _two_largest(outputs)
@@ -101,7 +104,7 @@ def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
         why_none,
         removed,
         count,
-        known.unit,
+        samples.unit,
         cancellation.cancellation(view, layer, selection, at_step, inexact, check) if linear else None,
         whole.status,
         layer.space,
@@ -119,14 +122,44 @@ def _removed(samples: NDArray[np.int64], count: int, removed: NDArray[np.bool_])
     return int(np.clip(round(count * removed.mean()), 1, max(1, count - 1)))
 
 
-def _random_sets(
-    view: View, layers: dict[str, Layer], samples: NDArray[np.int64], count: int, removed: int, n: int
-) -> Sets:
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The samples that a layer, and those that share a parameter with it, saw before a step."""
+
+    unit: str
+    numbers: Numbers
+    """By layer, the sample of each entry; `count` for entries of later steps."""
+    count: int
+    stop: int
+    """One past the last step."""
+
+
+def _samples(view: View, layers: dict[str, Layer], at_step: int | None, check: Check) -> Samples:
+    """Raises BadInput where the layers number samples by different means."""
+    stop = view.snapshot.steps if at_step is None else at_step
+    known = {name: sample_numbers(view, layer, check) for name, layer in layers.items()}
+    if len({(own.unit, layers[name].space) for name, own in known.items()}) > 1:
+        raise BadInput(
+            f"layers {', '.join(layers)} share a parameter and have slots of several spaces.",
+            hint="A placebo needs a layer with parameters of its own, or of its space.",
+            field="layer",
+        )
+    used = {name: view.slot_steps(layer) < stop for name, layer in layers.items()}
+    present = np.unique(np.concatenate([known[name].numbers[used[name]] for name in layers]))
+    numbers = {
+        name: np.where(used[name], np.searchsorted(present, known[name].numbers), len(present)) for name in layers
+    }
+    (unit,) = {own.unit for own in known.values()}
+    return Samples(unit, numbers, len(present), stop)
+
+
+def _random_sets(samples: Samples, removed: int, n: int) -> Sets:
     """Unions of buckets that hold about as many samples as were removed; the last group is what no bucket holds.
 
     Where at least a sixteenth of the samples are removed, or stay, the buckets share out all of them, and are the same
     for every ablation. Below that they hold a quarter of the samples of a set each, or all of them.
     """
+    count = samples.count
     smaller = max(1, min(removed, count - removed))
     if 16 * smaller >= count:
         buckets = min(BUCKETS, count)
@@ -148,17 +181,14 @@ def _random_sets(
         seen.add(own.tobytes())
     if 2 * removed > count:
         members = ~members
-    numbers = {name: bucket[_numbers_of(view, layers, name, samples)] for name in layers}
-    return Sets(numbers, members, identity=f"{buckets} buckets of {size} of {count}")
+    bucket = np.append(bucket, buckets)  # of entries of later steps
+    numbers = {name: bucket[own] for name, own in samples.numbers.items()}
+    return Sets(numbers, members, identity=f"{buckets} buckets of {size} of {count} until {samples.stop}")
 
 
-def _numbers_of(view: View, layers: dict[str, Layer], name: str, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[m]: the sample of each entry of a layer that shares a parameter with the first of `layers`."""
-    first = next(iter(layers))
-    return samples if name == first else sample_numbers(view, layers[name]).numbers
-
-
-def _siblings(resolved: Resolved[Placebo], layers: dict[str, Layer], check: Check) -> tuple[Sets | None, str]:
+def _siblings(
+    resolved: Resolved[Placebo], layers: dict[str, Layer], used: NDArray[np.bool_], check: Check
+) -> tuple[Sets | None, str]:
     """The siblings of the ablation, or why it has none."""
     question, view, layer, selection = resolved.question, resolved.view, resolved.layer.stored, resolved.selection
     spaces = [view.snapshot.space(name) for name in view.snapshot.spaces]
@@ -169,18 +199,23 @@ def _siblings(resolved: Resolved[Placebo], layers: dict[str, Layer], check: Chec
     if not columns:
         return None, "the filter names no column"
     if set(columns) == {"step"}:
-        return _other_spans(view, layer, selection)
+        return _other_spans(view, layer, selection, used)
     every = mask.selection(view, layer, None, check)
     try:
         groups = group_entries(view, layer, every, tuple(columns), check, MOST_SIBLINGS)
     except BadInput:
         return None, f"{', '.join(columns)} has more than {MOST_SIBLINGS} values"
-    gone = np.bincount(groups.numbers[~selection.stays], minlength=len(groups.keys)) > 0
+    present, own = np.unique(groups.numbers[used], return_inverse=True)
+    numbers = np.full(len(used), len(present))  # of entries of later steps
+    numbers[used] = own
+    gone = np.bincount(numbers[used & ~selection.stays], minlength=len(present) + 1)[:-1] > 0
+    keys = tuple(groups.keys[number] for number in present)
     others = _other_subsets(gone, question.n)
     if not len(others):
         return None, f"{', '.join(columns)} has no other values"
-    names = tuple(_name(tuple(columns), groups.keys, own) for own in others)
-    return Sets({layer.name: groups.numbers}, others, names, f"by {columns}"), ""
+    names = tuple(_name(tuple(columns), keys, own) for own in others)
+    members = np.pad(others, ((0, 0), (0, 1)))
+    return Sets({layer.name: numbers}, members, names, f"by {columns}, {len(present)}"), ""
 
 
 def _other_subsets(gone: NDArray[np.bool_], n: int) -> NDArray[np.bool_]:
@@ -211,11 +246,13 @@ def _name(columns: tuple[str, ...], keys: tuple[GroupKey, ...], gone: NDArray[np
     return prefix + " or ".join(parts)
 
 
-def _other_spans(view: View, layer: Layer, selection: Selection) -> tuple[Sets | None, str]:
-    """Other spans of as many steps, evenly over the training, where the ablation leaves out or keeps one span."""
-    steps, total = view.slot_steps(layer), view.snapshot.steps
-    gone = np.zeros(total, dtype=bool)
-    gone[steps[~selection.stays]] = True
+def _other_spans(view: View, layer: Layer, selection: Selection, used: NDArray[np.bool_]) -> tuple[Sets | None, str]:
+    """Other spans of as many steps, evenly over the training, where the ablation leaves out or keeps one span. Steps in
+    which the layer has no slot do not count.
+    """
+    there, numbers = np.unique(view.slot_steps(layer)[used], return_inverse=True)
+    total, gone = len(there), np.zeros(len(there), dtype=bool)
+    gone[numbers[~selection.stays[used]]] = True
     outer = ~gone
     chosen = gone if _is_span(gone) else outer if _is_span(outer) else None
     if chosen is None:
@@ -231,9 +268,11 @@ def _other_spans(view: View, layer: Layer, selection: Selection) -> tuple[Sets |
     if chosen is outer:
         members = ~members
     word = "" if chosen is gone else "all but "
-    names = tuple(f"{word}steps {start} to {start + length - 1}" for start in starts.tolist())
-    numbers = {layer.name: np.searchsorted(edges, steps, side="right") - 1}
-    return Sets(numbers, members, names, f"steps {edges.tolist()}"), ""
+    names = tuple(f"{word}steps {there[start]} to {there[start + length - 1]}" for start in starts.tolist())
+    spans = np.full(len(used), len(firsts))  # of entries of later steps
+    spans[used] = np.searchsorted(edges, numbers, side="right") - 1
+    members = np.pad(members, ((0, 0), (0, 1)))
+    return Sets({layer.name: spans}, members, names, f"steps {edges.tolist()} of {total}"), ""
 
 
 def _is_span(steps: NDArray[np.bool_]) -> bool:

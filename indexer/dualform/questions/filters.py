@@ -16,7 +16,6 @@ from dualform.questions.arguments import shown
 from dualform.questions.numbers_given import as_array
 
 ID_COLUMNS = ("sample", "slot")
-_OF_SAMPLES = ("sample IN ?", "sample NOT IN ?")
 _FORMS = (
     'Pass an SQL condition, "label <> 3"; one with values, ("label = ? AND sample IN ?", 3, ids); or '
     '{"sample": ids}, {"not sample": ids}, {"slot": ids} or {"not slot": ids}.'
@@ -52,7 +51,7 @@ class Ids:
         return f"({len(self):,} ids)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Filter:
     """An SQL condition over the columns of slots, with a value for each question mark.
 
@@ -69,9 +68,20 @@ class Filter:
         object.__setattr__(self, "values", tuple(map(_value, self.values)))
 
     @property
-    def of_samples(self) -> bool:
-        """Whether it only names samples by number."""
-        return self.sql in _OF_SAMPLES
+    def typed(self) -> tuple[tuple[str, Any], ...]:
+        """Each value with its type: 1, 1.0 and True are equal in Python but not in SQL."""
+        return tuple((type(value).__name__, value) for value in self.values)
+
+    @property
+    def of_slots(self) -> bool:
+        """Whether it only names slots by number."""
+        return self.sql in ("slot IN ?", "slot NOT IN ?")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Filter) and (self.sql, self.typed) == (other.sql, other.typed)
+
+    def __hash__(self) -> int:
+        return hash((self.sql, self.typed))
 
     def __str__(self) -> str:
         return f"{self.sql} {list(self.values)}" if self.values else self.sql
@@ -97,7 +107,10 @@ def as_filter(where: Any) -> str | Filter | None:
         ((name, ids),) = where.items()
         negated, column = (name.startswith("not "), name.removeprefix("not ")) if isinstance(name, str) else (False, "")
         if column in ID_COLUMNS and not isinstance(ids, str):
-            return Filter(f"{column} {'NOT IN' if negated else 'IN'} ?", (_ids(ids, f"where[{name!r}]"),))
+            values = (_ids(ids, f"where[{name!r}]"),)
+            if negated and column == "sample":  # slots without a sample are none of those
+                return Filter("sample NOT IN ? OR sample IS NULL", values)
+            return Filter(f"{column} {'NOT IN' if negated else 'IN'} ?", values)
     if isinstance(where, np.ndarray | list | range) or hasattr(where, "__array__"):
         raise BadMask(
             "where cannot be a bare array: its numbers could be samples or slots.",
@@ -146,7 +159,9 @@ def _ids(given: Any, what: str) -> Ids:
             raise ValueError("it holds NULL")
         texts = not isinstance(given, str) and len(given) and all(isinstance(own, str) for own in given)
         if texts:
-            return Ids(tuple(map(str, given)))
+            found = tuple(map(str, given))
+            "".join(found).encode()  # raises for what is no valid text
+            return Ids(found)
         array = as_array(given)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise ValueError("it is not a list")
@@ -158,4 +173,6 @@ def _ids(given: Any, what: str) -> Ids:
             hint='For example where=("label = ?", 3) or where={"sample": [17, 18]}.',
             field="where",
         ) from None
-    return Ids(np.ascontiguousarray(array, dtype=np.int64))
+    own = np.array(array, dtype=np.int64, copy=True)  # the caller may go on to change theirs
+    own.flags.writeable = False
+    return Ids(own)

@@ -68,11 +68,11 @@ def parse(where: str | Filter, columns: Collection[str], bounds: QuestionBounds 
         raise BadMask("where must not be blank.", hint="Leave it out to keep every slot.", field="where")
     if len(text) > LONGEST:
         raise BadMask(f"where must be at most {LONGEST:,} characters long, not {len(text):,}.", field="where")
-    require_short(text, bounds)
+    require_short(text + "".join(value for value in values if isinstance(value, str)), bounds)
     if _deepest_bracket(text) > DEEPEST:  # thousands of them keep DuckDB's parser busy for many seconds
         raise _too_deep()
     read = _parse.__wrapped__ if any(isinstance(value, Ids) for value in values) else _parse  # ids may be many
-    found = read(text, tuple(columns), values)
+    found = read(text, tuple(columns), where.typed if isinstance(where, Filter) else ())
     require_simple(found.nodes, found.patterns, bounds)
     used = {name.lower() for name in found.columns}
     if pair := alike_but_for_case(name for name in columns if name.lower() in used):
@@ -85,7 +85,8 @@ def parse(where: str | Filter, columns: Collection[str], bounds: QuestionBounds 
 
 
 @lru_cache(maxsize=64)
-def _parse(text: str, columns: tuple[str, ...], values: tuple[Any, ...]) -> Expression:
+def _parse(text: str, columns: tuple[str, ...], typed: tuple[tuple[str, Any], ...]) -> Expression:
+    values = tuple(value for _, value in typed)
     try:
         writer = ExpressionWriter({name.lower(): name for name in columns}, values)
         sql = writer.write(_condition(text))

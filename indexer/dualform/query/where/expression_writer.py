@@ -189,6 +189,13 @@ class ExpressionWriter:
         self.members.append(own)
         return quoted(own.name)
 
+    def pattern(self, node: Any) -> str | None:
+        """A pattern as it is written or bound; None of one that is computed."""
+        if node.get("class") == "CONSTANT":
+            return str(node["literal"]["text"])
+        value = self.value_of(node) if node.get("class") == "PARAMETER" else None
+        return value if isinstance(value, str) else None
+
     def is_list(self, node: Any) -> bool:
         return node.get("class") == "PARAMETER" and isinstance(self.value_of(node), Ids)
 
@@ -280,8 +287,19 @@ class ExpressionWriter:
         arguments = [argument["expression"] for argument in node["arguments"]]
         if name == "contains" and len(arguments) == 2 and self.is_list(arguments[0]):  # how DuckDB reads column IN ?
             return self.membership(arguments[1], arguments[0])
+        if (
+            name == "contains"
+            and len(arguments) == 2
+            and _is_one_value(arguments[0])
+            and not _is_one_value(arguments[1])
+        ):
+            raise BadMask(
+                "where has one value after IN, which SQL reads as a search within it.",
+                hint='Write "column = ?" for one value, or pass a list for "column IN ?".',
+                field="where",
+            )
         if name in PATTERNS:
-            literals = [own["literal"]["text"] if own.get("class") == "CONSTANT" else None for own in arguments[1:2]]
+            literals = [self.pattern(own) for own in arguments[1:2]]
             self.patterns += [Pattern(name, literal) for literal in literals]
         return f"{quoted(name)}({', '.join(self.all(arguments))})"
 
@@ -316,6 +334,10 @@ def _value(literal: Any) -> Any:
         case "NULL_LITERAL":
             return None
     raise refused(f"a constant of kind {kind}")
+
+
+def _is_one_value(node: Any) -> bool:
+    return node.get("class") in ("CONSTANT", "PARAMETER")
 
 
 def _number(kind: Callable[[str], Any], text: str) -> Any:

@@ -25,7 +25,7 @@ from dualform.query.view import Check, View, never
 from dualform.query.where.connection import connect, interruptible
 from dualform.query.where.expression import Expression, parse
 from dualform.query.where.expression_writer import Membership
-from dualform.questions.filters import Filter, Ids
+from dualform.questions.filters import Filter
 from dualform.store.layer import Layer
 from dualform.store.space import Space
 
@@ -93,10 +93,9 @@ def selection(view: View, layer: Layer, where: str | Filter | None, check: Check
         )
     spaces = [view.snapshot.space(name) for name in view.snapshot.spaces]
     expression = checked_expression(space, spaces, where, view.datasets, view.bounds)
+    require_one_dataset(space, expression)
 
     def made() -> Selection:
-        if isinstance(where, Filter) and where.of_samples:
-            require_one_dataset(space, where)
         require_values(layer.name, space, spaces, entries.slots, expression.valued)
         key = "mask", layer.space, expression.identity
         stays = view.cache.get(key, lambda: select(space, expression, check), check)
@@ -266,21 +265,24 @@ def _evaluate(
         raise short or BadMask(f"where cannot be evaluated: {first_line(error)}", field="where") from None
 
 
-def require_one_dataset(space: Space, where: Filter) -> None:
+def require_one_dataset(space: Space, expression: Expression) -> None:
     """Raises BadMask where samples are named by number alone and some number is a sample of several datasets."""
-    if not space.sample_columns.issuperset(("dataset", "sample")):
+    named = [own for own in expression.members if own.column == "sample"]
+    if not named or "dataset" in expression.columns or not {"sample", "dataset"}.issubset(space.columns):
         return
-    rows, ids = space.sample_table(["dataset", "sample"]), where.values[0]
-    assert isinstance(ids, Ids), "a filter of samples"
-    named = rows.filter(_is_member(rows["sample"], Membership("sample", ids)).fill_null(False))
-    pairs = named.group_by(["dataset", "sample"]).aggregate([])
-    if pairs.num_rows > pc.count_distinct(pairs["sample"]).as_py():
-        datasets = ", ".join(str(own) for own in pc.unique(pairs["dataset"]).to_pylist())
-        raise BadMask(
-            f"where names samples by number, but several datasets ({datasets}) use the same numbers.",
-            hint='Name the dataset too, for example where=("dataset = ? AND sample IN ?", "mnist", ids).',
-            field="where",
-        )
+    names = ["dataset", "sample"]
+    of_samples = space.sample_columns.issuperset(names)
+    rows = space.sample_table(names) if of_samples else space.between(0, space.count, names)
+    for own in named:
+        chosen = rows.filter(_is_member(rows["sample"], own).fill_null(False))
+        pairs = chosen.group_by(names).aggregate([])
+        if pairs.num_rows > pc.count_distinct(pairs["sample"]).as_py():
+            datasets = ", ".join(str(dataset) for dataset in pc.unique(pairs["dataset"]).to_pylist())
+            raise BadMask(
+                f"where names samples by number, and some number is a sample of several datasets: {datasets}.",
+                hint='Name the dataset too, for example where=("dataset = ? AND sample IN ?", "mnist", ids).',
+                field="where",
+            )
 
 
 def _is_member(column: pa.ChunkedArray, own: Membership) -> pa.ChunkedArray:
@@ -294,7 +296,7 @@ def _is_member(column: pa.ChunkedArray, own: Membership) -> pa.ChunkedArray:
             hint="Use a list only with a column of whole numbers or of texts, each with its own kind.",
             field="where",
         )
-    known = pa.array(ids, pa.string()) if texts else pa.array(np.asarray(ids, dtype=np.int64))
+    known = pa.array(list(map(str, ids)), pa.string()) if texts else pa.array(np.asarray(ids, dtype=np.int64))
     found = pc.is_in(column.cast(pa.int64()) if numbers else column, value_set=known)
     return pc.if_else(column.is_valid(), found, None)
 
