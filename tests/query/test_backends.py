@@ -173,10 +173,10 @@ if sys.argv[2] == "without":
 import dualform
 with dualform.open(sys.argv[1]) as memory:
     for score in ("dot", "abs", "cosine"):
-        hits = memory.topk("0", "test/0:3", k=5, score=score)
+        hits = memory.topk("0", "test/0-2", k=5, score=score)
         print(hits.ids.tolist(), hits.flat_scores.tolist())
-        print(memory.group_sum("0", "test/0:3", by="label", score=score).sums.tolist())
-        print(memory.distribution("0", "test/0:3", score=score).scores.tolist())
+        print(memory.group_sum("0", "test/0-2", by="label", score=score).sums.tolist())
+        print(memory.distribution("0", "test/0-2", score=score).scores.tolist())
     print(memory.topk("2", "test/1", k=3, score="contribution", target=1).flat_scores.tolist())
     print(memory.output("2", "test/1", where="label < 3").values.tolist())
     print(memory.contributions("2", "test/1", by="label").sums.tolist())

@@ -222,7 +222,8 @@ def test_lbfgs_is_refused_where_recording_starts(tmp_path):
     with pytest.raises(RecordingError) as refused:
         dualform.Recorder(model, optim.LBFGS(model.parameters()), tmp_path / "m")
     assert refused.value.message == (
-        "no update rule can follow LBFGS, for one update of it takes several gradients, which a line search asks for."
+        "dualform cannot follow the updates of LBFGS: one update of it takes several gradients, which a line search "
+        "asks for."
     )
     assert "values=False" in refused.value.hint
     assert not (tmp_path / "m").exists()
@@ -232,6 +233,6 @@ def test_lbfgs_is_refused_where_recording_starts(tmp_path):
 def test_sparse_adam_is_refused_by_name(tmp_path):
     model = small_net()
     with pytest.raises(
-        RecordingError, match="follow SparseAdam, for it moves only the rows that a sparse gradient names"
+        RecordingError, match="follow the updates of SparseAdam: it moves only the rows that a sparse gradient names"
     ):
         dualform.Recorder(model, optim.SparseAdam(model.parameters()), tmp_path / "m")

@@ -133,7 +133,7 @@ def test_slots_come_in_the_order_asked(memory):
 
 
 @pytest.mark.parametrize(
-    ("queries", "message"), [("test/40", "no row of query set 'test' has number 40"), ("x/1", "'x'")]
+    ("queries", "message"), [("test/40", "no example of query set 'test' with number 40"), ("x/1", "'x'")]
 )
 def test_a_query_set_row_that_is_not_there_is_named(memory, queries, message):
     with pytest.raises(NotFound, match=message):

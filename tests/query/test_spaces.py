@@ -88,10 +88,10 @@ def test_a_column_of_another_space_is_named_with_the_spaces_that_have_it(made):
     engine, _ = made
     with pytest.raises(NotFound) as caught:
         engine.topk("layer-1", np.ones(5), where="token = 3")
-    said = "space 'sample' has no column 'token'. Spaces that have it: token."
+    said = "There is no column 'token' in space 'sample'. Spaces that have it: token."
     assert str(caught.value) == said
     assert caught.value.field == "where"
-    further = " Mask these alone, and the others stay whole: --where-space SPACE SQL, in Python where={space: SQL}."
+    further = " Filter only these spaces: where={space: SQL}, on the command line --where-space SPACE SQL."
     with pytest.raises(NotFound) as caught:
         engine.cancellation("token = 3")
     assert str(caught.value) == said + further

@@ -51,7 +51,7 @@ def test_of_some_neighbouring_rows_a_few_are_watched(tmp_path, rows):
     _, memory = trained(tmp_path / "memory", rows, 30, shrink)
     with memory:
         assert memory.verify()["words"].status.name == "approximate"
-        with pytest.raises(Inexact, match="'words' is approximate"):
+        with pytest.raises(Inexact, match="'words' cannot be reconstructed exactly"):
             memory.output("words", np.eye(1, rows, 3, dtype=np.float32), at_step=15)
 
 

@@ -71,7 +71,7 @@ def disk(monkeypatch):
                 raise PermissionError
             return SimpleNamespace(free=free)
 
-        monkeypatch.setattr(summary, "disk_usage", disk_usage)
+        monkeypatch.setattr(summary.shutil, "disk_usage", disk_usage)
 
     return has
 

@@ -103,7 +103,7 @@ def test_tables_show_accuracies_reconstruction_and_the_prediction(demo):
     assert [row[0] for row in tables["accuracy"]["rows"]] == [
         "after digits",
         "at the end",
-        "at the end, permuted-digits masked",
+        "at the end, permuted-digits removed",
         "rebuilt as of the end of digits",
     ]
     assert [row[0] for row in tables["reconstruction"]["rows"]] == ["layer-0", "layer-1", "layer-2"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import disk_usage
 from time import monotonic
 
 from torch import Tensor
@@ -151,7 +151,7 @@ def free_bytes(path: Path) -> int | None:
     """Free on the disk that a folder lies in, or will; None where that is not known."""
     for folder in (path, *path.parents):
         try:
-            return disk_usage(folder).free
+            return shutil.disk_usage(folder).free
         except FileNotFoundError:
             continue
         except OSError:

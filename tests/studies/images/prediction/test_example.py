@@ -39,7 +39,7 @@ class Attention:
         self.to_intruder = np.array(to_intruder)
 
     def group_sum(self, layer: str, queries: QuerySetExamples, **_: Any) -> GroupSums:
-        own = self.to_intruder[list(queries.rows or ())]
+        own = self.to_intruder[list(queries.examples or ())]
         groups = (("new", 0), ("new", 3), ("old", 1))
         sums = np.stack([own * 0, own, own * 0 + 10], axis=1)
         return GroupSums(groups, sums, np.array([1, 1, 1]), ("dataset", "label"))

@@ -27,7 +27,7 @@ class BruteForce:
         self.groups = [(dataset, label) for dataset in ("apple", "zebra") for label in (0, 1)]
 
     def _scores(self, queries: QuerySetExamples) -> np.ndarray:
-        return np.abs(QUERIES[list(queries.rows or ())] @ self.keys.T)
+        return np.abs(QUERIES[list(queries.examples or ())] @ self.keys.T)
 
     def _members(self, group: tuple[str, int]) -> np.ndarray:
         return np.flatnonzero((self.dataset == group[0]) & (self.label == group[1]))
