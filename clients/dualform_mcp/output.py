@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dualform.answers import Placebos
 from dualform.answers.cancellation import WHAT_AN_ABLATION_MEANS
-from dualform.answers.placebos import CENTRAL
+from dualform.answers.placebos import central
 from dualform.errors import BadInput, Inexact, ServiceError
 from dualform.methods import Answers
 from dualform.questions import QuerySetExamples
@@ -106,17 +106,15 @@ def _placebo(
 
 def _verdict(own: Placebos) -> Mapping[str, Any]:
     """Of one query."""
-    predicted = int(own.predicted[0])
-    random = slice(1, 1 + own.random)
     return {
         "unusual": bool(own.unusual[0]),
-        "predicted": predicted,
+        "predicted": int(own.predicted[0]),
         "becomes": int(own.outcomes[0, 0]),
         "flips": bool(own.flips[0]),
         "margin": float(own.margin[0]),
         "change": float(own.change[0]),
-        "random_interval": np.quantile(own.random_changes[0], CENTRAL).tolist(),
-        "random_flips": float((own.outcomes[0, random] != predicted).mean()),
+        "random_interval": central(own.random_changes)[:, 0].tolist(),
+        "random_flips": float(own.random_flips[0]),
     }
 
 

@@ -12,7 +12,7 @@ from dualform.methods import Answers
 from dualform.questions import QuerySetExamples, as_queries
 from dualform.questions.filters import FilterLike
 from dualform.questions.target import CONTRIBUTION
-from dualform_mcp.bounds import MOST_NAMES, MOST_QUERIES, cut
+from dualform_mcp.bounds import MOST_QUERIES
 from dualform_mcp.status import reason_of, told
 from dualform_mcp.tool import Arguments
 
@@ -65,16 +65,7 @@ class LayerArguments(Arguments):
 
     def layer_of(self, memory: Answers) -> str:
         """The layer that is named, or the output layer. Raises BadInput where that is not known."""
-        if self.layer is not None:
-            return self.layer
-        info = memory.info()
-        if not info.output_layer:
-            raise BadInput(
-                "which layer gives the network's outputs is not known.",
-                hint=f"Name a layer: {', '.join(cut(own.name) for own in info.layers[:MOST_NAMES])}.",
-                field="layer",
-            )
-        return info.output_layer
+        return memory.info().require_output_layer() if self.layer is None else self.layer
 
 
 class ScoreArguments(LayerArguments):

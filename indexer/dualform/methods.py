@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import GroupSums, Hits, MemoryInfo, Weights
+from dualform.answers import GroupSums, Hits, Weights
 from dualform.answers.table import asked_of
 from dualform.errors import BadInput
 from dualform.extras import optional
@@ -419,17 +419,6 @@ def _of_model(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[nn.Mod
     return model, inputs, arguments[0] if arguments else named.get("layer")
 
 
-def _known(info: MemoryInfo) -> str:
-    """The layer that a question without one is about. Raises BadInput where it is not known."""
-    if info.output_layer is None:
-        raise BadInput(
-            "layer is missing, and the layer that gives the network's outputs is not known.",
-            hint=f"Pass layer=, one of {', '.join(layer.name for layer in info.layers)}.",
-            field="layer",
-        )
-    return info.output_layer
-
-
 def _lookup(ids: Hits | Sequence[int] | NDArray[np.int64], space: str | None) -> SlotLookup:
     if not isinstance(ids, Hits):
         return SlotLookup(as_ids(ids), space)
@@ -529,7 +518,7 @@ class Answers(_Methods, ABC):
         from dualform.live.queries import of_layer
 
         model, inputs, layer = _of_model(arguments, named)
-        layer = _known(self.info()) if layer is None else layer
+        layer = self.info().require_output_layer() if layer is None else layer
         found = of_layer(self.queries(model, inputs), layer)
         rest = {name: own for name, own in named.items() if name != "layer"}
         return self._answered(question(self, layer, found, **rest))
@@ -600,7 +589,7 @@ class AsyncAnswers(_Methods, ABC):
         from dualform.live.queries import of_layer
 
         model, inputs, layer = _of_model(arguments, named)
-        layer = _known(await self.info()) if layer is None else layer
+        layer = (await self.info()).require_output_layer() if layer is None else layer
         found = of_layer(await self.queries(model, inputs), layer)
         rest = {name: own for name, own in named.items() if name != "layer"}
         return await self._answered(question(self, layer, found, **rest))

@@ -58,7 +58,7 @@ def test_it_is_asked_of_the_output_layer_whatever_layer_the_page_shows(memory, i
 
 
 def verdict(change: float, unusual: bool, siblings: Interval | None) -> Verdict:
-    return Verdict(unusual, 0, 1, 1, change, Interval(50, -1.0, 1.0), siblings, 0.1, 6, 60, "samples")
+    return Verdict(unusual, 0, 1, change, Interval(50, -1.0, 1.0), siblings, 0.1, 6, 60, "samples")
 
 
 @pytest.mark.parametrize(

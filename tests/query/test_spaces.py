@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualform.errors import NotFound
+from dualform.errors import BadInput, NotFound
 from dualform.query.engine import Engine
 from dualform.query.groups import group_entries
 from dualform.query.score.backends import choose
@@ -82,6 +82,14 @@ def test_groups_are_those_of_the_slots(made, by, layer):
     keys = [tuple(columns[name][slot] for name in by) for slot in wanted.entries[layer]]
     assert [found.keys[number] for number in found.numbers] == keys
     assert sorted(map(repr, set(keys))) == sorted(map(repr, found.keys))
+
+
+@pytest.mark.parametrize("where", [{"slot": [1, 2]}, {"not slot": [1, 2]}, ("(slot IN ?) AND step >= 0", [1, 2])])
+def test_ids_of_slots_need_their_space(made, where):
+    """Slots of equal numbers in two spaces are others: the command line writes the condition in brackets."""
+    engine, _ = made
+    with pytest.raises(BadInput, match="slots are numbered by space"):
+        engine.cancellation(where, allow_inexact=True)
 
 
 def test_a_column_of_another_space_is_named_with_the_spaces_that_have_it(made):

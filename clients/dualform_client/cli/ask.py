@@ -21,6 +21,7 @@ from dualform_client.cli.layer_answers import (
     Score,
     asked_queries,
     asks_layers,
+    groups_record,
     layer_title,
     names_record,
     sample_notes,
@@ -213,11 +214,7 @@ def group_sum(
 
 def _every(answer: GroupSums) -> dict[str, Any]:
     """The sums of all groups, for JSON."""
-    groups = [
-        {**dict(zip(answer.by, key, strict=True)), "count": count}
-        for key, count in zip(answer.groups, answer.counts.tolist(), strict=True)
-    ]
-    return {"groups": groups, "sums": answer.sums}
+    return {"groups": groups_record(answer), "sums": answer.sums}
 
 
 def _table(answer: GroupSums, asked: list[AskedQuery]) -> tuple[list[str], Iterator[list[Any]]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dualform.answers import Scan, Status
+from dualform.answers import Contributions, GroupSums, Scan, Status
 from dualform.answers.table import counted
 from dualform.errors import BadInput, DualformError, NotFound
 from dualform.methods import Answers
@@ -57,7 +57,7 @@ def asks_layers(command: Callable[..., LayerAnswer]) -> Callable[..., None]:
     def asked(memory: Answers | tuple[Answers, ...], layer: str | None, as_json: bool, **rest: Any) -> None:
         of = memory[0] if isinstance(memory, tuple) else memory
         if layer is None:
-            layer = EVERY_LAYER if rest.get("score") == GRADIENT else _output_layer(of)
+            layer = EVERY_LAYER if rest.get("score") == GRADIENT else of.info().require_output_layer()
         if rest.get("score") == GRADIENT:
             summed = layer if layer == EVERY_LAYER else named_layers(of, layer) or [layer]
             answer = command(memory, summed, **rest)
@@ -72,18 +72,6 @@ def asks_layers(command: Callable[..., LayerAnswer]) -> Callable[..., None]:
             print_json({"layers": [{"layer": name, **command(memory, name, **rest).record} for name in names]})
 
     return asked
-
-
-def _output_layer(memory: Answers) -> str:
-    """Raises BadInput if it is not known which layer gives the network's outputs."""
-    info = memory.info()
-    if info.output_layer is None:
-        raise BadInput(
-            "It is not known which layer gives the network's outputs.",
-            hint=f"Name one with --layer: {', '.join(layer.name for layer in info.layers[-8:])}.",
-            field="layer",
-        )
-    return info.output_layer
 
 
 def named_layers(memory: Answers, said: str) -> Sequence[str] | None:
@@ -258,6 +246,14 @@ def share(scan: Scan) -> dict[str, float]:
 def sample_notes(scan: Scan) -> list[str]:
     """A note about the share of the slots that a budget kept."""
     return [f"Computed from {scan.sample}."] if scan.sample else []
+
+
+def groups_record(answer: GroupSums | Contributions) -> list[dict[str, Any]]:
+    """The groups and the number of their slots, for JSON."""
+    return [
+        {**dict(zip(answer.by, key, strict=True)), "count": count}
+        for key, count in zip(answer.groups, answer.counts.tolist(), strict=True)
+    ]
 
 
 def names_record(asked: list[AskedQuery]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import AlreadyExists, BadInput, FolderError
 from dualform.questions import Filter, Queries, Vectors, as_queries
+from dualform.questions.filters import ids_condition
 from dualform_client.cli.help import ConnectionOption
 from dualform_client.cli.suggestions import complete_by, complete_layer, complete_query
 
@@ -160,9 +161,7 @@ def one_filter(where: str | None, samples: str | None, slots: str | None) -> str
     parts, values = ([] if where is None else [f"({where})"]), list[Any]()
     for column, file in (("sample", samples), ("slot", slots)):
         if file is not None:
-            negated = "NOT " if file.startswith("not:") else ""
-            unknown = " OR sample IS NULL" if negated and column == "sample" else ""
-            parts.append(f"({column} {negated}IN ?{unknown})")
+            parts.append(f"({ids_condition(column, file.startswith('not:'))})")
             values.append(_ids(Path(file.removeprefix("not:")), f"where-{column}s"))
     return Filter(" AND ".join(parts), tuple(values)) if values else where
 

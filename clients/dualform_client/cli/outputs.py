@@ -27,6 +27,7 @@ from dualform_client.cli.layer_answers import (
     asked_queries,
     asks_layers,
     describe_status,
+    groups_record,
     layer_title,
     names_record,
     sample_notes,
@@ -271,13 +272,9 @@ def _rows(answer: Contributions) -> Iterator[tuple[Any, ...]]:
 
 
 def _record(answer: Contributions) -> dict[str, Any]:
-    groups = [
-        {**dict(zip(answer.by, key, strict=True)), "count": count}
-        for key, count in zip(answer.groups, answer.counts.tolist(), strict=True)
-    ]
     parts = ("initial", "bias", "unrecorded_change", "residual", "unexplained")
     return {
-        "groups": groups,
+        "groups": groups_record(answer),
         "sums": answer.sums,
         **{name: getattr(answer, name) for name in parts},
         "space": answer.space,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo, Placebos
-from dualform.answers.placebos import CENTRAL, FEWEST_SIBLINGS
+from dualform.answers.placebos import FEWEST_SIBLINGS, central
 from dualform.errors import BadInput, Inexact, ServiceError
 from dualform.methods import Answers
 from dualform_explorer.examples import examples_of, query_of
@@ -22,7 +22,7 @@ SETS = 50
 
 @dataclass(frozen=True)
 class Interval:
-    """The central 95 % of the changes under several sets."""
+    """The central 95 % of a query's changes under several sets."""
 
     sets: int
     low: float
@@ -30,16 +30,14 @@ class Interval:
 
     @classmethod
     def of(cls, changes: NDArray[np.float64]) -> Interval:
-        low, high = np.quantile(changes, CENTRAL)
-        return cls(len(changes), float(low), float(high))
+        ((low,), (high,)) = central(changes)
+        return cls(changes.shape[1], float(low), float(high))
 
 
 @dataclass(frozen=True)
 class Verdict:
     unusual: bool
     predicted: int
-    second: int | None
-    """The output that the margin is measured against; None of a layer of one output."""
     becomes: int
     change: float
     """Of the margin."""
@@ -96,16 +94,14 @@ def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPan
 def verdict_of(answer: Placebos) -> Verdict:
     """Of the answer to one query."""
     several = len(answer.siblings) >= FEWEST_SIBLINGS
-    predicted, second = int(answer.predicted[0]), int(answer.second[0])
     return Verdict(
         unusual=bool(answer.unusual[0]),
-        predicted=predicted,
-        second=second if second >= 0 else None,
+        predicted=int(answer.predicted[0]),
         becomes=int(answer.outcomes[0, 0]),
         change=float(answer.change[0]),
-        random=Interval.of(answer.random_changes[0]),
-        siblings=Interval.of(answer.sibling_changes[0]) if several else None,
-        random_flips=float((answer.outcomes[0, 1 : 1 + answer.random] != predicted).mean()),
+        random=Interval.of(answer.random_changes),
+        siblings=Interval.of(answer.sibling_changes) if several else None,
+        random_flips=float(answer.random_flips[0]),
         removed=answer.removed,
         total=answer.total,
         unit=answer.unit,

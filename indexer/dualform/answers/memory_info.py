@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dualform.answers.columns import Columns, column_of
 from dualform.answers.status import Status
 from dualform.answers.table import Table, counted
+from dualform.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,18 @@ class MemoryInfo(Table):
     output_layer: str | None = None
     """The layer that gives the network's outputs, the default of queries; None if unknown."""
 
+    def require_output_layer(self) -> str:
+        """`output_layer`. Raises BadInput if it is not known."""
+        if self.output_layer is None:
+            names = [layer.name for layer in self.layers]
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            raise BadInput(
+                "which layer gives the network's outputs is not known.",
+                hint=f"Pass layer=, one of {', '.join(names[-_NAMED:])}{more}.",
+                field="layer",
+            )
+        return self.output_layer
+
     def __len__(self) -> int:
         return len(self.layers)
 
@@ -138,5 +151,7 @@ def _first(counts: Mapping[str, int]) -> str:
     return ", ".join([*shown, *more]) or "none"
 
 
+_NAMED = 8
+"""Layers that a refusal names, the last of them."""
 _SHOWN_NAMES = 5
 """Query sets and datasets that a title names."""

@@ -78,12 +78,34 @@ class Placebos(Table):
     @property
     def random_changes(self) -> NDArray[np.float64]:
         """float64[n, R]."""
-        return self.changes[:, 1 : 1 + self.random]
+        return self.changes[:, self._random]
 
     @property
     def sibling_changes(self) -> NDArray[np.float64]:
         """float64[n, S]."""
-        return self.changes[:, 1 + self.random :]
+        return self.changes[:, self._siblings]
+
+    @property
+    def random_flips(self) -> NDArray[np.float64]:
+        """float64[n]: the share of the random sets that change the prediction."""
+        return self._flipped(self._random)
+
+    @property
+    def sibling_flips(self) -> NDArray[np.float64]:
+        """float64[n]: the share of the siblings that change it."""
+        return self._flipped(self._siblings)
+
+    def _flipped(self, sets: slice) -> NDArray[np.float64]:
+        return np.asarray((self.outcomes[:, sets] != self.predicted[:, None]).mean(axis=1))
+
+    @property
+    def _random(self) -> slice:
+        """The columns of the random sets, in arrays by set."""
+        return slice(1, 1 + self.random)
+
+    @property
+    def _siblings(self) -> slice:
+        return slice(1 + self.random, None)
 
     @property
     def flips(self) -> NDArray[np.bool_]:
@@ -101,9 +123,9 @@ class Placebos(Table):
         """bool[n] of [n, 1 + R + S]: whether the first of each row is outside the central 95 % of both nulls."""
         if self.random < FEWEST_RANDOM:
             return np.zeros(len(by_set), dtype=bool)
-        found = outside(by_set[:, 0], by_set[:, 1 : 1 + self.random])
+        found = outside(by_set[:, 0], by_set[:, self._random])
         if len(self.siblings) >= FEWEST_SIBLINGS:
-            found &= outside(by_set[:, 0], by_set[:, 1 + self.random :])
+            found &= outside(by_set[:, 0], by_set[:, self._siblings])
         return found
 
     @property
@@ -158,13 +180,10 @@ class Placebos(Table):
             "change": own.change,
             "becomes": own.outcomes[:, 0],
         }
-        flips = own.outcomes != own.predicted[:, None]
-        of_random, of_siblings = flips[:, 1 : 1 + self.random], flips[:, 1 + self.random :]
-        parts = (("random", own.random_changes, of_random), ("sibling", own.sibling_changes, of_siblings))
-        for name, changes, changed in parts:
-            if changes.shape[1]:
-                low, high = np.quantile(changes, CENTRAL, axis=1)
-                found |= {f"{name}_low": low, f"{name}_high": high, f"{name}_flips": changed.mean(axis=1)}
+        for name, sets in (("random", self._random), ("sibling", self._siblings)):
+            if (changes := own.changes[:, sets]).shape[1]:
+                low, high = central(changes)
+                found |= {f"{name}_low": low, f"{name}_high": high, f"{name}_flips": own._flipped(sets)}
         return Columns({**found, "unusual": own.unusual}, self.scan, self.space)
 
     def summary(self) -> dict[str, Any]:
@@ -174,7 +193,6 @@ class Placebos(Table):
         """
         known = bool(((self.labels >= 0) & (self.second >= 0)).any())
         counts = {"corrected": self.corrected, "broken": self.broken} if known else {}
-        random, siblings = slice(1, 1 + self.random), slice(1 + self.random, None)
         return {
             "removed": self.removed,
             "of": self.total,
@@ -185,8 +203,8 @@ class Placebos(Table):
             **{
                 name: {
                     "ablation": int(own[0]),
-                    "random": _spread(own[random]),
-                    "siblings": _spread(own[siblings]),
+                    "random": _spread(own[self._random]),
+                    "siblings": _spread(own[self._siblings]),
                     "unusual": bool(self._unusual(own[None])[0]),
                 }
                 for name, own in counts.items()
@@ -203,11 +221,16 @@ class Placebos(Table):
         return f"Placebos: {unusual}; {nulls}; the layer's record is {self.status}"
 
 
+def central(null: NDArray[Any]) -> NDArray[np.float64]:
+    """float64[2, n]: the ends of the central 95 % of each row of float64[n, m]."""
+    return np.asarray(np.quantile(null, CENTRAL, axis=1))
+
+
 def outside(value: NDArray[Any], null: NDArray[Any]) -> NDArray[np.bool_]:
     """bool[n]: whether each value is outside the central 95 % of its row of float64[n, m]; False without any."""
     if not null.shape[1]:
         return np.zeros(len(value), dtype=bool)
-    low, high = np.quantile(null, CENTRAL, axis=1)
+    low, high = central(null)
     return np.asarray((value < low) | (value > high))
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -90,7 +89,7 @@ def _sample_numbers(view: View, hits: Hits, names: Sequence[str]) -> NDArray[np.
     numbers = np.zeros(len(hits.ids), dtype=np.int64)
     unknown = np.zeros(len(hits.ids), dtype=bool)
     for name in names:
-        column = pa.chunked_array(table[name]) if isinstance(table[name], pa.Array) else table[name]
+        column = table[name]
         codes = pc.fill_null(column.dictionary_encode().combine_chunks().indices, -1)
         _, numbers = np.unique(np.stack([numbers, np.asarray(codes, dtype=np.int64)]), axis=1, return_inverse=True)
         numbers = numbers.reshape(-1).astype(np.int64)

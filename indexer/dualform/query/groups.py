@@ -128,8 +128,6 @@ class SampleNumbers:
     recorded."""
     numbers: NDArray[np.int64]
     """int64[slots]: from 0 on."""
-    count: int
-    """How many samples there are."""
 
     @property
     def nbytes(self) -> int:
@@ -150,8 +148,8 @@ def sample_numbers(view: View, layer: Layer, check: Check = never) -> SampleNumb
                 codes, values = _codes_of_slots(space, name, every, check)
                 present, numbers = _dense(numbers * len(values) + codes, count * len(values), check)
                 count = len(present)
-            return SampleNumbers(unit, numbers, count)
-        return SampleNumbers("slots", every, space.count)
+            return SampleNumbers(unit, numbers)
+        return SampleNumbers("slots", every)
 
     found = view.cache.get(("samples", layer.space), made, check)
     return found if slots is None else replace(found, numbers=found.numbers[slots])

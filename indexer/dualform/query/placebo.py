@@ -88,7 +88,7 @@ def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
     changes, outcomes = [(_margins(ablated, predicted) - margin)[:, None]], [ablated.argmax(axis=1)[:, None]]
     for sets in (random, siblings):
         if sets is not None:
-            changed, best = _without(resolved, sets, outputs, predicted, check)
+            changed, best = _without(resolved, sets, outputs, predicted, margin, check)
             changes.append(changed)
             outcomes.append(best)
     linear = weighs_no_slot(view.snapshot, stored.weights) is None
@@ -172,18 +172,25 @@ def _random_sets(samples: Samples, removed: int, n: int) -> Sets:
     generator = np.random.default_rng(0)
     place = generator.permutation(count)
     bucket = np.searchsorted(bounds, place, side="right")  # `buckets` for what none holds
-    members = np.zeros((min(n, comb(buckets, each)), buckets + 1), dtype=bool)
-    seen = set[bytes]()
-    for own in members:
-        while not own.any() or own.tobytes() in seen:
-            own[:] = False
-            own[generator.choice(buckets, each, replace=False)] = True
-        seen.add(own.tobytes())
+    members = np.pad(_drawn(generator, buckets, each, min(n, comb(buckets, each))), ((0, 0), (0, 1)))
     if 2 * removed > count:
         members = ~members
     bucket = np.append(bucket, buckets)  # of entries of later steps
     numbers = {name: bucket[own] for name, own in samples.numbers.items()}
     return Sets(numbers, members, identity=f"{buckets} buckets of {size} of {count} until {samples.stop}")
+
+
+def _drawn(
+    generator: np.random.Generator, count: int, each: int, n: int, apart_from: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
+    """bool[n, count]: n different sets of `each` things, of which there must be as many."""
+    found, seen = np.zeros((n, count), dtype=bool), {b"" if apart_from is None else apart_from.tobytes()}
+    for own in found:
+        while not own.any() or own.tobytes() in seen:
+            own[:] = False
+            own[generator.choice(count, each, replace=False)] = True
+        seen.add(own.tobytes())
+    return found
 
 
 def _siblings(
@@ -206,16 +213,13 @@ def _siblings(
     except BadInput:
         return None, f"{', '.join(columns)} has more than {MOST_SIBLINGS} values"
     present, own = np.unique(groups.numbers[used], return_inverse=True)
-    numbers = np.full(len(used), len(present))  # of entries of later steps
-    numbers[used] = own
-    gone = np.bincount(numbers[used & ~selection.stays], minlength=len(present) + 1)[:-1] > 0
+    gone = np.bincount(own[~selection.stays[used]], minlength=len(present)) > 0
     keys = tuple(groups.keys[number] for number in present)
     others = _other_subsets(gone, question.n)
     if not len(others):
         return None, f"{', '.join(columns)} has no other values"
     names = tuple(_name(tuple(columns), keys, own) for own in others)
-    members = np.pad(others, ((0, 0), (0, 1)))
-    return Sets({layer.name: numbers}, members, names, f"by {columns}, {len(present)}"), ""
+    return _sets_of(layer, used, own, others, names, f"by {columns}, {len(present)}"), ""
 
 
 def _other_subsets(gone: NDArray[np.bool_], n: int) -> NDArray[np.bool_]:
@@ -226,13 +230,7 @@ def _other_subsets(gone: NDArray[np.bool_], n: int) -> NDArray[np.bool_]:
     if each == 1:
         found = np.eye(count, dtype=bool)[np.flatnonzero(~chosen)]
     else:
-        generator, seen = np.random.default_rng(1), {chosen.tobytes()}
-        found = np.zeros((min(n, comb(count, each) - 1), count), dtype=bool)
-        for own in found:
-            while not own.any() or own.tobytes() in seen:
-                own[:] = False
-                own[generator.choice(count, each, replace=False)] = True
-            seen.add(own.tobytes())
+        found = _drawn(np.random.default_rng(1), count, each, min(n, comb(count, each) - 1), chosen)
     return found if 2 * out <= count else ~found
 
 
@@ -269,10 +267,22 @@ def _other_spans(view: View, layer: Layer, selection: Selection, used: NDArray[n
         members = ~members
     word = "" if chosen is gone else "all but "
     names = tuple(f"{word}steps {there[start]} to {there[start + length - 1]}" for start in starts.tolist())
-    spans = np.full(len(used), len(firsts))  # of entries of later steps
-    spans[used] = np.searchsorted(edges, numbers, side="right") - 1
-    members = np.pad(members, ((0, 0), (0, 1)))
-    return Sets({layer.name: spans}, members, names, f"steps {edges.tolist()} of {total}"), ""
+    spans = np.searchsorted(edges, numbers, side="right") - 1
+    return _sets_of(layer, used, spans, members, names, f"steps {edges.tolist()} of {total}"), ""
+
+
+def _sets_of(
+    layer: Layer,
+    used: NDArray[np.bool_],
+    groups: NDArray[np.int64],
+    members: NDArray[np.bool_],
+    names: tuple[str, ...],
+    identity: str,
+) -> Sets:
+    """Sets of a layer's own groups, given for the entries that are `used`; the others are one more, in no set."""
+    numbers = np.full(len(used), members.shape[1])
+    numbers[used] = groups
+    return Sets({layer.name: numbers}, np.pad(members, ((0, 0), (0, 1))), names, identity)
 
 
 def _is_span(steps: NDArray[np.bool_]) -> bool:
@@ -311,6 +321,7 @@ def _without(
     sets: Sets,
     outputs: NDArray[np.float64],
     predicted: NDArray[np.int64],
+    margin: NDArray[np.float64],
     check: Check,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """float64[n, sets] and int64[n, sets]: how the margin changes without each set, and the largest output then."""
@@ -325,7 +336,7 @@ def _without(
         brought = np.stack([_brought(resolved, own, queries[part]) for own in weights], axis=1)
         less = np.tensordot(brought, members, axes=(1, 1)).swapaxes(1, 2)  # [n, sets, d_out]
         left = outputs[part, None] - less
-        changes[part] = _margins(left, predicted[part]) - _margins(outputs[part], predicted[part])[:, None]
+        changes[part] = _margins(left, predicted[part]) - margin[part, None]
         outcomes[part] = left.argmax(axis=2)
     return changes, outcomes
 

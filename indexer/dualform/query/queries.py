@@ -111,16 +111,9 @@ def _row_numbers(view: View, layer: Layer, queries: QuerySetExamples, rows: int)
     """int64[n]: which of the layer's queries are those of the examples and tokens that were named."""
     each, name = tokens_each(view, layer, queries.query_set), queries.query_set
     examples = within(queries.examples or (), rows // each, f"example of query set {name!r}", "queries")
-    if not queries.tokens:
-        return (examples[:, None] * each + np.arange(each)).ravel()
-    asked = np.array([0 if token == ALL_TOKENS else token for token in queries.tokens], dtype=object)
-    tokens = within(
-        asked.tolist(), each, f"token of an example of query set {name!r} in layer {layer.name!r}", "queries"
-    )
-    if ALL_TOKENS not in queries.tokens:
-        return examples * each + tokens
-    parts = [
-        example * each + (np.arange(each) if given == ALL_TOKENS else np.array([token]))
-        for example, token, given in zip(examples, tokens, queries.tokens, strict=True)
-    ]
-    return np.concatenate(parts)
+    given = queries.tokens or (ALL_TOKENS,) * len(examples)
+    one = f"token of an example of query set {name!r} in layer {layer.name!r}"
+    firsts = within([0 if token == ALL_TOKENS else token for token in given], each, one, "queries")
+    counts = np.array([each if token == ALL_TOKENS else 1 for token in given], dtype=np.int64)
+    places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # among an example's own
+    return np.asarray(np.repeat(examples * each + firsts, counts) + places)

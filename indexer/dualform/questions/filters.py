@@ -72,11 +72,6 @@ class Filter:
         """Each value with its type: 1, 1.0 and True are equal in Python but not in SQL."""
         return tuple((type(value).__name__, value) for value in self.values)
 
-    @property
-    def of_slots(self) -> bool:
-        """Whether it only names slots by number."""
-        return self.sql in ("slot IN ?", "slot NOT IN ?")
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Filter) and (self.sql, self.typed) == (other.sql, other.typed)
 
@@ -90,6 +85,13 @@ class Filter:
 FilterLike: TypeAlias = "str | Filter | tuple[Any, ...] | Mapping[str, ArrayLike]"
 FilterOrFilters: TypeAlias = "str | Filter | Mapping[str, str | Filter]"
 """One for all slot spaces, or one for each space that is named."""
+
+
+def ids_condition(column: str, negated: bool) -> str:
+    """The condition that the column is, or is not, one of some ids. A slot without a sample is none of any samples."""
+    if not negated:
+        return f"{column} IN ?"
+    return f"{column} NOT IN ?{' OR sample IS NULL' if column == 'sample' else ''}"
 
 
 def as_filter(where: Any) -> str | Filter | None:
@@ -107,10 +109,7 @@ def as_filter(where: Any) -> str | Filter | None:
         ((name, ids),) = where.items()
         negated, column = (name.startswith("not "), name.removeprefix("not ")) if isinstance(name, str) else (False, "")
         if column in ID_COLUMNS and not isinstance(ids, str):
-            values = (_ids(ids, f"where[{name!r}]"),)
-            if negated and column == "sample":  # slots without a sample are none of those
-                return Filter("sample NOT IN ? OR sample IS NULL", values)
-            return Filter(f"{column} {'NOT IN' if negated else 'IN'} ?", values)
+            return Filter(ids_condition(column, negated), (_ids(ids, f"where[{name!r}]"),))
     if isinstance(where, np.ndarray | list | range) or hasattr(where, "__array__"):
         raise BadMask(
             "where cannot be a bare array: its numbers could be samples or slots.",

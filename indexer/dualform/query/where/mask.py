@@ -93,9 +93,9 @@ def selection(view: View, layer: Layer, where: str | Filter | None, check: Check
         )
     spaces = [view.snapshot.space(name) for name in view.snapshot.spaces]
     expression = checked_expression(space, spaces, where, view.datasets, view.bounds)
-    require_one_dataset(space, expression)
 
     def made() -> Selection:
+        require_one_dataset(space, expression)
         require_values(layer.name, space, spaces, entries.slots, expression.valued)
         key = "mask", layer.space, expression.identity
         stays = view.cache.get(key, lambda: select(space, expression, check), check)
