@@ -7,6 +7,7 @@ ties are those of the plain question, whatever answers it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,8 +24,13 @@ _FIRST, _FURTHER = 4, 8
 """Times k that the plain list is long at first, and how many times longer it is each time it does not do."""
 
 
-def distinct_hits(view: View, question: TopK | GradientTopK, ask: Callable[[TopK | GradientTopK], Hits]) -> Hits:
-    """The answer to a question with `distinct`; `ask` answers the plain one.
+def distinct_hits(
+    view: View,
+    question: TopK | GradientTopK,
+    ask: Callable[[TopK | GradientTopK], Hits],
+    room: Callable[[int], AbstractContextManager[None]],
+) -> Hits:
+    """The answer to a question with `distinct`. `ask` answers the plain one, and `room` claims RAM for so many hits.
 
     Raises NotFound for a column that the layer's space does not have, BadInput for one that is NULL throughout, and
     otherwise as `ask` does.
@@ -32,10 +38,11 @@ def distinct_hits(view: View, question: TopK | GradientTopK, ask: Callable[[TopK
     k, length = question.k, _FIRST * question.k
     while True:
         hits = ask(replace(question, k=length, distinct=()))
-        columns = _columns(view, hits.space, question.distinct)
-        samples = _sample_numbers(view, hits, columns)
-        parts = np.split(np.arange(len(hits.ids)), np.cumsum(hits.counts.ravel())[:-1])
-        found = [_distinct(samples[part], k) for part in parts]
+        _check_columns(view, hits.space, question.distinct)
+        with room(len(hits.ids)):
+            samples = _sample_numbers(view, hits, question.distinct)
+            parts = np.split(np.arange(len(hits.ids)), np.cumsum(hits.counts.ravel())[:-1])
+            found = [_distinct(samples[part], k) for part in parts]
         if all(len(own.places) == k or len(part) < length for own, part in zip(found, parts, strict=True)):
             break
         length *= _FURTHER
@@ -65,8 +72,7 @@ def _distinct(samples: NDArray[np.int64], k: int) -> _Distinct:
     return _Distinct(places, times[order][:k])
 
 
-def _columns(view: View, space: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The columns that tell samples apart: a sample's number is one of its dataset."""
+def _check_columns(view: View, space: str, names: Sequence[str]) -> None:
     own = view.snapshot.space(space)
     for name in names:
         if name not in own.columns:
@@ -79,21 +85,23 @@ def _columns(view: View, space: str, names: Sequence[str]) -> tuple[str, ...]:
                 hint="Pass a column that was recorded, or leave distinct out.",
                 field="distinct",
             )
-    return (*names, "dataset") if "sample" in names and "dataset" not in names else tuple(names)
 
 
 def _sample_numbers(view: View, hits: Hits, names: Sequence[str]) -> NDArray[np.int64]:
-    """int64: equal for hits of one sample. A hit with a NULL in a column that was named is a sample of its own."""
+    """int64: equal for hits of one sample, whose number is one of its dataset. A hit with a NULL in one of `names` is a
+    sample of its own.
+    """
+    columns = [*names, "dataset"] if "sample" in names and "dataset" not in names else list(names)
     with view.snapshot.reading():
-        table = view.snapshot.space(hits.space).at(hits.ids, list(names))
+        table = view.snapshot.space(hits.space).at(hits.ids, columns)
     numbers = np.zeros(len(hits.ids), dtype=np.int64)
     unknown = np.zeros(len(hits.ids), dtype=bool)
-    for name in names:
+    for name in columns:
         column = table[name]
         codes = pc.fill_null(column.dictionary_encode().combine_chunks().indices, -1)
         _, numbers = np.unique(np.stack([numbers, np.asarray(codes, dtype=np.int64)]), axis=1, return_inverse=True)
         numbers = numbers.reshape(-1).astype(np.int64)
-        if name != "dataset":
+        if name in names:
             unknown |= np.asarray(column.is_null())
     numbers[unknown] = numbers.max(initial=0) + 1 + np.arange(np.count_nonzero(unknown))
     return numbers

@@ -283,7 +283,12 @@ class Engine(Answers):
 
     def _distinct(self, question: TopK | GradientTopK, view: View, check: Check) -> Hits:
         """One hit a sample; the longer lists that it is made of never leave the engine."""
-        hits = distinct_hits(view, question, lambda plain: self._answer(plain, view.within(UNBOUNDED), check))
+        hits = distinct_hits(
+            view,
+            question,
+            lambda plain: self._answer(plain, view.within(UNBOUNDED), check),
+            lambda count: self._room(lambda: needs.of_distinct(question, count), check, _FEWER_QUERIES),
+        )
         view.bounds.require(len(hits.ids), HIT_BYTES + COUNT_BYTES, "Ask with fewer queries at a time.", "k")
         return hits
 

@@ -127,7 +127,7 @@ class SampleNumbers:
     """What tells samples apart: "samples", by dataset and sample; "rows" of batches or "slots" where those were not
     recorded."""
     numbers: NDArray[np.int64]
-    """int64[slots]: from 0 on."""
+    """int64[slots]."""
 
     @property
     def nbytes(self) -> int:
@@ -140,15 +140,16 @@ def sample_numbers(view: View, layer: Layer, check: Check = never) -> SampleNumb
 
     def made() -> SampleNumbers:
         every = np.arange(space.count)
-        for unit, names in (("samples", ("sample", "dataset")), ("rows", ("row", "step"))):
-            if space.is_null(names[0]) is not False:
-                continue
+        if space.is_null("sample") is False:
             numbers, count = np.zeros(space.count, dtype=np.int64), 1
-            for name in names:
+            for name in ("sample", "dataset"):
                 codes, values = _codes_of_slots(space, name, every, check)
                 present, numbers = _dense(numbers * len(values) + codes, count * len(values), check)
                 count = len(present)
-            return SampleNumbers(unit, numbers)
+            return SampleNumbers("samples", numbers)
+        datapoints = space.spread(np.arange(space.samples.count))  # not step and row, which ranks number alike
+        if space.is_null("row") is False and not isinstance(datapoints, np.ma.MaskedArray):
+            return SampleNumbers("rows", datapoints)
         return SampleNumbers("slots", every)
 
     found = view.cache.get(("samples", layer.space), made, check)

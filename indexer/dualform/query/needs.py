@@ -92,6 +92,11 @@ def of_top_k(resolved: Resolved[TopK]) -> int:
     return needed + _work(resolved) + 8 * _COLUMNS * resolved.selection.count + 32 * entries
 
 
+def of_distinct(question: TopK | GradientTopK, hits: int) -> int:
+    """Of what tells the samples of so many hits apart."""
+    return hits * (8 * _COLUMNS + _NUMBER * (len(question.distinct) + 1))
+
+
 def of_group_sum(resolved: Resolved[GroupSum]) -> int:
     assert resolved.groups is not None, "a GroupSum has columns to group by"
     if resolved.question.target is not None and resolved.directed is None:
