@@ -179,3 +179,21 @@ def test_without_samples_rows_are_drawn(tmp_path):
         spans = memory.placebo(queries="test", where="step >= 4")
         assert (spans.removed, spans.without_siblings) == (80, "")
         assert "steps 3 to 6" in spans.siblings
+
+
+def test_a_query_is_answered_alike_in_any_batch(tmp_path):
+    torch.manual_seed(0)
+    net, inputs = nn.Sequential(nn.Linear(37, 5)), torch.randn(60, 37)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for _ in range(10):
+            with recorder.step(sample=torch.arange(60), label=torch.arange(60) % 5, dataset="a"):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(inputs), torch.arange(60) % 5).backward()
+                optimizer.step()
+        recorder.query_set("test", inputs)
+    with dualform.open(tmp_path / "run") as memory:
+        whole = memory.placebo(queries="test", where="label <> 2")
+        for start, stop in ((0, 1), (3, 10), (17, 60)):
+            part = memory.placebo(queries=inputs[start:stop].numpy(), where="label <> 2")
+            assert np.array_equal(whole.changes[start:stop], part.changes)

@@ -81,8 +81,8 @@ def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
     removed = _removed(own, count, ~selection.stays[used])
     random = _random_sets(samples, removed, question.n)
     siblings, why_none = _siblings(resolved, layers, used, check)
-    outputs = _outputs(resolved, whole, check)
-    ablated = _outputs(resolved, kept, check)
+    outputs = _outputs(resolved, whole, resolved.queries, check)
+    ablated = _outputs(resolved, kept, resolved.queries, check)
     predicted, second = _two_largest(outputs)
     margin = _margins(outputs, predicted)
     changes, outcomes = [(_margins(ablated, predicted) - margin)[:, None]], [ablated.argmax(axis=1)[:, None]]
@@ -309,10 +309,12 @@ def _margins(outputs: NDArray[np.float64], predicted: NDArray[np.int64]) -> NDAr
     return np.asarray(own - others.max(axis=-1))
 
 
-def _outputs(resolved: Resolved[Placebo], weights: RebuiltWeights, check: Check) -> NDArray[np.float64]:
+def _outputs(
+    resolved: Resolved[Placebo], weights: RebuiltWeights, queries: NDArray[np.float32], check: Check
+) -> NDArray[np.float64]:
     """float64[n, d_out], bias included."""
     own = weights.of(resolved.layer)
-    found = products(own, resolved.queries, check, resolved.layer.groups)
+    found = products(own, queries, check, resolved.layer.groups)
     return found if own.bias is None else found + own.bias
 
 
@@ -333,20 +335,12 @@ def _without(
     for start in range(0, len(queries), size):
         check()
         part = slice(start, start + size)
-        brought = np.stack([_brought(resolved, own, queries[part]) for own in weights], axis=1)
-        less = np.tensordot(brought, members, axes=(1, 1)).swapaxes(1, 2)  # [n, sets, d_out]
+        brought = np.stack([_outputs(resolved, own, queries[part], check) for own in weights], axis=1)
+        less = members @ brought  # [n, sets, d_out], a product for each query: the same bits in any batch
         left = outputs[part, None] - less
         changes[part] = _margins(left, predicted[part]) - margin[part, None]
         outcomes[part] = left.argmax(axis=2)
     return changes, outcomes
-
-
-def _brought(resolved: Resolved[Placebo], weights: RebuiltWeights, queries: NDArray[np.float32]) -> NDArray[np.float64]:
-    """float64[n, d_out]: what a group brought to the outputs, as a plain matrix product has it."""
-    own, wide = weights.of(resolved.layer), queries.astype(np.float64)
-    parts = zip(own.blocks(resolved.layer.groups), np.split(wide, resolved.layer.groups, axis=1), strict=True)
-    found = np.concatenate([part @ block.weight.T for block, part in parts], axis=1)
-    return found if own.bias is None else found + own.bias
 
 
 def _weights(resolved: Resolved[Placebo], sets: Sets, check: Check) -> list[RebuiltWeights]:
