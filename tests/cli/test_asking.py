@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -337,7 +338,9 @@ def test_tables(dualform, address, arguments, shows):
 def test_a_mask_on_a_table_is_explained(dualform, folder):
     told = dualform("output", folder, "--layer", "2", "--query", "test/1", "--where", "dataset = 'first'")
     assert "It is not retraining without them" in told.err
-    assert "Cancellation of the removed terms" in told.err
+    assert "Cancellation" not in told.err, "it reads backwards without a placebo beside it"
+    tested = dualform("output", folder, "--layer", "2", "--query", "test/1", "--where", "step < 3", "--placebo", "20")
+    assert "Cancellation of the removed terms" in tested.err
 
 
 def test_folder_and_server_print_the_same(dualform, folder):
@@ -397,3 +400,16 @@ def test_groups_that_json_has_no_number_for_are_texts(dualform, tmp_path, comman
     assert sorted(found, key=repr) == sorted(["nan", "inf", "-inf", 0.5, None], key=repr)
     rows = dualform("sql", tmp_path / "m", "SELECT f FROM slots ORDER BY slot", "--json").json["rows"]
     assert [row["f"] for row in rows] == ["nan", "inf", "-inf", 0.5, None]
+
+
+@pytest.mark.parametrize(
+    ("where", "code"),
+    [("label = 3 -- a comment", 0), ("label = 3) OR (label = 4", 2), ("label = 3 /* open", 2), ("label = 3)", 2)],
+)
+def test_a_condition_beside_ids_is_one_condition(dualform, folder, tmp_path, where, code):
+    np.save(tmp_path / "ids.npy", np.arange(12))
+    asked = ["topk", folder, "--layer", "2", "--query", "test/1", "--where-slots", tmp_path / "ids.npy", "--json"]
+    told = dualform(*asked, "--where", where)
+    assert told.code == code
+    if code == 0:
+        assert told.json == dualform(*asked, "--where", "label = 3").json

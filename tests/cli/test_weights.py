@@ -60,7 +60,6 @@ def test_masks_that_do_not_go_together(dualform, folder, tmp_path, masks, says):
 def test_weights_say_what_an_ablation_means(dualform, folder, tmp_path):
     told = dualform("weights", folder, "--where", "step < 3", "--out", tmp_path / "w.safetensors")
     assert "It is not retraining without them" in told.err
-    assert "Cancellation of the removed terms" in told.err
     assert dualform("weights", folder, "--out", tmp_path / "all.safetensors").err == ""
 
 
@@ -137,7 +136,9 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
     assert told.json["cancellation"] == {}
     assert told.json["concentration"] == {"0": {"share": moved.share, "greatest": moved.greatest}}
     assert all(torch.equal(value, expected[name]) for name, value in load_file(out).items())
-    answer = dualform("output", tmp_path / "run", "--layer", "0", "--query", "test/1", "--where", "label <> 1")
+    answer = dualform(
+        "output", tmp_path / "run", "--layer", "0", "--query", "test/1", "--where", "label <> 1", "--placebo", "20"
+    )
     assert answer.code == 0
     assert "Concentration of the change (share of the squared change in 1 % of the entries;" in answer.err
     assert (
@@ -148,8 +149,6 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
     assert told.json["unmoved"] == []
     nothing = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force", "--json").json
     assert (nothing["concentration"], nothing["unmoved"]) == ({"0": {"share": "nan", "greatest": 0.0}}, ["0"])
-    told = dualform("weights", tmp_path / "run", "--where", "label >= 0", "--out", out, "--force")
-    assert told.err.rstrip().endswith("distance that training moved the layer's weights): 0 moves nothing.")
 
 
 class Averaged(torch.nn.Linear):

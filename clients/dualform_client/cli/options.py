@@ -158,7 +158,8 @@ def takes_filter(says: str = "Use only slots that match.") -> Decorator:
 
 def one_filter(where: str | None, samples: str | None, slots: str | None) -> str | Filter | None:
     """The filter of an SQL condition and of files of ids, all of which must hold."""
-    parts, values = ([] if where is None else [f"({where})"]), list[Any]()
+    # In a CASE, for a condition such as "a) OR (b" is none, and a comment ends with its line.
+    parts, values = ([] if where is None else [f"CASE WHEN {where}\n THEN true END"]), list[Any]()
     for column, file in (("sample", samples), ("slot", slots)):
         if file is not None:
             parts.append(f"({ids_condition(column, file.startswith('not:'))})")

@@ -110,10 +110,9 @@ def output(
         notes.append(f"{layer}: {describe_status(outputs.status, outputs.unrecorded_change)}")
     if where is not None:
         notes.append(WHAT_AN_ABLATION_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_ABLATION_MEANS)
-        notes += [said] if (said := describe(removed)) else []
     tested = None if placebo is None else memory.placebo(layer, queries, where, placebo, at_step, allow_inexact)
     if tested is not None:
-        notes.append(_described(tested))
+        notes += [_described(tested), *_cancelled(removed)]
     elif where is not None and kernel == "linear":
         notes.append("Leaving out any part changes predictions: --placebo 50 says whether this change is unusual.")
     asked = asked_queries(memory, queries, len(outputs), outputs.space)
@@ -172,8 +171,8 @@ def _described(tested: Placebos) -> str:
     nulls = f"{counted(tested.random, 'random set')} and {counted(len(tested.siblings), 'sibling')}"
     said = [
         f"Without {tested.removed:,} of {tested.total:,} {tested.unit}, {summary['flips']:,} of "
-        f"{counted(len(tested), 'prediction')} change. {summary['unusual']:,} margins change by an unusual amount, "
-        f"outside 95 % of {nulls}."
+        f"{counted(len(tested), 'prediction')} changed; the margin changed by an unusual amount in "
+        f"{summary['unusual']:,}, outside 95 % of {nulls}."
     ]
     for name in ("corrected", "broken"):
         if (own := summary.get(name)) is not None:
@@ -324,11 +323,10 @@ def weights(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "not recorded")  # printed below, also for an answer of a server
         state = memory.weights(masks, at_step, allow_inexact)
-    removed = cancellation(memory, masks, at_step, allow_inexact=allow_inexact)
     _save(state, out)
-    note = "" if masks is None else f"{WHAT_AN_ABLATION_MEANS} {describe(removed)}".strip()
     if as_json:
-        masked = {} if masks is None else {**figures(removed), "note": note}
+        removed = cancellation(memory, masks, at_step, allow_inexact=allow_inexact)
+        masked = {} if masks is None else {**figures(removed), "note": WHAT_AN_ABLATION_MEANS}
         print_json({"out": str(out), **_written(state), **masked})
         return
     print_table(f"{out}", ["parameter", "shape"], [[name, list(array.shape)] for name, array in state.arrays.items()])
@@ -339,8 +337,8 @@ def weights(
         print_note(f"{state.remark[0].upper()}{state.remark[1:]}.")
     if state.others and masks is not None:
         print_note(f"No slot explains these, so that --where leaves them as they are: {', '.join(state.others)}.")
-    if note:
-        print_note(note)
+    if masks is not None:
+        print_note(WHAT_AN_ABLATION_MEANS)
 
 
 def _written(state: Weights) -> dict[str, Any]:
@@ -409,11 +407,11 @@ def cancellation(
         return None
 
 
-def describe(removed: Cancellation | None) -> str:
-    """A sentence for each kind of figure; empty if nothing was measured."""
+def _cancelled(removed: Cancellation | None) -> list[str]:
+    """A sentence for each kind of figure; none if nothing was measured."""
+    said = list[str]()
     if removed is None:
-        return ""
-    said = []
+        return said
     if removed.figures:
         moved = {layer: f"{figure:.3g}" for layer, figure in removed.items() if not isnan(figure)}
         listed = ", ".join(f"{layer} {moved.get(layer, _NOTHING)}" for layer in removed)
@@ -431,7 +429,7 @@ def describe(removed: Cancellation | None) -> str:
         said.append(f"Concentration of the change ({meaning}): {listed}.")
     if removed.scan.sample:
         said.append(f"These figures are computed from {removed.scan.sample}.")
-    return " ".join(said)
+    return [" ".join(said)]
 
 
 def figures(removed: Cancellation | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dualform.store.layer import Layer
 
 _EXAMPLES = 8
 """Of a query set, that are compared."""
-_FURTHEST = 1e-3, 5e-2
+_FURTHEST = 1e-4, 2e-2
 """Of the largest output: how far a layer's outputs may be from the network's, of float32 and of coarser products."""
 _LISTED = 8
 """Layers that a refusal names."""

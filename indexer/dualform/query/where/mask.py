@@ -280,7 +280,7 @@ def require_one_dataset(space: Space, expression: Expression) -> None:
             datasets = ", ".join(str(dataset) for dataset in pc.unique(pairs["dataset"]).to_pylist())
             raise BadMask(
                 f"where names samples by number, and some number is a sample of several datasets: {datasets}.",
-                hint='Name the dataset too, for example where=("dataset = ? AND sample IN ?", "mnist", ids).',
+                hint="Name the dataset too, for example where=\"dataset = 'mnist' AND sample < 100\".",
                 field="where",
             )
 
