@@ -413,3 +413,21 @@ def test_a_condition_beside_ids_is_one_condition(dualform, folder, tmp_path, whe
     assert told.code == code
     if code == 0:
         assert told.json == dualform(*asked, "--where", "label = 3").json
+
+
+def test_labels_have_their_names(dualform, tmp_path):
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(4, 3)), torch.randn(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(model, optimizer, tmp_path / "run", label_names={"a": ["cat", "dog", "2"]}, quiet=True) as recorder:
+        for _ in range(2):
+            with recorder.step(dataset="a", label=torch.arange(6) % 3):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(inputs), torch.arange(6) % 3).backward()
+                optimizer.step()
+        recorder.query_set("test", inputs[:1])
+    asked = ["topk", tmp_path / "run", "--query", "test/0", "-k", 12]
+    told = dualform(*asked)
+    assert "1 (dog)" in told.out
+    assert " 2 (2)" not in told.out
+    assert {hit["label"] for hit in dualform(*asked, "--json").json["hits"]} == {0, 1, 2}

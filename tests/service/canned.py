@@ -136,8 +136,9 @@ class Canned(Answers):
                 return Cancellation({"fc": 12.5}, SCAN, {"emb": Concentration(0.75, 2.5)})
             case SlotLookup():
                 return _columns(question.ids)
-            case SqlStatement():
-                return self.table
+            case SqlStatement(text):
+                no_names = Columns({"dataset": [], "label": [], "name": []})
+                return no_names if text.endswith("FROM labels") else self.table
             case PreviewLookup(samples):
                 texts = ("a <b> c",) * len(samples)
                 return Previews(samples, "texts", np.ones(len(samples), dtype=bool), texts=texts, scan=SCAN)

@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from dualform.answers import Columns, Distributions, GroupSums, Hits
+from dualform.answers.html import label_names
 from dualform.errors import DualformError
 from dualform.methods import Answers
 from dualform.questions import Filter, Queries
@@ -97,7 +98,7 @@ def topk(
         {"hits": found, **names_record(asked), **score.record(hits.status), "space": hits.space, **share(hits.scan)},
         layer_title(layer, str(score), scanned(hits.scan, hits.space)),
         columns,
-        ([row[name] for name in columns] for row in rows),
+        ([row[name] for name in columns] for row in _named(rows, memory)),
         Importance(
             kept=("query", *(by or ()), "slot", "score"),
             last=("label", "dataset", "sample", "share", "repeats", "step"),
@@ -118,6 +119,16 @@ def _totals(
     except DualformError:  # the question itself is answered
         return []
     return [float(own) for own in sums.sums.sum(axis=1)]
+
+
+def _named(rows: Sequence[dict[str, Any]], memory: Answers) -> Iterator[dict[str, Any]]:
+    """The rows with the names of their labels. A table asks for them, JSON does not."""
+    if all(row.get("label") is None for row in rows):
+        yield from rows
+        return
+    name = label_names(memory)
+    for row in rows:
+        yield {**row, "label": name(row["label"], row.get("dataset"))}
 
 
 def _percent(part: Any) -> Any:
