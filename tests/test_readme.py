@@ -39,19 +39,15 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_the_readme_is_read_in_a_few_minutes():
-    assert len(README.split()) < 1600
+    assert len(README.split()) < 1300
 
 
 def test_the_price_of_recording_is_that_of_the_benchmarks():
-    """Its ratios on two threads, keys and values first."""
+    """Its ratio on two threads, of keys and values."""
     page = (Path(__file__).parent.parent / "docs" / "results" / "benchmarks.md").read_text()
     row = r"^\| training, (?:only )?keys .* steps, 2 threads \| .* \| ([\d.]+)(?: \([^)]*\))? \| at most ([\d.]+) \|"
-    (ratio, _), (keys, _) = re.findall(row, page, re.MULTILINE)
-    said = " ".join(README.split())
-    assert (
-        f"the paper's network takes {ratio} times as long to train on two threads, {keys} times if only keys are"
-        in said
-    )
+    (ratio, _), _ = re.findall(row, page, re.MULTILINE)
+    assert f"the paper's network takes {ratio} times as long to train on two threads" in " ".join(README.split())
 
 
 def test_the_price_of_small_networks_is_that_of_the_coverage():
