@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 import dualform
 from tests.explorer.browser.shown import settle
@@ -24,6 +24,7 @@ def take(run: Path, folder: Path) -> None:
     if CHROMIUM is None:
         sys.exit(MISSING)
     folder.mkdir(parents=True, exist_ok=True)
+    expect.set_options(timeout=120_000)  # the first placebo of a long training reads it whole
     opened = {run.name: lambda: dualform.open(run)}
     with served(opened, deadline=60.0) as pages, chromium() as browser:
         page = _tab(browser, 1440, 1080)
