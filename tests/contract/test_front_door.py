@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualform.errors import BadInput, BadMask, NotFound
+from dualform.errors import BadInput, BadMask, EmptyMask, NotFound
 from tests.contract.recorded import CLASSES
 
 LAYER = "2"
@@ -138,11 +138,39 @@ def test_filters_by_ids_and_values(ask, where, sql):
         (("label = $name", 2), "question mark without a value"),
         (("dataset = ?", "frist"), "no dataset 'frist'"),
         (("dataset IN ?", ["first", "frist"]), "no dataset 'frist'"),
+        (("sample in (?)", [0, 1, 2]), "several datasets"),
+        (("step >= 0 AND NOT (sample IN ?)", [0, 1, 2]), "several datasets"),
+        (("label IN ?", "3"), "one value after IN"),
+        (("sample IN ?", 5), "one value after IN"),
+        (("dataset NOT IN ?", "first"), "one value after IN"),
+        (("dataset IN ?", []), "where matches none"),
     ],
 )
 def test_filters_that_are_refused(ask, where, says):
-    with pytest.raises((BadMask, NotFound), match=says):
+    with pytest.raises((BadMask, EmptyMask, NotFound), match=says):
         ask("topk", LAYER, "test/3", where=where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["dataset = '\ud800'", ("dataset = ?", "\udfff"), ("dataset IN ?", ["first", "\ud800"]), {"sample": ["\ud800"]}],
+    ids=ascii,
+)
+def test_filters_that_are_no_unicode_are_refused_plainly(ask, where):
+    for method, arguments in {"topk": (LAYER, "test/3"), "weights": (), "placebo": (LAYER, "test")}.items():
+        with pytest.raises(BadInput) as refused:
+            ask(method, *arguments, where=where)
+        assert refused.value.field == "where"
+
+
+def test_values_of_other_types_are_other_filters(ask):
+    """1, 1.0 and True are equal in Python."""
+    for value, matches in ((1, True), (1.0, False), (True, False), (1, True)):
+        if matches:
+            assert len(ask("topk", LAYER, "test/3", k=3, where=("CAST(? AS VARCHAR) = '1'", value)).ids) == 3
+            continue
+        with pytest.raises(EmptyMask):
+            ask("topk", LAYER, "test/3", k=3, where=("CAST(? AS VARCHAR) = '1'", value))
 
 
 def test_the_output_layer_is_asked_where_none_is_named(ask, engine):

@@ -143,6 +143,35 @@ def test_masks_of_strangers_are_bounded(engine, where, says):
     assert refused.value.field == "where"
 
 
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (("note = ?", "x" * 2000), "where must be at most 2,000 bytes long"),
+        (("note = ? OR note = ?", "ü" * 500, "é" * 500), "where must be at most 2,000 bytes long"),
+        (("note LIKE ?", "%" + "a" * 20), "A pattern in where must be at most 20 letters long, not 21"),
+        (("regexp_matches(note, ?)", "((m?){20}){20}"), "The regular expressions in where must have at most 4096"),
+        (("regexp_matches(note, ?)", None), "A regular expression in where must be a constant."),
+        (("note LIKE ?" + " OR note LIKE ?" * 3, *"abcd"), "where must have at most 3 patterns, not 4."),
+    ],
+    ids=["a text", "two texts", "a pattern", "a regular expression", "no pattern", "patterns"],
+)
+def test_bound_values_count_as_if_they_were_written(engine, where, says):
+    where = f"slot = 0 OR {where[0]}", *where[1:]
+    engine.ask(TopK("fc", queries(1), where=where))
+    with pytest.raises(BadMask, match=says) as refused:
+        engine.ask(TopK("fc", queries(1), where=where), bounds=MASKS)
+    assert refused.value.field == "where"
+
+
+def test_bound_values_within_the_bounds_are_answered(engine):
+    where = "regexp_matches(note, ?) AND note LIKE $2", "^n[1-4]{1,2}$", "%1"
+    assert engine.ask(TopK("fc", queries(1), SLOTS, where), bounds=MASKS).ids.size == 5 * SLOTS // 50
+    most = 2000 - len("slot = 0 OR note = ?")
+    assert engine.ask(TopK("fc", queries(1), where=("slot = 0 OR note = ?", "x" * most)), bounds=MASKS).ids == [0]
+    with pytest.raises(BadMask, match="2,000 bytes"):
+        engine.ask(TopK("fc", queries(1), where=("slot = 0 OR note = ?", "x" * (most + 1))), bounds=MASKS)
+
+
 def test_masks_within_the_bounds_are_answered(engine):
     where = "regexp_matches(note, '^n[1-4]{1,2}$') AND note LIKE '%1' AND slot IN (11, 21, 31, 99)"
     assert sorted(engine.ask(TopK("fc", queries(1), where=where), bounds=MASKS).ids) == [11, 21, 31]

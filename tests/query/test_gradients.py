@@ -86,6 +86,17 @@ def test_a_mask_leaves_its_slots_alone(mlp):
     assert found.counts.tolist() == whole.counts[kept].tolist()
 
 
+@pytest.mark.parametrize("where", [{"slot": [0, 1]}, {"not slot": [0]}, ("slot IN (?)", [1]), "slot < 4"], ids=str)
+def test_slots_of_several_spaces_are_not_named_by_number(case, where):
+    asked = {"by": "sample", "score": "gradient", "where": where}
+    if len({layer.space for layer in case.memory.info().layers}) > 1:
+        with pytest.raises(BadInput, match="slots are numbered by space") as refused:
+            case.memory.group_sum("*", case.asked, **asked)
+        assert refused.value.hint == "Pass layers of one space."
+    for layer in case.memory.info().layers:
+        assert len(case.memory.group_sum(layer.name, case.asked, **asked).groups)
+
+
 def test_batches_of_examples_give_the_same_gradients(case):
     one = case.memory.gradients(case.model, *case.tests, loss, batch_size=1)
     for name, own in case.asked.layers.items():

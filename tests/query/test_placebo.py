@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.answers.placebos import outside
+from dualform.answers.placebos import FEWEST_RANDOM, FEWEST_SIBLINGS, Placebos, outside
+from dualform.errors import BadInput
 from dualform.query.placebo import _random_sets, _samples
 from dualform.query.weights.group_weights import group_weights
 from dualform.query.weights.rebuilt_weights import recorded, recorded_without_slots
@@ -136,6 +137,46 @@ def test_an_unusual_change_lies_outside_both_nulls(memory):
     assert few.unusual.tolist() == outside(few.change, few.random_changes).tolist()
 
 
+def placebos(random, siblings, second=1, labels=(0, 1)):
+    """Of two queries: the ablation makes both predictions another class, the sets do not; both are far outside."""
+    sets = 1 + random + siblings
+    changes, outcomes = np.zeros((2, sets)), np.zeros((2, sets), dtype=np.int64)
+    changes[:, 0], outcomes[:, 0] = 100, 1
+    names = tuple(f"label = {number}" for number in range(siblings))
+    predicted, seconds = np.zeros(2, dtype=np.int64), np.full(2, second)
+    margin = np.ones(2)
+    return Placebos(np.array(labels), predicted, seconds, margin, changes, outcomes, random, names, "", 1, 9, "samples")
+
+
+@pytest.mark.parametrize(
+    ("random", "siblings", "decides"), [(1, 0, False), (19, 0, False), (19, 9, False), (20, 0, True)]
+)
+def test_few_random_sets_decide_nothing(random, siblings, decides):
+    assert FEWEST_RANDOM == 20
+    found = placebos(random, siblings)
+    assert found.unusual.tolist() == [decides] * 2
+    summary = found.summary()
+    assert (summary["unusual"], summary["corrected"]["unusual"]) == (2 * decides, decides)
+    assert (summary["corrected"]["ablation"], summary["broken"]["ablation"]) == (1, 1)
+
+
+@pytest.mark.parametrize(("siblings", "unusual"), [(0, True), (4, True), (5, False)])
+def test_few_siblings_decide_nothing(siblings, unusual):
+    assert FEWEST_SIBLINGS == 5
+    found = placebos(20, siblings)
+    found.changes[:, 21:], found.outcomes[:, 21:] = 100, 1  # as the ablation
+    assert found.unusual.tolist() == [unusual] * 2
+    assert found.summary()["broken"]["unusual"] == unusual
+
+
+def test_one_output_predicts_no_class():
+    found = placebos(20, 5, second=-1)
+    assert not found.corrected.any()
+    assert not found.broken.any()
+    assert found.summary().keys() == placebos(20, 5).summary().keys() - {"corrected", "broken"}
+    assert placebos(20, 5, labels=(-1, -1)).summary().keys() == found.summary().keys()
+
+
 def test_outside_is_the_central_95_percent():
     null = np.arange(101.0)[None]
     values = np.array([-1.0, 2.4, 2.6, 50.0, 97.4, 97.6, 200.0])
@@ -153,11 +194,13 @@ def test_a_layer_of_one_output_has_itself_as_margin(tmp_path):
                 optimizer.zero_grad()
                 (net(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
                 optimizer.step()
-        recorder.query_set("test", inputs[:5])
+        recorder.query_set("test", inputs[:5], label=(inputs[:5].sum(1) > 0).long())
     with dualform.open(tmp_path / "run") as memory:
         found = memory.placebo(queries="test", where="sample < 15")
         full, ablated = (np.asarray(memory.output(queries="test", where=own))[:, 0] for own in (None, "sample < 15"))
     assert found.second.tolist() == [-1] * 5
+    assert set(found.labels.tolist()) == {0, 1}
+    assert not {"corrected", "broken"} & found.summary().keys()
     assert np.allclose(found.margin, full, atol=1e-6)
     assert np.allclose(found.change, ablated - full, atol=1e-5)
 
@@ -197,3 +240,89 @@ def test_a_query_is_answered_alike_in_any_batch(tmp_path):
         for start, stop in ((0, 1), (3, 10), (17, 60)):
             part = memory.placebo(queries=inputs[start:stop].numpy(), where="label <> 2")
             assert np.array_equal(whole.changes[start:stop], part.changes)
+
+
+SEEN, HALF = 6, 12
+
+
+class Routed(nn.Module):
+    """Some steps go through another head, and the layer itself does not see their samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head, self.other = nn.Linear(5, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+        self.elsewhere = False
+
+    def forward(self, x):
+        return (self.other if self.elsewhere else self.head)(torch.tanh(self.hidden(x)))
+
+
+@pytest.fixture(scope="module", params=["SGD", "AdamW"])
+def routed(request, tmp_path_factory):
+    """`head` sees samples 0 to 5 in even steps before HALF, 6 to 20 after it; `other` sees 30 to 39 in odd steps."""
+    torch.manual_seed(0)
+    net, inputs, labels = Routed(), torch.randn(40, 5), torch.randint(0, 3, (40,))
+    optimizer = RULES[request.param](net.parameters())
+    path = tmp_path_factory.mktemp("routed") / "run"
+    with dualform.Recorder(net, optimizer, path, quiet=True) as recorder:
+        for step in range(2 * HALF):
+            net.elsewhere = bool(step % 2)
+            first, last = (30, 40) if net.elsewhere else (0, SEEN) if step < HALF else (SEEN, 21)
+            index = first + torch.randperm(last - first)[:4]
+            with recorder.step(sample=index, label=labels[index], dataset="a"):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(inputs[index]), labels[index]).backward()
+                optimizer.step()
+        net.elsewhere = False
+        recorder.query_set("test", inputs[:7], label=labels[:7])
+    with dualform.open(path) as memory:
+        yield memory
+
+
+def changes_under(memory, found, where, at_step):
+    full, ablated = (
+        np.asarray(memory.output("head", "test", own, at_step=at_step, allow_inexact=True), np.float64)
+        for own in (None, where)
+    )
+    return margins(ablated, found.predicted) - margins(full, found.predicted)
+
+
+def test_random_sets_are_of_samples_that_the_layer_saw_before_at_step(routed):
+    """Of six samples one is removed, so that the random sets are each of the six alone."""
+    found = routed.placebo("head", "test", "sample <> 2", n=50, at_step=HALF)
+    assert (found.removed, found.total, found.unit, found.random) == (1, SEEN, "samples", SEEN)
+    alone = [changes_under(routed, found, f"sample <> {own}", HALF) for own in range(SEEN)]
+    scale = np.abs(alone).max()
+    assert scale > 1e-3
+    distances = np.abs(found.random_changes.T[:, None] - np.array(alone)[None]).max(axis=2)
+    assert sorted(distances.argmin(axis=1)) == list(range(SEEN))
+    assert distances.min(axis=1).max() < 1e-4 * scale
+    assert found.siblings == tuple(f"sample = {own}" for own in range(SEEN) if own != 2)
+    assert np.abs(found.sibling_changes.T - np.delete(alone, 2, axis=0)).max() < 1e-4 * scale
+    assert not found.unusual.any()  # six sets are too few
+
+
+def test_samples_of_another_layer_of_the_space_are_not_drawn(routed):
+    for layer, odd in (("head", 0), ("other", 1)):
+        (row,) = routed.sql(
+            f"SELECT count(DISTINCT sample) AS n, min(sample) AS one FROM slots WHERE step % 2 = {odd}"
+        ).records()
+        found = routed.placebo(layer, np.ones((1, 6), np.float32), f"sample <> {row['one']}")
+        assert (found.removed, found.total) == (1, row["n"])
+
+
+def test_other_spans_are_of_steps_of_the_layer_before_at_step(routed):
+    found = routed.placebo("head", "test", "step NOT BETWEEN 4 AND 7", n=5, at_step=HALF)
+    assert found.siblings == ("steps 0 to 2", "steps 2 to 4", "steps 6 to 8", "steps 8 to 10")
+    for name, column in zip(found.siblings, found.sibling_changes.T, strict=True):
+        first, _, last = name.removeprefix("steps ").partition(" to ")
+        expected = changes_under(routed, found, f"step NOT BETWEEN {first} AND {last}", HALF)
+        assert np.abs(expected).max() > 1e-4
+        assert np.abs(column - expected).max() < 1e-4 * np.abs(expected).max() + 1e-6
+
+
+@pytest.mark.parametrize(("where", "at_step"), [("sample <> 9", HALF), ("step < 20", HALF), ("sample <> 2", 0)])
+def test_what_leaves_out_nothing_before_at_step_is_refused(routed, where, at_step):
+    with pytest.raises(BadInput, match="where leaves out no slot before at_step") as refused:
+        routed.placebo("head", "test", where, at_step=at_step)
+    assert refused.value.field == "at_step"

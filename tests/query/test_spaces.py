@@ -84,12 +84,30 @@ def test_groups_are_those_of_the_slots(made, by, layer):
     assert sorted(map(repr, set(keys))) == sorted(map(repr, found.keys))
 
 
-@pytest.mark.parametrize("where", [{"slot": [1, 2]}, {"not slot": [1, 2]}, ("(slot IN ?) AND step >= 0", [1, 2])])
+SLOTS = [
+    {"slot": [1, 2]},
+    {"not slot": np.array([1, 2])},
+    ("slot in (?)", [1, 2]),
+    ("(slot IN ?) AND step >= 0", [1, 2]),
+    ("label = ? OR NOT (SLOT IN $2)", 3, [1, 2]),
+    ("contains(?, slot)", [1, 2]),
+    ("slot = ?", 1),
+    "slot IN (1, 2)",
+    '("slot") < 2',
+]
+
+
+@pytest.mark.parametrize("where", SLOTS, ids=str)
 def test_ids_of_slots_need_their_space(made, where):
     """Slots of equal numbers in two spaces are others: the command line writes the condition in brackets."""
     engine, _ = made
-    with pytest.raises(BadInput, match="slots are numbered by space"):
-        engine.cancellation(where, allow_inexact=True)
+    asked = [lambda own: engine.cancellation(own, allow_inexact=True), lambda own: engine.weights(own)]
+    for ask in asked:
+        with pytest.raises(BadInput, match="slots are numbered by space, and where does not name one") as refused:
+            ask(where)
+        assert (refused.value.field, 'where={"sample": {"slot": ids}}' in refused.value.hint) == ("where", True)
+    assert engine.cancellation({"sample": where}, allow_inexact=True).figures.keys() == {"layer-0", "layer-1"}
+    assert len(engine.topk("every", np.ones(4, np.float32), where=where).ids)
 
 
 def test_a_column_of_another_space_is_named_with_the_spaces_that_have_it(made):

@@ -49,6 +49,17 @@ def test_a_mask_over_samples_holds_in_both_spaces(memory, where):
         assert np.asarray(memory.output(layer, one_hot, where=where)) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("layer", ["read", "said"])
+@pytest.mark.parametrize("where", ["dataset = 'a'", "step > 2"])
+def test_a_placebo_is_refused_whose_slots_are_of_both_spaces(memory, layer, where):
+    """Each space numbers its own samples: a set that is drawn from one would leave out others of the other."""
+    with pytest.raises(BadInput, match=r"layers .* share a parameter and have slots of several spaces") as refused:
+        memory.placebo(layer, np.eye(9, dtype=np.float32), where)
+    assert refused.value.field == "layer"
+    assert "parameters of its own" in refused.value.hint
+    assert len(memory.placebo("head", np.ones((1, 4), np.float32), where)) == 1
+
+
 def test_a_mask_over_tokens_speaks_of_one_space(memory):
     with pytest.raises(BadInput, match=r"'read' shares .* layer 'said', whose slots are of space 'target'"):
         memory.output("read", np.eye(9, dtype=np.float32), where="position > 1")

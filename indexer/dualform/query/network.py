@@ -25,7 +25,6 @@ from dualform.query.weights.rebuilt_weights import rebuild, rebuild_without_slot
 from dualform.query.weights.requirement import require
 from dualform.query.weights.softmax import softmax
 from dualform.query.where import mask
-from dualform.query.where.expression import parse
 from dualform.query.where.mask import Selection
 from dualform.questions import MaskCancellation, NetworkWeights, Output
 from dualform.questions.arguments import check_step
@@ -162,22 +161,15 @@ def _mask_of(layer: Layer, masks: FilterOrFilters) -> str | Filter | None:
 
 
 def _masks(view: View, where: FilterOrFilters) -> FilterOrFilters:
-    """The masks as they are. Raises NotFound for one of a space that does not exist."""
+    """The masks as they are. Raises NotFound for one of a space that does not exist, BadInput for one that names slots
+    of several.
+    """
     for space in where if isinstance(where, Mapping) else ():
         check_space(view, space)
-    if isinstance(where, Filter) and len(view.snapshot.spaces_of_layers) > 1 and _names_slots(view, where):
-        raise BadInput(
-            "slots are numbered by space, and where does not name one.",
-            hint=f'Name it, for example where={{"{view.snapshot.spaces_of_layers[0]}": {{"slot": ids}}}}.',
-            field="where",
-        )
+    if not isinstance(where, Mapping):
+        first, *_ = spaces = view.snapshot.spaces_of_layers
+        mask.require_one_space(view, spaces, where, f'Name it, for example where={{"{first}": {{"slot": ids}}}}.')
     return where
-
-
-def _names_slots(view: View, where: Filter) -> bool:
-    """Whether a filter holds a list of slots' ids, which each space numbers by itself."""
-    columns = dict.fromkeys(name for space in view.snapshot.spaces for name in view.snapshot.space(space).columns)
-    return any(own.column == "slot" for own in parse(where, columns, view.bounds).members)
 
 
 def _scan(view: View, kept: Mapping[str, int], began: float, at_step: int | None) -> Scan:

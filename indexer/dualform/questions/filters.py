@@ -69,8 +69,8 @@ class Filter:
 
     @property
     def typed(self) -> tuple[tuple[str, Any], ...]:
-        """Each value with its type: 1, 1.0 and True are equal in Python but not in SQL."""
-        return tuple((type(value).__name__, value) for value in self.values)
+        """Each value with what tells it from equal ones: 1, 1.0 and True are others in SQL, 0.0 and -0.0 as texts."""
+        return tuple((repr(own) if isinstance(own, float) else type(own).__name__, own) for own in self.values)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Filter) and (self.sql, self.typed) == (other.sql, other.typed)

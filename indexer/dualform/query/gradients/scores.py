@@ -136,7 +136,8 @@ def gradient_scores(
     view: View, names: Sequence[str], where: str | Filter | None, examples: ExampleGradients, check: Check
 ) -> GradientScores:
     """Raises NotFound for a layer that there is not, Inexact for one without keys or values, BadInput where the
-    examples' gradients do not fit the layers, EmptyMask where the mask leaves no slot of any.
+    examples' gradients do not fit the layers, and for slots that are named by number in several spaces, EmptyMask
+    where the mask leaves no slot of any.
     """
     every = {layer.name: layer for layer in view.snapshot.layers.values()}
     asked = [_whole_layer(view, name) for name in names]
@@ -155,6 +156,9 @@ def gradient_scores(
         )
     _check_fit(layers, examples, named=bool(names))
     _check_explained(view, layers)
+    if where is not None:
+        spaces = {layer.space for layer in layers.values()}
+        mask.require_one_space(view, spaces, where, "Pass layers of one space.")
     selections = {name: mask.selection(view, layer, where, check) for name, layer in layers.items()}
     if not any(selection.count for selection in selections.values()):
         first = next(iter(selections.values()))

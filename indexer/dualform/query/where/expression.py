@@ -68,7 +68,9 @@ def parse(where: str | Filter, columns: Collection[str], bounds: QuestionBounds 
         raise BadMask("where must not be blank.", hint="Leave it out to keep every slot.", field="where")
     if len(text) > LONGEST:
         raise BadMask(f"where must be at most {LONGEST:,} characters long, not {len(text):,}.", field="where")
-    require_short(text + "".join(value for value in values if isinstance(value, str)), bounds)
+    said = text + "".join(value for value in values if isinstance(value, str))
+    _require_unicode(said)
+    require_short(said, bounds)
     if _deepest_bracket(text) > DEEPEST:  # thousands of them keep DuckDB's parser busy for many seconds
         raise _too_deep()
     read = _parse.__wrapped__ if any(isinstance(value, Ids) for value in values) else _parse  # ids may be many
@@ -109,6 +111,16 @@ def _parse(text: str, columns: tuple[str, ...], typed: tuple[tuple[str, Any], ..
         writer.work,
         tuple(writer.members),
     )
+
+
+def _require_unicode(text: str) -> None:
+    """DuckDB's parser takes no other text, and raises what is no error of ours."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadMask(
+            "where contains text that is not valid Unicode (a lone surrogate).", hint="Replace it.", field="where"
+        ) from None
 
 
 def _too_deep() -> BadMask:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dualform.errors import BadMask, EmptyMask, NotFound
+from dualform.errors import BadInput, BadMask, EmptyMask, NotFound
 from dualform.faults import shortage
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.view import Check, View, never
@@ -283,6 +283,15 @@ def require_one_dataset(space: Space, expression: Expression) -> None:
                 hint="Name the dataset too, for example where=\"dataset = 'mnist' AND sample < 100\".",
                 field="where",
             )
+
+
+def require_one_space(view: View, spaces: Collection[str], where: str | Filter, hint: str) -> None:
+    """Raises BadInput where slots of several spaces are named by number: each space numbers its own."""
+    if len(spaces) < 2:
+        return
+    columns = dict.fromkeys(name for space in view.snapshot.spaces for name in view.snapshot.space(space).columns)
+    if "slot" in parse(where, columns, view.bounds).columns:
+        raise BadInput("slots are numbered by space, and where does not name one.", hint=hint, field="where")
 
 
 def _is_member(column: pa.ChunkedArray, own: Membership) -> pa.ChunkedArray:
