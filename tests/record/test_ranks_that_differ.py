@@ -68,8 +68,8 @@ def test_shards_that_have_a_layer_in_other_spaces_are_no_memory(tmp_path, monkey
     with pytest.raises(NotAMemory) as caught:
         dualform.open(tmp_path / "m")
     assert str(caught.value) == (
-        f"{tmp_path / 'm'} is not one memory: layer 'rows' is in space 'rows' in shard-00000, and in 'sample' in "
-        "shard-00001. Record anew, with spaces={'rows': …} on every rank."
+        f"{tmp_path / 'm'} cannot be opened: layer 'rows' is in space 'rows' in shard-00000, but in 'sample' in "
+        "shard-00001. Record again with the same spaces={'rows': …} on every rank."
     )
 
 

@@ -198,7 +198,7 @@ def test_a_shard_that_ends_before_the_mark_is_named(left):
     (mark,) = [mark for mark in manifest.marks if mark.step == 4]
     manifest.marks = [type(mark)(9, mark.weights, mark.buffers, mark.updates)]
     manifest.write(left)
-    with pytest.raises(Damaged, match="shard-00000 ends after step 5, and the training was resumed behind step 8"):
+    with pytest.raises(Damaged, match="shard-00000 ends after step 5, but the training was resumed after step 8"):
         resume(left, "after-4")
 
 
@@ -234,7 +234,7 @@ def test_a_process_that_still_records_is_told_that_another_one_went_on(tmp_path)
 
     training = Training()
     recorder = training.recorder(tmp_path / "m")
-    with pytest.raises(AlreadyExists, match="was resumed by another process"):
+    with pytest.raises(AlreadyExists, match="another one resumed the training"):
         train(training, recorder)
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == 4

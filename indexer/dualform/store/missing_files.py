@@ -1,4 +1,4 @@
-"""What is said of a file that an open memory misses, for the memory was written anew without some samples.
+"""What is said of a file that is damaged, or that an open memory misses because samples were deleted since.
 
 Files know of no manifest, so memory.json is read as it is.
 """
@@ -13,12 +13,24 @@ from dualform.errors import Damaged, DualformError
 from dualform.faults import shortage
 from dualform.store.durable_files import read_regular
 
+_IRREPLACEABLE = ("memory.json", "shard.json", "slots.duckdb", "initial.safetensors")
+"""Without one of these files nothing can be repaired."""
+
+
+def damaged(file: Path, what: str) -> Damaged:
+    """The error for a file of a memory: `what` is wrong with it, then the commands that may help."""
+    folder = next((own for own in file.parents if (own / "memory.json").is_file()), file.parent)
+    hint = f"Run 'dualform check {folder}' to list all damage; --repair --out COPY writes what is undamaged."
+    if file.name in _IRREPLACEABLE:
+        hint = f"Restore {folder} from a backup: nothing can be repaired without this file."
+    return Damaged(f"{file} {what}.", hint=hint)
+
 
 def unreadable(file: Path, error: BaseException, said: str = "cannot be read") -> DualformError:
-    """What is raised for a file that an error kept from being read: shortage is no damage."""
+    """The error for a file that could not be read: a shortage is not damage."""
     reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
     short = shortage(error, f"{file} cannot be read: this process")
-    return short or deleted_meanwhile(file) or Damaged(f"{file} {said}: {reason.rstrip('.')}.")
+    return short or deleted_meanwhile(file) or damaged(file, f"{said}: {reason.rstrip('.')}")
 
 
 def deleted_meanwhile(file: Path) -> Damaged | None:
