@@ -97,11 +97,11 @@ def test_a_budget_does_not_take_the_name_of_a_column(tmp_path):
 @pytest.mark.parametrize("said", [{"share": NUMBERS / 8}, {"SHARE": NUMBERS}, tokens(share=PAIRS)])
 def test_a_column_does_not_take_the_name_of_a_budget_s(tmp_path, said):
     training = Resumed(tmp_path / "m")
-    with pytest.raises(BadInput, match="is that of a recorder with a budget"):
+    with pytest.raises(BadInput, match="is filled by a recorder with a budget"):
         training.record(said, budget="1 GB")
     training = Resumed(tmp_path / "n")
     training.record({}, budget="1 GB")
-    with pytest.raises(BadInput, match="is that of a recorder with a budget"):
+    with pytest.raises(BadInput, match="is filled by a recorder with a budget"):
         training.record(said)
     with dualform.open(tmp_path / "n") as memory:
         assert memory.info().steps == STEPS

@@ -137,9 +137,8 @@ def test_a_flattened_head_is_refused_and_by_name_its_rows_are_tokens(tmp_path):
         with refused.recorder, pytest.raises(RecordingError) as caught, refused.recorder.step():
             model(x).sum().backward()
         assert str(caught.value) == (
-            "layer 'head' saw 10 rows at step 0, and layer 'body' 2, in one call. Where its rows are the tokens of a "
-            "batch, put it into their space, with spaces=; where the model chooses them, say routed= and give their "
-            "rows with step(at=…)."
+            "layer 'head' saw 10 rows at step 0, but layer 'body' saw 2. If its rows are the tokens of a batch, "
+            "put it into their space with spaces=. If the model chooses them, use Recorder(routed=…) and step(at=…)."
         )
         opened = opened_on(model, tmp_path / "m", spaces={"head": "token"})
         said = {"batch_dim": 1} if time_first else {}
@@ -277,11 +276,11 @@ def test_a_column_keeps_its_level(tmp_path):
         step(word=tokens, label=[1, 2])
         step(word=3, label=4)
         with pytest.raises(
-            BadInput, match=r"^Column 'word' had one value for each token at first, and now has one for each row\."
+            BadInput, match=r"^Column 'word' had one value for each token at first, but now has one for each row\."
         ):
             step(word=[1, 2])
         with pytest.raises(
-            BadInput, match=r"^Column 'label' had one value for each row at first, and now has one for each token\."
+            BadInput, match=r"^Column 'label' had one value for each row at first, but now has one for each token\."
         ):
             step(label=tokens)
         with pytest.raises(

@@ -80,7 +80,7 @@ def test_a_tap_of_another_shape_than_it_says_is_refused_before_the_first_step(tm
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(RecordingError) as raised:
         Opened(model, optimizer, tmp_path / "m", taps=[tap])
-    assert raised.value.message == "layer 'weight': weight has shape [4, 9] where its tap says [4, 3]."
+    assert raised.value.message == "layer 'weight': weight has shape [4, 9] instead of [4, 3]."
 
 
 class Products(nn.Module):

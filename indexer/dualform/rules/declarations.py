@@ -62,7 +62,7 @@ def _check_kept(rule: str, buffers: Any, statistics: Any) -> None:
             raise _wrong(rule, field, wrong[0], "names without a slash")
     every = [*buffers, *statistics]
     if twice := [name for name in every if every.count(name) > 1]:
-        raise _wrong(rule, "buffers and statistics", twice[0], "names that stand once")
+        raise _wrong(rule, "buffers and statistics", twice[0], "different names")
 
 
 def _wrong(rule: str, field: str, value: object, expected: str) -> BadInput:
