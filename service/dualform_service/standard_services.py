@@ -106,7 +106,7 @@ class StandardServices:
     async def _watched(self, context: Context) -> None:
         peer = context.peer()
         if self._watches.total() >= WATCHES or self._watches[peer] >= OWN_WATCHES:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many watches at once.")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many health watches at once.")
         self._watches[peer] += 1
         try:
             await self._watch(context)

@@ -193,7 +193,8 @@ def test_where_their_order_is_in_doubt_it_is_told(tmp_path, monkeypatch):
                 model(torch.randn(5, 4)).square().sum().backward()
     assert [str(warning.message) for warning in told] == [
         "the calls of layer 'layer' at step 0 ran again in nested checkpoints, so their order is unknown and "
-        "the column `call` counts in the order of the second runs, also in later steps. Use checkpoint(…, use_reentrant=False)."
+        "the column `call` counts in the order of the second runs, also in later steps. Use checkpoint(…, "
+        "use_reentrant=False)."
     ]
     assert len(opened.sink.keys("layer")) == 2 * 10
 

@@ -181,7 +181,8 @@ def test_rows_said_later_on_a_square_batch_are_not_recorded_and_the_training_goe
             model(SQUARE).sum().backward()
     assert [str(warning.message) for warning in told] == [
         "at step 1 the batch axis of [5, 5] cannot be told: it is square. The columns passed to step() are not "
-        "recorded for space 'token', also in later steps. Pass batch_dim=0 to recorder.step, or batch_dim=1 if the batch is the second axis."
+        "recorded for space 'token', also in later steps. Pass batch_dim=0 to recorder.step, or batch_dim=1 if "
+        "the batch is the second axis."
     ]
     slots = dualform.open(tmp_path / "m").slots(np.arange(120)).records()
     assert [r["label"] for r in slots] == (

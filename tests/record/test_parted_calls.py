@@ -51,7 +51,8 @@ def test_a_second_call_that_does_not_fit_leaves_the_first_its_slots(tmp_path):
     assert [len(of) for of in told] == [0, 1, 0]  # once a layer
     assert told[1] == [
         "layer 'a' saw 2 rows at step 1, but label has 4. The slots of that call are not recorded, and scores "
-        "of layer 'a' leave them out, also in later steps. If its rows are the tokens of a batch, put it into their space with spaces=. If the model chooses them, use Recorder(routed=…) and step(at=…)."
+        "of layer 'a' leave them out, also in later steps. If its rows are the tokens of a batch, put it into "
+        "their space with spaces=. If the model chooses them, use Recorder(routed=…) and step(at=…)."
     ]
 
 

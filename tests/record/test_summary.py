@@ -211,7 +211,7 @@ def test_an_optimizer_without_a_rule_is_told_of_before_the_first_step(tmp_path, 
     with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), recorder:
         pass
     told = capsys.readouterr().err
-    assert "there is no update rule: attention weights are exact, outputs and weights cannot be rebuilt" in told
+    assert "there is no update rule: attention scores are exact, outputs and weights cannot be rebuilt" in told
 
 
 @pytest.mark.parametrize("way", ["argument", "environment"])

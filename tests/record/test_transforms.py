@@ -16,7 +16,10 @@ from dualform.record.recorder import Recorder
 
 from .listed import Opened, batches, small_net
 
-TOLD = "layer '0': it was called under a torch.func transform at step {0}. The gradients of such calls are not recorded, and the status of layers trained by them says so. Use loss.backward() to record them."
+TOLD = (
+    "layer '0': it was called under a torch.func transform at step {0}. The gradients of such calls are not "
+    "recorded, and the status of layers trained by them says so. Use loss.backward() to record them."
+)
 
 
 def loss_of(model, parameters, x, y):
