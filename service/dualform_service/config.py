@@ -110,8 +110,8 @@ class ServiceConfig:
             yield BadInput("token and token_file cannot be combined.", hint="Give one of them.", field="token")
         if self.client_authority is not None and self.explore is not None:
             yield BadInput(
-                "Callers are asked for certificates, and the pages of --explore have none to ask with.",
-                hint="Begin them by themselves: dualform explore HOST:PORT --tls-cert FILE --tls-key FILE.",
+                "--explore cannot be combined with --tls-client-ca: its pages have no certificate.",
+                hint="Serve the pages separately: dualform explore HOST:PORT --tls-cert FILE --tls-key FILE.",
                 field="explore",
             )
         for name, address in (("address", self.address), ("metrics", self.metrics), ("explore", self.explore)):

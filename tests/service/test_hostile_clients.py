@@ -154,7 +154,7 @@ def test_a_call_that_ends_without_a_message_is_told_so(engine, server):
     with grpc.insecure_channel(server.address) as channel:
         for path, says in (
             (TOPK, "A call must hold one message of at most 4 MiB"),
-            (CHECK, "A call holds one message"),
+            (CHECK, "A call must hold one message"),
         ):
             with pytest.raises(grpc.RpcError, match=says) as caught:
                 list(channel.stream_stream(path)(iter([]), timeout=60))

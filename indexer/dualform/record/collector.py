@@ -102,8 +102,7 @@ class Collector:
             self._told_unseen = True
             warnings.warn(
                 f"layer {tap.name!r}: {self.step.unseen[tap.name]}. The gradients of such calls are not "
-                f"recorded, and the "
-                "status of layers trained by them says so. Use loss.backward() to record them.",
+                "recorded, and the status of layers trained by them says so. Use loss.backward() to record them.",
                 RuntimeWarning,
                 stacklevel=2,
             )

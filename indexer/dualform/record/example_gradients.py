@@ -57,8 +57,7 @@ def example_gradients(
     if missing := [name for name in batch_dims if name not in parts]:
         warnings.warn(
             f"{examples.what} has no gradients in {', '.join(map(repr, missing))}: its loss does not depend on "
-            f"a call of "
-            "these modules. Sums over layers leave them out.",
+            "a call of these modules. Sums over layers leave them out.",
             RuntimeWarning,
             stacklevel=2,
         )

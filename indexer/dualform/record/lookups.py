@@ -66,6 +66,5 @@ def _doubt(layer: str, leading: Leading, why: str) -> str:
     space = "sample" if len(leading) == 1 else "token"
     return (
         f"whether layer {layer!r} saw {what} cannot be told from {list(leading)}: {why}. The rows of its slots "
-        "are unknown. "
-        f"If it sees rows, pass spaces={{{layer!r}: {space!r}}}; otherwise, routed=[{layer!r}]."
+        f"are unknown. If it sees rows, pass spaces={{{layer!r}: {space!r}}}; otherwise, routed=[{layer!r}]."
     )

@@ -161,15 +161,13 @@ class Resumption:
             run, mark = alike[-1]
             raise RecordingError(
                 f"the weights are those after {run.first_step + mark.step} steps of {self._folder}, but the "
-                f"state of the "
-                "optimizer is not.",
+                "state of the optimizer is not.",
                 hint="Load the state of every optimizer from the checkpoint, too, before the first step.",
             )
         raise RecordingError(
             f"the network differs from what it was when the recorder of {self._folder} was flushed, {self._moments()}.",
             hint="Load a checkpoint saved at such a flush, after the end of its step. For a later checkpoint, "
-            "record into "
-            "a new folder.",
+            "record into a new folder.",
         )
 
     @contextmanager

@@ -71,8 +71,7 @@ class Sampler:
         if not self._begun and (end := self._budget.ends_at) is not None:
             warnings.warn(
                 f"a budget of {readable(self._plan.rule.budget)} is too small for the logs of "
-                f"{self._plan.steps:,} steps: "
-                f"recording ends after about {self._first_step + end:,} of them.",
+                f"{self._plan.steps:,} steps: recording ends after about {self._first_step + end:,} of them.",
                 RuntimeWarning,
                 stacklevel=2,
             )

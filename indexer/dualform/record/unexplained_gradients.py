@@ -125,10 +125,10 @@ class LoneFactors:
                 self._told.add(layer)
                 warnings.warn(
                     f"the gradient of layer {layer!r} was {self._ratios[index]:.3g} times the sum over its "
-                    f"slots at each of "
-                    f"{_UPDATES} updates, unlike that of other layers. Unless you scale this gradient, "
-                    f"something changes the "
-                    "layer's output before the recorder sees it, and its error signals are wrong by that factor.",
+                    f"slots at each of {_UPDATES} updates, unlike that of other layers. Unless you scale this "
+                    f"gradient, "
+                    "something changes the layer's output before the recorder sees it, and its error signals "
+                    "are wrong by that factor.",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -80,8 +80,7 @@ def part_that_runs() -> Part | None:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         warnings.warn(
             f"dualform does not know torch.utils.checkpoint of this torch ({error!r}), so layers in a "
-            f"checkpointed part may "
-            "break its backward pass. Leave them out with layers=.",
+            "checkpointed part may break its backward pass. Leave them out with layers=.",
             RuntimeWarning,
             stacklevel=2,
         )
