@@ -126,9 +126,8 @@ class LoneFactors:
                 warnings.warn(
                     f"the gradient of layer {layer!r} was {self._ratios[index]:.3g} times the sum over its "
                     f"slots at each of {_UPDATES} updates, unlike that of other layers. Unless you scale this "
-                    f"gradient, "
-                    "something changes the layer's output before the recorder sees it, and its error signals "
-                    "are wrong by that factor.",
+                    "gradient, something changes the layer's output before the recorder sees it, and its error "
+                    "signals are wrong by that factor.",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -18,9 +18,9 @@ _IRREPLACEABLE = ("memory.json", "shard.json", "slots.duckdb", "initial.safetens
 
 
 def damaged(file: Path, what: str) -> Damaged:
-    """The error for a file of a memory: `what` is wrong with it, then the commands that may help."""
+    """The error for a file of a memory: `what` is wrong with it, then what may help."""
     folder = next((own for own in file.parents if (own / "memory.json").is_file()), file.parent)
-    hint = f"Run 'dualform check {folder}' to list all damage; --repair --out COPY writes what is undamaged."
+    hint = f"Restore a backup, or save the undamaged part: dualform check --repair {folder} --out COPY"
     if file.name in _IRREPLACEABLE:
         hint = f"Restore {folder} from a backup: nothing can be repaired without this file."
     return Damaged(f"{file} {what}.", hint=hint)
