@@ -232,6 +232,6 @@ def test_lbfgs_is_refused_where_recording_starts(tmp_path):
 def test_sparse_adam_is_refused_by_name(tmp_path):
     model = small_net()
     with pytest.raises(
-        RecordingError, match="follow the updates of SparseAdam: it moves only the rows that a sparse gradient names"
+        RecordingError, match="follow the updates of SparseAdam: it moves only the rows of a sparse gradient"
     ):
         dualform.Recorder(model, optim.SparseAdam(model.parameters()), tmp_path / "m")

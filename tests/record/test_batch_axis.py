@@ -174,8 +174,8 @@ def test_layers_that_disagree_are_refused_and_agree_in_spaces_of_their_own(tmp_p
     with refused.recorder, pytest.raises(RecordingError) as caught:
         one_step(refused, model, x)
     assert str(caught.value) == (
-        "layers 'first.gates' and 'second.gates' of space 'token' have the batch in axis 1 and 0. Say batch_dim= in "
-        "recorder.step, or give one of them another space, with spaces=."
+        "layers 'first.gates' and 'second.gates' of space 'token' have the batch in axis 1 and 0. Pass "
+        "batch_dim= to recorder.step, or give one of them another space with spaces=."
     )
     opened = opened_on(model, tmp_path / "m", spaces={"second.*": "later"})
     with opened.recorder:

@@ -52,7 +52,7 @@ def test_a_late_layer_on_a_square_batch_has_no_rows_until_a_batch_tells(tmp_path
         one_step(opened, model, SQUARE, SQUARE.transpose(0, 1))
     assert [str(warning.message) for warning in told] == [
         f"{DOUBT}. The slots of that call are not recorded, and scores of layer 'h' leave them out, also in "
-        f"later steps. Pass batch_dim= to recorder.step, for all layers or for one, as batch_dim={'h': 0}."
+        "later steps. Pass batch_dim= to recorder.step, for all layers or for one, as batch_dim={'h': 0}."
     ]
     assert ["h" in batch.layers for batch in opened.sink.recorded] == [False, False, True, True]
     np.testing.assert_array_equal(opened.sink.keys("h"), torch.cat([OBLONG.reshape(-1, 3), SQUARE.reshape(-1, 3)]))
@@ -79,9 +79,9 @@ def test_a_batch_that_lies_the_other_way_names_both_remedies(tmp_path):
     with opened.recorder, pytest.raises(RecordingError) as caught:
         one_step(opened, model, OBLONG, OBLONG)
     assert str(caught.value) == (
-        "layers 'r' and 'h' saw different batches at step 0: [4, 5] and [5, 4]. The layers of one space see the same "
-        "batch: give those that see another one a space, as spaces={'h': 'token_2'}, say batch_dim={'h': 0} in "
-        "recorder.step, or leave them out with layers=."
+        "layers 'r' and 'h' saw different batches at step 0: [4, 5] and [5, 4]. Give layers that see another "
+        "batch their own space, as spaces={'h': 'token_2'}, pass batch_dim={'h': 0} to recorder.step, or leave "
+        "them out with layers=."
     )
 
 
@@ -129,9 +129,9 @@ def test_the_order_of_a_flattened_head_beside_time_first_layers_is_said(tmp_path
     with refused.recorder, pytest.raises(RecordingError) as caught:
         one_step(refused, model, OBLONG, flat)
     assert str(caught.value) == (
-        "layer 'h' saw the tokens of space 'token' as one list at step 0, and whether they lie row after row cannot be "
-        "seen. Say batch_dim={'h': 0} in recorder.step where they do, or batch_dim={'h': 1} where the first tokens of "
-        "all rows come first."
+        "layer 'h' saw the tokens of space 'token' as one list at step 0, and their order is unknown. Pass "
+        "batch_dim={'h': 0} to recorder.step if they come row after row, or batch_dim={'h': 1} if the first "
+        "tokens of all rows come first."
     )
     opened = opened_on(model, tmp_path / "m", spaces={"h": "token"})
     with opened.recorder:

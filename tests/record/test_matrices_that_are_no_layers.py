@@ -53,7 +53,7 @@ def test_every_other_parameter_is_named_with_what_it_does(tmp_path):
     with opened.recorder:
         one_step(opened, model, torch.randn(5, 3, D))
     assert opened.sink.layer_names == ["head"]
-    hidden = "and into no product with a matrix that can be seen"
+    hidden = "not into a matrix product that the recorder can see"
     assert opened.recorder.skipped == {
         "position": "it is added, not multiplied",
         "gate": f"it goes into mul, {hidden}",
@@ -85,8 +85,8 @@ def test_products_of_one_kernel_are_refused_with_advice(tmp_path):
     with opened.recorder:
         one_step(opened, model, torch.randn(6, 16, dtype=torch.bfloat16))
     assert opened.recorder.skipped == {
-        "up": "its products are made by one kernel, which shows none of them: have them made one by one, as "
-        "transformers does with experts_implementation='eager'"
+        "up": "one kernel computes all its products, which hides them: compute them one by one, as transformers "
+        "does with experts_implementation='eager'"
     }
 
 

@@ -81,7 +81,7 @@ def test_each_name_is_a_layer_whose_record_is_exact(tmp_path):
             lambda model: nn.Parameter(torch.ones(3, D)),
             "its matrix is neither a parameter of the model nor a view of one",
         ),
-        (lambda model: model.embedding.weight[::2], "its matrix is no block of embedding.weight"),
+        (lambda model: model.embedding.weight[::2], "its matrix is not a block of embedding.weight"),
     ],
     ids=["computed", "of no model", "every other row"],
 )
@@ -97,7 +97,10 @@ def test_a_matrix_that_is_no_part_of_a_parameter_is_named(tmp_path, weight, why)
 def test_a_name_that_another_layer_has_is_told_of(tmp_path):
     model = Tied(name="embedding")
     opened = opened_on(model, tmp_path / "m")
-    with opened.recorder, pytest.warns(RuntimeWarning, match="^embedding is the name of another layer"):
+    with (
+        opened.recorder,
+        pytest.warns(RuntimeWarning, match="^embedding was recorded by hand under the name of another layer"),
+    ):
         steps(opened, model, 1)
     assert opened.sink.layer_names == ["embedding", "second"]
     assert len(opened.sink.keys("embedding")) == B

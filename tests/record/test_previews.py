@@ -187,9 +187,9 @@ def test_a_preview_set_that_cannot_be_stored_does_not_end_a_training(tmp_path):
     training = Small(tmp_path / "m")
     with training.recorder as recorder:
         recorder.previews("a", PreviewSet.images(bad))
-        with pytest.warns(RuntimeWarning, match="the preview set of 'a' was not stored: image 1 holds float64"):
+        with pytest.warns(RuntimeWarning, match="the preview set of 'a' was not stored: image 1 has dtype float64"):
             training.step()
-        with pytest.raises(BadInput, match="image 1 holds float64"):
+        with pytest.raises(BadInput, match="image 1 has dtype float64"):
             recorder.previews("a", PreviewSet.images(bad))
         training.step()
         of_images(recorder)

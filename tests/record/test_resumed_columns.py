@@ -88,7 +88,7 @@ def test_columns_of_one_step_do_not_differ_in_case_alone(tmp_path):
 def test_a_budget_does_not_take_the_name_of_a_column(tmp_path):
     training = Resumed(tmp_path / "m")
     training.record({"Share": NUMBERS})
-    with pytest.raises(RecordingError, match="has a column 'share' of its own"):
+    with pytest.raises(RecordingError, match="has its own column 'share'"):
         training.record({}, budget="1 GB")
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == STEPS

@@ -62,8 +62,8 @@ def test_layers_of_other_lengths_in_one_space_are_refused(tmp_path):
     with opened.recorder, pytest.raises(RecordingError) as caught, opened.recorder.step():
         model(SOURCE, TARGET).sum().backward()
     assert str(caught.value) == (
-        "layers 'encoder.0' and 'decoder.0' saw different batches at step 0: [2, 5] and [2, 4]. The layers of one "
-        "space see the same batch: give those that see another one a space, as spaces={'decoder.*': 'token_2'}, or "
+        "layers 'encoder.0' and 'decoder.0' saw different batches at step 0: [2, 5] and [2, 4]. Give layers "
+        "that see another batch their own space, as spaces={'decoder.*': 'token_2'}, or "
         "leave them out with layers=."
     )
     assert opened.sinks == []

@@ -34,8 +34,7 @@ class KnownColumns:
         before = _said(manifests)
         if plan.budget is not None and any(name.lower() == SHARE for types in before.values() for name in types):
             raise RecordingError(
-                f"the column {SHARE!r} of the resumed training is its own, but a recorder with a budget fills "
-                f"this column.",
+                f"the resumed training has its own column {SHARE!r}, which a recorder with a budget fills.",
                 hint="Resume it without a budget, or record into a new folder.",
             )
         sampled = plan.budget is not None or any(manifest.sampling is not None for manifest in manifests)

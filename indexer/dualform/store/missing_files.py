@@ -20,6 +20,8 @@ _IRREPLACEABLE = ("memory.json", "shard.json", "slots.duckdb", "initial.safetens
 def damaged(file: Path, what: str) -> Damaged:
     """The error for a file of a memory: `what` is wrong with it, then what may help."""
     folder = next((own for own in file.parents if (own / "memory.json").is_file()), file.parent)
+    if folder.name.startswith("run-") and (folder.parent / "memory.json").is_file():  # a further run of a memory
+        folder = folder.parent
     hint = f"Restore a backup, or save the undamaged part: dualform check --repair {folder} --out COPY"
     if file.name in _IRREPLACEABLE:
         hint = f"Restore {folder} from a backup: nothing can be repaired without this file."
@@ -29,6 +31,8 @@ def damaged(file: Path, what: str) -> Damaged:
 def unreadable(file: Path, error: BaseException, said: str = "cannot be read") -> DualformError:
     """The error for a file that could not be read: a shortage is not damage."""
     reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
+    if isinstance(error, PermissionError):
+        return Damaged(f"{file} {said}: {reason}.", hint="Allow this user to read the memory's folder.")
     short = shortage(error, f"{file} cannot be read: this process")
     return short or deleted_meanwhile(file) or damaged(file, f"{said}: {reason.rstrip('.')}")
 
