@@ -88,9 +88,9 @@ def _placebo(
         return {}
     reason = ""
     if layer != memory.info().output_layer:
-        reason = "random sets are drawn only for the output layer."
+        reason = "placebos are measured only for the output layer."
     elif not asked.initial:
-        reason = "random sets are drawn only with the initial weights (initial=true)."
+        reason = "placebos need the initial weights: pass initial=true."
     else:
         try:
             found = memory.placebo(layer, queries, kept, asked.placebo, asked.at_step, asked.allow_inexact)
@@ -131,8 +131,8 @@ def _within(asked: OutputArguments, own: NDArray[np.float32]) -> list[int]:
     for number in asked.outputs or ():
         if not 0 <= number < width:
             raise BadInput(
-                f"the layer has {width} outputs, and outputs names {number}.",
-                hint=f"They count from 0 to {width - 1}.",
+                f"outputs contains {number}, but the layer has {width} outputs.",
+                hint=f"Use numbers from 0 to {width - 1}.",
                 field="outputs",
             )
     return asked.outputs or []

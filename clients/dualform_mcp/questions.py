@@ -60,7 +60,9 @@ class LayerArguments(Arguments):
         }
         found = {name: own for name, own in given.items() if own is not None}
         if len(found) > 1:
-            raise BadInput(f"{' and '.join(found)} are given.", hint="Give one of them.", field=[*found][-1])
+            raise BadInput(
+                f"{' and '.join(found)} cannot be combined.", hint="Give only one of them.", field=[*found][-1]
+            )
         return next(iter(found.values()), None)
 
     def layer_of(self, memory: Answers) -> str:
@@ -103,8 +105,8 @@ def few_queries(memory: Answers, said: str) -> QuerySetExamples:
         count = next((query_set.rows for query_set in memory.info().query_sets if query_set.name == asked.query_set), 0)
     if count > MOST_QUERIES:
         raise BadInput(
-            f"{said!r} names {count} examples; a question takes at most {MOST_QUERIES}.",
-            hint=f"Name some, for example {asked.query_set}/0-{MOST_QUERIES - 1}.",
+            f"{said!r} names {count} examples; the limit is {MOST_QUERIES}.",
+            hint=f"Ask with fewer, for example {asked.query_set}/0-{MOST_QUERIES - 1}.",
             field="query",
         )
     return asked

@@ -47,7 +47,7 @@ def mcp_server(memory: Answers) -> Server[Any]:
 
     async def call_tool(context: ServerRequestContext[Any], asked: types.CallToolRequestParams) -> types.CallToolResult:
         if asked.name not in tools:
-            return _failed("not_found", f"there is no tool {asked.name!r}.", f"Tools: {', '.join(tools)}.")
+            return _failed("not_found", f"Unknown tool {asked.name!r}.", f"Tools: {', '.join(tools)}.")
         return await anyio.to_thread.run_sync(_called, memory, tools[asked.name], asked.arguments or {})
 
     return Server(
@@ -95,7 +95,7 @@ def _misread(error: Exception) -> types.JSONRPCError:
         own = None
     said = types.ErrorData(
         code=types.PARSE_ERROR,
-        message="The line is no message of JSON-RPC, or holds half of a surrogate pair. Send UTF-8, or whole escapes.",
+        message="The line is not a JSON-RPC message, or contains half of a surrogate pair. Send valid UTF-8.",
     )
     return types.JSONRPCError(jsonrpc="2.0", id=own, error=said)
 

@@ -27,8 +27,8 @@ def answer(memory: Answers, asked: SqlArguments) -> Mapping[str, Any]:
     found = memory.sql(asked.statement)
     if len(found.keys()) > MOST_COLUMNS:
         raise BadInput(
-            f"the answer has {len(found.keys())} columns; at most {MOST_COLUMNS} are told.",
-            hint="Name those that are needed.",
+            f"the result has {len(found.keys())} columns; the limit is {MOST_COLUMNS}.",
+            hint="Select only the columns that you need.",
             field="statement",
         )
     return {

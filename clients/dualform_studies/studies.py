@@ -70,14 +70,14 @@ def run_study(name: str, assignment: Assignment) -> Report:
     for field in ("steps", "runs"):
         given = getattr(assignment, field)
         if given is not None and given < 1:
-            raise BadInput(f"{field} is {given}.", hint="Give 1 or more.", field=field)
+            raise BadInput(f"{field} must be at least 1, not {given}.", field=field)
     if assignment.first_seed < 0:
-        raise BadInput(f"seed is {assignment.seed}.", hint="Give 0 or more.", field="seed")
+        raise BadInput(f"seed must be at least 0, not {assignment.seed}.", field="seed")
     takes = _ALL_TAKE | studies[name].takes
     for part in fields(Assignment):
         if part.name not in takes and getattr(assignment, part.name) != part.default:
             raise BadInput(
-                f"the study {name} knows nothing of {option_of(part.name)}.",
+                f"the study {name} does not take {option_of(part.name)}.",
                 hint=f"Beside --data, --out, --steps and --seed it takes {_listed(studies[name].takes)}.",
                 field=part.name,
             )

@@ -20,9 +20,9 @@ from dualform.errors import BadInput, Forbidden, Unauthenticated
 
 READ, SQL, ADMIN, METRICS = "read", "sql", "admin", "metrics"
 SCOPES = {
-    READ: "questions about the record",
-    SQL: "statements of SQL",
-    ADMIN: "verifying the memory, and reflection",
+    READ: "to ask questions",
+    SQL: "to run SQL",
+    ADMIN: "to verify the memory or use reflection",
     METRICS: "scraping metrics",
 }
 """What each allows."""
@@ -85,12 +85,12 @@ class Tokens:
         """Whose token stands in `authorization: Bearer TOKEN`. Raises Unauthenticated where it is missing or wrong."""
         presented = dict(metadata).get("authorization")
         if presented is None:
-            raise _refused("The server asks for a token, and none was given.")
+            raise _refused("This server requires a token.")
         data = presented if isinstance(presented, bytes) else presented.encode()
         scheme, _, token = data.partition(b" ")
         found = self._callers.get(_digest(token)) if scheme.lower() == b"bearer" else None
         if found is None:
-            raise _refused("The token is not the server's.")
+            raise _refused("The token is wrong.")
         return found
 
 
@@ -102,10 +102,10 @@ def read_tokens(file: Path) -> Tokens:
     """
     lines, mode = _lines(file)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _unfit(file, "others may write it", f"Take their rights away: chmod go-w {file}")
+        raise _unfit(file, "other users may write to it", f"Run chmod go-w {file}")
     own = [(number, line) for number, line in enumerate(lines, 1) if line and not line.startswith("#")]
     if not own:
-        raise _unfit(file, "it holds no token", "Make one: dualform token NAME")
+        raise _unfit(file, "it is empty", "Add a line printed by dualform token NAME")
     if " " not in own[0][1]:
         return _bare(file, own[0][1], mode)
     callers: dict[bytes, Caller] = {}
@@ -116,10 +116,10 @@ def read_tokens(file: Path) -> Tokens:
             raise _unfit(
                 file,
                 f"its line {number} is not of the form NAME SCOPES sha256:HEX",
-                f"Scopes are {', '.join(SCOPES)}; dualform token NAME makes such a line.",
+                f"Use a line printed by dualform token NAME; scopes are {', '.join(SCOPES)}.",
             )
         if any(one.name == found["name"] for one in callers.values()):
-            raise _unfit(file, f"its line {number} names {found['name']} again", "Give each token a name of its own.")
+            raise _unfit(file, f"its line {number} names {found['name']} again", "Give each token its own name.")
         callers[bytes.fromhex(found["digest"])] = Caller(found["name"], scopes)
     if len(callers) < len(own):
         raise _unfit(file, "two of its lines have the same token", "Make one for each: dualform token NAME")
@@ -132,24 +132,24 @@ def new_token(name: str, scopes: Iterable[str]) -> tuple[str, str]:
     line = f"{name} {','.join(scopes)} sha256:{_digest(token.encode()).hex()}"
     found = _LINE.fullmatch(line)
     if found is None or found["name"] != name:
-        raise BadInput(
-            f"{name!r} is no name of a token.", hint="It has 1 to 64 letters, digits, or . _ @ -", field="name"
-        )
+        raise BadInput(f"{name!r} cannot name a token.", hint="Use 1 to 64 letters, digits, or . _ @ -", field="name")
     if unknown := set(found["scopes"].split(",")) - SCOPES.keys():
-        raise BadInput(
-            f"There is no scope {sorted(unknown)[0]!r}.", hint=f"Scopes are {', '.join(SCOPES)}.", field="scopes"
-        )
+        raise BadInput(f"Unknown scope {sorted(unknown)[0]!r}.", hint=f"Scopes: {', '.join(SCOPES)}.", field="scopes")
     return token, line
 
 
 def _bare(file: Path, token: str, mode: int) -> Tokens:
-    make = "Make one whose file holds only a digest: dualform token NAME"
+    make = "Store only a digest in the file: dualform token NAME"
     if mode & (stat.S_IRGRP | stat.S_IROTH):
-        raise _unfit(file, "it holds a token as it is, and others may read it", f"chmod go-r {file}, or better: {make}")
+        raise _unfit(
+            file,
+            "it holds a token in plain text, and other users may read it",
+            f"Run chmod go-r {file}, or better: {make}",
+        )
     if len(token) < SHORTEST:
-        raise _unfit(file, f"its token has fewer than {SHORTEST} characters, and can be guessed", make)
+        raise _unfit(file, f"its token has fewer than {SHORTEST} characters", make)
     if not token.isprintable():
-        raise _unfit(file, "its token holds characters that no header can carry", make)
+        raise _unfit(file, "its token contains characters that a header cannot carry", make)
     return Tokens.one(token)
 
 

@@ -98,18 +98,20 @@ class ServiceConfig:
             )
         if self.client_authority is not None and self.certificate is None:
             yield BadInput(
-                "Callers are asked for certificates, and the server has none itself.",
+                "--tls-client-ca needs TLS, but the server has no certificate.",
                 hint="Give --tls-cert and --tls-key, too.",
                 field="client_authority",
             )
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
-            yield BadInput("the token is empty or holds characters other than printable ASCII.", field="token")
+            yield BadInput(
+                "token must be printable ASCII that is not empty.", hint="Make one: dualform token NAME", field="token"
+            )
         if self.token is not None and self.token_file is not None:
-            yield BadInput("A token and a file of tokens were given.", hint="Give one of them.", field="token")
+            yield BadInput("token and token_file cannot be combined.", hint="Give one of them.", field="token")
         if self.client_authority is not None and self.explore is not None:
             yield BadInput(
-                "Callers are asked for certificates, and the pages of --explore have none to ask with.",
-                hint="Begin them by themselves: dualform explore HOST:PORT --tls-cert FILE --tls-key FILE.",
+                "--explore cannot be combined with --tls-client-ca: its pages have no certificate.",
+                hint="Serve the pages separately: dualform explore HOST:PORT --tls-cert FILE --tls-key FILE.",
                 field="explore",
             )
         for name, address in (("address", self.address), ("metrics", self.metrics), ("explore", self.explore)):
@@ -121,11 +123,12 @@ class ServiceConfig:
         for own in fields(self):
             value = getattr(self, own.name)
             if own.type == "int" and not (isinstance(value, int) and value > 0):
-                yield BadInput(f"{own.name} is {value}.", hint="It must be a whole number above 0.", field=own.name)
+                yield BadInput(f"{own.name} must be a whole number above 0, not {value}.", field=own.name)
             if own.type in ("float", "float | None") and value is not None:
                 enough = value >= 0 if own.name == "grace" else value > 0
                 if not (enough and value < inf):
-                    yield BadInput(f"{own.name} is {value}.", hint="It must be above 0, and a number.", field=own.name)
+                    least = "of at least" if own.name == "grace" else "above"
+                    yield BadInput(f"{own.name} must be a finite number {least} 0, not {value}.", field=own.name)
 
     def _faults_of(self, name: str, address: str) -> Iterator[BadInput]:
         try:

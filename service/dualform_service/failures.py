@@ -35,7 +35,7 @@ def _without_places(error: FolderError, request_id: str) -> DualformError:
     """The error with files as they are named within the memory."""
     message, hint = (_OUTSIDE.sub("", text) for text in (error.message, error.hint))
     if _ABSOLUTE.search(message):
-        message = "The memory's folder cannot be read as it should be."
+        message = "The memory's folder cannot be read."
     if _ABSOLUTE.search(hint) or not hint:
         hint = _in_the_log(request_id)
     return type(error)(message, hint=hint, field=error.field)

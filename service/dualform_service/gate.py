@@ -80,7 +80,7 @@ class Gate:
             return
         if self._tokens is not None and self._tokens.named and not found.named:
             # A line that is torn behind its first word looks like that; the word is a caller's name, and no secret.
-            _log.error("the former tokens stay: the file held lines of callers, and holds a token as it is")
+            _log.error("the former tokens stay: the token file now holds a token in plain text instead of callers")
             return
         self._tokens = found
         _log.info("the token file was read again")
@@ -93,7 +93,7 @@ class Gate:
         now = time.monotonic()
         if now - self._said >= LOOK_SECONDS:
             _log.warning(
-                "calls without a right token: %d, the last one by %s; connections shut for %d in a row: %d",
+                "calls with a missing or wrong token: %d, last by %s; connections closed after %d such calls: %d",
                 *(self._unsaid, peer or "a scraper", WRONG, self._unsaid_shut),
             )
             self._unsaid, self._unsaid_shut, self._said = 0, 0, now

@@ -114,7 +114,7 @@ class CallHandlers:
     async def _answer(self, method: str, context: Context, deadline: Deadline) -> None:
         self._closing.admit()
         if self._open_calls > self._config.calls and not await self._reads.give_way(context.peer()):
-            raise Overloaded("The server holds as many calls as it may.", hint="Ask again in a moment.")
+            raise Overloaded("The server has no free place for another call.", hint="Ask again in a moment.")
         asker = self._asker(method, context)
         with self._call_places.one(asker):
             await self._answer_to(asker, method, context, deadline)
@@ -124,7 +124,7 @@ class CallHandlers:
         message = await self._message(context)
         current().bytes_in = len(message)
         if not self._messages.take_now(len(message), asker):
-            raise Overloaded("The server holds as many bytes of questions as it may.", hint="Ask again in a moment.")
+            raise Overloaded("The server has no room for another question.", hint="Ask again in a moment.")
         try:
             answer = await self._work(servicer, method, message, asker, deadline)
             try:
@@ -142,7 +142,9 @@ class CallHandlers:
         current().caller = caller.name
         caller.check(method)
         if method == CALLS[SqlStatement].method and not self._config.sql:
-            raise Forbidden("This server answers no SQL.", hint="Start it with --sql, or open the memory's folder.")
+            raise Forbidden(
+                "This server does not answer SQL.", hint="Start it with --sql, or open the memory's folder."
+            )
         # By its host where it has no name: connections are made as fast as questions.
         self._rates.take(caller.name or peer.rpartition(":")[0])
         # Where one token, or none, is all there is, who connects is all that tells callers apart.
@@ -167,12 +169,12 @@ class CallHandlers:
             message = await self._reads.read(context, seconds)
         except TimeoutError:
             raise TimedOut(
-                f"No question came within {seconds:.3g} s of its call, or others came while it was on its way.",
-                hint="Send it at once, or again.",
+                f"The call's message did not arrive within {seconds:.3g} s, or other calls displaced it.",
+                hint="Send it again, at once.",
             ) from None
         if message is None:
             raise BadInput(
-                f"A call holds one message of at most {most / 2**20:.3g} MiB, and none came, or a larger one.",
+                f"A call must hold one message of at most {most / 2**20:.3g} MiB.",
                 hint="Ask with fewer queries at a time, or start the server with more --request-bytes.",
             )
         return message
@@ -215,7 +217,7 @@ class CallHandlers:
 def _gone(answer: str) -> asyncio.CancelledError:
     """Of a caller whose side has ended the call, which takes no status any more."""
     _log.warning(
-        "%s did not take the answer of request %s (%s): it went away, or takes no message of that size",
+        "%s did not take the answer of request %s (%s): it went away, or does not accept a message of that size",
         *(current().peer, current().request_id, answer),
     )
     return asyncio.CancelledError()

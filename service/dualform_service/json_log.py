@@ -55,7 +55,9 @@ class JsonLog(logging.Handler):
         try:
             line["message"] = record.getMessage()
         except Exception as error:  # whose arguments do not fit; whoever logs it must not fail by that
-            line["message"] = f"{record.pathname}:{record.lineno} logs what cannot be written ({type(error).__name__})"
+            line["message"] = (
+                f"{record.pathname}:{record.lineno} logged a message that cannot be written ({type(error).__name__})"
+            )
         if record.exc_info:
             line["traceback"] = (self.formatter or logging.Formatter()).formatException(record.exc_info)
         self._put(line)

@@ -28,10 +28,12 @@ class Memories:
         if name in self._servicers:
             return name, self._servicers[name]
         if name:
-            raise NotFound(f"This server has no memory {name[:CHARACTERS]!r}.", hint=self._listed(), field="memory")
+            raise NotFound(
+                f"This server does not serve a memory {name[:CHARACTERS]!r}.", hint=self._listed(), field="memory"
+            )
         if len(self._servicers) > 1:
             raise BadInput(
-                "This server has several memories, and the call names none.",
+                "This server serves several memories, and the call does not name one.",
                 hint=f"{self._listed()} Ask at host:port/NAME, or send the metadata {memory_name.KEY}.",
                 field="memory",
             )
@@ -44,7 +46,11 @@ class Memories:
     def _listed(self) -> str:
         names = [name[:CHARACTERS] for name in self._servicers if name]
         more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        return f"There are {', '.join(names[:SHOWN])}{more}." if names else "It has one, and without a name."
+        return (
+            f"Memories: {', '.join(names[:SHOWN])}{more}."
+            if names
+            else "It serves one memory, without a name: ask at host:port."
+        )
 
 
 def named(paths: Iterable[Path]) -> dict[str, Path]:
@@ -54,8 +60,8 @@ def named(paths: Iterable[Path]) -> dict[str, Path]:
         name = path.absolute().name
         if name in found:
             raise BadInput(
-                f"{found[name]} and {path} would both be asked as {name!r}.",
-                hint="Rename one of the folders, or serve it at a port of its own.",
+                f"{found[name]} and {path} have the same name {name!r}.",
+                hint="Rename one of the folders, or serve it at another port.",
                 field="run",
             )
         found[name] = path

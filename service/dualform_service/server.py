@@ -205,7 +205,7 @@ def serve(
                 _log.info("metrics at %s://%s/metrics", server.config.scheme, server.metrics_address)
             wait()
             supervisor.stopping()
-            _log.info("draining: a second signal ends it at once")
+            _log.info("draining: a second signal ends the server at once")
             with _ended_after(config.grace + LAST_SECONDS, log):
                 server.stop()
                 if traces is not None:
@@ -220,9 +220,9 @@ def _ended_after(seconds: float, log: JsonLog | None) -> Iterator[None]:
 
     def end() -> None:
         if log is None:
-            os.write(2, b"ended: what was being answered did not stop in time\n")
+            os.write(2, b"ended: some questions did not stop in time\n")
         else:
-            _log.warning("ended: what was being answered did not stop in time")
+            _log.warning("ended: some questions did not stop in time")
             log.close()
         os._exit(0)
 
@@ -247,7 +247,7 @@ def stop_signals() -> Iterator[Callable[[], object]]:
     def stop(number: int, _: object) -> None:
         if came:
             name = signal.Signals(number).name
-            os.write(2, f"ended at once by a second signal, {name}: what was being answered is cut off\n".encode())
+            os.write(2, f"ended at once by a second signal, {name}: open questions were cut off\n".encode())
             os._exit(128 + number)
         came.append(number)
         stopped.put(number)

@@ -147,8 +147,8 @@ class MemoryServicer:
         size, limit = len(data), self._resources.answer_bytes
         if size > limit:
             raise BadInput(
-                f"The answer takes {size / 2**20:.1f} MiB, and a message holds at most {limit / 2**20:.1f} MiB.",
-                hint="Ask with fewer queries, a smaller k or a narrower mask at a time.",
+                f"The answer takes {size / 2**20:.1f} MiB; a message holds at most {limit / 2**20:.1f} MiB.",
+                hint="Ask with fewer queries, a smaller k or a narrower filter at a time.",
             )
 
 
@@ -162,8 +162,8 @@ def _decoded(method: _Method, message: bytes, record: CallRecord) -> Any:
         request = method.request.FromString(message)
     except DecodeError:
         raise BadInput(
-            f"The bytes that came are no {method.request.DESCRIPTOR.full_name}.",
-            hint="Send what protobuf makes of dualform.v1's messages.",
+            f"The message is not a {method.request.DESCRIPTOR.full_name}.",
+            hint="Send a message of dualform.v1, encoded by protobuf.",
         ) from None
     question = method.call.decode_question(request)
     record.asks(question)

@@ -56,11 +56,11 @@ def _refuse() -> Any:
 
 
 KINDS: dict[Kind, Reader] = {
-    "text": Reader(_text, "must be a text that is not empty", "TEXT"),
+    "text": Reader(_text, "must not be empty", "TEXT"),
     "whole number": Reader(_whole_number, "must be a whole number above 0", "N"),
     "number": Reader(_number, "must be a number above 0", "N"),
     "seconds": Reader(_number, "must be a number above 0", "SECONDS"),
     "bytes": Reader(_byte_count, 'must be a number of bytes above 0, or a text with a unit, such as "2 GB"', "BYTES"),
-    "file": Reader(_file, "names no file that can be read", "FILE"),
+    "file": Reader(_file, "must name a file that can be read", "FILE"),
     "yes or no": Reader(_yes_or_no, "must be true or false", ""),
 }

@@ -42,15 +42,13 @@ class Settings:
         if self.values["ray"] is not None and self.values["ram"] is not None:
             faults.append(
                 BadInput(
-                    "--ram bounds one process, and --ray begins several.",
-                    hint="Bound those by Ray, or leave --ray away.",
+                    "--ram limits one process, but --ray starts several.",
+                    hint="Limit them with Ray's own settings, or leave out --ray.",
                     field="ram",
                 )
             )
         if self.values["ray"] is not None and memories > 1:
-            faults.append(
-                BadInput("--ray answers for one memory.", hint="Serve each at a port of its own.", field="ray")
-            )
+            faults.append(BadInput("--ray serves only one memory.", hint="Serve each at its own port.", field="ray"))
         own = {name: value for name, value in self.values.items() if name in CONFIG_DEFAULTS}
         try:
             config = ServiceConfig(
@@ -115,14 +113,14 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"The file of settings {file} cannot be read: {error.strerror}.", field=CONFIG) from None
+        raise BadInput(f"The settings file {file} cannot be read: {error.strerror}.", field=CONFIG) from None
     except UnicodeDecodeError:
-        raise BadInput(f"The file of settings {file} is no UTF-8.", field=CONFIG) from None
+        raise BadInput(f"The settings file {file} is not UTF-8.", hint="Save it as UTF-8.", field=CONFIG) from None
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"\(at [^)]*\)$", str(error))  # the rest may show what the file holds
         raise BadInput(
-            f"The file of settings {file} is no TOML{f' {place[0]}' if place else ''}.",
-            hint='A setting is a line: address = "127.0.0.1:50051".',
+            f"The settings file {file} is not valid TOML{f' {place[0]}' if place else ''}.",
+            hint='Write each setting as address = "127.0.0.1:50051".',
             field=CONFIG,
         ) from None
 
@@ -141,16 +139,16 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[BadInput]:
     known = {one.variable for one in SETTINGS} | {PREFIX + CONFIG.upper()}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known and environment[name]:
-            yield BadInput(f"There is no variable {name}.", hint=_near(name, known), field=CONFIG)
+            yield BadInput(f"Unknown variable {name}.", hint=_near(name, known), field=CONFIG)
 
 
 def _unknown_keys(said: Mapping[str, Any], file: Path | None) -> Iterator[BadInput]:
     for name in said:
         if name not in _BY_NAME:
-            yield BadInput(f"{file} names {name!r}, which is no setting.", hint=_near(name, _BY_NAME), field=CONFIG)
+            yield BadInput(f"Unknown setting {name!r} in {file}.", hint=_near(name, _BY_NAME), field=CONFIG)
 
 
 def _near(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
-    return f"Is {near[0]} meant?" if (near := get_close_matches(name, known, 1)) else ""
+    return f"Did you mean {near[0]}?" if (near := get_close_matches(name, known, 1)) else ""

@@ -106,7 +106,7 @@ class StandardServices:
     async def _watched(self, context: Context) -> None:
         peer = context.peer()
         if self._watches.total() >= WATCHES or self._watches[peer] >= OWN_WATCHES:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many watches at once.")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many health watches at once.")
         self._watches[peer] += 1
         try:
             await self._watch(context)
@@ -125,14 +125,12 @@ class StandardServices:
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "No message came in time.")
         except DecodeError:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"The bytes that came are no {of.DESCRIPTOR.full_name}."
-            )
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The message is not a {of.DESCRIPTOR.full_name}.")
 
     async def _check(self, context: Context) -> None:
         name = await self._service(context)
         if name not in self._names:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "There is no such service.")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "Unknown service.")
         await self._tell(context, self._status(name))
 
     async def _list(self, context: Context) -> None:
@@ -163,7 +161,7 @@ class StandardServices:
         """The one message of a call."""
         request = await self._asked(context, of, MESSAGE_SECONDS)
         if request is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "A call holds one message, and none came.")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "A call must hold one message.")
         return request
 
     async def _tell(self, context: Context, status: int) -> None:

@@ -53,7 +53,7 @@ async def test_a_server_without_sql_has_no_tool_for_it():
     assert told.is_error
     assert told.structured_content["error"] == {
         "code": "not_found",
-        "message": "there is no tool 'sql'.",
+        "message": "Unknown tool 'sql'.",
         "hint": "Tools: info, topk, group_sum, output, slots.",
     }
 
@@ -83,7 +83,8 @@ MISTAKES = {
         "topk", {"layer": "0", "query": "test/1", "at_step": 2}, "bad_input", "at_step cannot be used with score=",
     ),
     "an output that the layer has not": (
-        "output", {"layer": "2", "query": "test/1", "outputs": [4]}, "bad_input", "has 4 outputs, and outputs names 4",
+        "output", {"layer": "2", "query": "test/1", "outputs": [4]}, "bad_input", "outputs contains 4, but the "
+        "layer has 4 outputs",
     ),
     "a slot that there is not": ("slots", {"ids": [48]}, "not_found", "48"),
     "SQL that writes": ("sql", {"statement": "DROP TABLE slots"}, "bad_input", "SELECT"),
@@ -252,7 +253,7 @@ async def test_a_statement_of_too_many_columns_is_refused(memory):
     names = ", ".join(f"{number} AS column_{number}_{'x' * 200}" for number in range(500))
     told = await asked(memory, "sql", statement=f"SELECT {names}")
     assert told.is_error
-    assert told.structured_content["error"]["message"] == "the answer has 500 columns; at most 60 are told."
+    assert told.structured_content["error"]["message"] == "the result has 500 columns; the limit is 60."
     told = await asked(memory, "sql", statement=f"SELECT {', '.join(names.split(', ')[:60])}")
     assert len(told.content[0].text.encode()) <= MOST_BYTES
     assert [list(row) for row in told.structured_content["rows"]] == [told.structured_content["columns"]]
@@ -305,7 +306,7 @@ async def test_an_ablation_of_the_output_layer_comes_with_its_placebo(memory):
 
 NO_PLACEBO = {
     "another layer": ({"layer": "0"}, "only for the output layer"),
-    "without the initial weights": ({"initial": False}, "only with the initial weights"),
+    "without the initial weights": ({"initial": False}, "need the initial weights"),
 }
 
 

@@ -201,8 +201,8 @@ def test_too_little_memory_for_a_folder_says_how_much_is_needed(dualform, tmp_pa
     write(tmp_path / "run", [5, 4])
     told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--ram", "10 MB")
     assert told.code == 2
-    assert "10 MB is too little RAM" in told.err
-    assert "hint: Give at least " in told.err
+    assert "10 MB is too small" in told.err
+    assert "hint: Pass at least --ram " in told.err
     told = dualform("topk", str(tmp_path / "run"), "--layer", "layer-1", "--query", "test/1", "--ram", "2 GB")
     assert told.code == 0
 

@@ -92,7 +92,13 @@ def test_nothing_that_a_session_writes_has_a_secret(dualform, folder, tmp_path, 
         process.send_signal(signal.SIGTERM)
         told += process.communicate(timeout=60)
     everything = "".join(told)
-    for expected in ("dualform_wrong_tokens_total", "without a right token", "draining", "is not allowed", "403"):
+    for expected in (
+        "dualform_wrong_tokens_total",
+        "with a missing or wrong token",
+        "draining",
+        "is not allowed",
+        "403",
+    ):
         assert expected in everything, expected
     lines = key.read_text().splitlines()
     for secret in (token, scrape, GUESS, *lines[1:-1]):

@@ -59,7 +59,7 @@ def test_with_log_json_stderr_is_json_line_by_line(folder):
     calls = [line for line in lines if line["kind"] == "call"]
     assert [(call["method"], call["outcome"]) for call in calls] == [("Info", "ok")]
     said = [line["message"] for line in lines if line["kind"] == "log"]
-    assert "draining: a second signal ends it at once" in said
+    assert "draining: a second signal ends the server at once" in said
     assert said[-1].startswith("Info: 1 ok; mean ")
 
 

@@ -45,8 +45,8 @@ def test_what_cannot_be_added_is_refused_and_changes_nothing(dualform, tmp_path)
         (("alice", "--file", str(file)), "already has a token for alice"),
         (("bob", "--file", str(bare)), "holds a bare token"),
         (("bob", "--file", str(tmp_path / "no" / "such")), "cannot be written: No such file or directory"),
-        (("two words",), "'two words' is no name of a token"),
-        (("bob", "--scopes", "everything"), "There is no scope 'everything'"),
+        (("two words",), "'two words' cannot name a token"),
+        (("bob", "--scopes", "everything"), "Unknown scope 'everything'"),
     ]:
         told = dualform("token", *arguments)
         assert (told.code, told.out) == (2, "")

@@ -73,7 +73,7 @@ def test_the_quick_form_of_a_study(dualform, monkeypatch, tmp_path):
 def test_an_option_of_another_study_is_refused(dualform, tmp_path):
     told = dualform("study", "continual", "--out", tmp_path, "--prompt", "a fox", "--json")
     assert told.code == 2
-    assert told.json["error"]["message"] == "The study continual knows nothing of --prompt."
+    assert told.json["error"]["message"] == "The study continual does not take --prompt."
 
 
 def test_a_study_that_is_none(dualform, tmp_path):

@@ -55,7 +55,7 @@ def test_killed_at_any_moment_it_is_one_or_the_other(tmp_path, monkeypatch):
         seen.add(found == new)
         path.joinpath("weights", "best.safetensors").write_bytes(b"somebody's own")
         if found == new:
-            assert "may hold what was deleted" in check_memory(path)[0]
+            assert "may hold deleted samples" in check_memory(path)[0]
         elif last % 3:
             continue
         with suppress(EmptyMask):

@@ -37,7 +37,7 @@ def test_nothing_is_deleted_while_a_run_is_put_on_disk(tmp_path, monkeypatch):
 
     def begin(*arguments):
         real(*arguments)
-        with pytest.raises(Locked, match="or begins to record into it"):
+        with pytest.raises(Locked, match="or starts to record into it"):
             dualform.delete(path, "sample = 3")
 
     monkeypatch.setattr(Batches, "begin", begin)

@@ -150,7 +150,7 @@ class SortedRows(nn.Module):
 @pytest.mark.parametrize("make", [BatchStatistics, SortedRows])
 def test_examples_that_come_to_be_mixed_are_refused(tmp_path, make):
     training = recorded(make, tmp_path / "m")
-    with pytest.raises(BadInput, match="are not those of single examples"):
+    with pytest.raises(BadInput, match="do not belong to single examples"):
         dualform.ledger(tmp_path / "m", make(), training.influence())
 
 

@@ -121,9 +121,9 @@ def test_arguments_of_every_kind(trained):
     doubled = memory.queries(model, {"words": WORDS[:4], "more": {"scale": [2 * scale]}})
     np.testing.assert_allclose(doubled["head"].rows, 2 * expected["head"].rows, rtol=1e-5)
     for inputs, told in (
-        ({"words": WORDS[:4], "more": {"scale": [scale[:3]]}}, "inputs hold 4 and 3 examples"),
+        ({"words": WORDS[:4], "more": {"scale": [scale[:3]]}}, "inputs contains 4 and 3 examples"),
         ({"words": object()}, "inputs must be tensors or arrays, not object."),
-        ({"scale": None}, "inputs hold no examples"),
+        ({"scale": None}, "inputs contains no examples"),
     ):
         with pytest.raises(BadInput, match=told):
             memory.queries(model, inputs)

@@ -196,7 +196,7 @@ def test_adafactor_is_not_followed_where_a_weight_has_more_than_two_axes_and_els
     model.register_parameter("position", nn.Parameter(torch.zeros(1, 1, 5)))  # of no layer
     record_plainly(tmp_path / "m", model, optim.Adafactor(model.parameters(), lr=1e-2), STEPS)
     reason = "Adafactor treats the last two axes of a parameter of 3 as a matrix, and this layer all of them"
-    assert f"1: scores alone, for {reason}" in capsys.readouterr().err
+    assert f"1: only scores: {reason}" in capsys.readouterr().err
     with dualform.open(tmp_path / "m") as memory:
         found = memory.verify()
         assert (found["1"].status.name, found["1"].status.reason) == ("scores only", f"{reason}.")
@@ -222,8 +222,7 @@ def test_lbfgs_is_refused_where_recording_starts(tmp_path):
     with pytest.raises(RecordingError) as refused:
         dualform.Recorder(model, optim.LBFGS(model.parameters()), tmp_path / "m")
     assert refused.value.message == (
-        "dualform cannot follow the updates of LBFGS: one update of it takes several gradients, which a line search "
-        "asks for."
+        "dualform cannot follow the updates of LBFGS: its line search takes several gradients in one update."
     )
     assert "values=False" in refused.value.hint
     assert not (tmp_path / "m").exists()
@@ -233,6 +232,6 @@ def test_lbfgs_is_refused_where_recording_starts(tmp_path):
 def test_sparse_adam_is_refused_by_name(tmp_path):
     model = small_net()
     with pytest.raises(
-        RecordingError, match="follow the updates of SparseAdam: it moves only the rows that a sparse gradient names"
+        RecordingError, match="follow the updates of SparseAdam: it moves only the rows of a sparse gradient"
     ):
         dualform.Recorder(model, optim.SparseAdam(model.parameters()), tmp_path / "m")

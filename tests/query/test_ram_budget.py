@@ -113,9 +113,9 @@ def test_a_question_that_cannot_fit_says_how_much_it_needs(run, monkeypatch):
 
 
 def test_too_little_memory_is_refused_as_it_is_opened(run):
-    with pytest.raises(BadInput, match=r"50 MB is too little RAM: opening the memory takes") as caught:
+    with pytest.raises(BadInput, match=r"50 MB is too small: opening the memory takes") as caught:
         dualform.open(run, ram="50 MB")
-    assert caught.value.hint.startswith("Give at least ")
+    assert caught.value.hint.startswith('Pass at least ram="')
     with pytest.raises(BadInput, match="ram must be a number of bytes, or a text with a unit, not 'much'"):
         dualform.open(run, ram="much")
     process = ram_budget.anonymous_bytes()
@@ -124,7 +124,7 @@ def test_too_little_memory_is_refused_as_it_is_opened(run):
     with dualform.open(run, ram=int(least + 50e6)):
         pass
     if process > 50e6:
-        with pytest.raises(BadInput, match="is too little RAM"):
+        with pytest.raises(BadInput, match="is too small"):
             dualform.open(run, ram=int(least + process / 2), whole_process=True)
 
 

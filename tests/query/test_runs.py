@@ -132,7 +132,7 @@ def test_damage_names_the_run(resumed, tmp_path):
     file.unlink()
     with pytest.raises(Damaged) as caught:
         dualform.open([tmp_path / "a", tmp_path / "b"])
-    assert str(caught.value) == f"{file} is missing."
+    assert caught.value.message == f"{file} is missing."
 
 
 def test_runs_that_are_not_of_one_network_are_refused(resumed, tmp_path):
@@ -145,10 +145,10 @@ def test_runs_that_are_not_of_one_network_are_refused(resumed, tmp_path):
     ):
         cross_entropy(other(torch.ones(2, 6)), torch.zeros(2).long()).backward()
         optimizer.step()
-    hint = "Open runs of one network, recorded alike."
+    hint = "Open only runs of one network, recorded with the same layers and spaces."
     with pytest.raises(BadInput) as caught:
         dualform.open([folder / "a", tmp_path / "other"])
-    assert str(caught.value) == f"layer '0' of {tmp_path / 'other'} is not that of {folder / 'a'}. {hint}"
+    assert str(caught.value) == f"layer '0' of {tmp_path / 'other'} differs from that of {folder / 'a'}. {hint}"
     with pytest.raises(BadInput) as caught:
         dualform.open([])
     assert str(caught.value) == 'path must name at least one folder. For example dualform.open("runs/digits").'

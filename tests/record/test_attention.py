@@ -287,7 +287,7 @@ def test_a_module_that_turns_to_other_tokens_is_told_of(tmp_path):
         for given in (x, other):
             with opened.recorder.step():
                 model(x, given, given)[0].square().sum().backward()
-    reason = "layer 'k' attends to its own tokens at first, to others later"
+    reason = "layer 'k' attended to its own tokens at first, and now to others"
     assert ("k", 1, reason) in opened.sink.defects
     assert [len(opened.sink.parts(name)) for name in ("q", "k")] == [2, 1]
 

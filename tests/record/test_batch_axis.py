@@ -81,8 +81,8 @@ def test_a_square_batch_behind_a_time_first_layer_is_refused_until_it_is_said(tm
     with refused.recorder, pytest.raises(RecordingError) as caught:
         one_step(refused, model, x)
     assert str(caught.value) == (
-        "layer 'body.layers.0.self_attn.q' has the batch in axis 1, and which axis of layer 'head' is the batch cannot "
-        "be seen from [5, 5] at step 0. Say batch_dim= in recorder.step, of all layers or of one, as "
+        "layer 'body.layers.0.self_attn.q' has the batch in axis 1, but the batch axis of layer 'head' cannot "
+        "be told from [5, 5] at step 0. Pass batch_dim= to recorder.step, for all layers or for one, as "
         "batch_dim={'head': 0}."
     )
     opened = opened_on(model, tmp_path / "m")
@@ -105,8 +105,8 @@ def test_a_square_first_batch_is_refused_where_rows_are_said(tmp_path):
         with opened.recorder, pytest.raises(RecordingError) as caught:
             one_step(opened, opened.recorder._training.plan.model, torch.randn(4, 4, 3), **said)
         assert str(caught.value) == (
-            "which axis of [4, 4] is the batch cannot be seen: it is square. Say batch_dim=0 in recorder.step, or "
-            "batch_dim=1 where the batch is the second axis."
+            "the batch axis of [4, 4] cannot be told: it is square. Pass batch_dim=0 to recorder.step, or "
+            "batch_dim=1 if the batch is the second axis."
         )
         assert caught.value.field == "batch_dim"
 
@@ -174,8 +174,8 @@ def test_layers_that_disagree_are_refused_and_agree_in_spaces_of_their_own(tmp_p
     with refused.recorder, pytest.raises(RecordingError) as caught:
         one_step(refused, model, x)
     assert str(caught.value) == (
-        "layers 'first.gates' and 'second.gates' of space 'token' have the batch in axis 1 and 0. Say batch_dim= in "
-        "recorder.step, or give one of them another space, with spaces=."
+        "layers 'first.gates' and 'second.gates' of space 'token' have the batch in axis 1 and 0. Pass "
+        "batch_dim= to recorder.step, or give one of them another space with spaces=."
     )
     opened = opened_on(model, tmp_path / "m", spaces={"second.*": "later"})
     with opened.recorder:

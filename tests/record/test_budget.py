@@ -96,7 +96,7 @@ def test_a_plan_whose_logs_alone_do_not_fit_is_told_and_keeps_slots_until_then(t
     model = network()
     optimizer = sgd(model)
     recorder = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=20 * MB, steps=100_000)
-    said = r"does not hold what is logged of 100,000 steps beside their slots: recording ends after about \d"
+    said = r"is too small for the logs of 100,000 steps: recording ends after about \d"
 
     def train():
         with recorder:

@@ -192,9 +192,9 @@ def test_where_their_order_is_in_doubt_it_is_told(tmp_path, monkeypatch):
             with opened.recorder.step():
                 model(torch.randn(5, 4)).square().sum().backward()
     assert [str(warning.message) for warning in told] == [
-        "the calls of layer 'layer' at step 0 ran again in checkpoints within checkpoints, and nothing tells in which "
-        "order they were made: their slots are there, and their column `call` counts in the order of the second runs, "
-        "here and wherever it happens again. Use checkpoint(…, use_reentrant=False)."
+        "the calls of layer 'layer' at step 0 ran again in nested checkpoints, so their order is unknown and "
+        "the column `call` counts in the order of the second runs, also in later steps. Use checkpoint(…, "
+        "use_reentrant=False)."
     ]
     assert len(opened.sink.keys("layer")) == 2 * 10
 

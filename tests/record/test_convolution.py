@@ -252,7 +252,7 @@ def test_the_batch_axis_of_tokens_beside_patches_is_heard(tmp_path, said):
 
 
 def test_a_square_batch_of_tokens_beside_patches_is_refused(tmp_path):
-    with pytest.raises(RecordingError, match=r"^which axis of \[4, 4\] is the batch cannot be seen: it is square\."):
+    with pytest.raises(RecordingError, match=r"^the batch axis of \[4, 4\] cannot be told: it is square\."):
         train_time_first(TimeFirst(), tmp_path / "m")
 
 

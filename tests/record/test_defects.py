@@ -100,8 +100,7 @@ def test_a_layer_under_no_grad_has_no_slots(tmp_path):
 
 
 BYPASSED = (
-    "its module was not called, and its weight got a gradient elsewhere, as by module.forward(x) or "
-    "F.linear(x, module.weight)"
+    "its module was not called, but its weight got a gradient, as from module.forward(x) or F.linear(x, module.weight)"
 )
 
 

@@ -38,9 +38,7 @@ def one_step(opened, model, x, head=None, **said):
 
 
 SQUARE, OBLONG = torch.randn(5, 5, 3), torch.randn(4, 5, 3)
-DOUBT = (
-    "layer 'r' has the batch in axis 1, and which axis of layer 'h' is the batch cannot be seen from [5, 5] at step 1"
-)
+DOUBT = "layer 'r' has the batch in axis 1, but the batch axis of layer 'h' cannot be told from [5, 5] at step 1"
 
 
 def test_a_late_layer_on_a_square_batch_has_no_rows_until_a_batch_tells(tmp_path):
@@ -53,8 +51,8 @@ def test_a_late_layer_on_a_square_batch_has_no_rows_until_a_batch_tells(tmp_path
         one_step(opened, model, OBLONG, OBLONG.transpose(0, 1))
         one_step(opened, model, SQUARE, SQUARE.transpose(0, 1))
     assert [str(warning.message) for warning in told] == [
-        f"{DOUBT}. The slots of that call are not recorded, and scores of layer 'h' lack them, here and wherever it "
-        "happens again. Say batch_dim= in recorder.step, of all layers or of one, as batch_dim={'h': 0}."
+        f"{DOUBT}. The slots of that call are not recorded, and scores of layer 'h' leave them out, also in "
+        "later steps. Pass batch_dim= to recorder.step, for all layers or for one, as batch_dim={'h': 0}."
     ]
     assert ["h" in batch.layers for batch in opened.sink.recorded] == [False, False, True, True]
     np.testing.assert_array_equal(opened.sink.keys("h"), torch.cat([OBLONG.reshape(-1, 3), SQUARE.reshape(-1, 3)]))
@@ -81,9 +79,9 @@ def test_a_batch_that_lies_the_other_way_names_both_remedies(tmp_path):
     with opened.recorder, pytest.raises(RecordingError) as caught:
         one_step(opened, model, OBLONG, OBLONG)
     assert str(caught.value) == (
-        "layers 'r' and 'h' saw different batches at step 0: [4, 5] and [5, 4]. The layers of one space see the same "
-        "batch: give those that see another one a space, as spaces={'h': 'token_2'}, say batch_dim={'h': 0} in "
-        "recorder.step, or leave them out with layers=."
+        "layers 'r' and 'h' saw different batches at step 0: [4, 5] and [5, 4]. Give layers that see another "
+        "batch their own space, as spaces={'h': 'token_2'}, pass batch_dim={'h': 0} to recorder.step, or leave "
+        "them out with layers=."
     )
 
 
@@ -113,12 +111,12 @@ def test_a_late_layer_that_knows_another_axis_has_no_rows(tmp_path):
         with opened.recorder.step(label=np.arange(4)):
             model.first(OBLONG).sum().backward()
         with (
-            pytest.warns(RuntimeWarning, match=r"^layer 'late\.\w+' has the batch in axis 1, and space"),
+            pytest.warns(RuntimeWarning, match=r"^layer 'late\.\w+' has the batch in axis 1, but space"),
             opened.recorder.step(label=np.arange(5)),
         ):
             (model.first(SQUARE).sum() + model.late(SQUARE)[0].sum()).backward()
     assert opened.sink.skipped == {
-        f"late.{part}": f"layer 'late.{part}' has the batch in axis 1, and space 'token' has it in axis 0"
+        f"late.{part}": f"layer 'late.{part}' has the batch in axis 1, but space 'token' has it in axis 0"
         for part in ("gates", "candidate_input", "candidate_hidden")
     }
 
@@ -131,9 +129,9 @@ def test_the_order_of_a_flattened_head_beside_time_first_layers_is_said(tmp_path
     with refused.recorder, pytest.raises(RecordingError) as caught:
         one_step(refused, model, OBLONG, flat)
     assert str(caught.value) == (
-        "layer 'h' saw the tokens of space 'token' as one list at step 0, and whether they lie row after row cannot be "
-        "seen. Say batch_dim={'h': 0} in recorder.step where they do, or batch_dim={'h': 1} where the first tokens of "
-        "all rows come first."
+        "layer 'h' saw the tokens of space 'token' as one list at step 0, and their order is unknown. Pass "
+        "batch_dim={'h': 0} to recorder.step if they come row after row, or batch_dim={'h': 1} if the first "
+        "tokens of all rows come first."
     )
     opened = opened_on(model, tmp_path / "m", spaces={"h": "token"})
     with opened.recorder:
@@ -182,9 +180,9 @@ def test_rows_said_later_on_a_square_batch_are_not_recorded_and_the_training_goe
         with recorder.step(label=np.arange(5), word=words):
             model(SQUARE).sum().backward()
     assert [str(warning.message) for warning in told] == [
-        "at step 1 which axis of [5, 5] is the batch cannot be seen: it is square. What was said is not recorded of "
-        "its slots in space 'token', here and wherever it happens again. Say batch_dim=0 in recorder.step, or "
-        "batch_dim=1 where the batch is the second axis."
+        "at step 1 the batch axis of [5, 5] cannot be told: it is square. The columns passed to step() are not "
+        "recorded for space 'token', also in later steps. Pass batch_dim=0 to recorder.step, or batch_dim=1 if "
+        "the batch is the second axis."
     ]
     slots = dualform.open(tmp_path / "m").slots(np.arange(120)).records()
     assert [r["label"] for r in slots] == (

@@ -152,7 +152,7 @@ def test_a_query_set(tmp_path):
 
 
 REFUSED = {
-    "max": ({"mode": "max"}, "each number of its output is of a row of its own (mode='max'), which is no linear layer"),
+    "max": ({"mode": "max"}, "each number of its output comes from another row (mode='max'), so it is not linear"),
     "max_norm": ({"max_norm": 1.0}, "it changes its weight in each forward pass (max_norm)"),
     "sparse": ({"sparse": True}, "its gradients are sparse (sparse=True)"),
     "by frequency": (

@@ -295,7 +295,7 @@ def test_rows_that_cannot_be_followed_are_null_and_told_of_once(tmp_path, kind):
                 model(torch.randn(B, D)).backward()
     (message,) = {str(own.message) for own in told}
     assert len(told) == 1
-    assert message.startswith("the rows of layer 'second' are not known at step 0: ")
+    assert message.startswith("the rows of layer 'second' are unknown at step 0: ")
     assert "batch_dim={'second': 0}" in message
     with dualform.open(tmp_path / "m") as memory:
         slots = {name: _slots_of(memory, name, "sample") for name in ("first", "second")}

@@ -215,5 +215,5 @@ def test_weights_of_another_shape_are_a_defect(tmp_path):
                 cross_entropy(model(x), y).backward()
                 optimizer.step()
     reasons = {layer: reason for layer, _, reason in reversed(opened.sink.defects)}
-    assert reasons["2"] == "2.weight is no tensor of its shape any more at step 1"
+    assert reasons["2"] == "2.weight is no longer a tensor of its shape at step 1"
     assert [len(opened.sink.keys(layer)) for layer in ("0", "2", "4")] == [32, 16, 16]

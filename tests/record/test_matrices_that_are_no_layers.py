@@ -53,9 +53,9 @@ def test_every_other_parameter_is_named_with_what_it_does(tmp_path):
     with opened.recorder:
         one_step(opened, model, torch.randn(5, 3, D))
     assert opened.sink.layer_names == ["head"]
-    hidden = "and into no product with a matrix that can be seen"
+    hidden = "not into a matrix product that the recorder can see"
     assert opened.recorder.skipped == {
-        "position": "it is added, not multiplied: another parameter",
+        "position": "it is added, not multiplied",
         "gate": f"it goes into mul, {hidden}",
         "summed": f"it goes into einsum, {hidden}",
         "paired": f"it goes into a product with another parameter, {hidden}",
@@ -63,8 +63,8 @@ def test_every_other_parameter_is_named_with_what_it_does(tmp_path):
         "frozen": "it is frozen",
         "copied": "reshape may copy it, and products with a copy are not seen",
         "shown": "it ran under torch.no_grad or in an autograd.Function in every recorded step",
-        "unused": "no product with it was seen in the first step, and in compiled code none is seen",
-        "scale": "it is no matrix",
+        "unused": "no product with it was seen in the first step; products in compiled code are never seen",
+        "scale": "it is not a matrix",
         "cell": "RNNCell is not supported",
     }
 
@@ -85,8 +85,8 @@ def test_products_of_one_kernel_are_refused_with_advice(tmp_path):
     with opened.recorder:
         one_step(opened, model, torch.randn(6, 16, dtype=torch.bfloat16))
     assert opened.recorder.skipped == {
-        "up": "its products are made by one kernel, which shows none of them: have them made one by one, as "
-        "transformers does with experts_implementation='eager'"
+        "up": "one kernel computes all its products, which hides them: compute them one by one, as transformers "
+        "does with experts_implementation='eager'"
     }
 
 
@@ -101,7 +101,7 @@ def test_in_compiled_code_they_are_let_pass_and_named(tmp_path):
     torch._dynamo.reset()
     assert opened.sink.layer_names == ["head"]
     assert opened.recorder.skipped == {
-        "weight": "no product with it was seen in the first step, and in compiled code none is seen"
+        "weight": "no product with it was seen in the first step; products in compiled code are never seen"
     }
 
 
@@ -143,10 +143,10 @@ def test_a_matrix_that_the_first_step_does_not_touch_is_told_of(tmp_path, capsys
             one_step(opened, model, torch.randn(B, D), 0)
         one_step(opened, model, torch.randn(B, D), 2)
     assert [str(warning.message) for warning in told] == [
-        "blocks.1.weight was multiplied for the first time after the first step, which shows what is a layer, and "
-        "which is to run every part that is to be recorded: those products are not recorded."
+        "blocks.1.weight was multiplied for the first time after the first step, which must run every part that "
+        "you want to record: those products are not recorded."
     ]
-    why = "it was multiplied after the first step, which shows what is a layer, and not in it"
+    why = "it was first multiplied after the first step"
     assert opened.sink.skipped == {"blocks.1.weight": why}
     assert [layer.name for layer in opened.sink.layers] == ["head", "blocks.0.weight", "blocks.2.weight"]
     assert opened.sink.defects == []

@@ -76,9 +76,12 @@ def test_each_name_is_a_layer_whose_record_is_exact(tmp_path):
 @pytest.mark.parametrize(
     ("weight", "why"),
     [
-        (lambda model: model.embedding.weight * 2, "its matrix is no parameter of the model and no view of one"),
-        (lambda model: nn.Parameter(torch.ones(3, D)), "its matrix is no parameter of the model and no view of one"),
-        (lambda model: model.embedding.weight[::2], "its matrix is no block of embedding.weight"),
+        (lambda model: model.embedding.weight * 2, "its matrix is neither a parameter of the model nor a view of one"),
+        (
+            lambda model: nn.Parameter(torch.ones(3, D)),
+            "its matrix is neither a parameter of the model nor a view of one",
+        ),
+        (lambda model: model.embedding.weight[::2], "its matrix is not a block of embedding.weight"),
     ],
     ids=["computed", "of no model", "every other row"],
 )
@@ -94,7 +97,10 @@ def test_a_matrix_that_is_no_part_of_a_parameter_is_named(tmp_path, weight, why)
 def test_a_name_that_another_layer_has_is_told_of(tmp_path):
     model = Tied(name="embedding")
     opened = opened_on(model, tmp_path / "m")
-    with opened.recorder, pytest.warns(RuntimeWarning, match="^embedding is the name of another layer"):
+    with (
+        opened.recorder,
+        pytest.warns(RuntimeWarning, match="^embedding was recorded by hand under the name of another layer"),
+    ):
         steps(opened, model, 1)
     assert opened.sink.layer_names == ["embedding", "second"]
     assert len(opened.sink.keys("embedding")) == B
@@ -106,7 +112,7 @@ def test_another_matrix_by_the_same_name_is_told_of(tmp_path):
     with opened.recorder:
         steps(opened, model, 1)
         model.forward = lambda words: dualform.tap(model.embedding(words), model.pair[0], "second")
-        with pytest.warns(RuntimeWarning, match="^second was told of with another matrix than at first"):
+        with pytest.warns(RuntimeWarning, match="^second was recorded by hand with another matrix than at first"):
             steps(opened, model, 1)
     assert len(opened.sink.parts("second")) == 1
 
@@ -117,7 +123,7 @@ def test_a_name_that_is_first_told_later_is_told_of(tmp_path):
     with opened.recorder:
         steps(opened, model, 1)
         model.name = "late"
-        with pytest.warns(RuntimeWarning, match="^late was first told of after the first step"):
+        with pytest.warns(RuntimeWarning, match="^late was first recorded by hand after the first step"):
             steps(opened, model, 1)
     assert opened.sink.layer_names == ["embedding", "second", "head"]
 

@@ -63,8 +63,9 @@ def test_optimizers_that_step_inside_the_backward_pass_are_refused_for_that(tmp_
     with pytest.raises(RecordingError) as refused, made, made.step(label=y):
         cross_entropy(model(x), y).backward()
     assert str(refused.value) == (
-        "optimizers stepped inside the backward pass of step 0, before the gradients of optimizer 3 (AdamW) came: "
-        "slots of a step are made at its first update. Step the optimizers after loss.backward() has returned, not in "
+        "optimizers stepped inside the backward pass of step 0, before the gradients of optimizer 3 (AdamW) "
+        "came, but slots of a step are made at its first update. Step the optimizers after loss.backward() has "
+        "returned, not in "
         "hooks of their parameters."
     )
     assert not (tmp_path / "m").exists()

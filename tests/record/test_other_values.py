@@ -144,7 +144,7 @@ def test_large_ones_are_kept_every_few_steps_and_refused_between(tmp_path, few):
         "conv.weight", "head.weight", "head.bias", "frozen",
     ))  # fmt: skip
     every = -(-size // 200)
-    said = f"are not kept step by step: weights are whole once so many steps, or a multiple, were taken: {every}"
+    said = f"are not stored at every step: whole networks can be rebuilt after every {every} steps"
     with pytest.warns(RuntimeWarning, match=said):
         _, history = record(tmp_path / "m", steps=2 * every + 1)
     with dualform.open(tmp_path / "m") as memory:
@@ -165,7 +165,7 @@ def test_large_ones_are_kept_every_few_steps_and_refused_between(tmp_path, few):
 def test_a_row_that_nothing_could_hold_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(other_values, "_MOST_BYTES", 100)
     with pytest.warns(
-        RuntimeWarning, match=r"parameters and buffers of no recorded layer take .* MB, and are kept as at"
+        RuntimeWarning, match=r"parameters and buffers outside recorded layers take .* MB: only their final values"
     ):
         _, history = record(tmp_path / "m")
     with dualform.open(tmp_path / "m") as memory:

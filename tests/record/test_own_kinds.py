@@ -159,6 +159,6 @@ def test_what_is_no_shard_is_refused(tmp_path):
     with pytest.raises(BadInput) as caught:
         Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", ranks="two")
     assert str(caught.value) == (
-        "ranks is a str without agree, check_folder, close, number, parted, summed, writer. Give how many ranks there "
-        "are, or what says all that dualform.record.training_shard.TrainingShard says."
+        "ranks must be a number or a TrainingShard; str lacks agree, check_folder, close, number, parted, "
+        "summed, writer. Pass the number of ranks, for example ranks=torch.distributed.get_world_size()."
     )

@@ -147,7 +147,7 @@ def test_blocks_that_overlap(tmp_path):
         Parameter("attend.in_proj_weight", 0, D, rows=(D - 1, 2 * D - 1)): model.attend.in_proj_weight
     }
     assert refused(model, tmp_path, model.attend.taps) == (
-        "layers 'q' and 'k' stand for blocks of one parameter that overlap: attend.in_proj_weight[0:8] and "
+        "layers 'q' and 'k' hold overlapping blocks of one parameter: attend.in_proj_weight[0:8] and "
         "attend.in_proj_weight[7:15]."
     )
 
@@ -158,23 +158,23 @@ def test_blocks_that_overlap(tmp_path):
         (Parameter("weight", 0, D), "layer 'p' holds 'weight', which is not in the model's state dict."),
         (
             Parameter("attend.in_proj_weight", 0, D, rows=(20, 28)),
-            "layer 'p': attend.in_proj_weight has 24 rows, and attend.in_proj_weight[20:28] is no range of them.",
+            "layer 'p': attend.in_proj_weight[20:28] is outside attend.in_proj_weight, which has 24 rows.",
         ),
         (
             Parameter("attend.in_proj_weight", 0, D, columns=(0, 9)),
-            "layer 'p': attend.in_proj_weight has 8 columns, and attend.in_proj_weight[:, 0:9] is no range of them.",
+            "layer 'p': attend.in_proj_weight[:, 0:9] is outside attend.in_proj_weight, which has 8 columns.",
         ),
         (
             Parameter("attend.in_proj_weight", 0, D, rows=(0, 4)),
-            "layer 'p': attend.in_proj_weight[0:4] has shape [4, 8] where its tap says [8, 8].",
+            "layer 'p': attend.in_proj_weight[0:4] has shape [4, 8] instead of [8, 8].",
         ),
         (
             Parameter("attend.in_proj_weight", 0, D, transposed=True),
-            "layer 'p': attend.in_proj_weight has shape [8, 24] where its tap says [8, 8].",
+            "layer 'p': attend.in_proj_weight has shape [8, 24] instead of [8, 8].",
         ),
         (
             Parameter("attend.in_proj_weight", D, D + 1, rows=(0, 8)),
-            "layer 'p': attend.in_proj_weight[0:8] has shape [24, 8] where its tap says [8].",
+            "layer 'p': attend.in_proj_weight[0:8] has shape [24, 8] instead of [8].",
         ),
     ],
     ids=["name", "rows", "columns", "shape", "transposed", "bias"],

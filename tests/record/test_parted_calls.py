@@ -47,13 +47,12 @@ def test_a_second_call_that_does_not_fit_leaves_the_first_its_slots(tmp_path):
     assert [[rows.call for rows in batch.layers["e"]] for batch in sink.recorded] == [[0]] * 3
     np.testing.assert_array_equal(sink.keys("a"), np.tile(parts[0].numpy(), (3, 1)))
     assert sink.column("label") == [0, 1, 2, 3] * 3
-    assert ("a", 1, "layer 'a' saw 2 rows at step 1, and label speaks of 4") in sink.defects
+    assert ("a", 1, "layer 'a' saw 2 rows at step 1, but label has 4") in sink.defects
     assert [len(of) for of in told] == [0, 1, 0]  # once a layer
     assert told[1] == [
-        "layer 'a' saw 2 rows at step 1, and label speaks of 4. The slots of that call are not recorded, and scores of "
-        "layer 'a' lack them, here and wherever it happens again. Where its rows are the tokens of a batch, put it "
-        "into their space, with spaces=; where the model chooses them, say routed= and give their rows with "
-        "step(at=…)."
+        "layer 'a' saw 2 rows at step 1, but label has 4. The slots of that call are not recorded, and scores "
+        "of layer 'a' leave them out, also in later steps. If its rows are the tokens of a batch, put it into "
+        "their space with spaces=. If the model chooses them, use Recorder(routed=…) and step(at=…)."
     ]
 
 
@@ -70,8 +69,8 @@ def test_of_calls_that_part_from_another_layer_those_that_fit_stay_and_keep_thei
     assert [len(of) for of in told] == [0, 1]
     assert told[1][0].startswith(
         "layers 'a' and 'e' saw different batches at step 1: [3] and [1]. The slots of that call are not recorded, and "
-        "scores of layer 'e' lack them, here and wherever it happens again. The layers of one space see the same "
-        "batch: give those that see another one a space, as spaces={'e': 'sample_2'}"
+        "scores of layer 'e' leave them out, also in later steps. Give layers that see another batch their own "
+        "space, as spaces={'e': 'sample_2'}"
     )
 
 

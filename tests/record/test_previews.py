@@ -187,9 +187,9 @@ def test_a_preview_set_that_cannot_be_stored_does_not_end_a_training(tmp_path):
     training = Small(tmp_path / "m")
     with training.recorder as recorder:
         recorder.previews("a", PreviewSet.images(bad))
-        with pytest.warns(RuntimeWarning, match="the preview set of 'a' was not stored: image 1 holds float64"):
+        with pytest.warns(RuntimeWarning, match="the preview set of 'a' was not stored: image 1 has dtype float64"):
             training.step()
-        with pytest.raises(BadInput, match="image 1 holds float64"):
+        with pytest.raises(BadInput, match="image 1 has dtype float64"):
             recorder.previews("a", PreviewSet.images(bad))
         training.step()
         of_images(recorder)
@@ -220,7 +220,7 @@ def test_a_query_set_shows_its_examples(tmp_path):
     with training.recorder as recorder:
         training.step()
         recorder.query_set("test", training.inputs[:6], torch.arange(6), previews=PreviewSet.images(IMAGES[:6]))
-        with pytest.raises(BadInput, match="the preview set has 20 samples, and the query set 6 examples"):
+        with pytest.raises(BadInput, match="the preview set has 20 samples for 6 examples of the query set"):
             recorder.query_set("other", training.inputs[:6], previews=PreviewSet.images(IMAGES))
         with pytest.raises(BadInput, match=r"previews must be a dualform\.PreviewSet, not ndarray"):
             recorder.query_set("other", training.inputs[:6], previews=IMAGES)

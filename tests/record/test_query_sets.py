@@ -65,9 +65,9 @@ def test_a_model_of_several_inputs_that_returns_no_matrix(tmp_path):
         with opened.recorder.step():
             model(a, b)["sum"].sum().backward()
         opened.recorder.query_set("pairs", (a, b))
-        with pytest.raises(BadInput, match=r"^inputs hold 4 and 3 examples\."):
+        with pytest.raises(BadInput, match=r"^inputs contains 4 and 3 examples\."):
             opened.recorder.query_set("uneven", (a, b[:3]))
-        with pytest.raises(BadInput, match=r"^label must be whole numbers, not float32\. Labels are integers\.$"):
+        with pytest.raises(BadInput, match=r"^label must be whole numbers, not float32\. Pass integers as labels\.$"):
             opened.recorder.query_set("labels", (a, b), label=torch.zeros(4))
     queries, labels, outputs = opened.sink.query_sets["pairs"]
     np.testing.assert_array_equal(queries["layer"], (a + b).reshape(8, 5).numpy())

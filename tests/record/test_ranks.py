@@ -202,7 +202,7 @@ def test_what_is_no_rank_is_refused(tmp_path):
     with pytest.raises(BadInput) as caught:
         Recorder(model, optimizer, tmp_path / "m", rank=1, ranks=2)
     assert str(caught.value) == (
-        "rank=1 and ranks=2, and torch.distributed is not initialised. After "
+        "rank=1 and ranks=2 do not match torch.distributed, which is not initialised. After "
         "init_process_group, pass torch.distributed.get_rank() and get_world_size()."
     )
 

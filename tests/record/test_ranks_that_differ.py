@@ -44,9 +44,9 @@ def test_ranks_that_choose_other_spaces_are_refused_at_the_first_step(tmp_path):
     fleet = Fleet(tmp_path / "m", models=[Numbered() for _ in range(COUNT)])
     with pytest.raises(RecordingError) as caught:
         fleet.run(train_numbered(fleet, torch.arange(ROWS)))
-    assert str(caught.value).startswith("layer 'rows' is in another space on one rank than on another, or has its ")
+    assert str(caught.value).startswith("layer 'rows' has another space or batch axis on another rank")
     assert str(caught.value).endswith(
-        "Say on every rank where it is: spaces={'rows': …}, and batch_dim= in recorder.step."
+        "Pass the same spaces={'rows': …} to Recorder and batch_dim= to recorder.step on every rank."
     )
     assert len(fleet.errors) == COUNT
     assert not (tmp_path / "m").exists()
@@ -68,8 +68,8 @@ def test_shards_that_have_a_layer_in_other_spaces_are_no_memory(tmp_path, monkey
     with pytest.raises(NotAMemory) as caught:
         dualform.open(tmp_path / "m")
     assert str(caught.value) == (
-        f"{tmp_path / 'm'} is not one memory: layer 'rows' is in space 'rows' in shard-00000, and in 'sample' in "
-        "shard-00001. Record anew, with spaces={'rows': …} on every rank."
+        f"{tmp_path / 'm'} cannot be opened: layer 'rows' is in space 'rows' in shard-00000, but in 'sample' in "
+        "shard-00001. Record again with the same spaces={'rows': …} on every rank."
     )
 
 
@@ -114,10 +114,10 @@ def test_a_column_of_other_types_is_told_of_once_at_the_step_where_it_appears(tm
         fleet.run(train_saying(fleet, said))
     end = "Give it one type on every rank."
     first = [
-        f"column 'mine' is BIGINT on rank 0 and DOUBLE on rank 1: who reads the memory finds DOUBLE. {end}",
-        f"column 'place' is DOUBLE on rank 0 and BOOLEAN on rank 1: who reads the memory finds VARCHAR. {end}",
+        f"column 'mine' is BIGINT on rank 0 and DOUBLE on rank 1, and will be read as DOUBLE. {end}",
+        f"column 'place' is DOUBLE on rank 0 and BOOLEAN on rank 1, and will be read as VARCHAR. {end}",
     ]
-    later = f"column 'later' is BIGINT on rank 0 and VARCHAR on rank 1: who reads the memory finds VARCHAR. {end}"
+    later = f"column 'later' is BIGINT on rank 0 and VARCHAR on rank 1, and will be read as VARCHAR. {end}"
     assert told == [[], first, [later, *first], [later, *first]]
     assert len([one for one in warned if "column" in str(one.message)]) == 3 * COUNT
     with dualform.open(tmp_path / "m") as memory:
@@ -134,7 +134,7 @@ def test_a_column_of_rows_here_and_of_single_slots_there_is_refused(tmp_path, na
         return {name: np.zeros((ROWS, 2), int) if rank else np.zeros(ROWS, int)}
 
     fleet = Fleet(tmp_path / "m", models=[tokens() for _ in range(COUNT)])
-    said_how = f"^column '{name}' is said of rows on rank 0, and of single slots on rank 1"
+    said_how = f"^column '{name}' has a value for each row on rank 0, but for each slot on rank 1"
     with pytest.raises(RecordingError, match=said_how):
         fleet.run(train_saying(fleet, said))
     assert len(fleet.errors) == COUNT

@@ -85,7 +85,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_without_end(tmp_path):
     found = reasons(tmp_path / "m")
     assert len(found) == 1, found
     (reason,) = found
-    assert reason.startswith("rank 0 did not hear of the others: nobody came; the slots of one rank explain")
+    assert reason.startswith("rank 0 lost contact with the others: nobody came; the slots of one rank explain")
 
 
 class Gone(Seat):

@@ -229,6 +229,6 @@ def test_optimizers_without_a_rule_are_recorded(tmp_path):
     assert sink.header.optimizer == "Unruled"
     assert sink.header.reason == (
         "the network was trained with Unruled, for which there is no update rule: "
-        "attention weights are exact, outputs and weights cannot be rebuilt"
+        "attention scores are exact, outputs and weights cannot be rebuilt"
     )
     assert len(sink.keys("0")) == 24

@@ -135,15 +135,15 @@ def resume(folder: Path, checkpoint: str | None, resume=True, until: int = 8, op
 def test_a_checkpoint_of_another_moment_is_refused_and_nothing_is_lost(left):
     before = (left / "memory.json").read_bytes()
     with pytest.raises(
-        RecordingError, match=r"not as it was when the recorder of .* was flushed, after 2, 4 steps"
+        RecordingError, match=r"differs from what it was when the recorder of .* was flushed, after 2, 4 steps"
     ) as own:
         resume(left, "after-5")
-    assert "what came between is not recorded" in own.value.hint
-    with pytest.raises(RecordingError, match="not as it was"):
+    assert "For a later checkpoint, record into" in own.value.hint
+    with pytest.raises(RecordingError, match="differs from what it was"):
         resume(left, None)  # no checkpoint was loaded at all
-    with pytest.raises(RecordingError, match=r"after 4 steps of .* but what the optimizer keeps is not"):
+    with pytest.raises(RecordingError, match=r"after 4 steps of .* but the state of the optimizer is not"):
         resume(left, "after-4", optimizers=False)
-    with pytest.raises(RecordingError, match="not as it was"):
+    with pytest.raises(RecordingError, match="differs from what it was"):
         resume(left, "after-4", resume=2)
     with pytest.raises(RecordingError, match="cannot be resumed after 3 steps") as own:
         resume(left, "after-4", resume=3)
@@ -198,7 +198,7 @@ def test_a_shard_that_ends_before_the_mark_is_named(left):
     (mark,) = [mark for mark in manifest.marks if mark.step == 4]
     manifest.marks = [type(mark)(9, mark.weights, mark.buffers, mark.updates)]
     manifest.write(left)
-    with pytest.raises(Damaged, match="shard-00000 ends after step 5, and the training was resumed behind step 8"):
+    with pytest.raises(Damaged, match="shard-00000 ends after step 5, but the training was resumed after step 8"):
         resume(left, "after-4")
 
 
@@ -234,7 +234,7 @@ def test_a_process_that_still_records_is_told_that_another_one_went_on(tmp_path)
 
     training = Training()
     recorder = training.recorder(tmp_path / "m")
-    with pytest.raises(AlreadyExists, match="was resumed by another process"):
+    with pytest.raises(AlreadyExists, match="another one resumed the training"):
         train(training, recorder)
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == 4

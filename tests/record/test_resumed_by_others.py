@@ -34,7 +34,7 @@ def test_a_further_run_is_told_that_another_one_took_its_place(tmp_path):
 
     training = Training()
     training.load(tmp_path / "after")
-    with pytest.raises(AlreadyExists, match="was resumed by another process"):
+    with pytest.raises(AlreadyExists, match="another one resumed the training"):
         train(training)
     assert [run.folder for run in Manifest.read(tmp_path / "m").runs] == ["run-00002"]
     with dualform.open(tmp_path / "m") as memory:

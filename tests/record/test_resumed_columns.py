@@ -88,7 +88,7 @@ def test_columns_of_one_step_do_not_differ_in_case_alone(tmp_path):
 def test_a_budget_does_not_take_the_name_of_a_column(tmp_path):
     training = Resumed(tmp_path / "m")
     training.record({"Share": NUMBERS})
-    with pytest.raises(RecordingError, match="has a column 'share' of its own"):
+    with pytest.raises(RecordingError, match="has its own column 'share'"):
         training.record({}, budget="1 GB")
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == STEPS
@@ -97,11 +97,11 @@ def test_a_budget_does_not_take_the_name_of_a_column(tmp_path):
 @pytest.mark.parametrize("said", [{"share": NUMBERS / 8}, {"SHARE": NUMBERS}, tokens(share=PAIRS)])
 def test_a_column_does_not_take_the_name_of_a_budget_s(tmp_path, said):
     training = Resumed(tmp_path / "m")
-    with pytest.raises(BadInput, match="is that of a recorder with a budget"):
+    with pytest.raises(BadInput, match="is filled by a recorder with a budget"):
         training.record(said, budget="1 GB")
     training = Resumed(tmp_path / "n")
     training.record({}, budget="1 GB")
-    with pytest.raises(BadInput, match="is that of a recorder with a budget"):
+    with pytest.raises(BadInput, match="is filled by a recorder with a budget"):
         training.record(said)
     with dualform.open(tmp_path / "n") as memory:
         assert memory.info().steps == STEPS

@@ -126,7 +126,7 @@ def test_a_network_without_the_matrix_is_refused_by_name(tmp_path):
             return self.head(x)
 
     train(Free, tmp_path / "m", 0, 2)
-    with pytest.raises(RecordingError, match="network is not as it was"):
+    with pytest.raises(RecordingError, match="network differs from what it was"):
         train(Without, tmp_path / "m", 2, 4, resume=True)
     saved = train(Free, tmp_path / "other", 0, 2)[-1]
     with pytest.raises(RecordingError, match="layer 'w' was recorded before the training was resumed, and is not now"):

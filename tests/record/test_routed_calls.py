@@ -73,8 +73,8 @@ def test_later_the_rows_of_ambiguous_calls_are_unknown_and_the_training_goes_on(
             one_step(opened, model, [[0, 2], [1, 3]], [None, {"row": [1, 3]}], dataset="a")
         one_step(opened, model, [[0, 2], [1, 3]], [{"row": [0, 2]}, {"row": [1, 3, 0]}])  # a size that fits no call
     assert [str(warning.message) for warning in told] == [
-        "row of space 'e' was passed once for 2 calls at step 1. It is not recorded of these "
-        "slots, here and wherever it happens again. Call step.at('e', row=…) once before each "
+        "row of space 'e' was passed once for 2 calls at step 1. It is not recorded for these slots, also in "
+        "later steps. Call step.at('e', row=…) once before each "
         "call that a gradient reaches."
     ]
     sink = opened.sink

@@ -193,7 +193,7 @@ def test_factors_that_all_layers_have_or_that_do_not_last_are_no_warning(tmp_pat
 
 @pytest.mark.parametrize("clipped", [False, True], ids=["", "clipped together"])
 def test_a_lasting_factor_of_one_layer_is_warned_of_once(tmp_path, monkeypatch, clipped):
-    words = r"^the gradient of layer '2' is 10 times what its slots make of it, at each of 8 updates, and that of other"
+    words = r"^the gradient of layer '2' was 10 times the sum over its slots at each of 8 updates, unlike that of other"
     with pytest.warns(RuntimeWarning, match=words) as told:
         scaled(tmp_path / "m", monkeypatch, SCALINGS["clipped together"] if clipped else None, output=10.0)
     assert len(told) == 1

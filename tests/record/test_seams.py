@@ -168,11 +168,13 @@ def test_what_an_open_step_has_not_updated_yet_is_refused_by_name(tmp_path):
     training = Saved(normed=True)
     training.load(tmp_path / "checkpoint")
     with (
-        pytest.raises(RecordingError, match=r"not as it was when the recorder of .* flushed, after 5, 8 steps") as own,
+        pytest.raises(
+            RecordingError, match=r"differs from what it was when the recorder of .* flushed, after 5, 8 steps"
+        ) as own,
         training.recorder(tmp_path / "m", resume=True) as recorder,
     ):
         training.step(recorder, SAVED)
-    assert "A flush inside a step counts from the end of that step" in own.value.hint
+    assert "after the end of its step" in own.value.hint
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == STEPS
 
@@ -264,7 +266,7 @@ MEMORIES = pytest.mark.parametrize(("kind", "old"), [(One, True), (One, False), 
 def test_a_moment_that_was_counted_wrongly_is_no_moment_to_go_on_from(tmp_path, kind, old):
     trained(kind, tmp_path, 0, 7)
     misplace(tmp_path / "m", old)
-    with pytest.raises(RecordingError, match=r"the moment after 4 steps at which .* was counted wrongly"):
+    with pytest.raises(RecordingError, match=r"the flush of .* after 4 steps counted wrongly"):
         trained(kind, tmp_path, SAVED + 1, STEPS, resume=True)
 
 

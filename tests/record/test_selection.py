@@ -113,10 +113,10 @@ def test_a_training_of_vectors_is_refused_at_its_first_step(tmp_path, inside):
             model(x)  # an evaluation trains nothing
         with pytest.raises(RecordingError) as refused:
             train()
-    why = "it goes into mul, and into no product with a matrix that can be seen"
+    why = "it goes into mul, not into a matrix product that the recorder can see"
     assert str(refused.value) == (
-        f"Nothing to record in the first step: scale: {why}; shift: it is no matrix; layer: its weight is frozen. "
-        "Train the weight of at least one layer; vectors that scale or shift lack slots."
+        f"Nothing to record in the first step: scale: {why}; shift: it is not a matrix; layer: its weight is frozen. "
+        "Train the weight of at least one layer: vectors that scale or shift have no slots."
     )
     assert made.skipped["scale"] == why
     assert torch.equal(before, model.scale)

@@ -139,7 +139,7 @@ def test_one_without_a_rule_leaves_the_others_their_weights(tmp_path):
     model = network()
     summary = Recorder(model, make(model), tmp_path / "unused").summary
     assert summary.answers.startswith("the network was trained with Unknown, for which there is no update rule")
-    assert summary.answers.endswith("; AdamW: scores, outputs and weights can be asked, masked and as of every step")
+    assert summary.answers.endswith("; AdamW: scores, outputs and weights, also with filters and as of every step")
     found = memory.verify()
     assert found["0"].exact
     assert found["2"].exact

@@ -131,8 +131,8 @@ def test_a_sink_that_cannot_be_made_leaves_no_thread():
 @pytest.mark.parametrize(
     ("raised", "hint"),
     [
-        (OSError("full"), "free the disk or mend the folder and record anew."),
-        (AssertionError("a fault"), "It is no fault of the disk: see the error that this one came from."),
+        (OSError("full"), "Free disk space or repair the folder, then record again."),
+        (AssertionError("a fault"), "The cause is not the disk: see the error above."),
     ],
 )
 def test_the_disk_is_blamed_for_its_own_errors_alone(raised, hint):

@@ -62,8 +62,8 @@ def test_layers_of_other_lengths_in_one_space_are_refused(tmp_path):
     with opened.recorder, pytest.raises(RecordingError) as caught, opened.recorder.step():
         model(SOURCE, TARGET).sum().backward()
     assert str(caught.value) == (
-        "layers 'encoder.0' and 'decoder.0' saw different batches at step 0: [2, 5] and [2, 4]. The layers of one "
-        "space see the same batch: give those that see another one a space, as spaces={'decoder.*': 'token_2'}, or "
+        "layers 'encoder.0' and 'decoder.0' saw different batches at step 0: [2, 5] and [2, 4]. Give layers "
+        "that see another batch their own space, as spaces={'decoder.*': 'token_2'}, or "
         "leave them out with layers=."
     )
     assert opened.sinks == []
@@ -137,9 +137,8 @@ def test_a_flattened_head_is_refused_and_by_name_its_rows_are_tokens(tmp_path):
         with refused.recorder, pytest.raises(RecordingError) as caught, refused.recorder.step():
             model(x).sum().backward()
         assert str(caught.value) == (
-            "layer 'head' saw 10 rows at step 0, and layer 'body' 2, in one call. Where its rows are the tokens of a "
-            "batch, put it into their space, with spaces=; where the model chooses them, say routed= and give their "
-            "rows with step(at=…)."
+            "layer 'head' saw 10 rows at step 0, but layer 'body' saw 2. If its rows are the tokens of a batch, "
+            "put it into their space with spaces=. If the model chooses them, use Recorder(routed=…) and step(at=…)."
         )
         opened = opened_on(model, tmp_path / "m", spaces={"head": "token"})
         said = {"batch_dim": 1} if time_first else {}
@@ -277,11 +276,11 @@ def test_a_column_keeps_its_level(tmp_path):
         step(word=tokens, label=[1, 2])
         step(word=3, label=4)
         with pytest.raises(
-            BadInput, match=r"^Column 'word' had one value for each token at first, and now has one for each row\."
+            BadInput, match=r"^Column 'word' had one value for each token at first, but now has one for each row\."
         ):
             step(word=[1, 2])
         with pytest.raises(
-            BadInput, match=r"^Column 'label' had one value for each row at first, and now has one for each token\."
+            BadInput, match=r"^Column 'label' had one value for each row at first, but now has one for each token\."
         ):
             step(label=tokens)
         with pytest.raises(

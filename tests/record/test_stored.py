@@ -126,8 +126,8 @@ def test_a_failure_of_writing_surfaces_at_the_next_step(tmp_path, monkeypatch):
     with pytest.raises(RecordingError) as caught:
         failing()
     assert str(caught.value) == (
-        "writing the memory failed: OSError: no space left. What was committed before is safe; free the disk or mend "
-        "the folder and record anew."
+        "writing the memory failed: OSError: no space left. The steps committed before are safe. Free disk "
+        "space or repair the folder, then record again."
     )
     assert isinstance(caught.value.__cause__, OSError)
     assert "dualform-writer" not in [thread.name for thread in threading.enumerate()]

@@ -49,7 +49,7 @@ def test_the_table_and_what_the_first_step_takes(tmp_path, capsys):
         "            4  64 -> 10\n"
         "  skipped   1: not a matrix product (LayerNorm)\n"
         "            3: its weight is frozen\n"
-        "  AdamW: scores, outputs and weights can be asked, masked and as of every step\n"
+        "  AdamW: scores, outputs and weights, also with filters and as of every step\n"
         "dualform: 148 kB a step\n"
     )
     assert recorder.summary.layers == {"0": (40, 64), "4": (64, 10)}
@@ -192,8 +192,8 @@ def test_layers_of_a_kind_share_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "answers"),
     [
-        ({"values": False}, "scores and sums can be asked; outputs and weights would need values=True"),
-        ({"keys": False}, "no keys are stored: a Rerun answers for scores and sums"),
+        ({"values": False}, "scores and sums; outputs and weights would need values=True"),
+        ({"keys": False}, "no keys are stored: answer scores and sums with dualform.Rerun"),
     ],
 )
 def test_what_can_be_asked(tmp_path, arguments, answers):
@@ -211,7 +211,7 @@ def test_an_optimizer_without_a_rule_is_told_of_before_the_first_step(tmp_path, 
     with pytest.warns(RuntimeWarning, match="Nothing was recorded in"), recorder:
         pass
     told = capsys.readouterr().err
-    assert "there is no update rule: attention weights are exact, outputs and weights cannot be rebuilt" in told
+    assert "there is no update rule: attention scores are exact, outputs and weights cannot be rebuilt" in told
 
 
 @pytest.mark.parametrize("way", ["argument", "environment"])

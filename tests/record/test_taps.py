@@ -80,7 +80,7 @@ def test_a_tap_of_another_shape_than_it_says_is_refused_before_the_first_step(tm
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(RecordingError) as raised:
         Opened(model, optimizer, tmp_path / "m", taps=[tap])
-    assert raised.value.message == "layer 'weight': weight has shape [4, 9] where its tap says [4, 3]."
+    assert raised.value.message == "layer 'weight': weight has shape [4, 9] instead of [4, 3]."
 
 
 class Products(nn.Module):
@@ -138,7 +138,7 @@ def ragged():
 
 @pytest.mark.parametrize("on_error", ["raise", "stop_recording"])
 def test_nested_inputs_are_refused_at_first_and_a_defect_later(tmp_path, on_error):
-    message = "layer 'layer' was given a nested tensor, whose rows have no places in a batch"
+    message = "layer 'layer' was given a nested tensor, whose rows are not rows of a batch"
     with pytest.raises(RecordingError, match=f"^{message}"):
         of_products(tmp_path / "first", [ragged()], on_error=on_error)
     model, plain = of_products(tmp_path / "later", [torch.ones(2, 6), ragged(), torch.ones(2, 6)], on_error=on_error)

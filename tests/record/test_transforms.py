@@ -17,9 +17,8 @@ from dualform.record.recorder import Recorder
 from .listed import Opened, batches, small_net
 
 TOLD = (
-    "layer '0': it was called under a torch.func transform at step {0}. What such calls add to gradients is not "
-    "recorded, here and wherever it happens again; layers whose weights are trained by it have a status that says so. "
-    "Train by loss.backward() what is to be recorded."
+    "layer '0': it was called under a torch.func transform at step {0}. The gradients of such calls are not "
+    "recorded, and the status of layers trained by them says so. Use loss.backward() to record them."
 )
 
 

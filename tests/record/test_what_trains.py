@@ -217,9 +217,9 @@ def test_a_layer_that_was_frozen_when_recording_began_is_named_once_it_trains(tm
     since = 2 if held else 3
     first = "make" if held else "give all weights to the optimizer, instead of add_param_group later, and make"
     assert [str(warning.message) for warning in told] == [
-        f"what did not train when recording began is trained from step {since} on, and is not recorded: '2' (its "
-        f"weight was frozen). To record it, {first} the recorder before you freeze these weights: they get slots once "
-        "they train. Or make another recorder, with a folder of its own, at the step where they join."
+        f"layers that did not train when recording began train from step {since} on, and are not recorded: '2' (its "
+        f"weight was frozen). To record them, {first} the recorder before you freeze these weights. Or make "
+        f"another recorder, with another folder, at the step where they join."
     ]
     assert opened.sink.skipped == {
         "2": f"its weight was frozen when recording began, and is trained from step {since} on"
@@ -286,7 +286,7 @@ def test_every_part_that_trains_later_is_named(tmp_path, held):
     was = why.replace("is", "was", 1)
     their = {name: f"it {was}" if name == "own" else f"its weight {was}" for name in names}
     assert [str(warning.message).partition(". ")[0] for warning in told] == [
-        "what did not train when recording began is trained from step 2 on, and is not recorded: "
+        "layers that did not train when recording began train from step 2 on, and are not recorded: "
         + ", ".join(f"{name!r} ({their[name]})" for name in names)
     ]
     assert opened.sink.skipped == {

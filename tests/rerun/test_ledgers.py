@@ -162,7 +162,7 @@ def test_too_little_room_is_refused_before_the_training_begins(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         room = SimpleNamespace(free=4 * STEPS * ROWS * (6 + 7 + 7 + 4) - 1)
         patch.setattr("dualform.rerun.second_recording.disk_usage", lambda _: room)
-        with pytest.raises(BadInput, match="the rerun writes keys and values, up to"):
+        with pytest.raises(BadInput, match="An Influence needs up to"):
             dualform.Rerun(model, optimizer, tmp_path / "m", [influence])
     with pytest.raises(BadInput, match="nowhere is not a folder"):
         dualform.Rerun(model, optimizer, tmp_path / "m", [influence], folder=tmp_path / "nowhere")

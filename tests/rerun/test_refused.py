@@ -55,9 +55,7 @@ def test_other_data_are_refused_at_the_step_and_layer_where_they_begin(folder):
             return made
 
     told = refused(folder, Changed(**vars(FIRST)))
-    assert told.startswith(
-        "step 3, layer '0': its inputs are not those of the first training. Run the same script with"
-    )
+    assert told.startswith("step 3, layer '0': its inputs differ from the first training. Run the same script with")
 
 
 def test_another_learning_rate_is_noticed_one_step_later_and_in_the_layer_above(folder):

@@ -218,9 +218,9 @@ def test_the_rule_of_the_page_is_right(tmp_path, monkeypatch):
 
 def test_a_name_is_one_rules_own():
     rules.register(Sign, SignRule())  # once more is no harm, as in a notebook
-    with pytest.raises(ValueError, match="cannot be named 'sign': that is another one's"):
+    with pytest.raises(ValueError, match="another update rule is named 'sign'"):
         rules.register("some.Other", type("Other", (NormedRule,), {"name": "sign"})())
-    with pytest.raises(ValueError, match="cannot be named ''"):
+    with pytest.raises(ValueError, match="must be text that is not empty, not ''"):
         rules.register("some.Other", type("Other", (NormedRule,), {"name": ""})())
     with pytest.raises(ValueError, match="must begin with 'lr'"):
         rules.register("some.Other", type("Other", (NormedRule,), {"name": "other", "settings": {}})())

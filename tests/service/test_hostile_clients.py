@@ -115,7 +115,7 @@ def test_more_calls_than_there_may_be_are_refused_unread(engine):
         until(lambda: len(engine.asked) + server._handlers._resources.lanes.heavy.waiting == 3)
         silent.call(TOPK)
         until(lambda: server.metrics.outcomes("TopK") == {"overloaded": 1})
-        with pytest.raises(Overloaded, match="holds as many calls as it may"):
+        with pytest.raises(Overloaded, match="has no free place for another call"):
             client.info()
         engine.hold.set()
         for one in held:
@@ -145,14 +145,17 @@ def test_bytes_of_questions_that_are_held_are_bounded(engine):
     engine.hold.clear()
     with Server(engine) as server, Client(server.address) as client:
         assert server._handlers._messages.take_now(server._handlers._messages.free, Asker(""))
-        with pytest.raises(Overloaded, match="holds as many bytes of questions as it may"):
+        with pytest.raises(Overloaded, match="has no room for another question"):
             client.topk("fc", "test")
         assert engine.asked == []
 
 
 def test_a_call_that_ends_without_a_message_is_told_so(engine, server):
     with grpc.insecure_channel(server.address) as channel:
-        for path, says in ((TOPK, "A call holds one message of at most 4 MiB"), (CHECK, "A call holds one message")):
+        for path, says in (
+            (TOPK, "A call must hold one message of at most 4 MiB"),
+            (CHECK, "A call must hold one message"),
+        ):
             with pytest.raises(grpc.RpcError, match=says) as caught:
                 list(channel.stream_stream(path)(iter([]), timeout=60))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -181,7 +184,7 @@ def test_bytes_that_are_no_message_are_refused_and_leave_nothing_behind(server, 
         def send(count: int) -> None:
             for number in range(count):
                 ask = channel.unary_unary(methods[number % len(methods)])
-                with pytest.raises(grpc.RpcError, match="The bytes that came are no ") as caught:
+                with pytest.raises(grpc.RpcError, match="The message is not a ") as caught:
                     ask(b"\xff\xff\xff", timeout=60)
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 

@@ -220,6 +220,6 @@ def test_a_line_that_cannot_be_formatted_fails_nobody_and_says_where_it_is(tmp_p
         log.handle(logging.LogRecord("x", logging.ERROR, "store.py", 17, message, arguments, None))
         log.handle(logging.LogRecord("x", logging.ERROR, "store.py", 18, "whole", (), None))
     assert [line["message"].partition(" (")[0] for line in lines] == [
-        "store.py:17 logs what cannot be written",
+        "store.py:17 logged a message that cannot be written",
         "whole",
     ]

@@ -66,14 +66,18 @@ def test_a_call_that_names_none_of_several_is_told_their_names(server):
     with Client(server.address) as client, pytest.raises(BadInput) as told:
         client.info()
     assert str(told.value) == (
-        "This server has several memories, and the call names none. There are a, b c/ü%. Ask at host:port/NAME, or "
+        "This server serves several memories, and the call does not name one. Memories: a, b c/ü%. Ask at "
+        "host:port/NAME, or "
         "send the metadata dualform-memory."
     )
 
 
 @pytest.mark.parametrize("name", ["c", "../a", "a/", "x" * 5000])
 def test_a_name_that_is_none_is_refused(server, name):
-    with Client(f"{server.address}/{name}") as client, pytest.raises(NotFound, match="This server has no memory"):
+    with (
+        Client(f"{server.address}/{name}") as client,
+        pytest.raises(NotFound, match="This server does not serve a memory"),
+    ):
         client.info()
 
 
@@ -86,7 +90,7 @@ def test_the_only_one_needs_no_name(name):
 def test_one_without_a_name_is_asked_by_none(engine):
     with Server(engine) as server, Client(f"{server.address}/run") as client, pytest.raises(NotFound) as told:
         client.info()
-    assert "It has one, and without a name." in str(told.value)
+    assert "It serves one memory, without a name" in str(told.value)
 
 
 def test_the_log_says_which_was_asked(engines, tmp_path):
@@ -109,7 +113,7 @@ def test_a_wrong_token_learns_no_names(engines):
         for name in ("", "a", "c"):
             with Client(f"{server.address}/{name}", token="wrong") as client, pytest.raises(Unauthenticated) as told:
                 client.info()
-            assert "The token is not the server's." in str(told.value)
+            assert "The token is wrong." in str(told.value)
 
 
 def test_names_come_through_metadata():
@@ -125,7 +129,7 @@ def test_a_target_with_a_name_is_a_servers():
 
 def test_two_folders_of_one_name_are_refused():
     assert named([Path("x/a/"), Path("b")]) == {"a": Path("x/a"), "b": Path("b")}
-    with pytest.raises(BadInput, match="would both be asked as 'a'"):
+    with pytest.raises(BadInput, match="have the same name 'a'"):
         named([Path("x/a"), Path("y/a")])
 
 

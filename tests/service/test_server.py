@@ -165,7 +165,7 @@ def test_an_answer_that_is_too_large_is_refused_by_name(engine):
     with (
         Server(engine, config) as server,
         Client(server.address) as client,
-        pytest.raises(BadInput, match=r"The answer takes 0\.0 MiB, and a message holds at most"),
+        pytest.raises(BadInput, match=r"The answer takes 0\.0 MiB; a message holds at most"),
     ):
         client.sql("SELECT 1")
 
@@ -313,7 +313,7 @@ def test_reflection_lists_the_services(server):
 
 @pytest.mark.parametrize(
     ("token", "says"),
-    [(None, "The server asks for a token, and none was given."), ("wrong", "The token is not the server's.")],
+    [(None, "This server requires a token."), ("wrong", "The token is wrong.")],
 )
 def test_a_token_that_is_missing_or_wrong_is_refused(engine, token, says):
     with (
@@ -337,7 +337,7 @@ def test_sql_is_answered_only_where_the_server_was_told_to(engine):
     with (
         Server(engine) as server,
         Client(server.address) as client,
-        pytest.raises(Forbidden, match=r"^This server answers no SQL\. Start it with --sql"),
+        pytest.raises(Forbidden, match=r"^This server does not answer SQL\. Start it with --sql"),
     ):
         client.sql("SELECT 1")
     assert engine.asked == []

@@ -92,9 +92,9 @@ def test_all_that_is_wrong_is_said_at_once_with_where_it_stands(tmp_path, monkey
     found = settings(text, tmp_path, max_concurrent="many", address="0.0.0.0:1")
     faults = faults_of(found)
     assert [str(fault) for fault in faults] == [
-        "There is no variable DUALFORM_SERVE_MAX_SMAL. Is DUALFORM_SERVE_MAX_SMALL meant?",
-        f"{tmp_path}/serve.toml names 'adress', which is no setting. Is address meant?",
-        f"tls_cert in {tmp_path}/serve.toml names no file that can be read.",
+        "Unknown variable DUALFORM_SERVE_MAX_SMAL. Did you mean DUALFORM_SERVE_MAX_SMALL?",
+        f"Unknown setting 'adress' in {tmp_path}/serve.toml. Did you mean address?",
+        f"tls_cert in {tmp_path}/serve.toml must name a file that can be read.",
         "--max-concurrent must be a whole number above 0.",
         "DUALFORM_SERVE_DEADLINE must be a number above 0.",
         f"request_bytes in {tmp_path}/serve.toml must be a number of bytes above 0, or a text with a unit, such as "
@@ -118,7 +118,7 @@ def test_what_is_none_of_the_choices_is_refused():
 
 def test_one_bound_does_not_bound_several_processes():
     (fault,) = faults_of(settings(ray="auto", ram="2 GB"))
-    assert "--ram bounds one process, and --ray begins several." in str(fault)
+    assert "--ram limits one process, but --ray starts several." in str(fault)
 
 
 def test_a_token_file_that_cannot_be_used_is_one_fault_among_others(tmp_path):
@@ -150,7 +150,7 @@ def test_a_file_that_is_none_is_said(data, tmp_path):
     file = tmp_path / "serve.toml"
     if data is not None:
         file.write_bytes(data)
-    with pytest.raises(BadInput, match=r"The file of settings .*serve\.toml"):
+    with pytest.raises(BadInput, match=r"The settings file .*serve\.toml"):
         read_settings({}, os.environ, file)
 
 

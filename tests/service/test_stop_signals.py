@@ -105,14 +105,16 @@ def test_a_second_signal_ends_a_server_that_drains_at_once(first, second):
     try:
         assert server.stdout.readline() == "asked\n"
         server.send_signal(first)
-        assert any("draining: a second signal ends it at once" in line for line in iter(server.stderr.readline, ""))
+        assert any(
+            "draining: a second signal ends the server at once" in line for line in iter(server.stderr.readline, "")
+        )
         server.send_signal(second)
         out, logged = server.communicate(timeout=60)
     finally:
         server.kill()
         server.wait()
     assert (server.returncode, out) == (128 + second, "")
-    said = f"ended at once by a second signal, {second.name}: what was being answered is cut off\n"
+    said = f"ended at once by a second signal, {second.name}: open questions were cut off\n"
     assert said in logged
 
 
@@ -152,4 +154,4 @@ def test_work_that_does_not_stop_does_not_keep_a_server_alive():
         server.send_signal(signal.SIGTERM)
         out, logged = server.communicate(timeout=60)
     assert (server.returncode, out) == (0, "")
-    assert "ended: what was being answered did not stop in time\n" in logged
+    assert "ended: some questions did not stop in time\n" in logged

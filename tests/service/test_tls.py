@@ -165,7 +165,7 @@ def test_authorities_that_cannot_be_used_are_refused_by_both_ends(engine, pairs,
 
 
 def test_certificates_of_callers_need_one_of_the_server():
-    with pytest.raises(BadInput, match="the server has none itself") as caught:
+    with pytest.raises(BadInput, match="the server has no certificate") as caught:
         ServiceConfig("127.0.0.1:0", client_authority=Path("ca.pem"))
     assert caught.value.field == "client_authority"
 

@@ -104,7 +104,7 @@ def test_one_token_has_half_of_the_room_for_questions(engine, file):
     ):
         room = server._handlers._messages
         assert room.take_now(room.free // 2 - 100, Asker("alice", True))
-        with pytest.raises(Overloaded, match="holds as many bytes of questions as it may"):
+        with pytest.raises(Overloaded, match="has no room for another question"):
             alice.topk("fc", np.ones((17, 3), np.float32))
         engine.hold.set()
         assert bob.topk("fc", np.ones((17, 3), np.float32))

@@ -59,18 +59,18 @@ def test_tokens_that_are_made_are_of_32_random_bytes():
 @pytest.mark.parametrize(
     ("lines", "mode", "says"),
     [
-        ([f"alice read sha256:{DIGEST}"], 0o622, "others may write it.*chmod go-w"),
-        ([f"alice read sha256:{DIGEST}"], 0o660, "others may write it"),
-        ([], 0o600, "it holds no token.*dualform token NAME"),
-        (["# nothing"], 0o600, "it holds no token"),
+        ([f"alice read sha256:{DIGEST}"], 0o622, "other users may write to it.*chmod go-w"),
+        ([f"alice read sha256:{DIGEST}"], 0o660, "other users may write to it"),
+        ([], 0o600, "it is empty.*dualform token NAME"),
+        (["# nothing"], 0o600, "it is empty"),
         ([f"alice read sha256:{DIGEST}", "torn rea"], 0o600, "its line 2 is not of the form NAME SCOPES sha256:HEX"),
         ([f"alice read sha256:{DIGEST[:-1]}"], 0o600, "its line 1 is not of the form"),
         ([f"alice everything sha256:{DIGEST}"], 0o600, "its line 1 is not of the form.*read, sql, admin, metrics"),
         ([f"alice read sha256:{DIGEST}", f"alice sql sha256:{'0' * 64}"], 0o600, "its line 2 names alice again"),
         ([f"alice read sha256:{DIGEST}", f"bob sql sha256:{DIGEST}"], 0o600, "two of its lines have the same token"),
-        (["a-token-as-it-is-in-a-file"], 0o640, "it holds a token as it is, and others may read it"),
+        (["a-token-as-it-is-in-a-file"], 0o640, "it holds a token in plain text, and other users may read it"),
         (["short"], 0o600, "its token has fewer than 16 characters"),
-        (["not\x07printable-characters"], 0o600, "its token holds characters that no header can carry"),
+        (["not\x07printable-characters"], 0o600, "its token contains characters that a header cannot carry"),
     ],
 )
 def test_what_cannot_be_used_is_refused(file, lines, mode, says):
@@ -169,12 +169,12 @@ def test_ten_wrong_tokens_end_the_connection_and_a_right_one_is_let_in_whatever_
         assert ask("right") in (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
         assert ask("right") is grpc.StatusCode.OK
         assert server.metrics.wrong_tokens == 37
-    assert 1 <= caplog.text.count("calls without a right token: ") < 37
+    assert 1 <= caplog.text.count("calls with a missing or wrong token: ") < 37
     assert "wrong'" not in caplog.text
 
 
 def test_a_token_and_a_file_of_tokens_are_one_too_many(file):
-    with pytest.raises(BadInput, match="A token and a file of tokens were given"):
+    with pytest.raises(BadInput, match="token and token_file cannot be combined"):
         ServiceConfig(token="t", token_file=file)
 
 
@@ -230,7 +230,7 @@ def test_the_first_word_of_a_torn_line_is_no_token(engine, file, monkeypatch, ca
         with pytest.raises(Unauthenticated):
             guessed.verify()
         assert right.info(), "the former tokens stay"
-    assert "the file held lines of callers, and holds a token as it is" in caplog.text
+    assert "the token file now holds a token in plain text" in caplog.text
 
 
 def test_who_was_not_allowed_is_noted(engine, file):
@@ -267,7 +267,7 @@ def test_a_token_that_is_no_text_is_not_logged(engine, caplog, capfd, spoilt):
         assert connection.frames()
         until(lambda: server.metrics.wrong_tokens == 1)
     said = "".join((caplog.text, *capfd.readouterr()))
-    assert "calls without a right token: 1," in said
+    assert "calls with a missing or wrong token: 1," in said
     assert "the-token-itself" not in said
     assert "Traceback" not in said
 

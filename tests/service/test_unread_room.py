@@ -103,7 +103,7 @@ def test_what_gets_no_room_before_its_deadline_leaves_none_taken():
         assert resources.unread.free == UNREAD * LARGEST
         assert len(resources.unread._waiting) == 0
         (await scan(servicer, 1)).release()
-        with pytest.raises(BadInput, match=r"takes 3\.0 MiB, and a message holds at most 2\.0 MiB"):
+        with pytest.raises(BadInput, match=r"takes 3\.0 MiB; a message holds at most 2\.0 MiB"):
             await look_up(MemoryServicer(Large(3 * LARGEST // 2), resources), 1)  # type: ignore[arg-type]
         assert resources.unread.free == UNREAD * LARGEST
         resources.close()

@@ -255,7 +255,7 @@ def test_layers_of_one_anothers_parameters_are_refused_and_found(sound, tmp_path
         with pytest.raises(Damaged, match=r"memory\.json was altered: 'layer-.*' does not fit weights/initial"):
             Snapshot.open(path).initial()
         assert len(check_memory(path)) == 2
-        assert "has no layer with the parameter 'layer-1.weight', which was updated" in check_memory(path)[0]
+        assert "lists updates of the parameter 'layer-1.weight', which no layer has" in check_memory(path)[0]
 
 
 @pytest.mark.parametrize(

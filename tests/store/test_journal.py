@@ -187,7 +187,7 @@ def test_a_journal_that_was_begun_is_missed(path, tmp_path, commits, how):
         file.write_bytes(journal_path(tmp_path / "other" / "shard-00000", commits).read_bytes())
     else:
         file.write_bytes(file.read_bytes()[: {"emptied": 0, "cut to its id": 24}.get(how, 500)])
-    said = {"removed": "is missing: it has rows since", "of another": "is the journal of another recording"}
+    said = {"removed": "is missing, with the steps since commit", "of another": "is the journal of another recording"}
     with pytest.raises(Damaged, match=re.escape(f"{file} {said.get(how, 'was cut short within its first frame')}")):
         Snapshot.open(path)
     (problem,) = check_memory(path)
@@ -195,21 +195,21 @@ def test_a_journal_that_was_begun_is_missed(path, tmp_path, commits, how):
     with pytest.raises(Damaged, match=str(file)):
         copy_memory(path, tmp_path / "copy")
     if not commits:
-        with pytest.raises(Damaged, match="has no step that is whole"):
+        with pytest.raises(Damaged, match="has no undamaged step"):
             repair(path, tmp_path / "copy")
         return
     dropped, copy = repair(path, tmp_path / "copy")
-    assert dropped[0].startswith("Of shard-00000, the steps since its last commit were dropped: shard-00000/journal-")
+    assert dropped[0].startswith("The steps since the last commit of shard-00000 were dropped: shard-00000/journal-")
     assert (copy.steps, check_memory(tmp_path / "copy")) == (commits, [])
 
 
 def test_check_names_a_journal_whose_last_frame_is_not_whole(path):
     recorded(path, 3)
     file = journal_path(path / "shard-00000", 0)
-    assert "not whole" not in how_it_ended(path)
+    assert "incomplete" not in how_it_ended(path)
     file.write_bytes(flipped(file.read_bytes(), -1))
     assert check_memory(path) == []
-    assert how_it_ended(path).endswith(f" The last frame of {file} is not whole, and no part of the memory.")
+    assert how_it_ended(path).endswith(f" The last frame of {file} is incomplete and was ignored.")
 
 
 def test_a_commit_ends_a_journal_and_a_memory_of_before_names_none(path):

@@ -95,7 +95,7 @@ def check(path: Path, whole: Expected, least: int) -> int:
     assert memory.recording
     assert check_memory(path) == []
     after = f"after step {memory.steps - 1}" if memory.steps else "before its first step"
-    torn = r"( The last frame of \S+/journal-\d{6} is not whole, and no part of the memory\.)?"
+    torn = r"( The last frame of \S+/journal-\d{6} is incomplete and was ignored\.)?"
     assert re.fullmatch(rf"the recording was cut off {after}\.{torn}", how_it_ended(path))
     return steps
 

@@ -88,10 +88,10 @@ def test_a_link_that_was_altered_is_named_and_others_are_answered(tmp_path, batc
     memory = Snapshot.open(tmp_path / "m")
     assert memory.space("token").at(np.array([0, 20]), ["token"])["token"].to_pylist()[1] is not None
     first = int(memory.space("token").extents.first_slot[2 * 38])
-    sentence = f"{file} was altered: column 'token' of extents_token is not what was committed."
+    sentence = f"{file} was altered: column 'token' of table 'extents_token' does not match its checksum."
     with pytest.raises(Damaged) as caught:
         memory.space("token").at(np.array([first]), ["token"])
-    assert str(caught.value) == sentence
+    assert caught.value.message == sentence
     assert sentence in check_memory(tmp_path / "m")
 
 

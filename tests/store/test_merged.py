@@ -113,6 +113,6 @@ def test_a_shard_that_has_not_begun_is_named(tmp_path):
     with pytest.raises(NotAMemory) as caught:
         Snapshot.open(tmp_path / "memory")
     assert str(caught.value) == (
-        f"{tmp_path / 'memory'} is not a whole memory yet: shard-00001 has not begun. "
+        f"{tmp_path / 'memory'} is incomplete: shard-00001 has not begun. "
         "Wait until every process of the training has taken its first step."
     )

@@ -86,7 +86,7 @@ def test_commands_take_such_folders(name, tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
 @pytest.mark.parametrize("name", UNWRITABLE, ids=ascii)
 def test_what_cannot_be_written_is_refused_before_anything_is(name, tmp_path):
-    with pytest.raises(BadInput, match="Name the folder otherwise"):
+    with pytest.raises(BadInput, match="Rename the folder"):
         train(tmp_path / name / "run")
     assert list(tmp_path.iterdir()) == []
     # Where a memory was moved there, it is read if DuckDB can, and not written.
@@ -97,9 +97,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is(name, tmp_path):
         with dual.open(tmp_path / name) as memory:
             assert memory.sql("SELECT count(*) AS n FROM slots")["n"].tolist() == [11]
     else:
-        with pytest.raises(BadInput, match="Name the folder otherwise"):
+        with pytest.raises(BadInput, match="Rename the folder"):
             dual.open(tmp_path / name)
-    with pytest.raises(BadInput, match="Name the folder otherwise"):
+    with pytest.raises(BadInput, match="Rename the folder"):
         dual.delete(tmp_path / name, "step = 0")
     assert {file: file.read_bytes() for file in (tmp_path / name).rglob("*") if file.is_file()} == before
 
@@ -109,6 +109,6 @@ def test_a_link_does_not_help(tmp_path):
     """DuckDB follows it."""
     (tmp_path / "what?").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "what?")
-    with pytest.raises(BadInput, match="Name the folder otherwise"):
+    with pytest.raises(BadInput, match="Rename the folder"):
         train(tmp_path / "link" / "run")
     assert list((tmp_path / "what?").iterdir()) == []

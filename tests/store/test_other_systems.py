@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_locked_is_said_to_be_open_to_others(monkeypatch
     with own.folder_lock(tmp_path / "run", wait=True):
         pass
     with (
-        pytest.warns(RuntimeWarning, match=r"^this system has no locks of folders: let no other process delete"),
+        pytest.warns(RuntimeWarning, match=r"^This system cannot lock .*\. Do not delete samples of it"),
         own.folder_lock(tmp_path / "run"),
     ):
         pass

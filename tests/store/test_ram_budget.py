@@ -184,7 +184,7 @@ def test_a_question_that_finds_no_room_beside_what_nobody_counts_is_refused_once
     with budget.claimed(500, look):
         assert len(looks) == 3
     held[0] = 600
-    refused = pytest.raises(Overloaded, match=r"needs about 500 bytes of RAM, and beside what .* 366 bytes are left")
+    refused = pytest.raises(Overloaded, match=r"needs about 500 bytes of RAM; 366 bytes of the limit are free")
     looks[:] = [None] * 10
     with refused, budget.claimed(500, look):
         pass
@@ -219,5 +219,5 @@ def test_memories_that_share_a_budget_take_what_they_need_of_one_bound():
     assert (budget.most_bytes, budget.largest) == (425, 106)
     budget.leave(-300, 100)
     assert budget.most_bytes == 425
-    with pytest.raises(BadInput, match=r"^1 kB is too little RAM: opening the memory takes 900 bytes"):
+    with pytest.raises(BadInput, match=r"^ram=1 kB is too small: opening the memory takes 900 bytes"):
         budget.leave(400, 100)

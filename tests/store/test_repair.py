@@ -42,7 +42,7 @@ def test_a_damaged_segment_costs_its_commit_and_those_behind(tmp_path, commit, h
         flip(file)
     dropped, copy = repair(tmp_path / "m", tmp_path / "copy")
     name = f"shard-00000/layers/layer-1/values-{commit:06d}.npy"
-    assert dropped == [f"Of shard-00000, {4 - commit} of 4 commits were dropped: {name} is damaged."]
+    assert dropped == [f"{4 - commit} of 4 commits of shard-00000 were dropped: {name} is damaged."]
     assert copy.steps == 2 * commit
     file.write_bytes(content)  # the new memory may have it under another name, where it was not dropped
     same(copy, whole)
@@ -56,7 +56,7 @@ def test_a_damaged_segment_costs_its_commit_and_those_behind(tmp_path, commit, h
 def test_where_no_step_is_whole_there_is_no_copy(tmp_path):
     recorded(tmp_path / "m")
     flip(tmp_path / "m" / "shard-00000" / "layers" / "layer-1" / "values-000000.npy")
-    with pytest.raises(Damaged, match=r"has no step that is whole\. Of shard-00000, 4 of 4 commits were dropped"):
+    with pytest.raises(Damaged, match=r"has no undamaged step\. 4 of 4 commits of shard-00000 were dropped"):
         repair(tmp_path / "m", tmp_path / "copy")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
 
@@ -96,7 +96,7 @@ def test_a_damaged_journal_costs_what_came_since_the_last_commit(tmp_path):
     assert check_memory(tmp_path / "m")
     dropped, copy = repair(tmp_path / "m", tmp_path / "copy")
     assert copy.steps == 3
-    assert dropped[0].startswith("Of shard-00000, the steps since its last commit were dropped: shard-00000/journal-")
+    assert dropped[0].startswith("The steps since the last commit of shard-00000 were dropped: shard-00000/journal-")
 
 
 def test_a_query_set_that_was_taken_behind_what_is_left_is_dropped(tmp_path):
@@ -113,7 +113,7 @@ def test_a_query_set_that_was_taken_behind_what_is_left_is_dropped(tmp_path):
     assert copy.steps == 4
     assert list(copy.query_sets) == ["query_set-1", "query_set-3"]
     assert copy.query_set("query_set-3").queries("layer-0").tolist() == [[3.0] * 6] * 2
-    assert dropped[1:] == ["The query set 'query_set-5' was dropped: it was taken behind what is left."]
+    assert dropped[1:] == ["The query set 'query_set-5' was dropped: it was taken after the last step that is left."]
     assert Manifest.read(tmp_path / "copy").repaired == dropped
     assert sorted(path.name for path in (tmp_path / "copy" / "probes").iterdir()) == ["query_set-1", "query_set-3"]
     assert check_memory(tmp_path / "copy") == []
@@ -149,7 +149,7 @@ def test_the_command_line_says_what_was_dropped(tmp_path, capsys):
     assert main(["check", str(tmp_path / "m"), "--repair"]) == 2
     assert main(["check", str(tmp_path / "m"), "--repair", "--out", str(tmp_path / "copy")]) == 0
     *_, dropped, last = capsys.readouterr().out.splitlines()
-    assert dropped.startswith("Of shard-00000, 3 of 4 commits were dropped")
+    assert dropped.startswith("3 of 4 commits of shard-00000 were dropped")
     assert last == f"{tmp_path / 'copy'} has the undamaged part, up to step 1, and passed every check"
     assert main(["check", str(tmp_path / "copy")]) == 0
 

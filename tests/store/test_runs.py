@@ -92,7 +92,7 @@ def test_a_column_of_two_types_is_refused(tmp_path):
     with pytest.raises(BadInput) as caught:
         Runs.of([tmp_path / "a", tmp_path / "b"])
     assert str(caught.value) == (
-        f"column 'weight' is BIGINT in {tmp_path / 'b'}, and DOUBLE in a run before. Open these runs one by one."
+        f"column 'weight' is BIGINT in {tmp_path / 'b'}, but DOUBLE in an earlier run. Open these runs one by one."
     )
 
 

@@ -100,7 +100,7 @@ def test_a_damaged_block_is_an_error_once_its_rows_are_asked_for(stored):
     for _ in range(2):
         with pytest.raises(Damaged) as caught:
             source.read(0, ROWS)
-        assert caught.value.message == (f"{made.path} was altered: its checksum is not the one that was committed.")
+        assert caught.value.message == (f"{made.path} was altered: its checksum does not match.")
     assert source.read(0, 5).tobytes() == matrix[:5].tobytes()
     with pytest.raises(Damaged, match="was altered"):
         source.verify()
@@ -111,7 +111,7 @@ def test_a_file_that_was_cut_short_or_is_gone_is_named(stored):
     size = made.path.stat().st_size
     with open(made.path, "r+b") as file:
         file.truncate(size - 1)
-    with pytest.raises(Damaged, match=f"has {size - 1} bytes where {size} were committed"):
+    with pytest.raises(Damaged, match=f"has {size - 1} bytes instead of {size}"):
         rows_of(stored).read(0, 1)
     made.path.unlink()
     with pytest.raises(Damaged, match=r"keys\.faiss cannot be read: No such file or directory"):
@@ -226,7 +226,7 @@ def test_rows_that_a_file_does_not_have_are_damage(stored):
         lambda: segment.read_rows(longer, form, len(matrix), len(matrix) + 1),
         lambda: segment.SegmentBuffer(longer, form),
     ):
-        with pytest.raises(Damaged, match=f"{file.path} has {file.size} bytes where {size} were expected"):
+        with pytest.raises(Damaged, match=f"{file.path} has {file.size} bytes instead of {size}"):
             read()
 
 

@@ -45,7 +45,7 @@ def test_a_shard_without_its_memory_is_refused(tmp_path):
     with pytest.raises(NotAMemory, match="no folder"):
         open_writer(tmp_path / "memory", shard_number=1)
     open_writer(tmp_path / "memory", shards=2).abandon()
-    with pytest.raises(NotAMemory, match="has no place for shard-00002"):
+    with pytest.raises(NotAMemory, match="was not created for shard-00002"):
         open_writer(tmp_path / "memory", shard_number=2)
     open_writer(tmp_path / "memory", shard_number=1).abandon()
     with pytest.raises(AlreadyExists, match="shard-00001 already exists"):

@@ -80,7 +80,7 @@ def test_booleans_and_integers_are_text(tmp_path):
 
 
 def test_integers_that_no_float_holds_are_refused_and_the_others_stay(tmp_path):
-    said = "has integers beyond 2**53 in one shard, and floats in another"
+    said = "has integers beyond 2**53 in one shard and floats in another"
     with opened(tmp_path / "m", np.array([2**53 + 1, 2, 3]), FLOATS) as engine:
         with pytest.raises(BadInput, match=re.escape(f"column 'said' {said}")):
             engine.topk("every", np.ones((1, 4), np.float32), k=1, where="said = 2")

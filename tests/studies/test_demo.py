@@ -93,7 +93,7 @@ def test_a_demo_replaces_an_earlier_one_and_nothing_else(demo, tmp_path: Path):
     assert again["accuracy"] == report["accuracy"]
     assert again["prediction"] == report["prediction"]
     (tmp_path / "thesis.txt").write_text("do not lose")
-    with pytest.raises(AlreadyExists, match="already holds something"):
+    with pytest.raises(AlreadyExists, match="already contains something"):
         run_demo(tmp_path)
     assert (tmp_path / "thesis.txt").exists()
 

@@ -68,7 +68,7 @@ def test_a_figure_that_is_gone_is_named_and_nothing_is_lost(shown: Path):
     results = shown.parents[3] / "docs" / "results"
     before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
     shown.unlink()
-    with pytest.raises(NotFound, match=r"hubs\.png, a figure of the page, is not there\. Run its study again\."):
+    with pytest.raises(NotFound, match=r"hubs\.png is missing\. Run its study again\."):
         write(shown)
     assert {path: path.read_bytes() for path in results.rglob("*") if path.is_file()} == before
 
@@ -129,12 +129,12 @@ def test_the_summary_of_the_page_counts_the_claims_below_it():
     ("change", "reason"),
     [
         (lambda report: json.dumps(report)[:-9], "(char "),
-        (lambda report: "[1]", "it is no JSON object"),
+        (lambda report: "[1]", "it is not a JSON object"),
         (lambda report: json.dumps(report | {"command": None} | {"machine": {}}), "it has no 'threads'"),
         (lambda report: json.dumps(report | {"claims": [{"claim": "A hub."}]}), "missing"),
         (
             lambda report: json.dumps(report | {"claims": [CLAIM.plain() | {"verdict": "maybe"}]}),
-            "'maybe' is no verdict",
+            "'maybe' is not a verdict",
         ),
         (lambda report: json.dumps(report | {"beside_paper": [{"what": "accuracy"}]}), "missing"),
         (
@@ -150,12 +150,12 @@ def test_a_report_that_is_not_whole_is_named_and_nothing_is_lost(
     Page(tmp_path / "runs" / "joint", "Joint").write({"command": "dualform study joint"})
     path = tmp_path / "runs" / "joint" / "report" / "report.json"
     path.write_text(change(json.loads(path.read_text())))
-    assert_refused(tmp_path, f"{path} is not the whole report of a study: ", reason, "Run its study again.")
+    assert_refused(tmp_path, f"{path} is not a complete report of a study: ", reason, "Run its study again.")
 
 
 def test_a_folder_without_any_report_overwrites_nothing(tmp_path: Path):
     (tmp_path / "runs" / "single").mkdir(parents=True)
-    assert_refused(tmp_path, f"{tmp_path / 'runs'} holds no report of a study.")
+    assert_refused(tmp_path, f"{tmp_path / 'runs'} has no report of a study.")
 
 
 def assert_refused(folder: Path, *words: str) -> None:

@@ -57,6 +57,6 @@ def test_a_whole_run_says_how_much_memory_its_process_held(tmp_path: Path, monke
 @pytest.mark.parametrize("name", sorted(STUDIES | NETWORKS | CONTESTS))
 def test_a_study_refuses_a_folder_in_use_before_it_trains(name: str, tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("do not lose")
-    with pytest.raises(AlreadyExists, match="already holds something"):
+    with pytest.raises(AlreadyExists, match="already contains something"):
         run_study(name, Assignment(tmp_path))
     assert (tmp_path / "thesis.txt").read_text() == "do not lose"

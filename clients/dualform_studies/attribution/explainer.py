@@ -38,7 +38,7 @@ class MemoryExplainer:
         Raises BadInput where attention or contributions are to be of all layers.
         """
         if layer == "*" and score != "gradient":
-            raise BadInput(f"score={score!r} is of one layer.", hint="Name it with layer=.", field="layer")
+            raise BadInput(f"score={score!r} needs one layer.", hint="Name it with layer=.", field="layer")
         self.model, self.train_dataset = model, train_dataset
         self._memory, self._layer, self._score = memory, layer, score
 

@@ -46,12 +46,12 @@ def write_page(page: Path, title: str, parts: Iterable[str | Shown]) -> Path:
     if page.exists():
         above, mark, _ = page.read_text(encoding="utf-8").partition(MARK)
         if not mark:
-            raise BadInput(f"{page} has no line {MARK}", hint="Put that line below the text that is to stay.")
+            raise BadInput(f"{page} has no line {MARK}", hint="Put this line below the text that is to stay.")
     parts = [part for part in parts if part]
     shown = [part for part in parts if isinstance(part, Shown)]
     for part in shown:
         if not part.png.is_file():
-            raise NotFound(f"{part.png}, a figure of the page, is not there.", hint="Run its study again.")
+            raise NotFound(f"The figure {part.png} is missing.", hint="Run its study again.")
     shutil.rmtree(page.with_suffix(""), ignore_errors=True)
     for part in shown:
         place = page.parent / _place(page, part)
@@ -81,8 +81,8 @@ def read_studies(
     reports = {name: report for name, report in asked.items() if report}
     if not reports:
         raise NotFound(
-            f"{runs} holds no report of {of_what}.",
-            hint="Name the folder of the runs, with NAME/report/report.json in it.",
+            f"{runs} has no report of {of_what}.",
+            hint="Pass the folder of the runs, with NAME/report/report.json in it.",
         )
     return asked, reports
 

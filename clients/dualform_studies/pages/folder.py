@@ -21,7 +21,9 @@ def check_free(run: Path) -> None:
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         study = study_of(run)
         what = f"the study {study}" if study else "something"
-        raise AlreadyExists(f"{run} already holds {what}.", hint="Name another folder with --out, or remove it.")
+        raise AlreadyExists(
+            f"{run} already contains {what}.", hint="Pass another folder with --out, or remove this one."
+        )
 
 
 def write_report(run: Path, report: Report) -> Path:

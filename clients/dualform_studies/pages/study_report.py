@@ -57,16 +57,16 @@ def read_study(run: Path) -> StudyReport | None:
         return _read(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise Damaged(f"{path} is not the whole report of a study: {why}.", hint="Run its study again.") from error
+        raise Damaged(f"{path} is not a complete report of a study: {why}.", hint="Run its study again.") from error
 
 
 def _read(report: Report) -> StudyReport:
     if not isinstance(report, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     claims = tuple(Claim(**claim) for claim in report.get("claims", ()))
     for claim in claims:
         if claim.verdict not in VERDICTS:
-            raise ValueError(f"{claim.verdict!r} is no verdict")
+            raise ValueError(f"{claim.verdict!r} is not a verdict")
     seconds, prompts = report.get("seconds", {}).get("all"), report.get("prompts", ())
     return StudyReport(
         command=report["command"],

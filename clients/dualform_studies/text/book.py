@@ -62,11 +62,11 @@ def cut_book(text: str, path: object) -> Cut:
     if chunks != _CHUNKS:
         raise _other(
             path,
-            f"has {cut.end - cut.begin:,} characters between the lines {FIRST_FABLE} and {END}, where 137,694 are "
-            f"expected: {_STREAMS} streams would have {max(0, chunks)} chunks of {_UNROLL}, not {_CHUNKS}",
+            f"has {cut.end - cut.begin:,} characters between the lines {FIRST_FABLE} and {END} instead of 137,694: "
+            f"{_STREAMS} streams would have {max(0, chunks)} chunks of {_UNROLL}, not {_CHUNKS}",
         )
     return cut
 
 
 def _other(path: object, what: str) -> Damaged:
-    return Damaged(f"{path} {what}.", hint=f"It is another edition, or a part of the book: fetch {BOOK}.")
+    return Damaged(f"{path} {what}.", hint=f"It is another edition, or only a part of the book. Fetch {BOOK}.")

@@ -48,7 +48,7 @@ def own_prompts(texts: Sequence[str], first: int = 1) -> list[Prompt]:
     """Prompts as a user words them, numbered from `first`. Raises BadInput for one without a token."""
     for text in texts:
         if not text.strip():
-            raise BadInput("a prompt is empty.", hint='Give a text, as --prompt "the Fox and the".', field="prompt")
+            raise BadInput("prompt must not be empty.", hint='For example --prompt "the Fox and the".', field="prompt")
         if any("\ud800" <= char <= "\udfff" for char in text):
-            raise BadInput(f"the prompt {text!r} is no UTF-8.", hint="Give it in UTF-8.", field="prompt")
+            raise BadInput(f"the prompt {text!r} is not UTF-8.", hint="Pass text in UTF-8.", field="prompt")
     return [Prompt(f"prompt-{number}", text) for number, text in enumerate(texts, start=first)]

@@ -28,20 +28,20 @@ def check_same(report: Report, assignment: Assignment, digest: str) -> None:
     for name, (asked, there) in wanted.items():
         if asked not in (None, there):
             raise AlreadyExists(
-                f"{assignment.out} holds a run with {name} {there}, not {asked}.",
-                hint="Name another folder with --out, or ask this one without saying how to train.",
+                f"{assignment.out} contains a run with {name} {there}, not {asked}.",
+                hint=f"Pass another folder with --out, or leave out --{name} to ask this run.",
             )
     if report["rerun"] or assignment.rerun:
         raise BadInput(
-            f"the run in {assignment.out} is there, and a rerun trains anew.",
-            hint="Name another folder with --out and give all prompts at once."
+            f"{assignment.out} already contains a run, and --rerun trains again.",
+            hint="Pass another folder with --out, and all prompts at once."
             if report["rerun"]
-            else "It stored its keys: ask it without --rerun.",
+            else "This run stored its keys: leave out --rerun.",
             field="rerun",
         )
     if digest != report["corpus"]["digest"]:
         raise BadInput(
-            f"the run in {assignment.out} was trained on another text than the one at hand.",
-            hint="Name the data folder that it was trained from with --data.",
+            f"the run in {assignment.out} was trained on another text than that in the data folder.",
+            hint="Pass the data folder that it was trained from with --data.",
             field="data",
         )

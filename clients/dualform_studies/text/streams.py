@@ -38,7 +38,8 @@ def chunks_of_a_pass(length: int, recipe: Recipe) -> int:
     count = (length - 1) // recipe.unroll // recipe.batch
     if count < 1:
         raise BadInput(
-            f"a text of {length:,} tokens has no chunk of {recipe.unroll} for each of {recipe.batch} streams.",
+            f"a text of {length:,} tokens is too short: each of {recipe.batch} streams needs a chunk of "
+            f"{recipe.unroll}.",
             hint="Train on a longer text.",
             field="data",
         )

@@ -91,8 +91,8 @@ def _task(corpus: Corpus, recipe: Recipe, seed: int, progress: Progress | None) 
     test = vocabulary.encode(corpus.test)
     if len(test) < 2:
         raise BadInput(
-            f"the test text of {corpus.name} holds {len(test)} {corpus.unit}s: nothing can be predicted.",
-            hint="Fetch the file anew.",
+            f"the test text of {corpus.name} has {len(test)} {corpus.unit}s, too few to predict any.",
+            hint="Fetch the file again.",
             field="data",
         )
     task = Task(corpus, vocabulary, vocabulary.encode(corpus.train), test, recipe, seed, progress)
@@ -110,8 +110,8 @@ def _check_room(out: Path, recipe: Recipe) -> None:
     needed, free = 4 * recipe.slots * recipe.d_in, disk_usage(there).free
     if needed > free:
         raise BadInput(
-            f"the keys would take {needed / 1e9:,.0f} GB, and {free / 1e9:,.0f} GB are free.",
-            hint="Give --rerun, which stores none, fewer --steps, or another --out; --dry-run tells slots and time.",
+            f"the keys need {needed / 1e9:,.0f} GB, but {free / 1e9:,.0f} GB are free.",
+            hint="Pass --rerun, which does not store them, fewer --steps, or another --out.",
             field="out",
         )
 

@@ -76,8 +76,8 @@ class Vocabulary:
         """Raises BadInput for a character that is not among them, where tokens are characters."""
         if self.unknown < 0 and (strange := sorted(set(text) - set(self.words))):
             raise BadInput(
-                f"the network knows no {', '.join(map(repr, strange))}.",
-                hint="Its characters are those of the text it was trained on; leave others out of a prompt.",
+                f"the network was not trained with {', '.join(map(repr, strange))}.",
+                hint="Use only characters of the training text in a prompt.",
                 field="prompt",
             )
         encoding = self.tokenizer.encode(text, add_special_tokens=False)

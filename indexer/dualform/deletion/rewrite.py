@@ -43,7 +43,7 @@ def rewrite(view: View, targets: Targets, query_sets: frozenset[str], check: Che
         sync_folder(snapshot.path)
         if snapshot.moved() or Manifest.read(snapshot.path) != old:
             raise RecordingError(
-                f"{snapshot.path} changed meanwhile: it is being recorded.",
+                f"{snapshot.path} was written to during the deletion: it is still being recorded.",
                 hint="Call dualform.delete after the training has ended.",
             )
     except BaseException:
@@ -54,7 +54,8 @@ def rewrite(view: View, targets: Targets, query_sets: frozenset[str], check: Che
         old.write(snapshot.path)
         _remove(made)
         raise Damaged(
-            f"The memory without these samples did not pass its check, so the old one was kept: {problems[0]}"
+            f"The memory without these samples did not pass its check, so the old one was kept: {problems[0]}",
+            hint=f"Run 'dualform check {snapshot.path}' to see whether the old one is damaged.",
         )
 
 

@@ -100,8 +100,8 @@ def _datapoints(view: View, where: str | Filter) -> NDArray[np.bool_]:
     for space in spaces:
         if space.extents.unknown_datapoints or len(space.samples.unknown()[0]):
             raise BadInput(
-                f"The samples of slots in space {space.name!r} are not known, so samples cannot be deleted.",
-                hint="Record such layers with step(at=…), which tells their rows.",
+                f"samples cannot be deleted: the rows of slots in space {space.name!r} are unknown.",
+                hint="Record the training again, without the samples.",
                 field="where",
             )
     expression = mask.checked_expression(spaces[0], spaces, where, view.datasets)

@@ -98,7 +98,7 @@ class Aligner:
                         call,
                         f"layer {tap.name!r} was called with {before} at first and is called with {now} at step "
                         f"{self._record.step}: its input is {[*signal.leading, tap.d_in]}",
-                        hint="Record a layer by one kind of slots, or leave it out with layers=.",
+                        hint="Call it always with rows or always with tokens, or leave it out with layers=.",
                     )
 
     def _space(self, name: str) -> RecordedSpace:
@@ -132,9 +132,9 @@ class Aligner:
                 self._part(
                     tap,
                     call,
-                    f"layer {tap.name!r} saw {list(signal.leading)} at step {self._record.step}, and space "
+                    f"layer {tap.name!r} saw {list(signal.leading)} at step {self._record.step}, but space "
                     f"{space.name!r} has no tokens",
-                    hint="Give it another space, with spaces=.",
+                    hint=f"Give it another space: Recorder(spaces={{{tap.name!r}: …}}).",
                 )
         return shapes
 
@@ -235,10 +235,10 @@ class Aligner:
             why = signal.rows.value if isinstance(signal.rows, Mark) else Mark.MIXED.value
             self._spaces.warn_once(
                 f"rows of layer {tap.name}",
-                f"the rows of layer {tap.name!r} are not known at step {self._record.step}: {why}. Row, sample, label "
-                "and position of such slots are NULL, here and wherever it happens again. If they are the batch's rows "
-                f"in their order, say batch_dim={{{tap.name!r}: 0}} in recorder.step. If not, record the layer with "
-                f"routed=[{tap.name!r}], and give its rows with step.at(…, row=…) before each call.",
+                f"the rows of layer {tap.name!r} are unknown at step {self._record.step}: {why}. Row, sample, label "
+                "and position of such slots are NULL, also in later steps. If they are the batch's rows "
+                f"in order, pass batch_dim={{{tap.name!r}: 0}} to recorder.step. Otherwise record the layer with "
+                f"routed=[{tap.name!r}], and pass its rows with step.at(…, row=…) before each call.",
             )
         return Shape(space, number, (n,), 0, place=place)
 
@@ -256,9 +256,9 @@ class Aligner:
                 tap,
                 call,
                 f"layer {tap.name!r} saw the tokens of space {space.name!r} as one list at step {self._record.step}, "
-                "and whether they lie row after row cannot be seen",
-                hint=f"Say batch_dim={{{tap.name!r}: 0}} in recorder.step where they do, or "
-                f"batch_dim={{{tap.name!r}: 1}} where the first tokens of all rows come first.",
+                "and their order is unknown",
+                hint=f"Pass batch_dim={{{tap.name!r}: 0}} to recorder.step if they come row after row, "
+                f"or batch_dim={{{tap.name!r}: 1}} if the first tokens of all rows come first.",
             )
             return None
         whole = self._unfolded(tap, call, leading[0]) if flat else turned(leading, axis)
@@ -275,9 +275,9 @@ class Aligner:
         self._part(
             tap,
             call,
-            f"layer {tap.name!r} saw {tokens} rows at step {self._record.step}, and no layer of space "
+            f"layer {tap.name!r} saw {tokens} rows at step {self._record.step}, but no layer of space "
             f"{self._of[tap.name]!r} has so many tokens",
-            hint="Give it another space, with spaces=.",
+            hint=f"Give it another space: Recorder(spaces={{{tap.name!r}: …}}).",
         )
         return None
 
@@ -305,9 +305,9 @@ class Aligner:
         seen = {name: s.leading for name, own in fitted.items() for s in own if s.call == shape.call}
         elsewhere = [name for name in self._spaces.all_layers if self._of.get(name) != space]
         spaces = suggested_spaces({other: agreed.leading, **seen}, space, elsewhere)
-        hint = f"The layers of one space see the same batch: give those that see another one a space, as {spaces=}"
+        hint = f"Give layers that see another batch their own space, as {spaces=}"
         if turned(shape.leading, 1) == agreed.leading:
-            hint += f", say batch_dim={{{tap.name!r}: {1 - shape.moved}}} in recorder.step"
+            hint += f", pass batch_dim={{{tap.name!r}: {1 - shape.moved}}} to recorder.step"
         self._part(
             tap,
             shape.call,
@@ -331,9 +331,9 @@ class Aligner:
                 tap,
                 shape.call,
                 f"{f'layer {space.teller!r}' if space.teller else f'space {space.name!r}'} has the batch in axis "
-                f"{space.axis}, and which axis of layer {tap.name!r} is the batch cannot be seen from {seen} at step "
+                f"{space.axis}, but the batch axis of layer {tap.name!r} cannot be told from {seen} at step "
                 f"{self._record.step}",
-                hint=f"Say batch_dim= in recorder.step, of all layers or of one, as batch_dim={{{tap.name!r}: 0}}.",
+                hint=f"Pass batch_dim= to recorder.step, for all layers or for one, as batch_dim={{{tap.name!r}: 0}}.",
             )
 
     def _check_rows(self, shapes: Mapping[tuple[str, int], Shape]) -> None:
@@ -351,18 +351,18 @@ class Aligner:
 
     def _part_from_rows(self, tap: Tap, shape: Shape, other: str, rows: int, said: bool) -> None:
         step = self._record.step
-        of = f"{other} speaks of {rows}" if said else f"layer {other!r} {rows}, in one call"
+        of = f"{other} has {rows}" if said else f"layer {other!r} saw {rows}"
         self._part(
             tap,
             shape.call,
-            f"layer {tap.name!r} saw {shape.rows} rows at step {step}, and {of}",
-            hint="Where its rows are the tokens of a batch, put it into their space, with spaces="
+            f"layer {tap.name!r} saw {shape.rows} rows at step {step}, but {of}",
+            hint="If its rows are the tokens of a batch, put it into their space with spaces="
             + (
                 ""
                 if self._record.followed
-                else f", and say batch_dim={{{tap.name!r}: 1}} if they lie token after token"
+                else f", and pass batch_dim={{{tap.name!r}: 1}} if they come token after token"
             )
-            + "; where the model chooses them, say routed= and give their rows with step(at=…).",
+            + ". If the model chooses them, use Recorder(routed=…) and step(at=…).",
         )
 
     def _said_rows(self, shapes: Sequence[Shape]) -> tuple[str, int] | None:
@@ -408,14 +408,14 @@ class Aligner:
                 found.shapes[key] = replace(shape, untold=True)
 
     def _leave_untold(self, shape: Shape) -> None:
-        hint = "Say batch_dim=0 in recorder.step, or batch_dim=1 where the batch is the second axis."
-        reason = f"which axis of {shape} is the batch cannot be seen: it is square"
+        hint = "Pass batch_dim=0 to recorder.step, or batch_dim=1 if the batch is the second axis."
+        reason = f"the batch axis of {shape} cannot be told: it is square"
         if self._first:
             raise RecordingError(f"{reason}.", hint=hint, field="batch_dim")
         self._spaces.warn_once(
             f"space {shape.space.name}",
-            f"at step {self._record.step} {reason}. What was said is not recorded of its slots in space "
-            f"{shape.space.name!r}, here and wherever it happens again. {hint}",
+            f"at step {self._record.step} {reason}. The columns passed to step() are not recorded for space "
+            f"{shape.space.name!r}, also in later steps. {hint}",
         )
 
 

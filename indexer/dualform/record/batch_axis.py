@@ -62,14 +62,14 @@ class BatchAxis:
             return None
         if tap.batch_dim == (space.axis or 0):
             return None
-        hint = "Say batch_dim= in recorder.step, or give one of them another space, with spaces=."
+        hint = "Pass batch_dim= to recorder.step, or give one of them another space with spaces=."
         if space.teller:
             return (
                 f"layers {space.teller!r} and {tap.name!r} of space {space.name!r} have the batch in axis "
                 f"{space.axis} and {tap.batch_dim}"
             ), hint
         return (
-            f"layer {tap.name!r} has the batch in axis {tap.batch_dim}, and space {space.name!r} has it in axis "
+            f"layer {tap.name!r} has the batch in axis {tap.batch_dim}, but space {space.name!r} has it in axis "
             f"{space.axis or 0}"
         ), hint
 

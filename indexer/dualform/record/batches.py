@@ -158,7 +158,7 @@ class Batches:
             final = state_of(plan.model, plan.ranks if plan.sharded else None)
             return Ending(finished, final, self._start.buffers_now(), skipped, mark)
         except RecordingError as error:
-            warnings.warn(f"the memory has no final weights: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"the final weights were not stored: {error}", RuntimeWarning, stacklevel=2)
             return Ending(finished, skipped=skipped)
 
     def _take_others(self) -> list[OtherRow]:

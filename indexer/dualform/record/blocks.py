@@ -52,9 +52,9 @@ def _check_apart(layer: str, block: Parameter, other: str, before: Parameter) ->
     same = not apart and layer != other
     if block.overlaps(before) and not same:
         raise RecordingError(
-            f"layers {other!r} and {layer!r} stand for blocks of one parameter that overlap: {before.block_name} and "
+            f"layers {other!r} and {layer!r} hold overlapping blocks of one parameter: {before.block_name} and "
             f"{block.block_name}.",
-            hint="Two layers hold the same block of a parameter, or blocks that have no number in common.",
+            hint="Let two layers hold the same block, or blocks that do not overlap.",
         )
 
 
@@ -70,9 +70,8 @@ def _check_shape(tap: Tap, block: Parameter, tensor: Tensor) -> None:
         if found == wanted:
             return
     raise RecordingError(
-        f"layer {tap.name!r}: {block.block_name} has shape {found} where its tap says {wanted}.",
-        hint="A layer is recorded as [W | b], of as many rows as it has outputs; a block is a range of a parameter's "
-        "rows and columns, which may be transposed.",
+        f"layer {tap.name!r}: {block.block_name} has shape {found} instead of {wanted}.",
+        hint="Describe it as a range of a parameter's rows and columns with one row for each output of the layer.",
     )
 
 
@@ -80,6 +79,6 @@ def _check_ranges(tap: Tap, block: Parameter, height: int, width: int | None) ->
     for what, numbers, count in (("rows", block.rows, height), ("columns", block.columns, width or 0)):
         if numbers is not None and not 0 <= numbers[0] < numbers[1] <= count:
             raise RecordingError(
-                f"layer {tap.name!r}: {block.name} has {count} {what}, and {block.block_name} is no range of them.",
-                hint="A range goes from its first one to its last one, which is excluded.",
+                f"layer {tap.name!r}: {block.block_name} is outside {block.name}, which has {count} {what}.",
+                hint=f"Pass a start and a stop from 0 to {count}, the stop excluded.",
             )

@@ -78,7 +78,7 @@ class BudgetPlan:
         whose = f", {readable(self.rule.budget)} for each of {self.ranks} ranks" if self.ranks > 1 else ""
         planned = f" in {self.steps:,} steps" if self.steps else ""
         return (
-            f"at most {readable(self.rule.budget * self.ranks)} on disk{whose}{planned}: where that is too little, a "
+            f"at most {readable(self.rule.budget * self.ranks)} on disk{whose}{planned}. If that is too little, a "
             f"share of the {what} is kept; outputs and weights need all of them"
         )
 
@@ -87,7 +87,7 @@ def whole_steps(steps: int | None) -> int | None:
     """How many are planned, as an int. Raises BadInput for what is no such number."""
     if steps is not None and not (is_whole(steps) and steps >= 1):
         raise BadInput(
-            f"steps must be a whole number from 1 on, or None, not {steps!r}.",
+            f"steps must be a whole number of at least 1, or None, not {steps!r}.",
             hint="Pass the number of planned steps, for example steps=10_000.",
             field="steps",
         )

@@ -101,9 +101,8 @@ class Collector:
         if not self._told_unseen:
             self._told_unseen = True
             warnings.warn(
-                f"layer {tap.name!r}: {self.step.unseen[tap.name]}. What such calls add to gradients is not recorded, "
-                "here and wherever it happens again; layers whose weights are trained by it have a status that says "
-                "so. Train by loss.backward() what is to be recorded.",
+                f"layer {tap.name!r}: {self.step.unseen[tap.name]}. The gradients of such calls are not "
+                "recorded, and the status of layers trained by them says so. Use loss.backward() to record them.",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -56,8 +56,8 @@ def example_gradients(
         )
     if missing := [name for name in batch_dims if name not in parts]:
         warnings.warn(
-            f"{examples.what} has no gradients in {', '.join(map(repr, missing))}: none of its loss came to a call of "
-            "such a module. Sums over layers are without it.",
+            f"{examples.what} has no gradients in {', '.join(map(repr, missing))}: its loss does not depend on "
+            "a call of these modules. Sums over layers leave them out.",
             RuntimeWarning,
             stacklevel=2,
         )

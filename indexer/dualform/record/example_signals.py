@@ -206,8 +206,8 @@ class SignalPasses:
                 slope = jvp(run, (moved,), (dict(direction),))[1]
         except (RuntimeError, NotImplementedError) as error:
             raise BadInput(
-                f"what {', '.join(sorted(direction))} brought cannot be told: {str(error).splitlines()[0]}",
-                hint="An operation of the network has no forward derivative.",
+                f"the effect of {', '.join(sorted(direction))} cannot be computed: {str(error).splitlines()[0]}",
+                hint="Use only operations with a forward-mode derivative in the model.",
                 field="model",
             ) from None
         found: Doubles = slope.detach().double().cpu().numpy()
@@ -354,8 +354,8 @@ def _check_apart(
 
 def _shared(layer: str) -> SharedRows:
     return SharedRows(
-        f"rows of layer {layer!r} are not those of single examples: several share one, or the model chooses them.",
-        hint="Take one example at a time.",
+        f"rows of layer {layer!r} do not belong to single examples: several share one, or the model chooses them.",
+        hint="Pass one example at a time.",
         field="inputs",
     )
 

@@ -97,7 +97,7 @@ class FoundLayers:
         for path, tensor in own.items():
             if why := self._owners.untrained([tensor], "it"):
                 self.frozen.add(path, [tensor], why)
-            self.skipped[path] = why or (_why_unseen(tensor) if path in free else "it is no matrix")
+            self.skipped[path] = why or (_why_unseen(tensor) if path in free else "it is not a matrix")
         free = {path: tensor for path, tensor in free.items() if self.skipped[path] == PENDING}
         if free:
             self.watchers.append(MatrixWatcher(module, free, own, self))
@@ -201,16 +201,16 @@ class FoundLayers:
     def _tap_by_hand(self, listener: Listener, product: MatrixProduct, name: str) -> FreeTap | None:
         if name not in self._taps.told and not self.closed and listener.forward_mode() is not None:
             if name in self._taps.taken:
-                self._warn(name, "is the name of another layer, and was told of by hand")
+                self._warn(name, "was recorded by hand under the name of another layer")
                 self._taps.told[name] = None
             else:
                 self._taps.tell(name, product.weight)
         if name not in self._taps.told and listener.forward_mode() == "step":
             self._taps.told[name] = None
-            self._warn(name, "was first told of after the first step")
+            self._warn(name, "was first recorded by hand after the first step")
         tap = self._taps.told.get(name)
         if tap is not None and not tap.stands_for(product.weight):
-            self._warn(name, "was told of with another matrix than at first")
+            self._warn(name, "was recorded by hand with another matrix than at first")
             return None
         return tap
 
@@ -220,11 +220,10 @@ class FoundLayers:
             self._warn(path, "was multiplied in a way that the first step did not show")
             return
         self.unseen.remove(path)
-        self.skipped[path] = "it was multiplied after the first step, which shows what is a layer, and not in it"
+        self.skipped[path] = "it was first multiplied after the first step"
         self._warn(
             path,
-            "was multiplied for the first time after the first step, which shows what is a layer, and which is to run "
-            "every part that is to be recorded",
+            "was multiplied for the first time after the first step, which must run every part that you want to record",
         )
 
     def _warn(self, name: str, what: str) -> None:
@@ -260,7 +259,7 @@ class FoundLayers:
                 "Nothing to record in the first step: "
                 + "; ".join(f"{listed(names)}: {why}" for why, names in by_reason.items())
                 + ".",
-                hint="Train the weight of at least one layer; vectors that scale or shift lack slots.",
+                hint="Train the weight of at least one layer: vectors that scale or shift have no slots.",
             )
 
     @property

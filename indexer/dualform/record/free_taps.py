@@ -92,9 +92,9 @@ class FreeTaps:
                     return
                 if why:
                     self._frozen.add(name, [parameter], why)
-                self.skipped[name] = why or other or f"its matrix is no block of {path}"
+                self.skipped[name] = why or other or f"its matrix is not a block of {path}"
                 return
-        self.skipped[name] = "its matrix is no parameter of the model and no view of one"
+        self.skipped[name] = "its matrix is neither a parameter of the model nor a view of one"
 
     @property
     def stacks(self) -> dict[str, list[str]]:

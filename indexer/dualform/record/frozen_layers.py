@@ -59,7 +59,7 @@ class FrozenLayers:
         late = not all(map(self._owners.hold, given))
         first = "give all weights to the optimizer, instead of add_param_group later, and make" if late else "make"
         return (
-            f"what did not train when recording began is trained from step {step} on, and is not recorded: "
-            f"{', '.join(told)}. To record it, {first} the recorder before you freeze these weights: they get slots "
-            "once they train. Or make another recorder, with a folder of its own, at the step where they join."
+            f"layers that did not train when recording began train from step {step} on, and are not recorded: "
+            f"{', '.join(told)}. To record them, {first} the recorder before you freeze these weights. "
+            "Or make another recorder, with another folder, at the step where they join."
         )

@@ -34,8 +34,7 @@ class KnownColumns:
         before = _said(manifests)
         if plan.budget is not None and any(name.lower() == SHARE for types in before.values() for name in types):
             raise RecordingError(
-                f"the training that is resumed has a column {SHARE!r} of its own, which is that of a budget: the "
-                "probability with which a sample is kept.",
+                f"the resumed training has its own column {SHARE!r}, which a recorder with a budget fills.",
                 hint="Resume it without a budget, or record into a new folder.",
             )
         sampled = plan.budget is not None or any(manifest.sampling is not None for manifest in manifests)
@@ -47,8 +46,7 @@ class KnownColumns:
         for name in names:
             if self._sampled and name.lower() == SHARE:
                 raise BadInput(
-                    f"column {name!r} is that of a recorder with a budget: the probability with which a sample is "
-                    "kept.",
+                    f"column {name!r} is filled by a recorder with a budget.",
                     hint="Rename yours.",
                     field=name,
                 )

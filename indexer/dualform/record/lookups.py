@@ -65,6 +65,6 @@ def _doubt(layer: str, leading: Leading, why: str) -> str:
     what = "one number of each row or of each position" if len(leading) == 1 else "rows of the batch"
     space = "sample" if len(leading) == 1 else "token"
     return (
-        f"whether layer {layer!r} saw {what} cannot be told from {list(leading)}: {why}. Of its slots no row is known. "
-        f"Where it sees rows, say spaces={{{layer!r}: {space!r}}}; where not, routed=[{layer!r}]."
+        f"whether layer {layer!r} saw {what} cannot be told from {list(leading)}: {why}. The rows of its slots "
+        f"are unknown. If it sees rows, pass spaces={{{layer!r}: {space!r}}}; otherwise, routed=[{layer!r}]."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _ONE_KERNEL = (
-    "its products are made by one kernel, which shows none of them: have them made one by one, as transformers does "
+    "one kernel computes all its products, which hides them: compute them one by one, as transformers does "
     "with experts_implementation='eager'"
 )
 _TELL_NOTHING = frozenset(
@@ -34,8 +34,8 @@ class MatrixUses:
         if functions and functions <= _COPIES:
             return f"{', '.join(sorted(functions))} may copy it, and products with a copy are not seen"
         if "add" in functions:
-            return "it is added, not multiplied: another parameter"
+            return "it is added, not multiplied"
         if functions:
             into = ", ".join(sorted(functions - _COPIES))
-            return f"it goes into {into}, and into no product with a matrix that can be seen"
-        return "no product with it was seen in the first step, and in compiled code none is seen"
+            return f"it goes into {into}, not into a matrix product that the recorder can see"
+        return "no product with it was seen in the first step; products in compiled code are never seen"

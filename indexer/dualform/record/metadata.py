@@ -228,13 +228,13 @@ class StepColumns:
             return None if entry.ndim > 1 else ""
         if level == "" and entry.ndim > 1:
             raise BadInput(
-                f"Column {name!r} had one value for each row at first, and now has one for each token.",
+                f"Column {name!r} had one value for each row at first, but now has one for each token.",
                 hint="Pass another column, or give it to one space: step(at={space: {column: values}}).",
                 field=name,
             )
         if level and entry.ndim == 1:
             raise BadInput(
-                f"Column {name!r} had one value for each token at first, and now has one for each row.",
+                f"Column {name!r} had one value for each token at first, but now has one for each row.",
                 hint="Pass another column.",
                 field=name,
             )

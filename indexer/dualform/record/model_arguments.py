@@ -32,8 +32,8 @@ class Arguments:
         lengths = [part.shape[batch_dim] for part in _tensors([self._places, self._named]) if part.dim() > batch_dim]
         if len(set(lengths)) != 1 or 0 in lengths:
             raise BadInput(
-                f"inputs hold {' and '.join(map(str, lengths)) or 'no'} examples.",
-                hint="Give a tensor of at least one example, or several tensors of the same number.",
+                f"inputs contains {' and '.join(map(str, lengths)) or 'no'} examples.",
+                hint="Pass a tensor of at least one example, or several tensors of one length.",
                 field="inputs",
             )
         self.examples: int = lengths[0]

@@ -25,7 +25,7 @@ def rule_of(optimizer: Optimizer) -> UpdateRule | None:
 def why_no_rule(optimizer: Optimizer) -> str:
     """Why weights cannot be rebuilt from its gradients; empty where a rule follows its update."""
     rule, name = of_type(type(optimizer)), type(optimizer).__name__
-    only_scores = "attention weights are exact, outputs and weights cannot be rebuilt"
+    only_scores = "attention scores are exact, outputs and weights cannot be rebuilt"
     if reason := why_refused(type(optimizer)):
         return f"the network was trained with {name}, which no update rule can follow, for {reason}: {only_scores}"
     if rule is None:

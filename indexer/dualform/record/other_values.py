@@ -70,20 +70,20 @@ class OtherValues:
         """The first step is over, and brought so many bytes: what is kept from now on, and how often."""
         if self._sharded:
             what = (
-                f"sharded over processes and of no recorded layer, so kept as at the end alone: {listed(self._sharded)}"
+                f"only final values are stored of sharded parameters outside recorded layers: {listed(self._sharded)}"
             )
             warnings.warn(f"{what}.", RuntimeWarning, stacklevel=2)
         size, allowed = sum(tensor.nbytes for tensor in self._tensors), max(ALWAYS_BYTES, step_bytes // _SHARE)
         if not size:
             return None
-        what = f"{len(self._tensors)} parameters and buffers of no recorded layer take {size / 1e6:.3g} MB"
+        what = f"{len(self._tensors)} parameters and buffers outside recorded layers take {size / 1e6:.3g} MB"
         if size > _MOST_BYTES:
-            warnings.warn(f"{what}, and are kept as at the end alone.", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{what}: only their final values are stored.", RuntimeWarning, stacklevel=2)
             return None
         self._every = -(-size // allowed)
         if self._every > 1:
-            then = f"weights are whole once so many steps, or a multiple, were taken: {self._every}"
-            warnings.warn(f"{what}, and are not kept step by step: {then}.", RuntimeWarning, stacklevel=2)
+            then = f"whole networks can be rebuilt after every {self._every} steps"
+            warnings.warn(f"{what} and are not stored at every step: {then}.", RuntimeWarning, stacklevel=2)
         return Others(tuple(self._tensors), self._every)
 
     @property

@@ -57,9 +57,9 @@ class Placement:
             count, codes, squares = map(int, numbers)
             if count * squares != codes * codes:
                 raise RecordingError(
-                    f"layer {layer!r} is in another space on one rank than on another, or has its batch in another "
-                    f"axis{self._here(layer)}.",
-                    hint=f"Say on every rank where it is: spaces={{{layer!r}: …}}, and batch_dim= in recorder.step.",
+                    f"layer {layer!r} has another space or batch axis on another rank{self._here(layer)}.",
+                    hint=f"Pass the same spaces={{{layer!r}: …}} to Recorder and batch_dim= to recorder.step on "
+                    f"every rank.",
                     field="spaces",
                 )
 

@@ -122,7 +122,7 @@ def labels_of(label: Any, others: bool = False) -> NDArray[np.int64] | None:
     except BadInput as error:
         if others:
             return None
-        raise BadInput(error.message, hint="Labels are integers.", field="label") from None
+        raise BadInput(error.message, hint="Pass integers as labels.", field="label") from None
     if others and given.ndim != 1:
         return None
     if np.ma.is_masked(given):
@@ -144,9 +144,8 @@ def check_examples(preview_set: PreviewSet, examples: int) -> None:
         )
     if not np.array_equal(np.sort(preview_set.samples), np.arange(examples)):
         raise BadInput(
-            f"the preview set has {len(preview_set)} samples, and the query set {examples} examples, which count from "
-            "0.",
-            hint="Give what each example looks like, in their order.",
+            f"the preview set has {len(preview_set)} samples for {examples} examples of the query set.",
+            hint="Pass one preview for each example, in their order.",
             field="preview_set",
         )
 

@@ -68,7 +68,7 @@ class RankColumns:
         if name not in self._told:
             self._told.add(name)
             warnings.warn(
-                f"column {name!r} is {types}: who reads the memory finds {common}. Give it one type on every rank.",
+                f"column {name!r} is {types}, and will be read as {common}. Give it one type on every rank.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -78,8 +78,8 @@ def _check_levels(name: str, one: tuple[int, Mapping[str, str]], other: tuple[in
     for (rank, own), (another, theirs) in ((one, other), (other, one)):
         if set(own) == {""} and "" not in theirs:
             raise RecordingError(
-                f"column {name!r} is said of rows on rank {rank}, and of single slots on rank {another}.",
-                hint="Say it alike on every rank, or give one of them another name.",
+                f"column {name!r} has a value for each row on rank {rank}, but for each slot on rank {another}.",
+                hint="Pass it alike on every rank, or rename one of them.",
                 field=name,
             )
 

@@ -98,7 +98,7 @@ class Ranks:
         if known != (rank, ranks):
             said = "is not initialised" if known is None else f"says rank {known[0]} of {known[1]}"
             raise BadInput(
-                f"rank={rank} and ranks={ranks}, and torch.distributed {said}.",
+                f"rank={rank} and ranks={ranks} do not match torch.distributed, which {said}.",
                 hint="After init_process_group, pass torch.distributed.get_rank() and get_world_size().",
                 field="ranks",
             )
@@ -133,7 +133,7 @@ class Ranks:
         if ranks is None:
             return None
         if any(other != ranks[0] for other in ranks):
-            self._part("the ranks recorded other steps, or other layers, than one another")
+            self._part("the ranks recorded different steps or layers")
             return None
         return self._total(numbers) if len(numbers) else numbers
 
@@ -150,7 +150,7 @@ class Ranks:
         try:
             return self._exchange.total(numbers)
         except RuntimeError as error:
-            self._part(f"rank {self.number} did not hear of the others: {str(error).splitlines()[0]}")
+            self._part(f"rank {self.number} lost contact with the others: {str(error).splitlines()[0]}")
             return None
 
     def _part(self, reason: str) -> None:
@@ -179,7 +179,7 @@ class Ranks:
             if time.monotonic() > deadline:
                 raise RecordingError(
                     f"rank {self.number} waited {WAIT_SECONDS:.0f} seconds for rank 0 to create {header.path}.",
-                    hint="Record on every rank, into one folder that all of them see.",
+                    hint="Record on every rank, into one folder that all of them can read.",
                 )
             time.sleep(0.01)
         return Writer(header, shard_number=self.number, shards=self.count)
@@ -202,7 +202,8 @@ def shard_of(rank: int, ranks: int | TrainingShard, alone: bool = True) -> Train
         return Ranks.joined(rank, int(ranks), alone)
     said = {name for name in vars(TrainingShard) if not name.startswith("_")} | {*TrainingShard.__annotations__}
     raise BadInput(
-        f"ranks is a {type(ranks).__name__} without {', '.join(sorted(said - set(dir(ranks))))}.",
-        hint="Give how many ranks there are, or what says all that dualform.record.training_shard.TrainingShard says.",
+        f"ranks must be a number or a TrainingShard; {type(ranks).__name__} lacks "
+        f"{', '.join(sorted(said - set(dir(ranks))))}.",
+        hint="Pass the number of ranks, for example ranks=torch.distributed.get_world_size().",
         field="ranks",
     )

@@ -15,8 +15,7 @@ from dualform.record.taps import Tap
 from dualform.store.layer import Layer
 
 _BYPASSED = (
-    "its module was not called, and its weight got a gradient elsewhere, as by module.forward(x) or "
-    "F.linear(x, module.weight)"
+    "its module was not called, but its weight got a gradient, as from module.forward(x) or F.linear(x, module.weight)"
 )
 
 

@@ -131,7 +131,11 @@ class RecordedTraining:
             return
         if self.ongoing is None:
             if dataset in self._preview_sets:
-                raise BadInput(f"Dataset {dataset!r} already has a preview set.", field="dataset")
+                raise BadInput(
+                    f"Dataset {dataset!r} already has a preview set.",
+                    hint="Pass one preview set for each dataset.",
+                    field="dataset",
+                )
             self._preview_sets[dataset] = preview_set
             return
         try:
@@ -255,9 +259,8 @@ class RecordedTraining:
     def _used_up(self) -> RecordingError:
         budget = self.plan.budget
         return RecordingError(
-            f"the budget of {readable(budget.rule.budget if budget else 0)} is used up, also by what steps take beside "
-            "their slots.",
-            hint="Say how many steps there are, as Recorder(steps=…), or record with a larger budget.",
+            f"the budget of {readable(budget.rule.budget if budget else 0)} is used up.",
+            hint="Pass the number of steps, as Recorder(steps=…), or record with a larger budget.",
         )
 
     def fail(self, error: Exception, may_end: bool = True, layer: str = "", within: bool = False) -> None:

@@ -50,7 +50,7 @@ class Replacements:
             if is_sharded(parameter.tensor) and now is not None and not is_sharded(now):
                 continue  # what was put together of it stands there while the model computes
             if now is None or now.shape != parameter.shape:
-                parameter.lost, what = True, "is no tensor of its shape any more"
+                parameter.lost, what = True, "is no longer a tensor of its shape"
             else:
                 parameter.tensor, what = now, "was replaced by another tensor"
                 self._tensors[index] = now

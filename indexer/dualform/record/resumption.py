@@ -83,8 +83,8 @@ class Resumption:
         if not self._known():
             said = "" if at_step is None else f" after {at_step} steps"
             raise RecordingError(
-                f"the training of {folder} cannot be resumed{said}: its recorder was not flushed there.",
-                hint="Record into another folder, and call recorder.flush() whenever a checkpoint is saved."
+                f"the training of {folder} cannot be resumed{said}: its recorder was not flushed then.",
+                hint="Record into another folder, and call recorder.flush() whenever you save a checkpoint."
                 + (f" It was flushed {self._moments()}." if at_step is not None and self._moments() else ""),
             )
 
@@ -126,8 +126,8 @@ class Resumption:
         steps = sorted({run.first_step + mark.step for run, mark in found})
         if len(steps) > 1:
             raise RecordingError(
-                f"the network is as it was after {' and after '.join(map(str, steps))} steps.",
-                hint=f"Pass the one after which the checkpoint was saved: resume={steps[-1]}.",
+                f"the network had the same weights after {' and after '.join(map(str, steps))} steps.",
+                hint=f"Pass the number of steps after which the checkpoint was saved: resume={steps[-1]}.",
             )
         run, mark = found[-1]
         going_on = self._runs[: self._runs.index(run) + 1]
@@ -143,8 +143,8 @@ class Resumption:
         self.manifests = [run.manifest for run in held]
         if why := why_misplaced(held, mark):
             raise RecordingError(
-                f"the moment after {step} steps at which {self._folder} was flushed was counted wrongly: {why}.",
-                hint="Load a checkpoint of another moment, or record into a new folder.",
+                f"the flush of {self._folder} after {step} steps counted wrongly: {why}.",
+                hint="Load a checkpoint of another flush, or record into a new folder.",
             )
         if runs[-1].manifest.sampling is not None:
             shares = held[-1].table("shares")["share"].to_pylist()
@@ -160,15 +160,14 @@ class Resumption:
         if alike:
             run, mark = alike[-1]
             raise RecordingError(
-                f"the weights are those after {run.first_step + mark.step} steps of {self._folder}, but what the "
-                "optimizer keeps is not.",
+                f"the weights are those after {run.first_step + mark.step} steps of {self._folder}, but the "
+                "state of the optimizer is not.",
                 hint="Load the state of every optimizer from the checkpoint, too, before the first step.",
             )
         raise RecordingError(
-            f"the network is not as it was when the recorder of {self._folder} was flushed, {self._moments()}.",
-            hint="Load a checkpoint that was saved at such a moment before the first step. A flush inside a step "
-            "counts from the end of that step. Of a later checkpoint, what came between is not recorded: record it "
-            "into a new folder.",
+            f"the network differs from what it was when the recorder of {self._folder} was flushed, {self._moments()}.",
+            hint="Load a checkpoint saved at such a flush, after the end of its step. For a later checkpoint, "
+            "record into a new folder.",
         )
 
     @contextmanager
@@ -194,7 +193,7 @@ class Resumption:
                 if time.monotonic() > deadline:
                     raise RecordingError(
                         f"the first process waited {ranks.WAIT_SECONDS:g} seconds for {part.folder} of {self.path}.",
-                        hint="Record on every process, into one folder that all of them see.",
+                        hint="Record on every process, into one folder that all of them can read.",
                     )
                 time.sleep(0.01)
 
@@ -203,7 +202,7 @@ class Resumption:
         found = Manifest.read(self._folder)
         if found.deleted is not None:
             raise RecordingError(
-                f"samples of {self._folder} were deleted, and what they brought stands in one sum as of its end.",
+                f"the training of {self._folder} cannot be resumed: samples were deleted.",
                 hint="Record into a new folder, and open both: dualform.open([first, second]).",
             )
         return found

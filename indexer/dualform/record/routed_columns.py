@@ -66,7 +66,7 @@ class RoutedColumns:
             raise error
         self._spaces.warn_once(
             f"{error.field} of space {space}",
-            f"{error.message} It is not recorded of these slots, here and wherever it happens again. {error.hint}",
+            f"{error.message} It is not recorded for these slots, also in later steps. {error.hint}",
         )
         return nothing
 

@@ -92,7 +92,7 @@ def check_keys(batch: Batch, spaces: Mapping[str, str]) -> None:
             extent = extents[spaces[layer], part.call]
             if len(part.keys) != extent.slots and not _of_single_rows(len(part.keys), extent):
                 raise BadInput(
-                    f"layer {layer!r} stores keys of several samples in one, so single samples cannot be kept.",
+                    f"layer {layer!r} stores one key for several samples, so single samples cannot be kept.",
                     hint='Keep whole steps: Recorder(…, keep="steps").',
                     field="keep",
                 )

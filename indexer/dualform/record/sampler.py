@@ -70,8 +70,8 @@ class Sampler:
         share = self._budget.share_of(bytes_of_slots(batch), bytes_of_logs(batch))
         if not self._begun and (end := self._budget.ends_at) is not None:
             warnings.warn(
-                f"a budget of {readable(self._plan.rule.budget)} does not hold what is logged of {self._plan.steps:,} "
-                f"steps beside their slots: recording ends after about {self._first_step + end:,} of them.",
+                f"a budget of {readable(self._plan.rule.budget)} is too small for the logs of "
+                f"{self._plan.steps:,} steps: recording ends after about {self._first_step + end:,} of them.",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -91,7 +91,10 @@ def select(
     if not taps and not given and not found.watchers:
         reasons = "; ".join(f"{name or 'the model itself'}: {reason}" for name, reason in skipped.items())
         if not reasons:
-            raise RecordingError("Nothing to record: the model does not contain any parameters.")
+            raise RecordingError(
+                "Nothing to record: the model does not contain any parameters.",
+                hint="Pass the model that the optimizer trains.",
+            )
         raise RecordingError(
             f"Nothing to record: every layer was skipped ({reasons}).",
             hint="Create the optimizer from the parameters of the model that you pass to Recorder.",

@@ -149,7 +149,7 @@ def check_unsharded(model: nn.Module) -> None:
     """Raises RecordingError where a model has been sharded since its recorder was made."""
     if is_sharded_model(model):
         raise RecordingError(
-            "the model was sharded after its recorder was made, whose tensors it does not train any more.",
+            "the model was sharded after the recorder was made.",
             hint="Call fully_shard first, make the optimizer after it, and the recorder after both.",
         )
 
@@ -159,13 +159,12 @@ def _check_placement(name: str, tensor: Any, managed: Iterable[nn.Module]) -> No
     by_rows = len(placements) == 1 and placements[0].is_shard(0) and type(placements[0]).__name__ == "Shard"
     if not by_rows or not any(own is tensor for module in managed for own in module.parameters()):
         raise RecordingError(
-            f"{name!r} is a DTensor placed as {', '.join(map(str, placements))} over a mesh of {tuple(mesh.shape)}, "
-            "not in rows by fully_shard.",
-            hint="Record a model whose parameters are whole, or parted with fully_shard over one axis of ranks.",
+            f"{name!r} is a DTensor placed as {', '.join(map(str, placements))} over a mesh of {tuple(mesh.shape)}.",
+            hint="Record a model whose parameters are whole, or sharded by fully_shard over one axis of ranks.",
         )
     if mesh.size() != distributed.get_world_size():
         raise RecordingError(
-            f"{name!r} is parted over {mesh.size()} of {distributed.get_world_size()} processes.",
+            f"{name!r} is sharded over {mesh.size()} of {distributed.get_world_size()} processes.",
             hint="Shard the model over all processes of the training.",
         )
 

@@ -36,13 +36,19 @@ class SignalTaker:
         return self._calls - 1
 
     def arrived(self, tap: Tap, raw: bool, began: int) -> int:
-        raise RecordingError(f"layer {tap.name!r} ran in compiled code, where its calls cannot be told apart.")
+        raise RecordingError(
+            f"layer {tap.name!r} ran in compiled code, where its calls cannot be told apart.",
+            hint="Pass a model that was not compiled.",
+        )
 
     def called_without_gradient(self, tap: Tap, why: str) -> None:
         """No error signal, and nothing that its slots brought."""
 
     def unseen(self, tap: Tap) -> None:
-        raise RecordingError(f"layer {tap.name!r} ran under a transform of torch.func, which shows no single examples.")
+        raise RecordingError(
+            f"layer {tap.name!r} ran under a transform of torch.func, which hides single examples.",
+            hint="Call the model outside of torch.func.",
+        )
 
     def refused(self, tap: Tap, error: RecordingError) -> None:
         raise error

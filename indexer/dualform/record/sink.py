@@ -196,5 +196,5 @@ class SinkThread:
 
 def _hint_of(error: BaseException) -> str:
     if isinstance(error, OSError):
-        return "What was committed before is safe; free the disk or mend the folder and record anew."
-    return "What was committed before is safe. It is no fault of the disk: see the error that this one came from."
+        return "The steps committed before are safe. Free disk space or repair the folder, then record again."
+    return "The steps committed before are safe. The cause is not the disk: see the error above."

@@ -163,8 +163,8 @@ class Spaces:
 
 def lost_call(layer: str, reason: str) -> str:
     """The warning of a call of a layer that has no slots."""
-    lost = f"{reason}. The slots of that call are not recorded, and scores of layer {layer!r} lack them"
-    return f"{lost}, here and wherever it happens again."
+    lost = f"{reason}. The slots of that call are not recorded, and scores of layer {layer!r} leave them out"
+    return f"{lost}, also in later steps."
 
 
 def _check_patterns(field: str, patterns: Mapping[str, str] | Sequence[str], layers: Sequence[str]) -> None:

@@ -86,9 +86,9 @@ class StepDefects:
         for layer in record.disordered:
             self._spaces.warn_once(
                 f"order of layer {layer}",
-                f"the calls of layer {layer!r} at step {record.step} ran again in checkpoints within checkpoints, and "
-                "nothing tells in which order they were made: their slots are there, and their column `call` counts in "
-                "the order of the second runs, here and wherever it happens again. Use checkpoint(…, "
+                f"the calls of layer {layer!r} at step {record.step} ran again in nested checkpoints, so their "
+                "order is unknown and the column `call` counts in "
+                "the order of the second runs, also in later steps. Use checkpoint(…, "
                 "use_reentrant=False).",
             )
 

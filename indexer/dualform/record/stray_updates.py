@@ -40,7 +40,7 @@ class StrayUpdates:
         elif record is not None and not record.empty:
             record.updated.clear()
             raise RecordingError(
-                f"{what}: it moves the weights by gradients that no one set of slots explains.",
+                f"{what}, so no one set of slots explains the change of the weights.",
                 hint="Use an optimizer that takes one gradient for each update, or record only scores: values=False.",
             )
 
@@ -52,7 +52,7 @@ class StrayUpdates:
             f"a backward pass that ran after another optimizer's update inside step {record.step} brought gradients to "
             f"{self._owners.named(number)}"
         )
-        hint = "Put each forward and backward pass into a `with recorder.step(...)` of its own."
+        hint = "Put each forward and backward pass into its own `with recorder.step(...)`."
         if torch._C._current_graph_task_id() >= 0:
             what = (
                 f"optimizers stepped inside the backward pass of step {record.step}, before the gradients of "
@@ -61,7 +61,7 @@ class StrayUpdates:
             hint = "Step the optimizers after loss.backward() has returned, not in hooks of their parameters."
         if not self._progress.begun:
             record.updated.clear()
-            raise RecordingError(f"{what}: slots of a step are made at its first update.", hint=hint)
+            raise RecordingError(f"{what}, but slots of a step are made at its first update.", hint=hint)
         for layer in self._updates.layers_of(number):
             self._defects.note_or_miss(record.step, layer, "missed", what)
 

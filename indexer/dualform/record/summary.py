@@ -183,14 +183,14 @@ def _numbers(taps: Iterable[Tap], trained: Mapping[int, Tensor]) -> int:
 
 def _answers(plan: Plan) -> str:
     if not plan.keys:
-        return "no keys are stored: a Rerun answers for scores and sums"
+        return "no keys are stored: answer scores and sums with dualform.Rerun"
     if not any(tap.values for tap in plan.taps):
-        return "scores and sums can be asked; outputs and weights would need values=True"
+        return "scores and sums; outputs and weights would need values=True"
     reasons = {type(optimizer).__name__: why_no_rule(optimizer) for optimizer in plan.owners.optimizers}
     found = [reason for reason in reasons.values() if reason]
     if followed := " and ".join(name for name, reason in reasons.items() if not reason):
-        found.append(f"{followed}: scores, outputs and weights can be asked, masked and as of every step")
-    found += [f"{listed(names)}: scores alone, for {reason}" for reason, names in _not_followed(plan).items()]
+        found.append(f"{followed}: scores, outputs and weights, also with filters and as of every step")
+    found += [f"{listed(names)}: only scores: {reason}" for reason, names in _not_followed(plan).items()]
     return "; ".join(found)
 
 

@@ -124,10 +124,10 @@ class LoneFactors:
             for layer in {*self._parameters[index].layers} - self._told:
                 self._told.add(layer)
                 warnings.warn(
-                    f"the gradient of layer {layer!r} is {self._ratios[index]:.3g} times what its slots make of it, at "
-                    f"each of {_UPDATES} updates, and that of other layers is not. Unless you scale the gradient of "
-                    "its weight, something changes the layer's output before the recorder sees it: its error signals, "
-                    "and gradient scores, are then wrong by that factor.",
+                    f"the gradient of layer {layer!r} was {self._ratios[index]:.3g} times the sum over its "
+                    f"slots at each of {_UPDATES} updates, unlike that of other layers. Unless you scale this "
+                    "gradient, something changes the layer's output before the recorder sees it, and its error "
+                    "signals are wrong by that factor.",
                     RuntimeWarning,
                     stacklevel=2,
                 )

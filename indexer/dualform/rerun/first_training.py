@@ -132,7 +132,7 @@ def _shape(layer: Layer) -> Shape:
 
 def _difference(first: Digest | None, again: Digest | None) -> str:
     if first is None or again is None:
-        return "it ran in one training and not in the other"
+        return "it ran in only one of the two trainings"
     if first.columns != again.columns:
-        return "its slots are other datapoints than in the first training, by their columns"
-    return "its inputs are not those of the first training"
+        return "the columns of its slots differ from the first training"
+    return "its inputs differ from the first training"

@@ -104,7 +104,9 @@ class Rerun(Recorder):
                 quiet=True, sink=self._open_rerun,
             )  # fmt: skip
         except NotFound as error:
-            raise RecordingError(f"This is not the model that was recorded: {error.message}") from None
+            raise RecordingError(
+                f"This is not the model that was recorded: {error.message}", hint="Pass the model that was recorded."
+            ) from None
 
     def _open_rerun(self, header: Header) -> RerunSink:
         forms = {tap.name: tap.key_form for tap in self._training.plan.taps}
@@ -142,7 +144,7 @@ def _running(view: View, question: TopK | GroupSum) -> RunningBest | RunningSums
     """
     if isinstance(question, TopK | GroupSum) and question.target is not None:
         raise BadInput(
-            'A rerun cannot answer score="contribution": the worth of a value is known only at the end of a training.',
+            'A rerun cannot answer score="contribution": contributions are known only at the end of a training.',
             hint="Record the training with keys=True and values=True, and call dualform.open(path).",
             field="questions",
         )

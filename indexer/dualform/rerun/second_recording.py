@@ -82,8 +82,7 @@ def _check_disk(memory: Snapshot, folder: Path) -> None:
     free = disk_usage(folder).free
     if needed > free:
         raise BadInput(
-            f"to follow influences the rerun writes keys and values, up to {readable(needed)}, and {folder} has "
-            f"{readable(free)} free.",
+            f"An Influence needs up to {readable(needed)} for keys and values, but {folder} has {readable(free)} free.",
             hint="Pass a folder with enough room: Rerun(…, folder=…).",
             field="folder",
         )

@@ -92,9 +92,9 @@ def register(optimizer: type | str, rule: UpdateRule) -> None:
     key = _known_name(optimizer) if isinstance(optimizer, str) else _type_name(optimizer)
     for other, known in _BY_TYPE.items():
         if (known.name == rule.name or other == key) and not same_rule(known, rule):
-            taken = f"an update rule cannot be named {rule.name!r}: that is another one's"
+            taken = f"another update rule is named {rule.name!r}"
             if known.name != rule.name:
-                taken = f"{key} is followed by update rule {known.name!r}"
+                taken = f"{key} already has update rule {known.name!r}"
             raise BadInput(f"{taken}.", hint="Give each rule its own name, and each optimizer one rule.", field="rule")
     same = [other for other, known in _BY_TYPE.items() if known.name == rule.name]
     _BY_TYPE.update(dict.fromkeys((*same, key), rule))
@@ -135,6 +135,8 @@ def _known_name(name: str) -> str:
 def _type_name(kind: type) -> str:
     if not isinstance(kind, type):
         raise BadInput(
-            f"{kind!r} is no optimizer.", hint="Give the optimizer's type, or its full name.", field="optimizer"
+            f"optimizer must be a type or its full name, not {kind!r}.",
+            hint="Pass the optimizer's class, for example torch.optim.Adam.",
+            field="optimizer",
         )
     return f"{kind.__module__}.{kind.__qualname__}"

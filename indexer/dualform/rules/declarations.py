@@ -21,10 +21,16 @@ def check_declared(rule: UpdateRule) -> None:
     if isclass(rule) or not all(
         callable(getattr(rule, name, None)) for name in ("read", "refusal", "scale", "advance")
     ):
-        raise BadInput(f"{rule!r} is no update rule.", hint="Give an instance of a class of UpdateRule.", field="rule")
+        raise BadInput(
+            f"rule must be an UpdateRule, not {rule!r}.",
+            hint="Pass an instance of a subclass of UpdateRule.",
+            field="rule",
+        )
     if not isinstance(rule.name, str) or not rule.name:
         raise BadInput(
-            f"an update rule cannot be named {rule.name!r}.", hint="Give it a name of its own.", field="name"
+            f"name of an update rule must be text that is not empty, not {rule.name!r}.",
+            hint='For example name = "lion".',
+            field="name",
         )
     _check_settings(rule.name, dict(rule.settings))
     _check_kept(rule.name, rule.buffers, rule.statistics)
@@ -62,11 +68,11 @@ def _check_kept(rule: str, buffers: Any, statistics: Any) -> None:
             raise _wrong(rule, field, wrong[0], "names without a slash")
     every = [*buffers, *statistics]
     if twice := [name for name in every if every.count(name) > 1]:
-        raise _wrong(rule, "buffers and statistics", twice[0], "names that stand once")
+        raise _wrong(rule, "buffers and statistics", twice[0], "different names")
 
 
 def _wrong(rule: str, field: str, value: object, expected: str) -> BadInput:
-    return BadInput(f"{field} of update rule {rule!r} has {value!r}.", hint=f"It takes {expected}.", field=field)
+    return BadInput(f"{field} of update rule {rule!r} cannot be {value!r}.", hint=f"Use {expected}.", field=field)
 
 
 def _class_name(rule: UpdateRule) -> str:

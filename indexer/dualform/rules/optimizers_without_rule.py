@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 REFUSED: Mapping[str, str] = {
-    "torch.optim.lbfgs.LBFGS": "one update of it takes several gradients, which a line search asks for",
-    "torch.optim.sparse_adam.SparseAdam": "it moves only the rows that a sparse gradient names, which no slot tells",
+    "torch.optim.lbfgs.LBFGS": "its line search takes several gradients in one update",
+    "torch.optim.sparse_adam.SparseAdam": "it moves only the rows of a sparse gradient, which slots do not record",
 }
 """By the full name of the type."""

@@ -72,7 +72,7 @@ def _misshapen(update: _Update) -> Iterator[str]:
     if update.scale is not None and rule.commutes_with == "directions":
         yield 'it has a scale, so it does not commute with "directions"'
     if not all(np.isfinite(own).all() for own in (after.weight, *after.buffers.values())):
-        yield "it makes NaN or infinity of ordinary numbers"
+        yield "it makes NaN or infinity from ordinary numbers"
 
 
 def _not_linear(update: _Update, generator: np.random.Generator) -> Iterator[str]:

@@ -35,7 +35,7 @@ def check_memory(path: str | Path, progress: Progress | None = None) -> list[str
         return problems
     if deleted:
         problems += [
-            f"{left} is no part of the memory, and may hold what was deleted: delete once more, or remove it."
+            f"{left} does not belong to the memory and may hold deleted samples: remove it."
             for left in leftovers(Path(path))
         ]
     return problems
@@ -68,7 +68,7 @@ def how_it_ended(path: str | Path) -> str:
     except Damaged:
         return ""
     torn = [journal for run in memory.runs for journal in run.contents.torn]
-    said = "".join(f" The last frame of {journal} is not whole, and no part of the memory." for journal in torn)
+    said = "".join(f" The last frame of {journal} is incomplete and was ignored." for journal in torn)
     return memory.cut_off + said
 
 
@@ -93,9 +93,7 @@ def _files(memory: Snapshot) -> Iterator[tuple[Path, Callable[[], list[str]]]]:
         yield (
             file,
             lambda file=file, mark=mark: (  # type: ignore[misc]
-                []
-                if checksum_file(file) == mark.checksum
-                else [f"{file} was altered: its checksum is not the one that was committed."]
+                [] if checksum_file(file) == mark.checksum else [f"{file} was altered: its checksum does not match."]
             ),
         )
 
@@ -117,7 +115,7 @@ def _check_counts(memory: Snapshot) -> list[str]:
         named = {block.block_name for layer in run.layers.values() for block in layer.parameters}
         logged = run.table("factors")["parameter"].unique().to_pylist()
         if unknown := [name for name in logged if name not in named]:
-            problems.append(f"{run.path / FILE} has no layer with the parameter {unknown[0]!r}, which was updated.")
+            problems.append(f"{run.path / FILE} lists updates of the parameter {unknown[0]!r}, which no layer has.")
         try:
             run.initial()
         except Damaged as error:

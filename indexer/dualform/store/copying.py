@@ -81,9 +81,9 @@ def unfinished(source: Path, target: Path) -> Iterator[Path]:
     """A folder to write into, which has the name of `target` once that is done, and is gone where it fails."""
     check_writable(target)
     if target.exists() or target.is_symlink():
-        raise AlreadyExists(f"{target} already exists.", hint="Name a folder that is not there yet.")
+        raise AlreadyExists(f"{target} already exists.", hint="Choose a folder that does not exist yet.")
     if target.resolve().is_relative_to(source.resolve()):
-        raise BadInput(f"{target} is inside {source}.", hint="Name a folder elsewhere.", field="target")
+        raise BadInput(f"{target} is inside {source}.", hint="Choose a folder outside it.", field="target")
     partial = target.absolute().with_name(f".{target.name}.partial")
     make_folders(partial)
     busy = Locked(f"another process copies to {target}.", hint="Wait until it is done, or name another folder.")

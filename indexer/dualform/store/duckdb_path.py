@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dualform.errors import BadInput
 
-_WRITTEN = {"?": "DuckDB takes what follows it for options of the file"}
-_OPENED = {"\\": "DuckDB takes it for a slash"}
+_WRITTEN = {"?": "DuckDB reads what follows as options"}
+_OPENED = {"\\": "DuckDB reads it as a slash"}
 
 
 def duckdb_path(path: Path) -> str:
@@ -26,7 +26,9 @@ def check_openable(path: Path) -> None:
         os.fspath(path.absolute()).encode()
     except UnicodeEncodeError:
         raise BadInput(
-            f"the path {os.fspath(path)!r} is not valid UTF-8.", hint="Name the folder otherwise.", field="path"
+            f"the path {os.fspath(path)!r} is not valid UTF-8.",
+            hint="Rename the folder, or choose another.",
+            field="path",
         ) from None
     if os.sep == "/":
         _check(path, _OPENED)
@@ -43,7 +45,7 @@ def _check(path: Path, marks: dict[str, str]) -> None:
     for mark, reason in marks.items():
         if any(mark in own for own in place):
             raise BadInput(
-                f"no memory can be kept in {place[1]}, whose path has a {mark!r}: {reason}.",
-                hint="Name the folder otherwise.",
+                f"{place[1]} cannot hold a memory: its path contains {mark!r}, and {reason}.",
+                hint="Rename the folder, or choose another.",
                 field="path",
             )

@@ -57,7 +57,7 @@ class WrittenFile:
         while pieces:
             written = attempt("write", self.path, write_some, self.handle, pieces[:at_once])
             if not written:
-                raise OSError(errno.EIO, "the file system took none of the bytes written", os.fspath(self.path))
+                raise OSError(errno.EIO, "the file system did not write any bytes", os.fspath(self.path))
             while pieces and written >= len(pieces[0]):
                 written -= len(pieces.pop(0))
             if pieces:
@@ -94,7 +94,7 @@ def open_regular(path: Path) -> FileIO:
     file = FileIO(path, opener=lambda name, flags: os.open(name, flags | _AT_ANY_RATE))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return file
 
 

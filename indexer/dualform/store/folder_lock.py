@@ -27,13 +27,14 @@ def folder_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     Manifest.read(folder)
     refusal = Locked(
-        f"another process deletes samples of {folder}, or begins to record into it.", hint="Wait until it is done."
+        f"{folder} is locked: another process deletes samples of it, or starts to record into it.",
+        hint="Wait until that process is done.",
     )
     with held_alone(folder, None if wait else refusal) as held:
         if not held and not wait:
             warnings.warn(
-                f"this system has no locks of folders: let no other process delete samples of {folder}, or record into "
-                "it, until this is done.",
+                f"This system cannot lock {folder}. Do not delete samples of it or record into it from another process "
+                "until this is done.",
                 RuntimeWarning,
                 stacklevel=3,
             )

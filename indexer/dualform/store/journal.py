@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from dualform.errors import Damaged
 from dualform.store.durable_files import WrittenFile, block_checksum, open_regular, read_regular, remove, sync_folder
 from dualform.store.increment import Increment, completed
-from dualform.store.missing_files import unreadable
+from dualform.store.missing_files import damaged, unreadable
 from dualform.store.tables import ColumnTypes
 
 _MAGIC = b"dualform"
@@ -184,9 +184,11 @@ def check_begun(shard_folder: Path, commit: int, begun: str, frames: Frames) -> 
         return
     path = journal_path(shard_folder, commit)
     if frames.count:
-        raise Damaged(f"{path} is the journal of another recording.")
-    how = "was cut short within its first frame" if path.exists() else f"is missing: it has rows since commit {commit}"
-    raise Damaged(f"{path} {how}.")
+        raise damaged(path, "is the journal of another recording")
+    how = (
+        "was cut short within its first frame" if path.exists() else f"is missing, with the steps since commit {commit}"
+    )
+    raise damaged(path, how)
 
 
 def read_frames(shard_folder: Path, commit: int, tables: Mapping[str, ColumnTypes]) -> Frames | None:
@@ -246,7 +248,7 @@ def _sound(path: Path, content: bytes, commit: int) -> tuple[list[memoryview], b
 
 
 def _altered(path: Path, frame: int) -> Damaged:
-    return Damaged(f"{path} was altered: frame {frame} is not what was written.")
+    return damaged(path, f"was altered: frame {frame} is not what was written")
 
 
 def _header(content: memoryview) -> FrameHeader | None:
@@ -284,7 +286,7 @@ def _read_payload(
         matrices.setdefault((layer, kind), []).append((first_row, matrix))
         place += size
     if place != len(payload):
-        raise ValueError(f"a frame has {len(payload)} bytes where its contents are {place}.")
+        raise ValueError(f"a frame has {len(payload)} bytes instead of {place}.")
 
 
 def _stacked(parts: Sequence[Matrix]) -> Iterator[Matrix]:

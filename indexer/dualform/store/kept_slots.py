@@ -93,8 +93,8 @@ class KeptSlots:
         space = Space(name, self._tables, self._samples, self._manifest.columns[name])
         if space.extents.unknown_datapoints or len(self._samples.unknown()[0]):
             raise BadInput(
-                f"slots of space {name!r} are of rows that are not known, so that nobody can tell whose they are.",
-                hint="Record such layers in spaces whose rows are known; of this memory nothing can be deleted.",
+                f"samples cannot be deleted: the rows of slots in space {name!r} are unknown.",
+                hint="Record the training again, without the samples.",
                 field="where",
             )
         return _KeptExtents(space, whole(self._tables, extents_table(name)), self.stays, self._new, last)

@@ -66,7 +66,7 @@ class LayerWriter:
             raise BadInput(
                 f"layer {self.layer.name!r} has {rows} {kind} for the {slots} slots of call {call} in "
                 f"space {self.layer.space!r}.",
-                hint="Give it a space of its own: Recorder(spaces={...}).",
+                hint=f"Give it its own space: Recorder(spaces={{{self.layer.name!r}: …}}).",
                 field="layers",
             )
 

@@ -57,8 +57,8 @@ def check_no_links(folder: Path) -> None:
     for path in sorted(set(own)):
         if path.is_symlink():
             raise BadInput(
-                f"{path} is a symbolic link to {os.readlink(path)}: what it leads to would not be removed.",
-                hint=f"Move the target to {path}, in place of the link.",
+                f"{path} is a symbolic link to {os.readlink(path)}, where deleted samples would stay.",
+                hint=f"Replace the link with the folder or file itself: move the target to {path}.",
                 field="path",
             )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dualform.errors import Damaged, NotAMemory
+from dualform.errors import NotAMemory
 from dualform.faults import shortage
 from dualform.store.begun_folder import is_only_begun
 from dualform.store.deleted_samples import DeletedSamples
@@ -21,6 +21,7 @@ from dualform.store.header import Header
 from dualform.store.layer import Layer
 from dualform.store.manifest_schema import check_fields
 from dualform.store.mark import ContinuedRun, Mark
+from dualform.store.missing_files import damaged
 from dualform.store.others import Others
 from dualform.store.sampling import Sampling
 from dualform.store.stored_optimizer import StoredOptimizer, for_one
@@ -228,7 +229,7 @@ class Manifest:
             return found
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = f"{type(error).__name__} at {error}" if isinstance(error, KeyError) else str(error)
-            raise Damaged(f"{path} was altered or cut short: {reason}.") from None
+            raise damaged(path, f"was altered or cut short: {reason}") from None
 
     def _check_tables(self) -> None:
         """Raises ValueError where a shard has a table or column that what is said elsewhere leaves out."""
@@ -237,12 +238,12 @@ class Manifest:
             for table, mark in part.tables.items():
                 known = table in {**ROUNDING, **OTHERS, **SHARES} or table.startswith(extents_table(""))
                 if known and table not in types:
-                    raise ValueError(f"it has rows of the table {table!r}, and nothing else of it")
+                    raise ValueError(f"it has rows of the table {table!r}, but does not describe it")
                 if left_out := sorted(mark.digests.keys() - types.get(table, mark.digests).keys()):
-                    raise ValueError(f"columns leave out {left_out[0]!r} of the table {table!r}")
+                    raise ValueError(f"columns does not list {left_out[0]!r} of the table {table!r}")
                 own = table == "samples" or table.startswith(extents_table(""))
                 if own and (unknown := sorted(types[table].keys() - mark.digests.keys())):
-                    raise ValueError(f"{unknown[0]!r} is in columns, and not in the table {table!r}")
+                    raise ValueError(f"columns lists {unknown[0]!r}, which the table {table!r} does not have")
 
     @classmethod
     def _from_json(cls, fields: dict[str, Any]) -> Manifest:

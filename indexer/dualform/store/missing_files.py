@@ -1,4 +1,4 @@
-"""What is said of a file that an open memory misses, for the memory was written anew without some samples.
+"""What is said of a file that is damaged, or that an open memory misses because samples were deleted since.
 
 Files know of no manifest, so memory.json is read as it is.
 """
@@ -13,12 +13,28 @@ from dualform.errors import Damaged, DualformError
 from dualform.faults import shortage
 from dualform.store.durable_files import read_regular
 
+_IRREPLACEABLE = ("memory.json", "shard.json", "slots.duckdb", "initial.safetensors")
+"""Without one of these files nothing can be repaired."""
+
+
+def damaged(file: Path, what: str) -> Damaged:
+    """The error for a file of a memory: `what` is wrong with it, then what may help."""
+    folder = next((own for own in file.parents if (own / "memory.json").is_file()), file.parent)
+    if folder.name.startswith("run-") and (folder.parent / "memory.json").is_file():  # a further run of a memory
+        folder = folder.parent
+    hint = f"Restore a backup, or save the undamaged part: dualform check --repair {folder} --out COPY"
+    if file.name in _IRREPLACEABLE:
+        hint = f"Restore {folder} from a backup: nothing can be repaired without this file."
+    return Damaged(f"{file} {what}.", hint=hint)
+
 
 def unreadable(file: Path, error: BaseException, said: str = "cannot be read") -> DualformError:
-    """What is raised for a file that an error kept from being read: shortage is no damage."""
+    """The error for a file that could not be read: a shortage is not damage."""
     reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
+    if isinstance(error, PermissionError):
+        return Damaged(f"{file} {said}: {reason}.", hint="Allow this user to read the memory's folder.")
     short = shortage(error, f"{file} cannot be read: this process")
-    return short or deleted_meanwhile(file) or Damaged(f"{file} {said}: {reason.rstrip('.')}.")
+    return short or deleted_meanwhile(file) or damaged(file, f"{said}: {reason.rstrip('.')}")
 
 
 def deleted_meanwhile(file: Path) -> Damaged | None:

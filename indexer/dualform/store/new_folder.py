@@ -39,7 +39,9 @@ def check_new_folder(path: Path) -> None:
 def check_new_shard(path: Path, part: Shard) -> None:
     """Raises NotAMemory where no memory waits for this shard, AlreadyExists where it has been written."""
     if part.folder not in [known.folder for known in Manifest.read(path).shards]:
-        raise NotAMemory(f"{path} has no place for {part.folder}.", hint="Say how many shards there are: shards=…")
+        raise NotAMemory(
+            f"{path} was not created for {part.folder}.", hint="Record with the same number of ranks on every rank."
+        )
     if (path / part.folder).exists():
         raise AlreadyExists(f"{path / part.folder} already exists.", hint="Record into a new folder.")
 

@@ -18,6 +18,7 @@ from dualform.store.journal import Frames, JournalMark, check_begun, journal_mar
 from dualform.store.manifest import SHARD_FILE, Manifest, joined
 from dualform.store.mark import Cut
 from dualform.store.merged_tables import MergedTables
+from dualform.store.missing_files import damaged
 from dualform.store.query_sets import query_sets_until
 from dualform.store.rows_for_slots import types_for_slots
 from dualform.store.segment_cache import SegmentCache
@@ -134,9 +135,9 @@ def read_state(folder: Path) -> State:
             own = Manifest.read(folder / part.folder, SHARD_FILE)
         except NotAMemory:
             if not first.recording:
-                raise Damaged(f"{folder / part.folder} is missing, or has no {SHARD_FILE}.") from None
+                raise damaged(folder / part.folder / SHARD_FILE, "is missing") from None
             raise NotAMemory(
-                f"{folder} is not a whole memory yet: {part.folder} has not begun.",
+                f"{folder} is incomplete: {part.folder} has not begun.",
                 hint="Wait until every process of the training has taken its first step.",
             ) from None
         state.append(_marked(folder, own))
@@ -154,7 +155,7 @@ def at_one_moment(folder: Path, read: Callable[[Manifest], _Found]) -> tuple[Sta
         if [(own, journal.file_id) for own, journal in read_state(folder)] == [(own, j.file_id) for own, j in state]:
             return state, found
         time.sleep(0.01)
-    raise Damaged(f"{folder}: its commits came faster than they could be read.")
+    raise Damaged(f"{folder} changed faster than it could be read.", hint="Open it again in a moment.")
 
 
 def _marked(folder: Path, manifest: Manifest) -> tuple[Manifest, JournalMark]:
@@ -171,9 +172,9 @@ def _check_spaces(folder: Path, manifests: Sequence[Manifest]) -> None:
             space, shard_name = first.setdefault(layer.name, here)
             if space != layer.space:
                 raise NotAMemory(
-                    f"{folder} is not one memory: layer {layer.name!r} is in space {space!r} in {shard_name}, and in "
+                    f"{folder} cannot be opened: layer {layer.name!r} is in space {space!r} in {shard_name}, but in "
                     f"{layer.space!r} in {here[1]}.",
-                    hint=f"Record anew, with spaces={{{layer.name!r}: …}} on every rank.",
+                    hint=f"Record again with the same spaces={{{layer.name!r}: …}} on every rank.",
                 )
 
 
@@ -212,9 +213,9 @@ def _check_reaches(folder: Path, stop: int, tables: Sequence[ShardTables], state
     for own, (manifest, _) in zip(tables, state, strict=True):
         if manifest.recording and _last_step(own) < stop - 1:
             raise Damaged(
-                f"{folder / manifest.shards[0].folder} ends after step {_last_step(own)}, and the training was resumed "
-                f"behind step {stop - 1}.",
-                hint="Flush the recorder on every rank before a checkpoint is saved.",
+                f"{folder / manifest.shards[0].folder} ends after step {_last_step(own)}, but the training was resumed "
+                f"after step {stop - 1}.",
+                hint="Record again, with recorder.flush() on every rank before each checkpoint.",
             )
 
 
@@ -230,6 +231,6 @@ def _check_sizes(folder: Path, manifest: Manifest, sources: Sources) -> None:
     expected |= {folder / name: mark.bytes for name, mark in manifest.files.items()}
     for path, size in expected.items():
         if not path.is_file():
-            raise Damaged(f"{path} is missing.")
+            raise damaged(path, "is missing")
         if path.stat().st_size != size:
-            raise Damaged(f"{path} has {path.stat().st_size} bytes where {size} were committed.")
+            raise damaged(path, f"has {path.stat().st_size} bytes instead of {size}")

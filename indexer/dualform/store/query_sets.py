@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import BadInput, Damaged, NotFound
+from dualform.errors import BadInput, NotFound
 from dualform.questions.gradients import ExampleGradients, LayerGradients
 from dualform.store.durable_files import checksum, make_folders, write_whole
 from dualform.store.forks import held_back
 from dualform.store.layer import Layer
 from dualform.store.manifest import FileMark, Manifest
 from dualform.store.manifest_schema import QUERY_SET_NAME
+from dualform.store.missing_files import damaged
 from dualform.store.previews.preview_file import free_name, write_preview_set
 from dualform.store.previews.preview_set import PreviewSet
 from dualform.store.previews.stored_previews import StoredPreviewSet
@@ -222,10 +223,10 @@ class StoredQuerySet:
                 version = np.lib.format.read_magic(stream)
                 shape, transposed, found = np.lib.format.read_array_header_1_0(stream)
         except ValueError as error:
-            raise Damaged(f"{self._memory / inside} is not an array of NumPy: {error}.") from None
+            raise damaged(self._memory / inside, f"is not a NumPy array: {error}") from None
         left = len(content) - stream.tell()
         fits = (version, found, len(shape), transposed) == ((1, 0), np.dtype(dtype), axes, False)
         if not fits or width not in (None, shape[-1]) or math.prod(shape) * found.itemsize != left:
             said = f"{found}{list(shape)} in {left} bytes"
-            raise Damaged(f"{self._memory / inside} does not fit the query set: it has {said}.")
+            raise damaged(self._memory / inside, f"does not fit the query set: it has {said}")
         return np.frombuffer(content, found, offset=stream.tell()).reshape(shape).copy()

@@ -70,9 +70,9 @@ class RamBudget:
         left = int((self._given - self._taken) * _ACCOUNTED)
         if left < least:
             raise BadInput(
-                f"{readable(self._given)} is too little RAM: opening the memory takes {readable(self._taken)}, and a "
+                f"ram={readable(self._given)} is too small: opening the memory takes {readable(self._taken)}, and a "
                 f"question up to {readable(least)}.",
-                hint=f"Give at least {readable(1.01 * (self._taken + least / _ACCOUNTED))}.",
+                hint=f'Pass at least ram="{readable(1.01 * (self._taken + least / _ACCOUNTED))}".',
                 field="ram",
             )
         with self._changed:
@@ -155,9 +155,9 @@ class RamBudget:
             self._short_since = min(self._short_since, now)
             if now - self._short_since > _PATIENCE:
                 raise Overloaded(
-                    f"this question needs about {readable(size)} of RAM, and beside what the process holds "
-                    f"{readable(max(0, self._room()))} are left.",
-                    hint="Ask again in a moment, or for less; or start it with more RAM.",
+                    f"this question needs about {readable(size)} of RAM; {readable(max(0, self._room()))} of the limit "
+                    "are free.",
+                    hint="Ask again in a moment, ask for less, or raise the RAM limit.",
                     field="ram",
                 )
         return False

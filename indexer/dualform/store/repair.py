@@ -47,8 +47,8 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
     rewound, dropped = _rewound(runs[-1], folder)
     if dropped and runs[0].shards[0].manifest.deleted is not None:
         raise Damaged(
-            f"{folder} cannot be repaired: {dropped[0]} Of what was deleted one sum is kept, as of its end.",
-            hint="Take a copy from before.",
+            f"{folder} cannot be repaired: {dropped[0]} Samples were deleted from it, so its steps cannot be cut.",
+            hint="Restore a backup.",
         )
     with unfinished(folder, Path(target)) as partial:
         for run in (*runs[:-1], rewound):
@@ -59,9 +59,9 @@ def repair(source: str | Path, target: str | Path, progress: Progress | None = N
         try:
             check_copy(folder, partial, progress)
         except Damaged as error:
-            raise Damaged(f"{folder} cannot be repaired: {error.message}", hint="Take a copy from before.") from None
+            raise Damaged(f"{folder} cannot be repaired: {error.message}", hint="Restore a backup.") from None
         if dropped and not opened(partial, SegmentCache(most_bytes=0)).steps:
-            raise Damaged(f"{folder} has no step that is whole. {dropped[0]}", hint="Take a copy from before.")
+            raise Damaged(f"{folder} has no undamaged step. {dropped[0]}", hint="Restore a backup.")
     return [*shown, *dropped], opened(target, SegmentCache(most_bytes=0))
 
 
@@ -104,14 +104,14 @@ def _rewound(run: StoredRun, folder: Path) -> tuple[StoredRun, list[str]]:
         if _is_whole(path, mark):
             continue
         if name == _FINAL:
-            dropped.append(f"The weights of the end were dropped: {path.relative_to(folder)} is damaged.")
+            dropped.append(f"The final weights were dropped: {path.relative_to(folder)} is damaged.")
         elif name.startswith("probes/"):
             query_set = name.split("/")[1]
             if query_sets.pop(query_set, None) is not None:
                 dropped.append(f"The query set {query_set!r} was dropped: {path.relative_to(folder)} is damaged.")
             files = {other: known for other, known in files.items() if not other.startswith(f"probes/{query_set}/")}
         else:
-            raise Damaged(f"{path} is damaged, and nothing can be rebuilt without it.", hint="Take a copy from before.")
+            raise Damaged(f"{path} is damaged, and nothing can be repaired without it.", hint="Restore a backup.")
     if not dropped:
         return run, []
     files.pop(_FINAL, None)
@@ -148,7 +148,7 @@ def _sound_part(run: StoredRun, own: StoredShard, folder: Path, dropped: list[st
                     commits, why = commit, (place / file).relative_to(folder).as_posix()
     if commits < part.commits:
         dropped.append(
-            f"Of {part.folder}, {part.commits - commits} of {part.commits} commits were dropped: {why} is damaged."
+            f"{part.commits - commits} of {part.commits} commits of {part.folder} were dropped: {why} is damaged."
         )
         return StoredShard(
             replace(own.manifest, shards=[_at_commit(part, commits, log), *own.manifest.shards[1:]]), b""
@@ -156,7 +156,7 @@ def _sound_part(run: StoredRun, own: StoredShard, folder: Path, dropped: list[st
     try:
         check_begun(place, part.commits, part.journal, read_frames(place, part.commits, types) or Frames())
     except Damaged as error:
-        dropped.append(f"Of {part.folder}, the steps since its last commit were dropped: {_within(error, folder)}")
+        dropped.append(f"The steps since the last commit of {part.folder} were dropped: {_within(error, folder)}")
         shards = [replace(part, journal=""), *own.manifest.shards[1:]]
         return StoredShard(replace(own.manifest, shards=shards), b"")
     return own
@@ -212,7 +212,7 @@ def _keep_what_is_reached(run: StoredRun, copy: Path) -> list[str]:
     ]
     query_sets = query_sets_until(manifest.query_sets, steps)
     behind = [name for name in manifest.query_sets if name not in query_sets]
-    said = [f"The query set {name!r} was dropped: it was taken behind what is left." for name in behind]
+    said = [f"The query set {name!r} was dropped: it was taken after the last step that is left." for name in behind]
     inside = tuple(f"probes/{name}/" for name in behind)
     files = {name: mark for name, mark in manifest.files.items() if not name.startswith(inside)}
     repaired = [*manifest.repaired, *said]

@@ -211,10 +211,10 @@ def _layer(runs: Sequence[Layer]) -> Layer:
 
 def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path, alone: bool) -> None:
     """Raises BadInput where two runs do not have the same spaces and layers; `alone`: where they are not the same."""
-    hint = "Open runs of one network, recorded alike."
+    hint = "Open only runs of one network, recorded with the same layers and spaces."
     if not alone and set(first.spaces) != set(other.spaces):
         raise BadInput(
-            f"{other_path} has the spaces {', '.join(other.spaces)}, and {path} has {', '.join(first.spaces)}.",
+            f"{other_path} has the spaces {', '.join(other.spaces)}, but {path} has {', '.join(first.spaces)}.",
             hint=hint,
             field="path",
         )
@@ -226,7 +226,7 @@ def _check_alike(first: Manifest, other: Manifest, path: Path, other_path: Path,
             lacking = path if name not in layers else other_path
             raise BadInput(f"{lacking} lacks layer {name!r}.", hint=hint, field="path")
         if _kind(layers[name]) != _kind(others[name]):
-            raise BadInput(f"layer {name!r} of {other_path} is not that of {path}.", hint=hint, field="path")
+            raise BadInput(f"layer {name!r} of {other_path} differs from that of {path}.", hint=hint, field="path")
 
 
 def _kind(layer: Layer) -> tuple[Any, ...]:
@@ -247,7 +247,7 @@ def _columns(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) 
             for name, kind in types.items():
                 if not alone and own.get(name, kind) != kind:
                     raise BadInput(
-                        f"column {name!r} is {kind} in {path}, and {own[name]} in a run before.",
+                        f"column {name!r} is {kind} in {path}, but {own[name]} in an earlier run.",
                         hint="Open these runs one by one.",
                         field="path",
                     )
@@ -257,8 +257,8 @@ def _columns(manifests: Sequence[Manifest], paths: Sequence[Path], alone: bool) 
         named = any(SHARE in manifest.columns.get(table, {}) for table in ("samples", *manifest.spaces))
         if budgeted and manifest.sampling is None and named:
             raise BadInput(
-                f"column {SHARE!r} of {path} is the training's own, and in other runs that of a budget: the "
-                "probability with which a sample was kept.",
+                f"column {SHARE!r} was passed to step() in {path}; in other runs it is the probability with which a "
+                "budget kept a sample.",
                 hint="Open these runs one by one.",
                 field="path",
             )

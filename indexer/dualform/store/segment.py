@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dualform.errors import Damaged
 from dualform.store.durable_files import checksum, open_regular
 from dualform.store.matrix_file import MatrixForm
-from dualform.store.missing_files import unreadable
+from dualform.store.missing_files import damaged, unreadable
 from dualform.store.read_bytes import READ
 
 BLOCK_BYTES = 1 << 20
@@ -118,7 +118,7 @@ def first_byte(segment: Segment, form: MatrixForm) -> int:
     """Where the rows begin in a segment's file. Raises Damaged where it is not as long as its rows need."""
     header = len(form.header(segment.rows))
     if (size := header + segment.rows * form.row_bytes) != segment.size:
-        raise Damaged(f"{segment.path} has {segment.size} bytes where {size} were expected.")
+        raise damaged(segment.path, f"has {segment.size} bytes instead of {size}")
     return header
 
 
@@ -155,7 +155,7 @@ def _opened(segment: Segment) -> Iterator[BinaryIO]:
     try:
         with open_regular(segment.path) as file:
             if (size := os.fstat(file.fileno()).st_size) != segment.size:
-                raise Damaged(f"{segment.path} has {size} bytes where {segment.size} were committed.")
+                raise damaged(segment.path, f"has {size} bytes instead of {segment.size}")
             yield cast("BinaryIO", file)
     except OSError as error:
         if isinstance(error, Damaged):
@@ -170,8 +170,8 @@ def _read_block(segment: Segment, file: BinaryIO, block: int, part: memoryview) 
     while filled < len(part):
         got = file.readinto(part[filled:])  # type: ignore[attr-defined]
         if not got:
-            raise Damaged(f"{segment.path} ended after {block * BLOCK_BYTES + filled} bytes.")
+            raise damaged(segment.path, f"ends after {block * BLOCK_BYTES + filled} of {segment.size} bytes")
         filled += got
     READ.add(filled)
     if xxhash.xxh3_128_digest(part) != segment.checksum(block):
-        raise Damaged(f"{segment.path} was altered: its checksum is not the one that was committed.")
+        raise damaged(segment.path, "was altered: its checksum does not match")

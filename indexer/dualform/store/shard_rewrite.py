@@ -147,7 +147,7 @@ def _rows_that_stay(
         rows = stays.reshape(-1, per_row)
         if (rows != rows[:, :1]).any():
             raise BadInput(
-                f"layer {layer.name!r} stores keys of several samples in one.",
+                f"layer {layer.name!r} stores one key for several samples, and where matches only some of them.",
                 hint="Write a condition that matches none of them, or all.",
                 field="where",
             )

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from dualform.errors import Damaged
 from dualform.store.journal import Frames, journal_path
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.matrix_file import MatrixForm
+from dualform.store.missing_files import damaged
 from dualform.store.others import OWNER
 from dualform.store.segment import Segment
 from dualform.store.segment_cache import SegmentCache
@@ -56,7 +56,7 @@ def stored_in_shard(
             forms = [manifest.others.form] if of_others and manifest.others else _format_of(layers[name], kind).forms
             held = _held((journal, frames.file_id, name, kind), first, content, forms)
             if held is None or first != row_count([rows for _, rows in before]):
-                raise Damaged(f"{journal} was altered: its {kind} of layer {name!r} do not follow the committed ones.")
+                raise damaged(journal, f"was altered: its {kind} of layer {name!r} do not follow the committed ones")
             if held[1].rows:
                 before.append(held)
     return found
@@ -82,7 +82,7 @@ def form_of_file(layer: Layer, kind: str, file: Path) -> MatrixForm:
         if file.name.endswith(f".{form.suffix}"):
             return form
     source = f"key source is {layer.source!r}" if kind == "keys" else f"values are stored as {layer.value_source!r}"
-    raise Damaged(f"{file} is no file of {kind} of layer {layer.name!r}, whose {source}.")
+    raise damaged(file, f"cannot hold {kind} of layer {layer.name!r}, whose {source}")
 
 
 def _held(

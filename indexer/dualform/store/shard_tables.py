@@ -22,7 +22,7 @@ import pyarrow as pa
 from dualform.errors import Damaged, DualformError
 from dualform.store.entries import Integers
 from dualform.store.manifest import TableMark
-from dualform.store.missing_files import unreadable
+from dualform.store.missing_files import damaged, unreadable
 from dualform.store.shard import opened
 from dualform.store.tables import ROWS_AT_ONCE, ColumnTypes, arrow_type, joined, quoted, running_digest
 
@@ -198,7 +198,7 @@ class ShardTables(Tables):
         return self._parts[key]
 
     def _altered(self, table: str, name: str) -> Damaged:
-        return Damaged(f"{self._path} was altered: column {name!r} of {table} is not what was committed.")
+        return damaged(self._path, f"was altered: column {name!r} of table {table!r} does not match its checksum")
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -232,7 +232,7 @@ class ShardTables(Tables):
             for column, digest in mark.digests.items():
                 rows, last = found.get((table, column), [(0, "")])[-1]
                 if (rows, last) != (mark.rows, digest):
-                    raise Damaged(f"{self._path} was altered: its table {table} is not what was committed.")
+                    raise damaged(self._path, f"was altered: table {table!r} does not match its checksum")
         return found
 
     def _short(self, table: str) -> list[str]:
@@ -265,7 +265,7 @@ class ShardTables(Tables):
     def _verify(self, table: str, name: str, column: pa.ChunkedArray) -> None:
         mark = self._marks[table]
         if len(column) != mark.rows:
-            raise Damaged(f"{self._path} has {len(column)} rows in {table} where {mark.rows} were committed.")
+            raise damaged(self._path, f"has {len(column)} rows in table {table!r} instead of {mark.rows}")
         digest, start = "", 0
         for stop, expected in self._commits.get((table, name), []):
             digest = running_digest(digest, column.slice(start, stop - start))
@@ -280,9 +280,9 @@ def _check_length(path: Path, ended: bool) -> None:
     A recording that did not end may have left a part of one behind what is committed, as where the disk was full.
     """
     if not path.is_file():
-        raise Damaged(f"{path} is missing.")
+        raise damaged(path, "is missing")
     if ended and path.stat().st_size % _PAGE:
-        raise Damaged(f"{path} was altered or cut short: it has {path.stat().st_size} bytes.")
+        raise damaged(path, f"was altered or cut short: it has {path.stat().st_size} bytes, not a multiple of {_PAGE}")
 
 
 @contextmanager

@@ -95,7 +95,11 @@ class SampleRows:
         for name in (*SAID, *(self._user or {})):
             column = stored(columns[name], self.types[name])
             if len(column) != rows:
-                raise BadInput(f"column {name!r} has {len(column)} entries for {rows} rows.", field=name)
+                raise BadInput(
+                    f"column {name!r} has {len(column)} entries for {rows} rows.",
+                    hint="Pass one value for each row.",
+                    field=name,
+                )
             parts = self._parts.setdefault(name, [])
             parts.append(column)
             if unknown is not None:
@@ -159,7 +163,9 @@ class ExtentRows:
         for name, column in self._lists_of(extent).items():
             if len(column) != slots:
                 raise BadInput(
-                    f"column {name!r} has {len(column)} entries for {slots} slots of space {self._space!r}.", field=name
+                    f"column {name!r} has {len(column)} entries for {slots} slots of space {self._space!r}.",
+                    hint="Pass one value for each slot.",
+                    field=name,
                 )
             # Extents before the first that says something of single slots say nothing of them.
             self._lists.setdefault(name, [None] * len(self._extents)).append(column)

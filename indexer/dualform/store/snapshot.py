@@ -25,6 +25,7 @@ from dualform.store.dropped_slots import DroppedSlots, dropped_slots
 from dualform.store.durable_files import checksum
 from dualform.store.manifest import FILE, Manifest
 from dualform.store.mark import Cut
+from dualform.store.missing_files import damaged
 from dualform.store.moment import Moment
 from dualform.store.opening import FolderContents, open_folder, read_state
 from dualform.store.others import OWNER, OtherRows
@@ -254,7 +255,7 @@ class Snapshot(StoredLayers):
         rows = Rows(self.sources.get(OWNER, []), self.manifest.others.form.width)
         if rows.rows != len(moments):
             shard = self.path / self.manifest.shards[0].folder
-            raise Damaged(f"{shard} has {rows.rows} rows of other parameters for {len(moments)} moments.")
+            raise damaged(shard, f"has {rows.rows} rows of other parameters for {len(moments)} updates")
         return OtherRows(self.manifest.others, moments, rows, self.steps)
 
     def check_tables(self) -> list[str]:
@@ -276,9 +277,10 @@ class Snapshot(StoredLayers):
                 shape = (layer.d_out,) if block in layer.biases else (layer.d_out, block.stop - block.start)
                 if block.name not in found or block.shape_within(found[block.name].shape) != shape:
                     known = f"of shape {list(found[block.name].shape)}" if block.name in found else "not there"
-                    raise Damaged(
-                        f"{self.path / FILE} was altered: {block.block_name!r} of layer {layer.name!r} does not fit "
-                        f"{weights_file('initial')}, where {block.name!r} is {known}."
+                    raise damaged(
+                        self.path / FILE,
+                        f"was altered: {block.block_name!r} of layer {layer.name!r} does not fit "
+                        f"{weights_file('initial')}, where {block.name!r} is {known}",
                     )
         return found
 

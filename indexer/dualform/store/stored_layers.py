@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dualform.errors import Damaged, NotFound
+from dualform.errors import NotFound
 from dualform.store.entries import Entries
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
+from dualform.store.missing_files import damaged
 from dualform.store.opening import FolderContents
 from dualform.store.products import Products
 from dualform.store.rows import Keys, OrderedRows, Rows
@@ -123,7 +124,7 @@ class StoredLayers(ABC):
         entries = self.entries(layer.name).count
         if rows != entries:
             shard = self.path / self.manifest.shards[0].folder
-            raise Damaged(f"{shard}: layer {layer.name!r} has {rows} {kind} for {entries} slots.")
+            raise damaged(shard, f"is incomplete: layer {layer.name!r} has {rows} {kind} for {entries} slots")
 
     def _row_of_entry(self, layer: Layer) -> NDArray[np.int64] | None:
         """int64[H]: the row of each entry's key; None where row and entry are the same."""

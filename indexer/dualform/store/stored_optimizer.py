@@ -42,7 +42,7 @@ def for_one(optimizers: Sequence[StoredOptimizer]) -> dict[str, str]:
     first, *others = optimizers
     if not others:
         return {"name": first.name, "rule": first.rule, "reason": first.reason}
-    reason = "several optimizers updated the network: attention weights are exact, a later dualform rebuilds weights"
+    reason = "several optimizers updated the network: attention scores are exact, a later dualform rebuilds weights"
     return {"name": names_of(optimizers), "rule": "", "reason": reason}
 
 

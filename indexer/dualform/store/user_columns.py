@@ -78,8 +78,8 @@ def as_common(name: str, column: pa.Array | pa.ChunkedArray, kind: str) -> pa.Ar
         return column.cast(arrow_type(kind))
     except pa.ArrowInvalid:
         raise BadInput(
-            f"column {name!r} has integers beyond 2**53 in one shard, and floats in another: no type holds both.",
-            hint="Ask without this column, and give it one type on every rank.",
+            f"column {name!r} has integers beyond 2**53 in one shard and floats in another, which no type holds.",
+            hint="Leave this column out, or record again with one type on every rank.",
             field=name,
         ) from None
 

@@ -11,10 +11,9 @@ import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from dualform.errors import Damaged
 from dualform.store.durable_files import checksum, make_folders, read_regular, write_whole
 from dualform.store.manifest import FileMark
-from dualform.store.missing_files import unreadable
+from dualform.store.missing_files import damaged, unreadable
 
 Buffers: TypeAlias = Mapping[str, Mapping[str, NDArray[Any]]]
 """What an optimizer keeps, by parameter and by the optimizer's own name for it."""
@@ -48,7 +47,7 @@ def read_weights(memory: Path, name: str, files: Mapping[str, FileMark]) -> dict
     try:
         return safetensors.numpy.load(content)
     except (safetensors.SafetensorError, ValueError, LookupError, TypeError) as error:
-        raise Damaged(f"{memory / file} is not a file of weights: {error}.") from None
+        raise damaged(memory / file, f"is not a safetensors file: {error}") from None
 
 
 def write_buffers(memory: Path, buffers: Buffers) -> tuple[str, int, str]:
@@ -76,7 +75,7 @@ def read_checked(path: Path, mark: FileMark) -> bytes:
     except OSError as error:
         raise unreadable(path, error) from None
     if len(content) != mark.bytes:
-        raise Damaged(f"{path} has {len(content)} bytes where {mark.bytes} were committed.")
+        raise damaged(path, f"has {len(content)} bytes instead of {mark.bytes}")
     if checksum(content) != mark.checksum:
-        raise Damaged(f"{path} was altered: its checksum is not the one that was committed.")
+        raise damaged(path, "was altered: its checksum does not match")
     return content

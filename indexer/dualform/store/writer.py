@@ -308,7 +308,7 @@ class Writer:
         """Raises AlreadyExists where another process has gone on with this training: its run must not be lost."""
         if self._continued():
             raise AlreadyExists(
-                f"the training of {self.path} was resumed by another process, so that this one records it no more.",
+                f"{self.path} is no longer recorded by this process: another one resumed the training.",
                 hint="Let one process record a training at a time.",
             )
         self.manifest.write(*self._place)

@@ -82,7 +82,9 @@ class Fleet:
         later. `seconds`: in which a share must be answered.
         """
         if not seconds > 0:
-            raise BadInput(f"the shards' deadline is {seconds!r} s.", hint="It must be above 0.", field="seconds")
+            raise BadInput(
+                f"seconds must be above 0, not {seconds!r}.", hint="For example --shard-deadline 60.", field="seconds"
+            )
         self._launch, self._read_names, self._seconds = launch, names, seconds
         self._names = list(names())
         self._lock = threading.Lock()
@@ -156,7 +158,7 @@ class Fleet:
         """Raises what the shard raised; ShardsMissing where it works, but gave up."""
         error = reply.error
         if isinstance(error, TimedOut):
-            hint = "It is at work: ask with fewer queries, or give the shards a longer deadline."
+            hint = "Ask with fewer queries, or start the server with a longer --shard-deadline."
             raise ShardsMissing(f"{self._names[number]} {self._late}", [number], hint=hint)
         if isinstance(error, Unavailable):
             raise ShardsMissing(f"{self._names[number]}: {error.message}", [number], hint=error.hint)
@@ -172,14 +174,14 @@ class Fleet:
                 self._members += [None] * (len(names) - len(self._members))
                 self._names = names
         if missing := [number for number in new if number >= len(names)]:
-            hint = "Its folder was replaced meanwhile: ask again in a moment."
-            raise ShardsMissing(f"the memory has {len(names)} shards by now.", missing, hint=hint)
+            hint = "The folder was replaced: ask again in a moment."
+            raise ShardsMissing(f"the memory now has {len(names)} shards.", missing, hint=hint)
 
     def _member(self, number: int) -> _Member:
         """That of a shard, started where the last try failed."""
         with self._lock:
             if self._closed:
-                raise ShardsMissing("the processes of the memory's shards were ended.", [number])
+                raise ShardsMissing("the memory was closed.", [number], hint="Open it again.")
             member = self._members[number]
             if member is None:
                 try:
@@ -196,7 +198,7 @@ class Fleet:
         for number, member in members.items():
             if not (what == self._late and member.starting):
                 self._replace(number, member)
-        hint = "Another process takes its place: ask again in a moment, or allow a partial answer."
+        hint = "Another process is starting: ask again in a moment, or allow a partial answer."
         return ShardsMissing(f"{names} {what}", sorted(members), hint=hint)
 
     def _replace(self, number: int, old: _Member) -> None:

@@ -146,7 +146,7 @@ class Faulty(Dataset[Any]):
 @pytest.mark.parametrize(
     ("third", "said"),
     [
-        (np.zeros((4, 4), np.uint8), "image 2 holds uint8, and the first one float64"),
+        (np.zeros((4, 4), np.uint8), "image 2 has dtype uint8, but the first image has float64"),
         (np.full((4, 4), np.inf), "image 2 holds NaN or infinity"),
         (np.zeros(4), r"image 2 has the shape \[4\]"),
         (KeyError("gone"), "image 2 cannot be read: KeyError: 'gone'"),
@@ -201,9 +201,9 @@ def test_texts_that_go_on_from_one_to_the_next_are_found_by_positions_that_do(tm
 
 @pytest.mark.parametrize("first", [[0], [0, -1], [0.0, 1.0], ["a", "b"], [[0], [1]]])
 def test_a_first_that_is_no_position_of_each_text_is_refused(first):
-    with pytest.raises(BadInput, match="first is not a position for each of 2 texts"):
+    with pytest.raises(BadInput, match="first must contain one whole number from 0 for each of 2 texts"):
         PreviewSet.texts(["a", "b"], offsets=[[(0, 1)], [(0, 1)]], first=first)
-    with pytest.raises(BadInput, match="first= is given without offsets="):
+    with pytest.raises(BadInput, match="first= needs offsets="):
         PreviewSet.texts(["a", "b"], first=[0, 1])
 
 
@@ -218,7 +218,7 @@ def test_a_first_that_is_no_position_of_each_text_is_refused(first):
         (["ab"], [[0, 1]], "the offsets of text 0 are no pairs"),
         (["ab"], [[(0.5, 1.0)]], "the offsets of text 0 are no pairs"),
         (["ab"], [[(0, 1), (1,)]], "the offsets of text 0 are no pairs"),
-        (["ab"], [], "there are offsets of 0 texts, and 1 texts"),
+        (["ab"], [], "offsets has 0 entries for 1 texts"),
     ],
 )
 def test_what_are_no_texts_is_refused(texts, offsets, said):
@@ -256,7 +256,7 @@ def test_categories_dates_and_decimals_are_shown_as_texts(tmp_path):
         ({"a": [[1], [2]]}, "Column 'a' cannot hold list"),
         ({"a": [1], "b": [1, 2]}, "cannot be stored as a table:"),
         (3, "int cannot be stored as a table:"),
-        (pa.table([[1], [2]], names=["a", "a"]), "names a column twice"),
+        (pa.table([[1], [2]], names=["a", "a"]), "has two columns of one name"),
     ],
 )
 def test_what_is_no_table_is_refused(table, said):
@@ -289,7 +289,7 @@ def test_an_answer_is_bounded_and_says_how_many_fit(tmp_path):
 
 
 def test_a_sample_that_no_answer_holds_is_not_stored(tmp_path):
-    with pytest.raises(BadInput, match=r"sample 7 takes 9\.0 MiB, and an answer holds 8 MiB"):
+    with pytest.raises(BadInput, match=r"the preview of sample 7 takes 9\.0 MiB; the limit is 8 MiB"):
         looked(PreviewSet.texts(["a", "x" * (9 << 20)], samples=[3, 7]), tmp_path)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
@@ -321,5 +321,7 @@ def test_a_kind_that_only_newer_versions_know_is_named(tmp_path):
         tmp_path, "gallery/x/samples-000000.arrow", preview_set.samples, preview_set.content
     )
     newer = StoredPreviewSet.of(tmp_path, entry | {"kind": "sounds"}, {entry["file"]: mark})
-    with pytest.raises(NotAMemory, match="is a preview set of kind 'sounds', which this version does not know"):
+    with pytest.raises(
+        NotAMemory, match="is a preview set of kind 'sounds', which this version of dualform does not read"
+    ):
         newer.look(np.array([0]))

@@ -73,7 +73,7 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
             return np.full((4, 5), 200, np.uint8) if self.read == 1 else np.full((4, 5), 0.9)
 
     preview_set = PreviewSet.images(Changing())
-    with pytest.raises(BadInput, match="image 0 holds float64, and the first one uint8"):
+    with pytest.raises(BadInput, match="image 0 has dtype float64, but the first image has uint8"):
         looked(preview_set, tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
         (lambda: PreviewSet.images(torch.eye(4).to_sparse()[None]), "Tensor cannot be read as numbers"),
         (lambda: PreviewSet.images(torch.zeros(1, 4, 4, device="meta")), "Tensor cannot be read as numbers"),
         (lambda: PreviewSet.images(bytes_of(2, 4, 4), samples=[[1], [2, 3]]), "samples must be whole numbers:"),
-        (lambda: PreviewSet.images(bytes_of(1, 4, 4), samples=np.array([2**63], "u8")), "samples names "
+        (lambda: PreviewSet.images(bytes_of(1, 4, 4), samples=np.array([2**63], "u8")), "samples contains "
         "92233720368547758"),
         (
             lambda: PreviewSet.images(bytes_of(2, 4, 4), samples=np.ma.array([5, 6], mask=[False, True])),
@@ -93,15 +93,15 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
         (lambda: PreviewSet.texts({"a": "x"}), "texts must be a list of texts, not dict."),
         (lambda: PreviewSet.texts({"x", "y"}), "texts must be a list of texts, not set."),
         (lambda: PreviewSet.texts(pd.DataFrame({"text": ["x"]})), "texts must be a list of texts, not DataFrame."),
-        (lambda: PreviewSet.texts(["abc"], offsets=5), "offsets is of type int"),
+        (lambda: PreviewSet.texts(["abc"], offsets=5), "offsets must be a list, not int"),
         (lambda: PreviewSet.texts(["abc"], offsets=[5]), "the offsets of text 0 are no pairs"),
         (
             lambda: PreviewSet.texts(["abc"], offsets=[[(0, 1)]], first=np.array([2**63 + 1], "u8")),
-            "first is not a position",
+            "first must contain one whole number",
         ),
         (lambda: PreviewSet.table({"a": [2**70]}), "dict cannot be stored as a table:"),
         (lambda: PreviewSet.table(pd.DataFrame({"a": [2**70, 1]})), "DataFrame cannot be stored as a table:"),
-        (lambda: PreviewSet.table({1: [1], "1": [2]}), "the table names a column twice"),
+        (lambda: PreviewSet.table({1: [1], "1": [2]}), "table has two columns of one name"),
         (
             lambda: PreviewSet.table(pa.table({"a": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})),
             "Column 'a' cannot hold month_day_nano_interval",

@@ -163,15 +163,13 @@ def test_a_flipped_byte_is_found_in_every_file(tmp_path):
     contents = {file: file.read_bytes() for file in files}
     for file, content in contents.items():
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert set(check_memory(folder)) == {
-        f"{file} was altered: its checksum is not the one that was committed." for file in files
-    }
+    assert set(check_memory(folder)) == {f"{file} was altered: its checksum does not match." for file in files}
     for file, content in contents.items():
         file.write_bytes(content)
     for file, content in contents.items():
         file.write_bytes(content[:-1])
         (problem,) = check_memory(folder)  # which opens no memory that lacks a byte, and says of which file
-        assert problem == f"{file} has {len(content) - 1} bytes where {len(content)} were committed."
+        assert problem == f"{file} has {len(content) - 1} bytes instead of {len(content)}."
         file.write_bytes(content)
 
 

@@ -43,7 +43,7 @@ def test_every_source_has_a_twin_in_these_tests():
         ({"geometry": GEOMETRY | {"groups": (2,)}}, "geometry .*groups.*, which this version of dualform does not"),
         ({"source": "rows"}, "geometry .*, which this version of dualform does not"),
         ({"value_source": "row numbers"}, "value source 'row numbers', which this version of dualform does not read"),
-        ({"d_in": 11}, "its patches have 12 numbers, and its keys 11"),
+        ({"d_in": 11}, "its patches have 12 numbers, but its keys have 11"),
     ],
 )
 def test_what_only_a_later_version_can_have_written_is_refused(change, said):
@@ -55,10 +55,10 @@ def test_what_only_a_later_version_can_have_written_is_refused(change, said):
 @pytest.mark.parametrize(
     ("name", "keys", "said"),
     [
-        ("half", np.ones((4, 5)), r"layer 'half': its keys are float64\[4, 5\], and have to be float32\[n, 5\]"),
+        ("half", np.ones((4, 5)), r"layer 'half': its keys are float64\[4, 5\], and must be float32\[n, 5\]"),
         ("half-rows", np.ones((4, 6), np.float32), r"layer 'half-rows': its keys are float32\[4, 6\]"),
-        ("numbers", np.full(12, 7), "layer 'numbers': its row numbers are 7 to 7, and it has 7 rows"),
-        ("conv", np.ones((4, 2, 5, 5), np.float32), r"layer 'conv': its keys are float32\[4, 2, 5, 5\], and have to "),
+        ("numbers", np.full(12, 7), "layer 'numbers': its row numbers are 7 to 7, but it has only 7 rows"),
+        ("conv", np.ones((4, 2, 5, 5), np.float32), r"layer 'conv': its keys are float32\[4, 2, 5, 5\], and must be "),
         ("conv", np.ones((5, 2, 5, 4), np.float32), "layer 'conv' has 30 keys for the 24 slots of call 0"),
     ],
 )
@@ -71,7 +71,7 @@ def test_keys_that_a_source_cannot_store_are_refused(tmp_path, name, keys, said)
 
 
 def test_a_layer_without_a_form_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(BadInput, match="layer 'conv': its geometry names nothing, and has to name dilation"):
+    with pytest.raises(BadInput, match="layer 'conv': its geometry has nothing, and must have dilation"):
         writer(tmp_path / "memory", [layer("conv", "patch", 12, "patches")])
     with pytest.raises(BadInput, match="layer 'x' has no key source 'sketches'"):
         writer(tmp_path / "other", [layer("x", "patch", 12, "sketches")])

@@ -108,12 +108,12 @@ def test_few_maps_are_unfolded_at_once(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"stride": (0, 1)}, r"its stride is \[0, 1\]: 2 numbers from 1 on are read"),
-        ({"kernel": (3,)}, r"its kernel is \[3\]: 2 numbers from 1 on are read"),
+        ({"stride": (0, 1)}, r"its stride is \[0, 1\]: it must be 2 numbers of at least 1"),
+        ({"kernel": (3,)}, r"its kernel is \[3\]: it must be 2 numbers of at least 1"),
         ({"kernel": (9, 9)}, r"its kernel \[9, 9\] does not fit feature maps of \[2, 6, 6\]"),
-        ({"shape": (2,)}, r"its feature maps have the shape \[2\], and one to three sizes are read"),
-        ({"kernel": (2, 3)}, "its patches have 12 numbers, and its keys 18"),
-        ({"groups": (2,)}, "has to name dilation, kernel, padding, shape, stride"),
+        ({"shape": (2,)}, r"its feature maps have the shape \[2\]; one to three axes are supported"),
+        ({"kernel": (2, 3)}, "its patches have 12 numbers, but its keys have 18"),
+        ({"groups": (2,)}, "must have dilation, kernel, padding, shape, stride"),
     ],
 )
 def test_a_geometry_that_is_none_is_refused(change, said):

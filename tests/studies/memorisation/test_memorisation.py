@@ -207,7 +207,7 @@ def test_progress_is_told_to_its_end(miniature):
 
 
 def test_steps_below_one_are_refused(tmp_path: Path):
-    with pytest.raises(BadInput, match=r"steps is 0\. Train for at least 1 step\."):
+    with pytest.raises(BadInput, match=r"steps must be at least 1, not 0\."):
         run_memorisation(Assignment(tmp_path / "run", steps=0))
 
 

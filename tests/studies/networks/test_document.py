@@ -12,7 +12,7 @@ def test_a_folder_without_reports_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     told = CliRunner().invoke(main, [str(tmp_path / "runs"), str(tmp_path)])
     assert told.exit_code == 1
-    assert "holds no report of gpt2 or resnet18." in told.output
+    assert "has no report of gpt2 or resnet18." in told.output
     assert not (tmp_path / "results").exists()
 
 

@@ -103,5 +103,5 @@ def test_a_query_of_words_has_a_hundred_words_or_what_there_is() -> None:
 
 def test_prompts_are_numbered_and_an_empty_one_is_refused() -> None:
     assert [prompt.name for prompt in own_prompts(["a", "b"], first=3)] == ["prompt-3", "prompt-4"]
-    with pytest.raises(BadInput, match="a prompt is empty"):
+    with pytest.raises(BadInput, match="prompt must not be empty"):
         own_prompts([" \n"])

@@ -28,5 +28,5 @@ def test_what_is_not_said_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("seed", [0, 4])
 def test_another_seed_is_refused_even_where_it_is_the_usual_one(seed: int) -> None:
-    with pytest.raises(AlreadyExists, match=rf"holds a run with seed 3, not {seed}\."):
+    with pytest.raises(AlreadyExists, match=rf"contains a run with seed 3, not {seed}\."):
         check_same(_THERE, Assignment(Path("run"), seed=seed), "d")

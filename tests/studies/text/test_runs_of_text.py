@@ -31,11 +31,11 @@ def test_prompts_can_be_asked_of_a_finished_run(texts: Path, tmp_path: Path) -> 
     for change, what in (({"seed": 4}, "seed 3, not 4"), ({"steps": 9}, "steps 20, not 9")):
         with pytest.raises(AlreadyExists, match=what):
             run_aesop(replace(assignment, prompts=("x",), **change))
-    with pytest.raises(BadInput, match="a rerun trains anew"):
+    with pytest.raises(BadInput, match="already contains a run"):
         run_aesop(replace(assignment, prompts=("x",), rerun=True))
-    with pytest.raises(AlreadyExists, match="already holds the study aesop"):
+    with pytest.raises(AlreadyExists, match="already contains the study aesop"):
         run_aesop(assignment, recipe)
-    with pytest.raises(AlreadyExists, match="already holds the study aesop"):
+    with pytest.raises(AlreadyExists, match="already contains the study aesop"):
         run_wikitext2(replace(assignment, prompts=("x",)))
 
 
@@ -126,16 +126,16 @@ def test_what_is_wrong_is_said_before_the_training(
         run(Assignment(out=out, data=texts, preset="phone"))
     with pytest.raises(NotFound, match="is not in"):
         run(Assignment(out=out, data=tmp_path))
-    with pytest.raises(BadInput, match="a prompt is empty"):
+    with pytest.raises(BadInput, match="prompt must not be empty"):
         run(Assignment(out=out, data=texts, prompts=("",)))
     if run is run_aesop:
-        with pytest.raises(BadInput, match="the network knows no 'Ω'"):
+        with pytest.raises(BadInput, match="the network was not trained with 'Ω'"):
             run(Assignment(out=out, data=texts, prompts=("the Ω",)), RECIPE)
-    with pytest.raises(BadInput, match="no UTF-8"):
+    with pytest.raises(BadInput, match="is not UTF-8"):
         run(Assignment(out=out, data=texts, prompts=("a \udc80",)))
-    with pytest.raises(BadInput, match="has no chunk of 12 for each of 90000 streams"):
+    with pytest.raises(BadInput, match="each of 90000 streams needs a chunk of 12"):
         run(Assignment(out=out, data=texts), replace(RECIPE, batch=90_000))
-    with pytest.raises(BadInput, match=r"the keys would take .* GB") as error:
+    with pytest.raises(BadInput, match=r"the keys need .* GB") as error:
         run(Assignment(out=out, data=texts, steps=10**9), RECIPE)
     assert "--rerun" in (error.value.hint or "")
     assert not out.exists()

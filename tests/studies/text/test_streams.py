@@ -19,7 +19,7 @@ def test_positions_name_the_tokens_read_and_streams_read_on(length: int, batch: 
     ids = np.random.default_rng(length).integers(0, 9, length)
     own = recipe(batch, unroll, steps)
     if length - 1 < batch * unroll:
-        with pytest.raises(BadInput, match=f"has no chunk of {unroll} for each of {batch} streams"):
+        with pytest.raises(BadInput, match=f"each of {batch} streams needs a chunk of {unroll}"):
             next(chunks(ids, own))
         return
     of_a_pass, read = chunks_of_a_pass(length, own), list(chunks(ids, own))

@@ -243,6 +243,6 @@ def test_a_rerun_gives_the_same_page_without_storing_a_key(stored: Run, texts: P
     assert set(report["seconds"]) == {"recorded_training", "training_again", "all"}
     assert not list(out.rglob("*.faiss"))
     assert report["disk_bytes"] < stored[1]["disk_bytes"]
-    with pytest.raises(BadInput, match="a rerun trains anew") as error:
+    with pytest.raises(BadInput, match="already contains a run") as error:
         run_aesop(Assignment(out=out, data=texts, prompts=("more",), seed=3))
-    assert error.value.hint == "Name another folder with --out and give all prompts at once."
+    assert error.value.hint == "Pass another folder with --out, and all prompts at once."

@@ -47,7 +47,7 @@ def test_an_unknown_word_is_told_and_an_unknown_character_is_refused() -> None:
     assert words.lacks(words.encode("b <unk> z a")).tolist() == [False, False, True, False]
     characters = Vocabulary("bba", "character")
     assert characters.unknown == -1
-    with pytest.raises(BadInput, match=r"the network knows no 'x', 'é'\.") as error:
+    with pytest.raises(BadInput, match=r"the network was not trained with 'x', 'é'\.") as error:
         characters.encode("abéx")
     assert error.value.field == "prompt"
 

@@ -59,14 +59,14 @@ def _images(path: Path) -> Images:
     content = np.frombuffer(file_content(path), dtype=np.uint8)
     if not len(content) or len(content) % (1 + PIXELS):
         raise Damaged(
-            f"{path} holds {len(content)} bytes, where CIFAR-10 has {1 + PIXELS} for each image.",
-            hint="Remove the file and fetch it again; the version for C programs is meant, not that for Python.",
+            f"{path} has {len(content)} bytes, not a multiple of the {1 + PIXELS} bytes of a CIFAR-10 image.",
+            hint="Remove the file and fetch the version for C programs, not the one for Python.",
         )
     records = content.reshape(-1, 1 + PIXELS)
     labels = records[:, 0].astype(np.int64)
     if labels.max() >= len(LABEL_NAMES):
         raise Damaged(
-            f"{path} holds a label {labels.max()}, where classes are 0 to 9.",
+            f"{path} has a label {labels.max()}; classes are 0 to 9.",
             hint="Remove the file and fetch it again.",
         )
     return Images(records[:, 1:], labels)

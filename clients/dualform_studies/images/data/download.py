@@ -106,9 +106,17 @@ def _reason(error: Exception) -> str:
 def _images(images: Path, labels: Path) -> Images:
     pixels, classes = read_idx(images, 3), read_idx(labels, 1).astype(np.int64)
     if pixels.shape[1:] != (_SIDE, _SIDE):
-        raise Damaged(f"{images} holds images of {pixels.shape[1]} x {pixels.shape[2]} pixels, not of 28 x 28.")
+        raise Damaged(
+            f"{images} has images of {pixels.shape[1]} x {pixels.shape[2]} pixels instead of 28 x 28.",
+            hint="Remove the file and fetch it again.",
+        )
     if not len(pixels) or len(pixels) != len(classes):
-        raise Damaged(f"{labels} holds {len(classes)} labels where {images} holds {len(pixels)} images.")
+        raise Damaged(
+            f"{labels} has {len(classes)} labels for {len(pixels)} images in {images}.",
+            hint="Remove both files and fetch them again.",
+        )
     if classes.max() > 9:
-        raise Damaged(f"{labels} holds a label {classes.max()}, where classes are 0 to 9.")
+        raise Damaged(
+            f"{labels} has a label {classes.max()}; classes are 0 to 9.", hint="Remove the file and fetch it again."
+        )
     return Images(pixels.reshape(len(pixels), -1), classes)

@@ -31,17 +31,15 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         raise _damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
     zeros, kind, depth = struct.unpack(">HBB", content[:4])
     if (zeros, kind) != (0, _UNSIGNED_BYTE):
-        raise _damaged(path, f"starts with the bytes {content[:4].hex(' ')}, which no IDX file of unsigned bytes does")
+        raise _damaged(path, f"is not an IDX file of unsigned bytes: it starts with {content[:4].hex(' ')}")
     if depth != dimensions:
-        raise _damaged(path, f"has {depth} dimensions where {dimensions} are expected")
+        raise _damaged(path, f"has {depth} dimensions instead of {dimensions}")
     header = 4 + 4 * depth
     if len(content) < header:
         raise _damaged(path, "is cut short inside its header")
     shape = struct.unpack(f">{depth}I", content[4:header])
     if len(content) - header != math.prod(shape):
-        raise _damaged(
-            path, f"holds {len(content) - header} bytes of data where its header announces {math.prod(shape)}"
-        )
+        raise _damaged(path, f"has {len(content) - header} bytes of data, but its header announces {math.prod(shape)}")
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
 
 

@@ -39,7 +39,7 @@ class Recipe:
         if steps is None:
             return self
         if steps < 1:
-            raise BadInput(f"steps is {steps}.", hint="Train for at least 1 step.", field="steps")
+            raise BadInput(f"steps must be at least 1, not {steps}.", hint="For example --steps 1000.", field="steps")
         return replace(self, steps=steps)
 
     def in_words(self) -> str:

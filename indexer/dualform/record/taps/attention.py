@@ -135,8 +135,11 @@ class _Part(Tap):
             self.crossed = crossed
             self.key_form = _OtherTokens() if crossed else self.key_form
         if self.crossed is not crossed:
-            what = ("attends to its own tokens at first, to others", "attends to other tokens at first, to its own")
-            message = f"layer {self.name!r} {what[self.crossed]} later"
+            what = (
+                "attended to its own tokens at first, and now to others",
+                "attended to other tokens at first, and now to its own",
+            )
+            message = f"layer {self.name!r} {what[self.crossed]}"
             listener.refused(self, RecordingError(f"{message}.", hint="Leave it out with layers=."))
         return self.crossed is crossed
 

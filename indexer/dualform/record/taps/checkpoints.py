@@ -79,8 +79,8 @@ def part_that_runs() -> Part | None:
         return Part(frame, True, frame.recomp_counter[found["gid"]])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         warnings.warn(
-            f"this torch's torch.utils.checkpoint is not known here ({error!r}): layers in a checkpointed part may end "
-            "its backward pass. Leave them out with layers=.",
+            f"dualform does not know torch.utils.checkpoint of this torch ({error!r}), so layers in a "
+            "checkpointed part may break its backward pass. Leave them out with layers=.",
             RuntimeWarning,
             stacklevel=2,
         )

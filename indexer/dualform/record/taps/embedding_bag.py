@@ -43,7 +43,7 @@ class TappedEmbeddingBag(ModuleTap, module_type=nn.EmbeddingBag):
     def refusal(cls, module: nn.Module) -> str:
         assert isinstance(module, nn.EmbeddingBag)
         if module.mode == "max":
-            return "each number of its output is of a row of its own (mode='max'), which is no linear layer"
+            return "each number of its output comes from another row (mode='max'), so it is not linear"
         return no_product(module) or super().refusal(module)
 
     def call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Call:

@@ -101,7 +101,9 @@ class MatrixWatcher(Watcher):
             block = block_of(product.weight, parameter)
             if block is None or any(is_of(product.key, other) for other in self._own.values()):
                 what = (
-                    "a part of it that is no matrix of its rows and columns" if block is None else "another parameter"
+                    "a part of it that is not a matrix of its rows and columns"
+                    if block is None
+                    else "another parameter"
                 )
                 self._finder.used(path, f"a product with {what}")
                 return None

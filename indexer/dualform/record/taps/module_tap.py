@@ -81,7 +81,7 @@ class ModuleTap(Tap):
         if "weight" in module._buffers:
             return "its weight is a buffer, which no optimizer moves"
         if module._parameters.get("weight") is None and not originals_of(module, ["weight"]):
-            return "its weight is not a parameter yet, or is computed from what is none"
+            return "its weight is not a parameter yet, or is computed from something else"
         return cls.other_forward(module)
 
     @classmethod

@@ -41,7 +41,9 @@ def tap(x: Tensor, weight: Tensor, name: str) -> Tensor:
     if is_compiling():
         return linear(x, weight)
     if not isinstance(name, str) or (not name.isascii() and name.encode(errors="ignore").decode() != name):
-        raise BadInput(f"{name!r} cannot name a layer.", hint="Give a text of valid characters.", field="name")
+        raise BadInput(
+            f"{name!r} cannot name a layer.", hint="Pass valid Unicode text that is not empty.", field="name"
+        )
     with hidden():
         output = linear(x, weight)
         for recipient in LISTENING:

@@ -39,15 +39,13 @@ def is_transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
-_OTHER_INPUT = (
-    "Give it a padded tensor of real numbers, and step() the mask of real tokens; or leave it out with layers=."
-)
+_OTHER_INPUT = "Pass it a padded tensor of real numbers with step(mask=…), or leave it out with layers=."
 
 
 def _not_rows(key: Tensor) -> str:
     """What a key is that has no rows of numbers which can be stored; empty for all others."""
     if key.is_nested:
-        return "a nested tensor, whose rows have no places in a batch"
+        return "a nested tensor, whose rows are not rows of a batch"
     if key.is_complex():
         return f"complex numbers ({str(key.dtype).removeprefix('torch.')})"
     return "quantized numbers" if key.is_quantized else ""

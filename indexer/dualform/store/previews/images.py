@@ -17,7 +17,8 @@ from dualform.answers import Previews
 from dualform.answers.previews import IMAGES, PNG
 from dualform.coding.pixels import Channels, as_numbers, check_finite, framed, scaled
 from dualform.coding.png import encoded
-from dualform.errors import BadInput, Damaged
+from dualform.errors import BadInput
+from dualform.store.missing_files import damaged
 from dualform.store.previews.content import gathered
 from dualform.store.previews.found_rows import FoundRows
 from dualform.store.previews.generators import generators_kept
@@ -83,7 +84,7 @@ class Images:
         images = found.spread(found.rows.column("png").to_pylist(), None)
         for sample, image in zip(found.samples.tolist(), images, strict=True):
             if image is not None and not image.startswith(PNG):
-                raise Damaged(f"{found.path}: the image of sample {sample} is no PNG.")
+                raise damaged(found.path, f"has an image of sample {sample} that is not a PNG")
         return Previews(found.samples, IMAGES, found.known, images=images, scale=found.scale)
 
     def _pixels(self, number: int) -> NDArray[np.uint8]:
@@ -108,13 +109,13 @@ class Images:
         except Exception as error:  # whatever a dataset of somebody's own raises
             raise BadInput(
                 f"image {number} cannot be read: {type(error).__name__}: {error}",
-                hint="Give a dataset whose items are images, or (image, label).",
+                hint="Pass a dataset whose items are images, or (image, label).",
                 field="images",
             ) from error
         if self._type is not None and self._whole is None and image.dtype != self._type:
             raise BadInput(
-                f"image {number} holds {image.dtype}, and the first one {self._type}.",
-                hint="Give images of one type.",
+                f"image {number} has dtype {image.dtype}, but the first image has {self._type}.",
+                hint="Pass images of one dtype.",
                 field="images",
             )
         return image

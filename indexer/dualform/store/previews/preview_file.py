@@ -39,15 +39,19 @@ def dataset_name(dataset: str | None) -> str:
     """What the manifest calls a dataset: "" stands for samples without one. Raises BadInput for what cannot be one."""
     name = "" if dataset is None else dataset
     if not isinstance(name, str):
-        raise BadInput(f"dataset must be a name, not {dataset!r}.", field="dataset")
+        raise BadInput(
+            f"dataset must be a name, not {dataset!r}.", hint='For example dataset="mnist".', field="dataset"
+        )
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise BadInput(f"dataset {dataset!r} is not valid text.", field="dataset") from None
+        raise BadInput(
+            f"dataset {dataset!r} is not valid Unicode text.", hint="Choose another name.", field="dataset"
+        ) from None
     if len(preview_folder(name)) > _LONGEST:
         raise BadInput(
-            f"the name of the dataset takes more than {_LONGEST} bytes as that of a folder.",
-            hint="Say a shorter one.",
+            f"the name of the dataset is too long: as a folder name it takes more than {_LONGEST} bytes.",
+            hint="Choose a shorter name.",
             field="dataset",
         )
     return str.__str__(name)
@@ -128,7 +132,7 @@ class _Checksummed:
         piece = memoryview(content).cast("B")
         if self._most is not None and self.bytes + piece.nbytes > self._most:
             raise BadInput(
-                f"the preview set takes more than the {self._most:,} bytes that are left of the budget.",
+                f"the preview set does not fit into the {self._most:,} bytes that are left of the budget.",
                 hint="Store it when the training is over: preview_set.store(…), or record with a larger budget.",
                 field="preview_set",
             )
@@ -152,9 +156,9 @@ def _numbered(samples: NDArray[np.int64], content: Content) -> Iterator[pa.Recor
         if (sizes > MOST_BYTES).any():
             place = int(sizes.argmax())
             raise BadInput(
-                f"sample {numbers[place]} takes {sizes[place] / 2**20:.1f} MiB, and an answer holds "
+                f"the preview of sample {numbers[place]} takes {sizes[place] / 2**20:.1f} MiB; the limit is "
                 f"{MOST_BYTES >> 20} MiB.",
-                hint="Give smaller images or texts.",
+                hint="Pass smaller images or texts.",
                 field="preview_set",
             )
         yield pa.record_batch([pa.array(numbers), *batch.columns], names=["sample", *batch.schema.names])

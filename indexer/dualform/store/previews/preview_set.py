@@ -138,9 +138,13 @@ def _numbers(samples: ArrayLike, count: int) -> NDArray[np.int64]:
             field="samples",
         )
     if count and int(found.max()) > np.iinfo(np.int64).max:
-        raise BadInput(f"samples names {found.max()}.", hint="A sample's number is an int64.", field="samples")
+        raise BadInput(
+            f"samples contains {found.max()}, which int64 cannot hold.",
+            hint="Pass numbers below 2**63.",
+            field="samples",
+        )
     numbers = found.astype(np.int64)
     if len(np.unique(numbers)) < count:
         twice = np.sort(numbers)[:-1][np.diff(np.sort(numbers)) == 0][0]
-        raise BadInput(f"samples names {twice} twice.", hint="A sample has one preview.", field="samples")
+        raise BadInput(f"samples contains {twice} twice.", hint="Pass one preview for each sample.", field="samples")
     return numbers

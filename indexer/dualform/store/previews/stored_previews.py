@@ -21,7 +21,7 @@ from dualform.errors import BadInput, Damaged, DualformError, NotAMemory
 from dualform.faults import shortage
 from dualform.store.durable_files import checksum_file
 from dualform.store.manifest import FileMark
-from dualform.store.missing_files import unreadable
+from dualform.store.missing_files import damaged, unreadable
 from dualform.store.previews.content import row_bytes
 from dualform.store.previews.found_rows import FoundRows
 from dualform.store.previews.kinds import KINDS
@@ -76,8 +76,8 @@ class StoredPreviewSet:
         kind = KINDS.get(self.kind)
         if kind is None:
             raise NotAMemory(
-                f"{self._path} is a preview set of kind {self.kind!r}, which this version does not know.",
-                hint="Read it with a newer version.",
+                f"{self._path} is a preview set of kind {self.kind!r}, which this version of dualform does not read.",
+                hint="Upgrade dualform: pip install --upgrade dualform.",
             )
         if self._stat() != self._state:
             self._state = self._verified()
@@ -127,7 +127,7 @@ class StoredPreviewSet:
         except OSError as error:
             raise self._unreadable(error) from None
         if digest != self._mark.checksum:
-            raise Damaged(f"{self._path} was altered: its checksum is not the one that was committed.")
+            raise damaged(self._path, "was altered: its checksum does not match")
         return state
 
     def _stat(self) -> tuple[int, ...]:
@@ -153,4 +153,4 @@ class StoredPreviewSet:
         except (pa.ArrowException, OSError, LookupError, ValueError, TypeError) as error:
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # of the file that is written meanwhile
                 raise
-            raise unreadable(self._path, error, "is no preview set that can be read") from None
+            raise unreadable(self._path, error, "is not a readable preview set") from None

@@ -76,7 +76,7 @@ def _arrow(table: Any) -> pa.Table:
             field="table",
         ) from None
     if len(set(found.column_names)) < found.num_columns:
-        raise BadInput("the table names a column twice.", hint="Give each its own name.", field="table")
+        raise BadInput("table has two columns of one name.", hint="Rename one of them.", field="table")
     return found
 
 

@@ -35,13 +35,13 @@ class Texts:
         """
         if isinstance(texts, str | bytes):
             raise BadInput(
-                "texts must be a list, not one text.", hint="Give a list of them, one a sample.", field="texts"
+                "texts must be a list, not one text.", hint="Pass a list with one text for each sample.", field="texts"
             )
         # Iterated, a mapping and a DataFrame give names, and a set an order of its own.
         if isinstance(texts, Mapping | Set) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
             raise BadInput(
                 f"texts must be a list of texts, not {type(texts).__name__}.",
-                hint="Give a list of them, one a sample; of a table one column, or dualform.PreviewSet.table(…).",
+                hint="Pass one text for each sample, or one column of a table; for more, dualform.PreviewSet.table(…).",
                 field="texts",
             )
         self._texts = list(texts)
@@ -81,12 +81,16 @@ class Texts:
 
     def _checked(self, offsets: Any) -> list[NDArray[np.int32]]:
         if not isinstance(offsets, Iterable):
-            raise BadInput(f"offsets is of type {type(offsets).__name__}.", hint="Give a list.", field="offsets")
+            raise BadInput(
+                f"offsets must be a list, not {type(offsets).__name__}.",
+                hint="Pass one list for each text.",
+                field="offsets",
+            )
         offsets = list(offsets)
         if len(offsets) != len(self._texts):
             raise BadInput(
-                f"there are offsets of {len(offsets)} texts, and {len(self._texts)} texts.",
-                hint="Give those of each text, an empty list where they are not known.",
+                f"offsets has {len(offsets)} entries for {len(self._texts)} texts.",
+                hint="Pass one list for each text, and an empty list where offsets are unknown.",
                 field="offsets",
             )
         lengths = map(len, self._texts)
@@ -95,7 +99,7 @@ class Texts:
 
 def _firsts(first: Any, offsets: list[NDArray[np.int32]] | None) -> NDArray[np.int64]:
     if offsets is None:
-        raise BadInput("first= is given without offsets=.", hint="It is where these begin.", field="first")
+        raise BadInput("first= needs offsets=.", hint="Pass both, or leave out first=.", field="first")
     try:
         found = as_numbers(first)
     except (BadInput, ValueError):
@@ -106,8 +110,8 @@ def _firsts(first: Any, offsets: list[NDArray[np.int32]] | None) -> NDArray[np.i
         or (found.astype(np.int64) < 0).any()
     ):
         raise BadInput(
-            f"first is not a position for each of {len(offsets)} texts.",
-            hint="Give a whole number for each, from 0: the position that its offsets begin with.",
+            f"first must contain one whole number from 0 for each of {len(offsets)} texts.",
+            hint="Pass the position of the first token in offsets, for each text.",
             field="first",
         )
     return found.astype(np.int64)

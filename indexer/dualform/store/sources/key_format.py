@@ -48,7 +48,7 @@ class KeyFormat(ABC):
         self.d_in = d_in
         if geometry.keys() != self.geometry_names:
             named = ", ".join(sorted(self.geometry_names)) or "nothing"
-            raise ValueError(f"its geometry names {', '.join(sorted(geometry)) or 'nothing'}, and has to name {named}.")
+            raise ValueError(f"its geometry has {', '.join(sorted(geometry)) or 'nothing'}, and must have {named}.")
 
     @property
     def per_row(self) -> int:
@@ -90,7 +90,7 @@ class KeyFormat(ABC):
 def float32_rows(keys: NDArray[Any], *shape: int) -> NDArray[np.float32]:
     """Keys that are float32[m, *shape]. Raises ValueError for others."""
     if keys.dtype != np.float32 or keys.shape[1:] != shape:
-        raise ValueError(f"its keys are {described(keys)}, and have to be float32[n, {', '.join(map(str, shape))}].")
+        raise ValueError(f"its keys are {described(keys)}, and must be float32[n, {', '.join(map(str, shape))}].")
     return np.ascontiguousarray(keys)
 
 

@@ -44,11 +44,11 @@ class Unfolding:
     def __post_init__(self) -> None:
         count = len(self.shape) - 1
         if not 1 <= count <= _MOST_DIMENSIONS:
-            raise ValueError(f"its feature maps have the shape {list(self.shape)}, and one to three sizes are read.")
+            raise ValueError(f"its feature maps have the shape {list(self.shape)}; one to three axes are supported.")
         for name, least in (("kernel", 1), ("stride", 1), ("padding", 0), ("dilation", 1)):
             numbers = getattr(self, name)
             if len(numbers) != count or min(numbers) < least:
-                raise ValueError(f"its {name} is {list(numbers)}: {count} numbers from {least} on are read.")
+                raise ValueError(f"its {name} is {list(numbers)}: it must be {count} numbers of at least {least}.")
         if min(self.places) < 1:
             raise ValueError(f"its kernel {list(self.kernel)} does not fit feature maps of {list(self.shape)}.")
 
@@ -99,7 +99,7 @@ class Patches(KeyFormat, source="patches"):
         super().__init__(d_in, geometry)
         self.unfolding = Unfolding(**geometry)
         if self.unfolding.width != d_in:
-            raise ValueError(f"its patches have {self.unfolding.width} numbers, and its keys {d_in}.")
+            raise ValueError(f"its patches have {self.unfolding.width} numbers, but its keys have {d_in}.")
 
     @property
     def per_row(self) -> int:

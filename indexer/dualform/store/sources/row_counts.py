@@ -32,7 +32,7 @@ class RowCounts(KeyFormat, source="row counts"):
     def __init__(self, d_in: int, geometry: Geometry) -> None:
         super().__init__(d_in, geometry)
         if d_in >= 2**_BITS:
-            raise ValueError(f"it has {d_in} rows, which 32 bits do not number.")
+            raise ValueError(f"it has {d_in} rows, more than 32 bits can number.")
 
     @property
     def numbers_a_row(self) -> int:
@@ -46,11 +46,11 @@ class RowCounts(KeyFormat, source="row counts"):
 
     def accepted(self, keys: NDArray[Any]) -> NDArray[np.uint64]:
         if keys.dtype not in (np.int64, np.uint64) or keys.ndim != 2 or not 0 < keys.shape[1] <= MOST_MEMBERS:
-            raise ValueError(f"its members are {described(keys)}, and have to be 64 bits [n, at most {MOST_MEMBERS}].")
+            raise ValueError(f"its members are {described(keys)}, and must be 64 bits [n, at most {MOST_MEMBERS}].")
         members = np.ascontiguousarray(keys).view("<u8")
         numbers, _ = unpacked(members)
         if numbers.size and numbers.max() > self.d_in:
-            raise ValueError(f"a member is row {numbers.max()}, and it has {self.d_in} rows.")
+            raise ValueError(f"a member is row {numbers.max()}, but it has only {self.d_in} rows.")
         return members
 
     def encoded(self, keys: NDArray[Any], form: MatrixForm) -> NDArray[Any] | None:

@@ -22,7 +22,7 @@ class RowNumbers(KeyFormat, source="row numbers"):
     def __init__(self, d_in: int, geometry: Geometry) -> None:
         super().__init__(d_in, geometry)
         if d_in > 2**32:
-            raise ValueError(f"it has {d_in} rows, which 32 bits do not number.")
+            raise ValueError(f"it has {d_in} rows, more than 32 bits can number.")
 
     @property
     def numbers_a_row(self) -> int:
@@ -39,9 +39,9 @@ class RowNumbers(KeyFormat, source="row numbers"):
 
     def accepted(self, keys: NDArray[Any]) -> NDArray[np.uint32]:
         if keys.dtype.kind not in "iu" or keys.ndim != 1:
-            raise ValueError(f"its row numbers are {described(keys)}, and have to be integers[n].")
+            raise ValueError(f"its row numbers are {described(keys)}, and must be integers[n].")
         if len(keys) and not 0 <= keys.min() <= keys.max() < self.d_in:
-            raise ValueError(f"its row numbers are {keys.min()} to {keys.max()}, and it has {self.d_in} rows.")
+            raise ValueError(f"its row numbers are {keys.min()} to {keys.max()}, but it has only {self.d_in} rows.")
         return keys.astype("<u4")
 
     def source(self, stored: StoredRows) -> KeySource:

@@ -97,9 +97,9 @@ def test_missing_files_say_where_they_are_to_be_had(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (records(1)[:-1], r"data_batch_2\.bin holds 184379 bytes, where CIFAR-10 has 3073 for each image"),
-        (b"", r"data_batch_2\.bin holds 0 bytes"),
-        (bytes([10]) + bytes(3072), r"data_batch_2\.bin holds a label 10, where classes are 0 to 9"),
+        (records(1)[:-1], r"data_batch_2\.bin has 184379 bytes, not a multiple of the 3073 bytes of a CIFAR-10 image"),
+        (b"", r"data_batch_2\.bin has 0 bytes"),
+        (bytes([10]) + bytes(3072), r"data_batch_2\.bin has a label 10; classes are 0 to 9"),
     ],
     ids=["cut", "empty", "label"],
 )

@@ -81,9 +81,9 @@ def test_unknown_name_lists_those_that_exist():
 @pytest.mark.parametrize(
     ("file", "array", "message"),
     [
-        ("t10k-images-idx3-ubyte.gz", np.zeros((60, 28, 27)), "holds images of 28 x 27 pixels, not of 28 x 28"),
-        ("t10k-labels-idx1-ubyte.gz", np.zeros(59), "holds 59 labels where .* holds 60 images"),
-        ("t10k-labels-idx1-ubyte.gz", np.full(60, 10), "holds a label 10, where classes are 0 to 9"),
+        ("t10k-images-idx3-ubyte.gz", np.zeros((60, 28, 27)), "has images of 28 x 27 pixels instead of 28 x 28"),
+        ("t10k-labels-idx1-ubyte.gz", np.zeros(59), "has 59 labels for 60 images in"),
+        ("t10k-labels-idx1-ubyte.gz", np.full(60, 10), "has a label 10; classes are 0 to 9"),
     ],
     ids=["shape", "count", "label"],
 )

@@ -24,13 +24,12 @@ def test_wrong_header_is_damage(tmp_path: Path):
     with pytest.raises(Damaged) as caught:
         read_idx(path, dimensions=3)
     assert str(caught.value) == (
-        f"{path} starts with the bytes 00 00 0d 03, which no IDX file of unsigned bytes does. "
-        "Remove the file and fetch it again."
+        f"{path} is not an IDX file of unsigned bytes: it starts with 00 00 0d 03. Remove the file and fetch it again."
     )
 
 
 def test_wrong_number_of_dimensions_is_damage(tmp_path: Path):
-    with pytest.raises(Damaged, match=r"images has 3 dimensions where 1 are expected"):
+    with pytest.raises(Damaged, match=r"images has 3 dimensions instead of 1"):
         read_idx(write_idx(tmp_path / "images", IMAGES), dimensions=1)
 
 
@@ -40,8 +39,8 @@ def test_wrong_number_of_dimensions_is_damage(tmp_path: Path):
         (0, "holds 0 bytes, too few for an IDX header"),
         (3, "holds 3 bytes, too few for an IDX header"),
         (9, "is cut short inside its header"),
-        (39, "holds 23 bytes of data where its header announces 24"),
-        (41, "holds 25 bytes of data where its header announces 24"),
+        (39, "has 23 bytes of data, but its header announces 24"),
+        (41, "has 25 bytes of data, but its header announces 24"),
     ],
 )
 def test_wrong_length_is_damage(tmp_path: Path, length: int, message: str):

@@ -30,7 +30,7 @@ def test_the_recipe_is_that_of_the_papers_code():
 
 def test_steps_below_one_are_refused():
     assert Recipe().with_steps(None) == Recipe()
-    with pytest.raises(BadInput, match=r"steps is 0\. Train for at least 1 step\."):
+    with pytest.raises(BadInput, match=r"steps must be at least 1, not 0\."):
         Recipe().with_steps(0)
 
 
