@@ -59,7 +59,7 @@ def write_page(page: Path, title: str, parts: Iterable[str | Shown]) -> Path:
         shutil.copy(part.png, place)
     page.parent.mkdir(parents=True, exist_ok=True)
     below = (
-        f"![{part.caption}]({_place(page, part)})\n\n*{part.caption}*" if isinstance(part, Shown) else part.strip()
+        f"![{part.png.stem}]({_place(page, part)})\n\n*{part.caption}*" if isinstance(part, Shown) else part.strip()
         for part in parts
     )
     page.write_text("\n\n".join([above.strip(), MARK, *below]) + "\n", encoding="utf-8")
