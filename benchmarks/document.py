@@ -13,8 +13,6 @@ from dualform_studies.pages.document import write_page
 
 COLUMNS = 3
 """Questions beside each other: more make a table too wide to read."""
-NEAREST = 3
-"""Of the targets that a section meets, so many stand on the page: those nearest to being missed."""
 _HEADING = ("question", "dualform", "compared with", "ratio", "target")
 
 
@@ -42,22 +40,22 @@ def _page(out: Path, report: Path, run: Mapping[str, Any], sections: Sequence[Se
     rows = [(section, row) for section in sections for row in section.rows]
     missed = [row for _, row in rows if row.target and not row.met]
     unjudged = [row for section, row in rows if section.name in FELT and row.ratio is not None and not row.target]
-    met = [row for section in sections for row in _nearest([row for row in section.rows if row.met])]
-    for heading, some in (
-        ("Targets missed", missed),
-        ("No target", unjudged),
-        (f"Targets met: the {NEAREST} of each section that are nearest to being missed", met),
+    met = [_nearest(own) for section in sections if (own := [row for row in section.rows if row.met])]
+    for heading, some, columns in (
+        ("Targets missed", missed, len(_HEADING)),
+        ("No target", unjudged, len(_HEADING) - 1),
+        ("Targets met: the one of each section that is nearest to being missed", met, len(_HEADING)),
     ):
         if some:
-            yield from (f"## {heading}", "", *table(_HEADING, [_compared(row) for row in some]))
+            yield from (f"## {heading}", "")
+            yield from table(_HEADING[:columns], [_compared(row)[:columns] for row in some])
     if figure.draw(out / "benchmarks.png", [section for section in sections if section.name in REPEATED]):
         yield from ("![The time of each contestant, question by question](benchmarks.png)", "")
 
 
-def _nearest(met: Sequence[Row]) -> list[Row]:
-    """In their order, the rows that are nearest to missing their targets."""
-    nearest = sorted(met, key=lambda row: -row.used)[:NEAREST]
-    return [row for row in met if row in nearest]
+def _nearest(met: Sequence[Row]) -> Row:
+    """The row that is nearest to missing its target."""
+    return max(met, key=lambda row: row.used)
 
 
 def _compared(row: Row) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dualform_studies.images.claims.hub_claims import hub_claims
-from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, VERDICTS, Claim, Verdict, beside_table
+from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, VERDICTS, Beside, Claim, Verdict, beside_table
 from dualform_studies.pages.document import (
     RESULTS,
     Captions,
@@ -29,6 +29,8 @@ PAPER_SIZE = {"aesop": "aesop-paper"}
 """Folders of studies that were run at the paper's size, too, by `make reproduction-aesop`; each follows the other."""
 RERAN = "aesop-rerun"
 """The folder of the study aesop with --rerun, to stand beside the one that stored its keys."""
+_BRIEF = 14
+"""Words of what was measured that the page has of a claim; the study's report has all of them."""
 
 _HEAD = """\
 `make reproduction` runs the studies and writes all that follows from their reports. Each study leaves its own report,
@@ -74,26 +76,38 @@ def _claims(reports: Mapping[str, StudyReport]) -> str:
     by_verdict: dict[Verdict, list[list[str]]] = {verdict: [] for verdict in VERDICTS}
     for (section, words), runs in tested.items():
         least = min((claim.verdict for _, claim in runs), key=VERDICTS.index)
-        by_verdict[least].append([f"{words} ({section})", runs[0][1].paper, _ours(runs), _named(runs)])
+        paper = [] if least == HOLDS else [runs[0][1].paper]
+        by_verdict[least].append([f"{words} ({section})", *paper, _ours(runs), _named(runs)])
     count = {verdict: len(rows) for verdict, rows in by_verdict.items()}
     parts = [
         "## Claims",
         f"Of {len(tested)} claims, {count[HOLDS]} hold, {count[IN_PART]} hold in part and {count[FAILS]} do not hold. "
-        "Each is judged by a criterion taken from the words of the paper, which the report of its study gives. A claim "
+        "The report of its study gives the criterion, taken from the words of the paper, and every figure. A claim "
         "that two trainings test counts by the lesser of its verdicts.",
     ]
     for verdict, rows in by_verdict.items():
         if rows:
-            table = Table("claims", f"### {verdict.capitalize()}", ("claim", "paper", "here", "study"), rows)
+            columns = ("claim", *([] if verdict == HOLDS else ["paper"]), "here", "study")
+            table = Table("claims", f"### {verdict.capitalize()}", columns, rows)
             parts.append(table_markdown(table, folded=False))
     return "\n\n".join(parts)
 
 
 def _ours(runs: Sequence[tuple[str, Claim]]) -> str:
     if len(runs) == 1:
-        return runs[0][1].ours
+        return _brief(runs[0][1].ours)
     differ = len({claim.verdict for _, claim in runs}) > 1
-    return "; ".join(f"{name}: {claim.ours}{f' ({claim.verdict})' if differ else ''}" for name, claim in runs)
+    return "; ".join(f"{name}: {_brief(claim.ours)}{f' ({claim.verdict})' if differ else ''}" for name, claim in runs)
+
+
+def _brief(measured: str) -> str:
+    """What was measured first, and what follows it as far as there is room."""
+    first, *others = measured.split("; ")
+    for other in others:
+        if len(f"{first} {other}".split()) > _BRIEF:
+            break
+        first += f"; {other}"
+    return first
 
 
 def _named(runs: Sequence[tuple[str, Claim]]) -> str:
@@ -101,8 +115,13 @@ def _named(runs: Sequence[tuple[str, Claim]]) -> str:
 
 
 def _figures_beside(reports: Mapping[str, StudyReport]) -> str:
-    """Figures of ours beside those that the paper's text gives."""
-    rows = [(name, row) for name, report in reports.items() for row in report.beside_paper if row.text]
+    """Figures of ours beside those that the paper's text gives, but for ranks, which are among the claims."""
+    studies: dict[Beside, list[str]] = {}
+    for name, report in reports.items():
+        for row in report.beside_paper:
+            if row.text and not row.what.startswith("ranks of"):
+                studies.setdefault(row, []).append(name)
+    rows = [(", ".join(names), row) for row, names in studies.items()]
     return f"## Figures of the paper\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
 
 
@@ -113,23 +132,15 @@ def _rerun(stored: StudyReport, reran: StudyReport) -> str:
         for prompt, digests in stored.digests.items()
         if prompt in reran.digests
     ]
+    sizes = ["?" if report.disk_bytes is None else f"{report.disk_bytes / 1e9:.3f}" for report in (stored, reran)]
     answers = Table(
         "rerun",
-        f"`{reran.command}` stores no keys and trains again to answer. Its answers compared with those of "
-        f"`{stored.command}`:",
+        f"`dualform study aesop --rerun` stores no keys and trains again to answer. Its memory takes {sizes[1]} GB, "
+        f"and {sizes[0]} GB with keys. Its answers compared with those of the stored keys:",
         ("prompt", "ids and scores of the best datapoints", "sums by training position"),
         rows,
     )
-    cost = Table(
-        "rerun-cost",
-        "The size of either memory:",
-        ("way", "disk (GB)"),
-        [
-            [way, None if report.disk_bytes is None else f"{report.disk_bytes / 1e9:.3f}"]
-            for way, report in (("keys stored", stored), ("trained again", reran))
-        ],
-    )
-    return "\n\n".join(["## Rerun (appendix D)", table_markdown(answers), table_markdown(cost)])
+    return f"## Rerun (appendix D)\n\n{table_markdown(answers)}"
 
 
 def _sameness(one: str, other: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -26,6 +26,7 @@ _WORDS: Mapping[str, Callable[[Row], str]] = {
 }
 """What tells rows apart, by the heading of its column."""
 _MEASURED = ("recorded", "error", "times", "kB a step")
+_SETTING = ("optimizer", "precision", "trainer")
 
 
 def write(measured: Mapping[str, Measured]) -> None:
@@ -51,9 +52,9 @@ def page(found: Mapping[str, Measured]) -> str:
     return "\n".join(
         [
             _introduction(found),
-            *_table("Networks: AdamW, float32, a plain loop", ("network",), networks, found),
-            *_table("Optimizers: an MLP, float32, a plain loop", ("optimizer",), rules, found, _MEASURED[1:]),
-            *_table("Other combinations", tuple(_WORDS), others, found),
+            *_table("Networks: AdamW, float32, a plain loop", ("network", *_MEASURED), _each(networks, found)),
+            *_table("Optimizers: an MLP, float32, a plain loop", ("optimizer", *_MEASURED[1:3]), _rules(rules, found)),
+            *_table("Other combinations", (*_SETTING, "networks", *_MEASURED[1:3]), _settings(others, found)),
             *_remarks(found),
         ]
     )
@@ -83,36 +84,55 @@ the rows in float32 with a plain loop.
   by step.
 - **error**: the reconstruction error of the worst layer. Its status is exact unless another one is given.
 - **times**: processor time of a recorded step, as a multiple of an unrecorded one.
-- **kB a step**: the disk space of a step.
+- **kB a step**: the disk space of a step. Each row has its own in `docs/results/coverage.json`.
 """
 
 
-def _table(
-    title: str,
-    words: Sequence[str],
-    rows: Sequence[Row],
-    found: Mapping[str, Measured],
-    told: Sequence[str] = _MEASURED,
-) -> Iterator[str]:
-    heading = (*words, *told)
+def _table(title: str, heading: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
     yield from (f"## {title}", "", f"| {' | '.join(heading)} |", f"| {' | '.join('---' for _ in heading)} |")
-    for row in rows:
-        figures = _figures(found[row.name])
-        yield f"| {' | '.join([*(_WORDS[word](row) for word in words), *(figures[name] for name in told)])} |"
+    yield from (f"| {' | '.join(line)} |" for line in lines)
     yield ""
 
 
-def _figures(found: Measured) -> dict[str, str]:
-    if found.refused:
-        return dict(zip(_MEASURED, ("", "refused", "", ""), strict=True))
-    error = [] if found.reconstruction is None else [f"{found.reconstruction:.0e}"]
-    figures = (
-        _share(found.recorded),
-        ", ".join([*error, *([] if found.status == "exact" else [found.status])]),
-        f"{found.recorded_seconds / found.seconds:.1f}",
-        f"{found.bytes_a_step / 1e3:,.0f}",
-    )
-    return dict(zip(_MEASURED, figures, strict=True))
+def _each(rows: Sequence[Row], found: Mapping[str, Measured]) -> Iterator[list[str]]:
+    for row in rows:
+        own = found[row.name]
+        space = f"{own.bytes_a_step / 1e3:,.0f}"
+        yield [row.network.name, _share(own.recorded), _errors([own]), _times([own]), space]
+
+
+def _rules(rows: Sequence[Row], found: Mapping[str, Measured]) -> Iterator[list[str]]:
+    for row in rows:
+        yield [row.optimizer, _errors([found[row.name]]), _times([found[row.name]])]
+
+
+def _settings(rows: Sequence[Row], found: Mapping[str, Measured]) -> Iterator[list[str]]:
+    """One line for all networks that are trained alike."""
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        alike.setdefault(tuple(_WORDS[word](row) for word in _SETTING), []).append(row)
+    for setting, own in alike.items():
+        measured = [found[row.name] for row in own]
+        yield [*setting, ", ".join(row.network.name for row in own), _errors(measured), _times(measured)]
+
+
+def _errors(found: Sequence[Measured]) -> str:
+    """The least and the greatest error, and each status that is not exact."""
+    if any(own.refused for own in found):
+        return "refused"
+    errors = [own.reconstruction for own in found if own.reconstruction is not None]
+    statuses = dict.fromkeys(own.status for own in found if own.status != "exact")
+    return ", ".join([*_span(errors, ".0e"), *statuses])
+
+
+def _times(found: Sequence[Measured]) -> str:
+    return "".join(_span([own.recorded_seconds / own.seconds for own in found if not own.refused], ".1f"))
+
+
+def _span(figures: Sequence[float], form: str) -> list[str]:
+    """From the least to the greatest; nothing if there are none."""
+    ends = dict.fromkeys(f"{figure:{form}}" for figure in (min(figures), max(figures))) if figures else []
+    return [" to ".join(ends)] if ends else []
 
 
 def _share(share: float) -> str:

@@ -154,7 +154,7 @@ def test_the_page_reads_what_samples_looked_like(tmp_path, monkeypatch):
     write(tmp_path / "RUN", [9])
     images = np.random.default_rng(0).integers(0, 256, (20, 3, 4), dtype=np.uint8)
     PreviewSet.images(images[::-1], samples=np.arange(20)[::-1]).store(tmp_path / "RUN", "mnist")
-    *_, code, _ = blocks()
+    *_, code = blocks()
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(code, names)
@@ -187,14 +187,3 @@ def test_the_page_names_every_table_and_column(tmp_path):
             first = re.match(r"`([\w, ]+)`", text)
             said = first.group(1).split(", ") if first else []
             assert said == [column for column in there if column not in user]
-
-
-@pytest.mark.parametrize(("seed", "step"), [(0, 0), (7, 12), (-1, 2**40)])
-def test_the_page_draws_lots(seed, step):
-    *_, code = blocks()
-    names: dict[str, Any] = {}
-    exec(code, names)
-    rows = [-1, 0, 5, 2**32 + 5]
-    lots = Sampling("samples", seed, 1).lots(step, np.array(rows))
-    assert lots.tolist() == [names["lot"](seed, step, row) for row in rows]
-    assert Sampling("steps", seed, 1).lots(step, np.array(rows)).tolist() == [names["lot"](seed, step)] * len(rows)

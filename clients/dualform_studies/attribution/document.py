@@ -26,6 +26,7 @@ from dualform_studies.pages.markdown import table_markdown
 from dualform_studies.pages.words import listed
 
 _NAME = "attribution"
+_ABSOLUTE = ", abs"
 _HEAD = """\
 `make attribution` runs the study and writes all that follows from its report. The report has every interval, the
 settings of each way and what each is good for: `runs/attribution/report/index.html`.
@@ -57,11 +58,12 @@ def _ways(report: Report) -> Table:
     rows: list[list[Cell]] = [
         [name, *(_cell(one, way, interval=not at) for at, one in enumerate(measured)), f"{way['seconds']:.1f}"]
         for name, way in report["ways"].items()
+        if not name.endswith(_ABSOLUTE)
     ]
     caption = (
         "LDS and leave one out are correlations: more is better. Of removals fewer are better. Wrong labels: 0.5 is "
         "chance, and 1 finds them all first. Seconds are for all scores and the trainings that a way needs, without "
-        "the recording."
+        "the recording. Absolute attention is left out: no score is negative here, so it equals the dot product."
     )
     return Table("ways", caption, ("way", *(one.words for one in measured), "seconds"), rows)
 

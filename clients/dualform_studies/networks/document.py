@@ -26,9 +26,11 @@ from dualform_studies.studies import NETWORKS
 
 _PAGES = {"gpt2": gpt2_page, "resnet18": resnet18_page}
 _FINDING = "Finding: "
+_EXAMPLE = "drawn at random: "
+"""In the headings of single predictions, which only the report has."""
 _HEAD = """\
 `make networks` trains the networks and writes all that follows from their reports. Each report has every figure and
-table, layer by layer: `runs/NAME/report/index.html`.
+table, layer by layer, and single predictions: `runs/NAME/report/index.html`.
 """
 _FIGURES: Captions = {
     "gpt2": {
@@ -66,7 +68,7 @@ def _findings(page: Page, subject: str) -> str:
     for item in page.items:
         if isinstance(item, Heading):
             heading = item.text
-        elif isinstance(item, Paragraph) and item.text.startswith(_FINDING):
+        elif isinstance(item, Paragraph) and item.text.startswith(_FINDING) and _EXAMPLE not in heading:
             found = item.text.removeprefix(_FINDING)
             parts.append(f"**{heading}.** {found[0].upper()}{found[1:]}")
     return "\n\n".join(parts)

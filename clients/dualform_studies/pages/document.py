@@ -58,12 +58,13 @@ def write_page(page: Path, title: str, parts: Iterable[str | Shown]) -> Path:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(part.png, place)
     page.parent.mkdir(parents=True, exist_ok=True)
-    below = (
-        f"![{part.caption}]({_place(page, part)})\n\n*{part.caption}*" if isinstance(part, Shown) else part.strip()
-        for part in parts
-    )
+    below = (_figure(page, part) if isinstance(part, Shown) else part.strip() for part in parts)
     page.write_text("\n\n".join([above.strip(), MARK, *below]) + "\n", encoding="utf-8")
     return page
+
+
+def _figure(page: Path, figure: Shown) -> str:
+    return f"![A figure of {figure.study}]({_place(page, figure)})\n\n*{figure.caption}*"
 
 
 def _place(page: Path, figure: Shown) -> str:

@@ -149,9 +149,9 @@ def _negative(prompt: Report, section: str, heading: str) -> Iterator[Claim]:
 
 
 def _ranks(rows: list[Report]) -> str:
-    """Each passage of the paper with its rank."""
-    ranks = ((row["rank"], row["rank_here"]) for row in rows)
-    return ", ".join(f"{name}: {'not read' if rank is None else f'rank {rank:,}'}" for name, rank in ranks)
+    """The rank of each passage of the paper, in the paper's order."""
+    ranks = (row["rank_here"] for row in rows)
+    return f"ranks {', '.join('not read' if rank is None else f'{rank:,}' for rank in ranks)}"
 
 
 def _words(prompt: Report) -> str:

@@ -125,7 +125,7 @@ def test_a_claim_names_the_query_and_the_passages() -> None:
     first, second, *_ = claims_of(told([1, 4000, None], 7, 50))
     assert "“…The Wolf stood [d]”" in first.claim
     assert first.heading == "Table 2 of the paper"
-    assert first.ours == "Top-1: rank 1, Top-2: rank 4,000, Top-3: not read of 5,000 positions"
+    assert first.ours == "ranks 1, 4,000, not read of 5,000 positions"
     assert second.paper == "3 of 3: warships"
 
 
@@ -134,7 +134,7 @@ def test_ranks_beside_the_papers_are_those_of_the_passages_that_lead() -> None:
     report["corpus"] |= {"train_tokens": 6000, "tokens_of_a_pass": 5000, "vocabulary": 9}
     report["recipe"] |= {"batch": 4, "unroll": 12}
     *_, ranks = beside_paper(report, {})
-    assert ranks["ours"] == "Top-1: rank 1, Top-2: rank 20, Top-3: rank 3"
+    assert ranks["ours"] == "ranks 1, 20, 3"
 
 
 @pytest.mark.parametrize(

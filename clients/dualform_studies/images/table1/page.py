@@ -12,9 +12,9 @@ from dualform_studies.pages.items import Cell, Table
 
 HEADING = "Table 1"
 _CASES = {
-    "no_target": "network wrong, greatest sum for the true class",
-    "no_output": "network wrong, greatest sum for the recognised class",
-    "yes": "network right, greatest sum for its class",
+    "no_target": "network wrong, the true class leads",
+    "no_output": "network wrong, the recognised class leads",
+    "yes": "network right, its class leads",
 }
 
 MET = f"within {DEVIATIONS} of the paper's deviations, or within {POINTS} point where its deviation is 0.0"

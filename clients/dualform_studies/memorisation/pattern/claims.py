@@ -153,8 +153,8 @@ def voronoi_claim(networks: Sequence[AttentionOnly], facts: Sequence[Facts]) -> 
         section("the network"),
         "The unembedding partitions the sphere into weighted Voronoi cells that maximise accuracy.",
         "derived, and seen in one network",
-        f"the cells are weighted Voronoi cells by construction; {100 * float(np.mean(right)):.1f} % of the pairs lie "
-        f"in their own, in {len(networks)} networks; without the weights, {100 * float(np.median(plain)):.0f} % of "
+        f"the cells are weighted Voronoi cells by construction, and {100 * float(np.mean(right)):.1f} % of the pairs "
+        f"lie in their own, in {len(networks)} networks; without the weights, {100 * float(np.median(plain)):.0f} % of "
         f"{_DIRECTIONS:,} directions would lie in the same cell (median)",
         criterion.judge(float(np.mean(right))),
         str(criterion),

@@ -70,7 +70,7 @@ def test_cells_are_weighted_voronoi_cells():
     said = Facts(network(facts.pairs).detach().argmax(dim=-1))
     claim = voronoi_claim([network], [said])
     assert claim.verdict == "holds"
-    assert "by construction; 100.0 % of the pairs lie in their own" in claim.ours
+    assert "by construction, and 100.0 % of the pairs lie in their own" in claim.ours
     rows = network.unembedding.weight.detach().double().numpy()
     directions = random_directions(500, 3)
     np.testing.assert_allclose(np.linalg.norm(directions, axis=1), 1)
