@@ -21,7 +21,7 @@ BEGIN = "<!-- python -m docs.site.command_line -->\n"
 """What follows it is written by this file."""
 WIDTH = 78
 """That of a terminal of 80 columns, as click takes it."""
-SHARED = 4
+SHARED = 3
 """An option that so many commands of a section have alike is listed once, after them."""
 
 
