@@ -59,7 +59,7 @@ GLOSSARY: dict[str, Word] = {
         "One output minus another, written 3-8; of a prediction, its output minus the largest other one.",
         "howto/contributions.md",
     ),
-    "memory": Word("Everything recorded of one training: a folder, or a prefix in a bucket.", "concepts.md"),
+    "memory": Word("Everything recorded of one training: a folder, opened with dualform.open.", "concepts.md"),
     "output layer": Word("The recorded layer that gives the network's outputs.", "explorer.md"),
     "placebo": Word(
         "Ablations of as many random samples, and of siblings; only a change outside the central 95 % of both is "

@@ -287,10 +287,10 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 def markdown() -> str:
     """The table of docs/observability.md."""
-    lines = ["| series | kind | labels | meaning |", "| --- | --- | --- | --- |"]
+    lines = ["| series | labels | meaning |", "| --- | --- | --- |"]
     for own in FAMILIES:
         labels = ", ".join(f"`{label}`" for label in own.labels)
-        lines.append(f"| `{own.name}` | {own.kind} | {labels} | {own.what} |")
+        lines.append(f"| `{own.name}` | {labels} | {own.what} |")
     return "\n".join(lines) + "\n"
 
 

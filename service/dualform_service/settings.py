@@ -1,12 +1,11 @@
-"""The settings of `dualform serve`: one table, of which the command line, the environment, the file and the documents
-have their names, defaults and words.
+"""The settings of `dualform serve`: one table, of which the command line, the environment and the file have their
+names, defaults and words.
 
 A new setting is a line of SETTINGS. One whose name is a field of ServiceConfig fills that field, and has its default.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -32,7 +31,7 @@ class Setting:
     """As the file has it: `max_small`, which is --max-small and DUALFORM_SERVE_MAX_SMALL."""
     kind: Kind
     what: str
-    """A short sentence, for --help and the documents."""
+    """A short sentence, for --help."""
     metavar: str | None = None
     own_default: Any = None
     """Of one that is no field of ServiceConfig."""
@@ -42,8 +41,6 @@ class Setting:
     """Of a text: all that it may be."""
     bare: str | None = None
     """What its flag says where nothing follows it; None where something must."""
-    more: str = ""
-    """What the documents alone have."""
 
     def read(self, said: Any) -> Any:
         """The value of what a source says. Raises ValueError."""
@@ -87,81 +84,26 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("address", "text", "Listen here.", "HOST:PORT", more="Port 0 takes a free one."),
-    Setting(
-        "token_file",
-        "file",
-        "Accept these tokens.",
-        otherwise="no token",
-        more="`dualform token` makes the lines of the file. The server reads it again when it changes.",
-    ),
+    Setting("address", "text", "Listen here.", "HOST:PORT"),
+    Setting("token_file", "file", "Accept these tokens.", otherwise="no token"),
     Setting("token_rate", "number", "Limit a caller's questions a second."),
     Setting("tls_cert", "file", "Use this PEM certificate chain.", otherwise="no TLS"),
     Setting("tls_key", "file", "Use this PEM key, with --tls-cert."),
-    Setting(
-        "tls_client_ca",
-        "file",
-        "Ask callers for certificates by these CAs.",
-        more="Callers need such a certificate in addition to a token. It is a PEM file.",
-    ),
+    Setting("tls_client_ca", "file", "Ask callers for certificates by these CAs."),
     Setting("sql", "yes or no", "Answer SQL, too."),
-    Setting("max_concurrent", "whole number", "Hold N large questions at once.", more="Two are worked on."),
-    Setting(
-        "max_small",
-        "whole number",
-        "Hold N small questions of a kind.",
-        more="The kinds are light scans, other scans that may be shared, and look-ups.",
-    ),
+    Setting("max_concurrent", "whole number", "Hold N large questions at once."),
+    Setting("max_small", "whole number", "Hold N small questions of a kind."),
     Setting("deadline", "seconds", "Stop a question's work after this."),
-    Setting("request_bytes", "bytes", "Limit the size of a question.", more="It is the size of the message."),
-    Setting("answer_bytes", "bytes", "Limit the size of an answer.", more="It is the size of the message."),
-    Setting(
-        "ram",
-        "bytes",
-        "Limit RAM, e.g. '2 GB'.",
-        otherwise="half of the machine, and an eighth for codes",
-    ),
-    Setting(
-        "ray",
-        "text",
-        "Answer on this Ray cluster (auto, local).",
-        "ADDRESS",
-        more="Each shard gets a machine. `local` starts a cluster here. Ray listens on every address of its machines.",
-    ),
+    Setting("request_bytes", "bytes", "Limit the size of a question."),
+    Setting("answer_bytes", "bytes", "Limit the size of an answer."),
+    Setting("ram", "bytes", "Limit RAM, e.g. '2 GB'.", otherwise="half of the machine, and an eighth for codes"),
+    Setting("ray", "text", "Answer on this Ray cluster (auto, local).", "ADDRESS"),
     Setting("shard_deadline", "seconds", "Replace a slower shard, with --ray.", own_default=60.0),
     Setting("metrics", "text", "Serve http://HOST:PORT/metrics.", "HOST:PORT"),
-    Setting(
-        "explore",
-        "text",
-        "Serve pages for a browser, too.",
-        "[HOST:PORT]",
-        bare=EXPLORE,
-        more=f"They are those of `dualform explore`. The flag alone is {EXPLORE}.",
-    ),
-    Setting(
-        "tracing",
-        "yes or no",
-        "Send OpenTelemetry spans.",
-        own_default=False,
-        more="There is one for each call; OTEL_EXPORTER_OTLP_ENDPOINT names the collector.",
-    ),
-    Setting(
-        "log",
-        "text",
-        "Log lines of text, or of JSON.",
-        own_default="text",
-        choices=("text", "json"),
-        more="JSON has a line for each call.",
-    ),
+    Setting("explore", "text", "Serve pages for a browser, too.", "[HOST:PORT]", bare=EXPLORE),
+    Setting("tracing", "yes or no", "Send OpenTelemetry spans.", own_default=False),
+    Setting("log", "text", "Log lines of text, or of JSON.", own_default="text", choices=("text", "json")),
 )
-
-
-def markdown() -> str:
-    """The table of docs/operations.md."""
-    lines = ["| flag | default | what it sets |", "| --- | --- | --- |"]
-    for one in SETTINGS:
-        lines.append(f"| `{one.flag}` | {one.shown_default or '—'} | {one.what} {one.more}".rstrip() + " |")
-    return "\n".join(lines) + "\n"
 
 
 def options(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]:
@@ -180,7 +122,3 @@ def options(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]
         return command
 
     return given
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown())

@@ -9,10 +9,9 @@ import pytest
 
 from dualform.errors import BadInput
 from dualform_service.config import BadSettings, ServiceConfig
-from dualform_service.settings import SETTINGS, markdown
+from dualform_service.settings import SETTINGS
 from dualform_service.settings_sources import read_settings
 
-DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "operations.md"
 SECRET = "hunter2-hunter2"
 GIVEN = {
     "text": "[::1]:7",
@@ -158,8 +157,3 @@ def test_what_is_at_fault_in_a_config_is_said_at_once():
     with pytest.raises(BadSettings) as told:
         ServiceConfig("0.0.0.0", max_small=0, token="", key=Path("k"))
     assert [fault.field for fault in told.value.faults] == ["max_small", "certificate", "token", "address"]
-
-
-def test_the_documents_have_the_table():
-    """`python -m dualform_service.settings` writes it."""
-    assert markdown() in DOCUMENT.read_text(encoding="utf-8")

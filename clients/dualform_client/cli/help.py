@@ -48,9 +48,7 @@ class Command(click.Command):
         options = [option for option in self.get_params(context) if isinstance(option, click.Option)]
         found: list[list[tuple[str, str]]] = [[], [], []]
         for option in options:
-            record = option.get_help_record(context)
-            assert record is not None, "no option is hidden"
-            found[2 if isinstance(option, ConnectionOption) else not option.required].append((record[0], _text(option)))
+            found[2 if isinstance(option, ConnectionOption) else not option.required].append(row(option, context))
         return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -70,10 +68,12 @@ class Command(click.Command):
 command = partial(click.command, cls=Command)
 
 
-def _text(option: click.Option) -> str:
-    """The option's text and its default."""
+def row(option: click.Option, context: click.Context) -> tuple[str, str]:
+    """The option's names, and its text and default."""
+    record = option.get_help_record(context)
+    assert record is not None, "no option is hidden"
     shown = option.show_default if isinstance(option.show_default, str) else str(option.default)
-    return f"{option.help} [default: {shown}]" if option.show_default else option.help or ""
+    return record[0], f"{option.help} [default: {shown}]" if option.show_default else option.help or ""
 
 
 class UnknownCommand(click.UsageError):

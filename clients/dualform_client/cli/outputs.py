@@ -316,7 +316,7 @@ def weights(
     \b
     Examples:
       dualform weights runs/demo --at-step 100 --out earlier.safetensors
-      dualform weights runs/demo --where "label <> 3" --out no-3.safetensors
+      dualform weights runs/demo --where "step < 100" --out first.safetensors
     """
     check_output_file(out, force, "out")
     masks = one_mask(where, where_space)
