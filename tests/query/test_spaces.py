@@ -107,6 +107,7 @@ def test_ids_of_slots_need_their_space(made, where):
             ask(where)
         assert (refused.value.field, 'where={"sample": {"slot": ids}}' in refused.value.hint) == ("where", True)
     assert engine.cancellation({"sample": where}, allow_inexact=True).figures.keys() == {"layer-0", "layer-1"}
+    assert engine.cancellation(where, layer="every", allow_inexact=True).figures.keys() == {"every"}
     assert len(engine.topk("every", np.ones(4, np.float32), where=where).ids)
 
 

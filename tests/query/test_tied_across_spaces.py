@@ -60,6 +60,13 @@ def test_a_placebo_is_refused_whose_slots_are_of_both_spaces(memory, layer, wher
     assert len(memory.placebo("head", np.ones((1, 4), np.float32), where)) == 1
 
 
+@pytest.mark.parametrize("layer", ["read", "said", None])
+def test_slots_of_a_layer_whose_parameter_is_of_two_spaces_are_not_named_by_number(memory, layer):
+    with pytest.raises(BadInput, match="slots are numbered by space"):
+        memory.cancellation({"slot": [0, 1]}, layer=layer)
+    assert list(memory.cancellation({"slot": [0, 1]}, layer="head").record())
+
+
 def test_a_mask_over_tokens_speaks_of_one_space(memory):
     with pytest.raises(BadInput, match=r"'read' shares .* layer 'said', whose slots are of space 'target'"):
         memory.output("read", np.eye(9, dtype=np.float32), where="position > 1")

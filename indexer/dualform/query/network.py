@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,7 +82,7 @@ def weights(view: View, question: NetworkWeights, check: Check) -> Weights:
     """
     began = time.perf_counter()
     _require_fitting(view)
-    masks = None if question.where is None else _masks(view, question.where)
+    masks = None if question.where is None else _masks(view, question.where, view.snapshot.spaces_of_layers)
     with _one_mask_for_all(masks):
         network = parameters.state_dict(view, masks, question.at_step, question.allow_inexact, check)
     found = Weights(
@@ -116,8 +116,9 @@ def _ordered(view: View, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
 def cancellation(view: View, question: MaskCancellation, check: Check) -> Cancellation:
     """The figures of each layer that the mask speaks of. Raises Inexact where the record does not explain one."""
     began = time.perf_counter()
-    asked = view.snapshot.layers.values() if question.layer is None else [view.snapshot.layer(question.layer)]
-    masks = _masks(view, question.where)
+    asked = [*view.snapshot.layers.values()] if question.layer is None else [view.snapshot.layer(question.layer)]
+    holders = [other for layer in asked for other in _holders(view, layer.stored)]
+    masks = _masks(view, question.where, [other.space for other in holders])
     found, moves, kept = dict[str, float](), dict[str, Concentration](), dict[str, int]()
     for layer in asked:
         if _mask_of(layer, masks) is None:
@@ -147,28 +148,32 @@ def _one_mask_for_all(masks: FilterOrFilters | None) -> Iterator[None]:
 
 def _selections(view: View, layer: Layer, masks: FilterOrFilters, check: Check) -> dict[str, Selection]:
     """What the masks leave of a layer, and of the others that hold one of its blocks."""
+    return {other.name: mask.selection(view, other, _mask_of(other, masks), check) for other in _holders(view, layer)}
+
+
+def _holders(view: View, layer: Layer) -> list[Layer]:
+    """The layer, and the others that hold one of its blocks."""
     blocks = {block.block_name for block in layer.parameters}
-    holders = [
+    return [
         other
         for other in view.snapshot.layers.values()
         if other.name == layer.name or not blocks.isdisjoint(block.block_name for block in other.parameters)
     ]
-    return {other.name: mask.selection(view, other, _mask_of(other, masks), check) for other in holders}
 
 
 def _mask_of(layer: Layer, masks: FilterOrFilters) -> str | Filter | None:
     return masks.get(layer.space) if isinstance(masks, Mapping) else masks
 
 
-def _masks(view: View, where: FilterOrFilters) -> FilterOrFilters:
+def _masks(view: View, where: FilterOrFilters, spaces: Sequence[str]) -> FilterOrFilters:
     """The masks as they are. Raises NotFound for one of a space that does not exist, BadInput for one that names slots
-    of several.
+    where several spaces are asked for.
     """
     for space in where if isinstance(where, Mapping) else ():
         check_space(view, space)
     if not isinstance(where, Mapping):
-        first, *_ = spaces = view.snapshot.spaces_of_layers
-        mask.require_one_space(view, spaces, where, f'Name it, for example where={{"{first}": {{"slot": ids}}}}.')
+        hint = f'Name it, for example where={{"{next(iter(spaces), "sample")}": {{"slot": ids}}}}.'
+        mask.require_one_space(view, set(spaces), where, hint)
     return where
 
 
