@@ -74,7 +74,7 @@ def test_two_folders_share_one_bound(dualform, runs, monkeypatch):
     assert 0 < seen[0].most_bytes <= 850_000_000
     told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "--ram", "50 MB", "--json")
     assert told.code == 2
-    assert "50 MB is too little RAM" in told.json["error"]["message"]
+    assert "--ram 50 MB is too small" in told.json["error"]["message"]
 
 
 def test_the_table_over_a_folder_and_a_server(dualform, runs):
