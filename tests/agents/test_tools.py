@@ -71,7 +71,7 @@ MISTAKES = {
     ),
     "two filters": (
         "topk", {"layer": "0", "query": "test/1", "where": "label = 1", "where_slots": [1]}, "bad_input",
-        "where and where_slots are given",
+        "where and where_slots cannot be combined",
     ),
     "no ids": ("output", {"query": "test/1", "where_samples": []}, "bad_input", "where_samples: List should have"),
     "too many slots": ("topk", {"layer": "0", "query": "test/1", "k": 101}, "bad_input", "k: Input should be less"),
