@@ -94,7 +94,7 @@ def test_another_training_is_refused_where_it_departs(tmp_path):
     def changed(step):
         return training.inputs(step) + (next(steps) == 5)
 
-    with pytest.raises(RecordingError, match="step 5, layer '0': its inputs are not those"):
+    with pytest.raises(RecordingError, match="step 5, layer '0': its inputs differ from"):
         run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", [training.influence()]), inputs=changed)
     (tmp_path / "scratch").mkdir()
     with pytest.raises(RecordingError, match=f"stopped after 7 of {STEPS} steps"):

@@ -66,12 +66,12 @@ def test_another_learning_rate_is_noticed_one_step_later_and_in_the_layer_above(
             return model, optimizer
 
     # The first layer's inputs are data, whatever was learned; the second's move with the first update.
-    assert refused(folder, Faster(**vars(FIRST))).startswith("step 1, layer '2': its inputs are not those")
+    assert refused(folder, Faster(**vars(FIRST))).startswith("step 1, layer '2': its inputs differ from")
 
 
 def test_another_batch_order_is_refused_where_it_departs(folder):
     told = refused(folder, replace(FIRST, order=(0, 1, 4, 3, 2, 5)))
-    assert told.startswith("step 2, layer '0': its slots are other datapoints than in the first training")
+    assert told.startswith("step 2, layer '0': the columns of its slots differ from the first training")
 
 
 def test_other_columns_alone_are_refused(folder):
@@ -82,7 +82,7 @@ def test_other_columns_alone_are_refused(folder):
             return made
 
     told = refused(folder, Relabelled(**vars(FIRST)))
-    assert told.startswith("step 4, layer '0': its slots are other datapoints")
+    assert told.startswith("step 4, layer '0': the columns of its slots differ")
 
     class Bare(Training):
         def batches(self):
@@ -91,7 +91,7 @@ def test_other_columns_alone_are_refused(folder):
                 for x, y, columns in super().batches()
             ]
 
-    assert refused(folder, Bare(**vars(FIRST))).startswith("step 0, layer '0': its slots are other datapoints")
+    assert refused(folder, Bare(**vars(FIRST))).startswith("step 0, layer '0': the columns of its slots differ")
 
 
 def test_too_few_steps_and_none_are_refused(folder):

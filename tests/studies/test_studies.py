@@ -22,12 +22,12 @@ def test_unknown_study_lists_those_that_exist(tmp_path: Path):
 
 @pytest.mark.parametrize("field", ["steps", "runs"])
 def test_fewer_than_one_is_refused(field: str, tmp_path: Path):
-    with pytest.raises(BadInput, match=rf"{field} is 0\."):
+    with pytest.raises(BadInput, match=rf"{field} must be at least 1, not 0\."):
         run_study("continual", Assignment(tmp_path / "run", **{field: 0}))
 
 
 def test_a_negative_seed_is_refused(tmp_path: Path):
-    with pytest.raises(BadInput, match=r"seed is -1\."):
+    with pytest.raises(BadInput, match=r"seed must be at least 0, not -1\."):
         run_study("continual", Assignment(tmp_path / "run", seed=-1))
 
 

@@ -50,7 +50,7 @@ def test_another_edition_is_refused_with_what_does_not_fit(
     (tmp_path / "aesop" / "49010-0.txt.gz").write_bytes(gzip.compress(text.encode("utf-8")))
     with pytest.raises(Damaged, match=message) as error:
         load_corpus("aesop", tmp_path)
-    assert "fetch https://www.gutenberg.org/files/49010/49010-0.txt" in (error.value.hint or "")
+    assert "Fetch https://www.gutenberg.org/files/49010/49010-0.txt" in (error.value.hint or "")
 
 
 def test_a_few_characters_more_leave_the_streams_as_long_as_they_are(tmp_path: Path) -> None:
