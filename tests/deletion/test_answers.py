@@ -195,7 +195,7 @@ def test_a_resumed_training_deletes_in_all_of_its_runs(tmp_path):
     assert check_memory(path) == []
     again = Training()
     again.load(file)
-    with pytest.raises(RecordingError, match=r"samples of .* were deleted"):
+    with pytest.raises(RecordingError, match=r"samples were deleted"):
         again.run(path, 12, resume=True)
 
 

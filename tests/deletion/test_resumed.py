@@ -25,7 +25,7 @@ def test_a_run_does_not_begin_where_samples_were_deleted_since_its_recorder_was_
     training, path = saved(tmp_path), tmp_path / "run"
     recorder = training.recorder(path, resume=True)
     dualform.delete(path, "sample = 8")
-    with pytest.raises(RecordingError, match=r"samples of .* were deleted"), recorder:
+    with pytest.raises(RecordingError, match=r"samples were deleted"), recorder:
         training.step(recorder)
     assert not list(path.glob("run-*"))
     assert check_memory(path) == []
