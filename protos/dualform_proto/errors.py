@@ -117,7 +117,7 @@ def _of_transport(code: grpc.StatusCode, message: str, address: str) -> errors.D
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
         return errors.BadInput(
             f"A message to or from {address} is too large ({message}).",
-            hint="Ask with fewer queries, a smaller k or a narrower mask at a time.",
+            hint="Ask with fewer queries, a smaller k or a narrower filter.",
         )
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return errors.Overloaded(f"{address} takes no more questions at present.", hint="Ask again in a moment.")

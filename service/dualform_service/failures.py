@@ -11,7 +11,7 @@ from dualform_service.deadline import Deadline
 _log = logging.getLogger("dualform.service")
 
 _OUTSIDE = re.compile(
-    r"(?<![\w.~<])(?:/|\w:\\).*?[/\\](?=(?:memory\.json|weights|query_sets|(?:shard|run|derived)-?\w*)\b)"
+    r"(?<![\w.~<])(?:/|\w:\\).*?[/\\](?=(?:memory\.json|weights|probes|gallery|(?:shard|run|derived)-?\w*)\b)"
 )
 """Of a path, what lies before the memory's own names."""
 _ABSOLUTE = re.compile(r"(?<![\w.~<])(?:/|\w:\\)\S")

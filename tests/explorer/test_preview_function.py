@@ -210,10 +210,10 @@ class TestOneSample:
             (np.full((4, 4), np.nan), "image 5 holds NaN"),
             (np.array([["a"]]), "which are no pixels"),
             (np.zeros((3, 4, 3)), "its channels may be the first axis or the last"),
-            ("\ud800", "text 5 is no valid text"),
-            (("ab", [(0, 3)]), "position 0 of text 5 is said to be at 0 to 3"),
+            ("\ud800", "text 5 contains half of a surrogate pair"),
+            (("ab", [(0, 3)]), "position 0 of text 5 has the offsets 0 to 3"),
             ({"a": [1]}, "column 'a' holds list"),
-            ({"a": "\ud800"}, "is no valid text"),
+            ({"a": "\ud800"}, "contains half of a surrogate pair"),
         ],
     )
     def test_what_a_preview_set_would_not_take_is_refused(self, given, said):

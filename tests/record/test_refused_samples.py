@@ -43,7 +43,7 @@ def test_keys_of_several_samples_are_refused_at_the_first_step(tmp_path, keep):
         train()
         assert dualform.open(tmp_path / "m").info().slots == {"pixel": 12}
     else:
-        with pytest.raises(BadInput, match=r"'maps' stores keys of several samples in one.*keep=\"steps\""):
+        with pytest.raises(BadInput, match=r"'maps' stores one key for several samples.*keep=\"steps\""):
             train()
 
 
@@ -57,7 +57,7 @@ def test_a_budget_has_the_column_share_for_itself(tmp_path, said):
         with recorder, recorder.step(**said):
             model(torch.randn(3, 4, 5)).square().sum().backward()
 
-    with pytest.raises(BadInput, match="column 'share' is that of a recorder with a budget") as refused:
+    with pytest.raises(BadInput, match="column 'share' is filled by a recorder with a budget") as refused:
         train()
     assert (refused.value.field, refused.value.hint) == ("share", "Rename yours.")
 
@@ -68,6 +68,6 @@ def test_a_column_of_the_training_s_own_is_no_share(tmp_path, said):
     training = Training()
     with training.recorder(tmp_path / "own") as recorder, recorder.step(**said):
         training.model(torch.randn(3, 5)).square().sum().backward()
-    with pytest.raises(BadInput, match=r"column 'share' of .*own is the training's own") as refused:
+    with pytest.raises(BadInput, match=r"column 'share' was passed to step\(\) in .*own") as refused:
         dualform.open([tmp_path / "own", tmp_path / "budgeted"])
     assert "one by one" in refused.value.hint

@@ -201,9 +201,8 @@ def test_layers_that_see_different_batches(tmp_path, monkeypatch):
             one_step(opened, model, x)
         shapes = "[8] and [3]" if space == "sample" else "[8, 2] and [3, 2]"
         assert str(caught.value) == (
-            f"layers 'first' and 'second' saw different batches at step 0: {shapes}. The layers of one space see the "
-            f"same batch: give those that see another one a space, as spaces={{'second': '{space}_2'}}, or leave them "
-            "out with layers=."
+            f"layers 'first' and 'second' saw different batches at step 0: {shapes}. Give layers that see another "
+            f"batch their own space, as spaces={{'second': '{space}_2'}}, or leave them out with layers=."
         )
         assert opened.sinks == []
         assert not (tmp_path / "m").exists()

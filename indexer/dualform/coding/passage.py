@@ -18,7 +18,7 @@ def check_text(number: int, text: Any) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadInput(f"text {number} is no valid text: it holds half of a pair.", field="texts") from None
+        raise BadInput(f"text {number} contains half of a surrogate pair, which is not valid Unicode.", field="texts") from None
 
 
 def places_of(number: int, offsets: Any, length: int) -> NDArray[np.int32]:
@@ -33,7 +33,7 @@ def places_of(number: int, offsets: Any, length: int) -> NDArray[np.int32]:
         found = np.zeros(0)
     if found.ndim != 2 or found.shape[1] != 2 or found.dtype.kind not in "iu":
         raise BadInput(
-            f"the offsets of text {number} are no pairs of whole numbers.",
+            f"the offsets of text {number} must be pairs of integers.",
             hint="Give where each position starts and stops, as the offset_mapping of a tokenizer.",
             field="offsets",
         )
@@ -41,7 +41,7 @@ def places_of(number: int, offsets: Any, length: int) -> NDArray[np.int32]:
     if (start < 0).any() or (stop < start).any() or (stop > length).any():
         place = int(np.flatnonzero((start < 0) | (stop < start) | (stop > length))[0])
         raise BadInput(
-            f"position {place} of text {number} is said to be at {start[place]} to {stop[place]} of {length} "
+            f"position {place} of text {number} has the offsets {start[place]} to {stop[place]}, but the text has {length} "
             "characters.",
             hint="Offsets count characters of the text, from 0.",
             field="offsets",

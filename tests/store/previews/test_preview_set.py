@@ -212,12 +212,12 @@ def test_a_first_that_is_no_position_of_each_text_is_refused(first):
     [
         ("one", None, "texts must be a list, not one text"),
         (["a", 3], None, "text 1 is of type int"),
-        (["\ud800"], None, "text 0 is no valid text"),
-        (["ab"], [[(0, 3)]], "position 0 of text 0 is said to be at 0 to 3 of 2 characters"),
-        (["ab"], [[(0, 1), (2, 1)]], "position 1 of text 0 is said to be at 2 to 1"),
-        (["ab"], [[0, 1]], "the offsets of text 0 are no pairs"),
-        (["ab"], [[(0.5, 1.0)]], "the offsets of text 0 are no pairs"),
-        (["ab"], [[(0, 1), (1,)]], "the offsets of text 0 are no pairs"),
+        (["\ud800"], None, "text 0 contains half of a surrogate pair"),
+        (["ab"], [[(0, 3)]], "position 0 of text 0 has the offsets 0 to 3, but the text has 2 characters"),
+        (["ab"], [[(0, 1), (2, 1)]], "position 1 of text 0 has the offsets 2 to 1"),
+        (["ab"], [[0, 1]], "the offsets of text 0 must be pairs"),
+        (["ab"], [[(0.5, 1.0)]], "the offsets of text 0 must be pairs"),
+        (["ab"], [[(0, 1), (1,)]], "the offsets of text 0 must be pairs"),
         (["ab"], [], "offsets has 0 entries for 1 texts"),
     ],
 )

@@ -94,7 +94,7 @@ def test_an_image_that_is_of_another_type_when_it_is_read_again_is_refused(tmp_p
         (lambda: PreviewSet.texts({"x", "y"}), "texts must be a list of texts, not set."),
         (lambda: PreviewSet.texts(pd.DataFrame({"text": ["x"]})), "texts must be a list of texts, not DataFrame."),
         (lambda: PreviewSet.texts(["abc"], offsets=5), "offsets must be a list, not int"),
-        (lambda: PreviewSet.texts(["abc"], offsets=[5]), "the offsets of text 0 are no pairs"),
+        (lambda: PreviewSet.texts(["abc"], offsets=[5]), "the offsets of text 0 must be pairs"),
         (
             lambda: PreviewSet.texts(["abc"], offsets=[[(0, 1)]], first=np.array([2**63 + 1], "u8")),
             "first must contain one whole number",
