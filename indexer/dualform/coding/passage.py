@@ -18,7 +18,9 @@ def check_text(number: int, text: Any) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadInput(f"text {number} contains half of a surrogate pair, which is not valid Unicode.", field="texts") from None
+        raise BadInput(
+            f"text {number} contains half of a surrogate pair, which is not valid Unicode.", field="texts"
+        ) from None
 
 
 def places_of(number: int, offsets: Any, length: int) -> NDArray[np.int32]:
@@ -41,8 +43,8 @@ def places_of(number: int, offsets: Any, length: int) -> NDArray[np.int32]:
     if (start < 0).any() or (stop < start).any() or (stop > length).any():
         place = int(np.flatnonzero((start < 0) | (stop < start) | (stop > length))[0])
         raise BadInput(
-            f"position {place} of text {number} has the offsets {start[place]} to {stop[place]}, but the text has {length} "
-            "characters.",
+            f"position {place} of text {number} has the offsets {start[place]} to {stop[place]}, but the text has "
+            f"{length} characters.",
             hint="Offsets count characters of the text, from 0.",
             field="offsets",
         )
