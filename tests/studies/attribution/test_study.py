@@ -170,7 +170,7 @@ def test_an_explainer_gives_the_scores_as_quanda_takes_them(recorded):
         np.testing.assert_allclose(attention.explain(tested.inputs, tested.labels.tolist()), expected, rtol=1e-5)
         brought = MemoryExplainer(recorded.network, rows, memory, layer="6", score="contribution")
         assert brought.explain(tested.inputs, tested.labels).shape == (6, 40)
-        with pytest.raises(BadInput, match="score='dot' is of one layer"):
+        with pytest.raises(BadInput, match="score='dot' needs one layer"):
             MemoryExplainer(recorded.network, rows, memory, score="dot")
 
 
