@@ -51,9 +51,9 @@ def test_a_closure_that_is_evaluated_twice_is_refused_at_the_first_step(tmp_path
     with pytest.raises(RecordingError) as raised, recorder:
         train(model, optimizer, batches(1), recorder)
     assert str(raised.value) == (
-        "Looking evaluated its closure more than once in the update of step 0: it moves the "
-        "weights by gradients that no one set of slots explains. Use an optimizer that takes "
-        "one gradient for each update, or record only scores: values=False."
+        "Looking evaluated its closure more than once in the update of step 0, so no one set of "
+        "slots explains the change of the weights. Use an optimizer that takes one gradient for "
+        "each update, or record only scores: values=False."
     )
     assert not (tmp_path / "m").exists()
 

@@ -12,7 +12,7 @@ from dualform.deletion.delete import delete, planned_deletion
 from dualform.errors import Inexact
 from dualform.record.budget import Budget
 from dualform.store.check import what_is_wrong
-from dualform_client.cli.outputs import describe
+from dualform_client.cli.outputs import described
 from tests.record.sampled_training import (
     BUDGET,
     COLUMNS,
@@ -131,7 +131,7 @@ def test_weights_are_exact_up_to_the_first_step_that_lacks_slots_and_refused_beh
     found = memory.weights(at_step=5, allow_inexact=True)
     removed = memory.cancellation("label < 2", None, "tokens", allow_inexact=True)
     assert 0.1 < found.scan.share == removed.scan.share < 0.9
-    assert f"These figures are computed from {removed.scan.sample}." in describe(removed)
+    assert f"These figures are computed from {removed.scan.sample}." in described(removed)[0]
     np.testing.assert_allclose(found["rows.weight"].numpy(), share_of_sum, atol=1e-6)
     assert "a sample of" in found.statuses["rows"].reason
     at_end = memory.weights(allow_inexact=True)  # what the others brought stands in it, like W_0

@@ -112,7 +112,7 @@ def output(
         notes.append(WHAT_AN_ABLATION_MEANS if kernel == "linear" else WHAT_A_SOFTMAX_ABLATION_MEANS)
     tested = None if placebo is None else memory.placebo(layer, queries, where, placebo, at_step, allow_inexact)
     if tested is not None:
-        notes += [_described(tested), *_cancelled(removed)]
+        notes += [_described(tested), *described(removed)]
     elif where is not None and kernel == "linear":
         notes.append("Leaving out any part changes predictions: --placebo 50 says whether this change is unusual.")
     asked = asked_queries(memory, queries, len(outputs), outputs.space)
@@ -407,7 +407,7 @@ def cancellation(
         return None
 
 
-def _cancelled(removed: Cancellation | None) -> list[str]:
+def described(removed: Cancellation | None) -> list[str]:
     """A sentence for each kind of figure; none if nothing was measured."""
     said = list[str]()
     if removed is None:
