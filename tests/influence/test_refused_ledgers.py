@@ -91,7 +91,7 @@ def test_rows_that_examples_share_are_refused_and_one_example_is_followed(tmp_pa
     training = replace(KINDS["LSTM and embedding"], make=Placed)
     training.record(tmp_path / "m", STEPS)
     influence = training.influence(method="path")
-    with pytest.raises(BadInput, match="rows of layer 'places' are not those of single examples"):
+    with pytest.raises(BadInput, match="rows of layer 'places' do not belong to single examples"):
         dualform.ledger(tmp_path / "m", training.make(), influence)
     one = replace(influence, inputs=influence.inputs[:1], labels=influence.labels[:1])
     found = dualform.ledger(tmp_path / "m", training.make(), one)

@@ -107,7 +107,7 @@ def delete(run: str, where: str, query_sets: tuple[str, ...], cut_off: bool, yes
 
 def _counted(found: Deletion) -> str:
     slots = ", ".join(counted(count, f"{space} slot") for space, count in found.slots.items())
-    return f"{counted(found.samples, 'sample')} ({slots}) of {counted(found.steps, 'step')}"
+    return f"{counted(found.samples, 'row')} ({slots}) of {counted(found.steps, 'step')}"
 
 
 def _said(found: Deletion) -> list[str]:
