@@ -397,8 +397,19 @@ def test_retrainings_are_those_with_weight_0(tmp_path):
         assert np.allclose(found.losses[number], training.losses(), rtol=1e-6)
     training.run()
     assert np.allclose(found.complete, training.losses(), rtol=1e-6)
-    with pytest.raises(BadInput, match="without any sample"):
-        retrain(*arguments, without=[[77]])
+    for wrong, why in (([77], "no sample 77"), ([], "must be numbers"), ([True, False], "must be numbers")):
+        with pytest.raises(BadInput, match=why):
+            retrain(*arguments, without=[wrong])
+    with pytest.raises(BadInput, match="no set"):
+        retrain(*arguments, without=[])
+
+
+def test_numbers_of_several_datasets_are_refused(tmp_path):
+    found = Training(datasets=True).adjoint(tmp_path / "run")
+    with pytest.raises(BadInput, match="Several datasets"):
+        found.without([0])
+    first = found.columns["dataset"] == "a"
+    assert np.allclose(found.without(first), found.sums("dataset").sums[:, 0])
 
 
 def test_agreement_with_retrainings(tmp_path):

@@ -77,8 +77,11 @@ class Adjoint(Table):
         return [(int(self.samples[own]), float(self.values[query, own])) for own in order]
 
     def without(self, samples: Any) -> NDArray[np.float64]:
-        """float64[n]: the predicted change of each loss without samples, given as bool[S] or their places."""
-        return np.asarray(self.values[:, samples].sum(axis=1, dtype=np.float64))
+        """float64[n]: the predicted change of each loss without some samples, given by number or as bool[S].
+
+        Raises BadInput for numbers that no sample has, or samples of several datasets.
+        """
+        return np.asarray(self.values[:, marked(self.columns, samples)].sum(axis=1, dtype=np.float64))
 
     def table(self, most: int | None = None) -> Columns:
         """One row for each query and sample: query, the columns of the sample, value."""
@@ -123,6 +126,29 @@ class Adjoint(Table):
         ]
         low, high = np.nanquantile(draws, (0.025, 0.975))
         return Agreement(_rank_correlation(predicted, actual), float(low), float(high), len(actual))
+
+
+def marked(columns: Mapping[str, NDArray[Any]], samples: Any) -> NDArray[np.bool_]:
+    """bool[S]: samples that are given by number, or as bool[S]. Raises as `Adjoint.without`."""
+    numbers, given = columns["sample"], np.asarray(samples)
+    if given.dtype == bool and given.shape == numbers.shape:
+        return given
+    if given.ndim != 1 or not given.size or given.dtype.kind not in "iu":
+        raise BadInput(
+            f"samples must be numbers of samples or bool[{len(numbers)}], not {given.dtype}{list(given.shape)}.",
+            hint="For example [3, 17].",
+            field="samples",
+        )
+    found = np.isin(numbers, given)
+    if missing := sorted(set(given.tolist()) - set(numbers[found].tolist())):
+        raise BadInput(f"The training has no sample {missing[0]}.", field="samples")
+    if len(set(numbers[found].tolist())) < found.sum():
+        raise BadInput(
+            "Several datasets have a sample of such a number.",
+            hint=f"Pass bool[{len(numbers)}], in the order of `columns`.",
+            field="samples",
+        )
+    return found
 
 
 _FEWEST = 10

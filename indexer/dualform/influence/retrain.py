@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dualform.answers.adjoint import Retrainings
+from dualform.answers.adjoint import Retrainings, marked
 from dualform.errors import BadInput
 from dualform.influence.adjoint import Queries
 from dualform.influence.recorded_training import Batches, recorded_training
@@ -38,13 +38,13 @@ def retrain(
     """The losses of queries after the recorded training is run again without sets of samples.
 
     - `path`, `model`, `queries`, `loss`, `batches`, `train_loss`: as for `adjoint`.
-    - `without`: sets of sample numbers, each of which is left out of one training; None for `random` sets of a `share`
-      of the samples, drawn with `seed`.
+    - `without`: sets of samples, by number or as bool[S], each of which is left out of one training; None for `random`
+      sets of a `share` of the samples, drawn with `seed`.
 
     A sample that is left out has weight 0 in the loss, and its batch keeps its size. Everything else is as it was
     recorded: first weights, batches, optimizer. One training a set, after one that is held against the record.
 
-    Raises as `adjoint`, and BadInput for sets that name no sample of the training.
+    Raises as `adjoint`, and BadInput for samples that the training does not have.
     """
     training = recorded_training(path, model, batches, train_loss or loss)
     samples = training.samples
@@ -57,13 +57,9 @@ def retrain(
         for own in sets:
             own[generator.choice(len(samples), size, replace=False)] = True
     else:
-        sets = np.array([np.isin(samples, np.asarray(own)) for own in without]).reshape(-1, len(samples))
-        if not (len(sets) and sets.any(axis=1).all()):
-            raise BadInput(
-                "without contains a set without any sample of the training.",
-                hint="Pass sets of sample numbers, for example without=[[3, 17], range(100)].",
-                field="without",
-            )
+        sets = np.array([marked(training.columns, own) for own in without])
+        if not len(sets):
+            raise BadInput("without contains no set.", hint="For example without=[[3, 17]].", field="without")
     *_, last = training.checked()
     asked = Queries(model, queries, loss, training)
     found = [asked.losses_at(training.rerun(torch.from_numpy(~own).to(torch.get_default_dtype()))) for own in sets]
