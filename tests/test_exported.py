@@ -10,6 +10,8 @@ import dualform
 
 def test_exactly_these_names_are_offered():
     assert sorted(dualform.__all__) == [
+        "Adjoint",
+        "Agreement",
         "Answers",
         "AsyncAnswers",
         "Cancellation",
@@ -47,6 +49,7 @@ def test_exactly_these_names_are_offered():
         "Reconstructions",
         "Recorder",
         "Rerun",
+        "Retrainings",
         "Scan",
         "SlotKeys",
         "Status",
@@ -55,12 +58,14 @@ def test_exactly_these_names_are_offered():
         "Vectors",
         "Weights",
         "__version__",
+        "adjoint",
         "connect",
         "delete",
         "estimate",
         "estimate_ledger",
         "ledger",
         "open",
+        "retrain",
         "tap",
     ]
     assert all(hasattr(dualform, name) for name in dualform.__all__)

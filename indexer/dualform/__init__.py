@@ -16,6 +16,8 @@ from dualform.extras import missing_package
 
 if TYPE_CHECKING:
     from dualform.answers import (
+        Adjoint as Adjoint,
+        Agreement as Agreement,
         Cancellation as Cancellation,
         Columns as Columns,
         Contributions as Contributions,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
         QuerySet as QuerySet,
         Reconstruction as Reconstruction,
         Reconstructions as Reconstructions,
+        Retrainings as Retrainings,
         Scan as Scan,
         Status as Status,
         Weights as Weights,
@@ -37,8 +40,10 @@ if TYPE_CHECKING:
     from dualform.costs.estimate import Estimate as Estimate, estimate as estimate
     from dualform.deletion.delete import delete as delete
     from dualform.errors import DualformError as DualformError
+    from dualform.influence.adjoint import adjoint as adjoint
     from dualform.influence.cost import estimate_ledger as estimate_ledger
     from dualform.influence.influence import Influence as Influence
+    from dualform.influence.retrain import retrain as retrain
     from dualform.influence.walk import ledger as ledger
     from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
     from dualform.query.engine import Engine as Engine, open_memory as open
@@ -78,6 +83,8 @@ _HOME = {
     "tap": ("dualform.record.taps.named", "tap"),
     "Influence": ("dualform.influence.influence", "Influence"),
     "ledger": ("dualform.influence.walk", "ledger"),
+    "adjoint": ("dualform.influence.adjoint", "adjoint"),
+    "retrain": ("dualform.influence.retrain", "retrain"),
     "estimate_ledger": ("dualform.influence.cost", "estimate_ledger"),
     "PreviewSet": ("dualform.store.previews.preview_set", "PreviewSet"),
     "delete": ("dualform.deletion.delete", "delete"),
@@ -122,7 +129,10 @@ _HOME = {
             "Status",
             "GroupSums",
             "Hits",
+            "Adjoint",
+            "Agreement",
             "Ledger",
+            "Retrainings",
             "MemoryInfo",
             "Outputs",
             "Placebos",
@@ -134,6 +144,8 @@ _HOME = {
 }
 
 __all__ = [
+    "Adjoint",
+    "Agreement",
     "Answers",
     "AsyncAnswers",
     "Cancellation",
@@ -171,6 +183,7 @@ __all__ = [
     "Reconstructions",
     "Recorder",
     "Rerun",
+    "Retrainings",
     "Scan",
     "SlotKeys",
     "Status",
@@ -179,12 +192,14 @@ __all__ = [
     "Vectors",
     "Weights",
     "__version__",
+    "adjoint",
     "connect",
     "delete",
     "estimate",
     "estimate_ledger",
     "ledger",
     "open",
+    "retrain",
     "tap",
 ]
 

@@ -1,5 +1,10 @@
 """Answers of a memory, as plain values."""
 
+from dualform.answers.adjoint import (
+    Adjoint as Adjoint,
+    Agreement as Agreement,
+    Retrainings as Retrainings,
+)
 from dualform.answers.cancellation import Cancellation as Cancellation, Concentration as Concentration
 from dualform.answers.columns import Columns as Columns
 from dualform.answers.contributions import Contributions as Contributions

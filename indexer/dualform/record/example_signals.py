@@ -283,13 +283,19 @@ class SignalPasses:
     def _rows(self, tap: Tap, key: Tensor, error: Tensor) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
         """Of one call: keys, errors and the example of each row."""
         axis = self._batch_dims[tap.name] if len(tap.key_form.leading(key)) > 1 else 0
-        owned = tap.key_form.owned(key.detach().movedim(axis, 0))
-        blocks = [rows for _, rows in tap.key_form.blocks(owned)]
-        keys = _numbers(blocks[0] if len(blocks) == 1 else torch.cat(blocks))
-        errors = _numbers(error.detach().movedim(axis, 0).reshape(len(keys), -1))
+        keys, errors = signal_rows(tap, key, error, axis)
         if self.count > 1 and tap.key_form.leading(key)[axis] != self.count:
             raise _shared(tap.name)
         return keys, errors, np.repeat(np.arange(self.count), len(keys) // self.count)
+
+
+def signal_rows(tap: Tap, key: Tensor, error: Tensor, batch_dim: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Of one call of a layer, keys [r, d_in] and error signals [r, d_out], those of an example behind one another."""
+    axis = batch_dim if len(tap.key_form.leading(key)) > 1 else 0
+    owned = tap.key_form.owned(key.detach().movedim(axis, 0))
+    blocks = [rows for _, rows in tap.key_form.blocks(owned)]
+    keys = _numbers(blocks[0] if len(blocks) == 1 else torch.cat(blocks))
+    return keys, _numbers(error.detach().movedim(axis, 0).reshape(len(keys), -1))
 
 
 def _spared(parameters: Mapping[str, Tensor], taps: Iterable[Tap]) -> set[str]:

@@ -151,17 +151,18 @@ def check_examples(preview_set: PreviewSet, examples: int) -> None:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
+    """In eval mode; in train mode where `training`."""
     modes = [(module, module.training) for module in model.modules()]
     fused = torch.backends.mha.get_fastpath_enabled()
-    model.eval()
+    model.train(training)
     torch.backends.mha.set_fastpath_enabled(False)  # it shows no inputs of layers, and packs tokens otherwise
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-        for module, training in modes:
-            module.training = training
+        for module, before in modes:
+            module.training = before
 
 
 @contextmanager

@@ -1,0 +1,233 @@
+"""What leaving samples out of a training does to the losses of queries: a derivative, and trainings run again.
+
+Shapes: n queries, S samples, k sets of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers.columns import Columns
+from dualform.answers.group_sums import GroupSums
+from dualform.answers.table import Table, counted, first_places
+from dualform.errors import BadInput, NotFound
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Adjoint(Table):
+    """How the loss of each query would change if each sample were left out of the training.
+
+    It is a derivative, not a retraining. A positive value means that the sample helped: without it the loss would be
+    larger.
+    """
+
+    values: NDArray[np.float32]
+    """float32[n, S]."""
+    columns: Mapping[str, NDArray[Any]]
+    """[S] each: "dataset" and "sample", and every column that is the same for all rows of a sample."""
+    seen: NDArray[np.int64]
+    """int64[S]: how many times training saw each sample."""
+    losses: NDArray[np.float64]
+    """float64[n]: the loss of each query after the training."""
+    drift: float
+    """How far the rerun ended from the recorded weights, of the distance that training moved them."""
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """int64[S]: the number of each sample."""
+        return self.columns["sample"]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def rows(self) -> int:
+        return int(self.values.size)
+
+    def sums(self, by: str | Sequence[str]) -> GroupSums:
+        """The predicted change of each loss without the samples of each group, by columns such as "label"; `counts` are
+        samples. Leaving out so much is far from the training as it was: the larger the group, the less to be trusted.
+
+        Raises NotFound for a column that is not among `columns`.
+        """
+        names = (by,) if isinstance(by, str) else tuple(by)
+        for name in names:
+            if name not in self.columns:
+                raise NotFound(
+                    f"There is no column {name!r} that is the same for all rows of a sample.",
+                    hint=f"Columns: {', '.join(self.columns)}.",
+                    field="by",
+                )
+        keys = list(zip(*(self.columns[name].tolist() for name in names), strict=True))
+        groups = tuple(sorted(set(keys), key=lambda key: [(own is None, "" if own is None else own) for own in key]))
+        places = {key: place for place, key in enumerate(groups)}
+        numbers = np.array([places[key] for key in keys], dtype=np.int64)
+        sums = np.zeros((len(self), len(groups)))
+        np.add.at(sums.T, numbers, self.values.T.astype(np.float64))
+        return GroupSums(groups, sums, np.bincount(numbers, minlength=len(groups)), names)
+
+    def best(self, query: int, k: int = 10) -> list[tuple[int, float]]:
+        """The k samples with the largest values for a query, positive or negative."""
+        order = np.argsort(-np.abs(self.values[query]), kind="stable")[:k]
+        return [(int(self.samples[own]), float(self.values[query, own])) for own in order]
+
+    def without(self, samples: Any) -> NDArray[np.float64]:
+        """float64[n]: the predicted change of each loss without some samples, given by number or as bool[S].
+
+        Raises BadInput for numbers that no sample has, or samples of several datasets.
+        """
+        return np.asarray(self.values[:, marked(self.columns, samples)].sum(axis=1, dtype=np.float64))
+
+    def table(self, most: int | None = None) -> Columns:
+        """One row for each query and sample: query, the columns of the sample, value."""
+        query, sample = first_places(self.values.shape, most)
+        return Columns(
+            {
+                "query": query,
+                **{name: own[sample] for name, own in self.columns.items()},
+                "value": self.values[query, sample],
+            }
+        )
+
+    def title(self) -> str:
+        return (
+            f"Adjoint: {counted(len(self), 'query')}, {counted(len(self.samples), 'sample')}; a derivative, not a "
+            f"retraining; the rerun ends within {self.drift:.2g} of the recorded weights"
+        )
+
+    def agreement(self, retrained: Retrainings, seed: int = 0) -> Agreement:
+        """How well the predicted changes rank those of retrainings of the same queries: the mean over queries of
+        Spearman's correlation over sets (LDS), and the central 95 % of 1,000 draws of sets with replacement.
+
+        Raises BadInput for retrainings of other samples or queries, or fewer than 10.
+        """
+        if retrained.samples.tolist() != self.samples.tolist() or retrained.losses.shape[1] != len(self):
+            raise BadInput(
+                "The retrainings are of other samples or queries.",
+                hint="Pass what dualform.retrain returns for the same memory and queries.",
+                field="retrained",
+            )
+        if len(retrained) < _FEWEST:
+            raise BadInput(
+                f"{len(retrained)} retrainings tell no correlation.", hint="Retrain without 25 sets or more.",
+                field="retrained",
+            )  # fmt: skip
+        predicted = retrained.sets.astype(np.float64) @ self.values.T
+        actual = retrained.changes
+        generator = np.random.default_rng(seed)
+        draws = [
+            _rank_correlation(predicted[own], actual[own])
+            for own in generator.integers(0, len(actual), (1000, len(actual)))
+        ]
+        low, high = np.nanquantile(draws, (0.025, 0.975))
+        return Agreement(_rank_correlation(predicted, actual), float(low), float(high), len(actual))
+
+
+def marked(columns: Mapping[str, NDArray[Any]], samples: Any) -> NDArray[np.bool_]:
+    """bool[S]: samples that are given by number, or as bool[S]. Raises as `Adjoint.without`."""
+    numbers, given = columns["sample"], np.asarray(samples)
+    if given.dtype == bool and given.shape == numbers.shape:
+        return given
+    if given.ndim != 1 or not given.size or given.dtype.kind not in "iu":
+        raise BadInput(
+            f"samples must be numbers of samples or bool[{len(numbers)}], not {given.dtype}{list(given.shape)}.",
+            hint="For example [3, 17].",
+            field="samples",
+        )
+    found = np.isin(numbers, given)
+    if missing := sorted(set(given.tolist()) - set(numbers[found].tolist())):
+        raise BadInput(f"The training has no sample {missing[0]}.", field="samples")
+    if len(set(numbers[found].tolist())) < found.sum():
+        raise BadInput(
+            "Several datasets have a sample of such a number.",
+            hint=f"Pass bool[{len(numbers)}], in the order of `columns`.",
+            field="samples",
+        )
+    return found
+
+
+_FEWEST = 10
+
+
+def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Spearman's, of the columns of [k, n] each; the mean of those that vary."""
+    ranks = [np.apply_along_axis(_ranks, 0, own) for own in (one, other)]
+    left, right = (own - own.mean(axis=0) for own in ranks)
+    sizes = np.sqrt((left**2).sum(axis=0) * (right**2).sum(axis=0))
+    return float(np.mean(((left * right).sum(axis=0) / sizes)[sizes > 0])) if (sizes > 0).any() else float("nan")
+
+
+def _ranks(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of equal numbers, the mean of their ranks."""
+    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[places]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well an adjoint ranks what retrainings change."""
+
+    correlation: float
+    low: float
+    """The ends of the central 95 %."""
+    high: float
+    retrainings: int
+
+    def __str__(self) -> str:
+        of = f"({self.low:.2f} to {self.high:.2f}, {self.retrainings} retrainings)"
+        if self.low > 0.5:
+            return f"Predicts retraining: rank correlation {self.correlation:.2f} {of}."
+        if self.high < 0.5:
+            return (
+                f"Does not predict retraining well: rank correlation {self.correlation:.2f} {of}. Smooth activations "
+                "such as tanh or GELU, larger batches and a larger eps of Adam help."
+            )
+        return f"Rank correlation with retraining {self.correlation:.2f} {of}: retrain without more sets to tell."
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Retrainings(Table):
+    """The losses of queries after trainings without sets of samples."""
+
+    sets: NDArray[np.bool_]
+    """bool[k, S]: the samples that each training left out."""
+    losses: NDArray[np.float64]
+    """float64[k, n]."""
+    complete: NDArray[np.float64]
+    """float64[n]: the losses with all samples."""
+    samples: NDArray[np.int64]
+    """int64[S]: the number of each sample, in the order of an adjoint's."""
+
+    @property
+    def changes(self) -> NDArray[np.float64]:
+        """float64[k, n]: how each loss changed."""
+        return self.losses - self.complete
+
+    def __len__(self) -> int:
+        return len(self.losses)
+
+    @property
+    def rows(self) -> int:
+        return int(self.losses.size)
+
+    def table(self, most: int | None = None) -> Columns:
+        """One row for each set and query: set, samples left out, query, loss, change."""
+        number, query = first_places(self.losses.shape, most)
+        return Columns(
+            {
+                "set": number,
+                "left_out": self.sets.sum(axis=1)[number],
+                "query": query,
+                "loss": self.losses[number, query],
+                "change": self.changes[number, query],
+            }
+        )
+
+    def title(self) -> str:
+        return f"{counted(len(self), 'retraining')} of {counted(len(self.complete), 'query')}"

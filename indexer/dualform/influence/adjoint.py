@@ -1,0 +1,225 @@
+"""What the losses of some queries change by each sample of a recorded training, through all updates that followed.
+
+The training is run once more (recorded_training.py), and the derivative of each query's loss with respect to the
+weights is carried back through it, from the last update to the first. At an update u it meets the gradient
+
+    g_u(W, w)  =  ratio / batch * sum_i w_i grad l_i(W)
+
+by the derivatives of <a, g_u> with respect to W and w, where a is what the loss changes by g_u: a product with the
+Hessian, and the products of a with each row's own gradient. Maclaurin, Duvenaud and Adams, 2015; Engstrom et al., 2025.
+
+Shapes: n queries, S samples, m rows of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dualform.answers.adjoint import Adjoint
+from dualform.errors import BadInput
+from dualform.influence.optimizer_steps import Moved
+from dualform.influence.recorded_training import (
+    Batches,
+    Gradient,
+    Position,
+    RecordedTraining,
+    recorded_training,
+)
+from dualform.record.example_signals import Loss
+from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
+from dualform.record.query_sets import evaluating, uncompiled
+from dualform.store.byte_counts import bytes_of, readable
+from dualform.store.machine_memory import memory_bytes
+
+_HELD = 6
+"""Arrays of each parameter's size that a query takes on the way back."""
+
+
+@torch.inference_mode(False)
+def adjoint(
+    path: str | PathLike[str],
+    model: nn.Module,
+    queries: tuple[Inputs, Any],
+    loss: Loss,
+    batches: Batches,
+    train_loss: Loss | None = None,
+    *,
+    ram: int | str | None = None,
+) -> Adjoint:
+    """How the loss of each query would change if each training sample were left out: float32[n, S].
+
+    - `path`: a memory with keys, values and samples.
+    - `model`: the recorded network, or one of the same architecture. It is left unchanged.
+    - `queries`: inputs and targets of n examples.
+    - `loss`: of outputs and targets, one number for each query; or one number for all of them, which makes them one
+      query. A margin or a single output will do.
+    - `batches`: called with a step and its samples, int64[m]; returns inputs and targets of the step, row by row.
+    - `train_loss`: of outputs and targets, one number for each row. The loss that was trained is their mean, or any
+      constant times it. By default `loss`.
+    - `ram`: bytes for weights and derivatives, such as "2 GB"; None for a quarter of the machine's. With less, parts of
+      the training run twice, and queries are carried back in several passes.
+
+    It is a derivative, taken at the training as it was: it tells the effect of a few samples better than that of many,
+    and that of smooth networks better than that of others. The batch keeps its size in the mean.
+
+    Raises the errors of `dualform.open`; Inexact for a training that cannot be run once more, or that the rerun does
+    not reproduce, step by step; BadInput for arguments that do not fit.
+    """
+    training = recorded_training(path, model, batches, train_loss or loss)
+    most = memory_bytes() // 4 if ram is None else bytes_of(ram, "ram")
+    positions = _Positions(training, most // 2)
+    asked = Queries(model, queries, loss, training)
+    found, losses = list[NDArray[np.float32]](), asked.losses_at(positions.last)
+    size = max(1, most // 2 // (_HELD * positions.bytes_of_one))
+    for start in range(0, len(losses), size):
+        part = slice(start, min(start + size, len(losses)))
+        found.append(_carried_back(training, positions, asked.slopes(positions.last, part), part.stop - part.start))
+    return Adjoint(np.concatenate(found), training.columns, training.seen, losses, training.drift)
+
+
+class _Positions:
+    """Where a training stood before each update; those that RAM has no room for are computed again."""
+
+    def __init__(self, training: RecordedTraining, most_bytes: int) -> None:
+        """Raises BadInput where RAM is too small."""
+        self._training, count = training, len(training.updates)
+        self.bytes_of_one = training.begin().nbytes
+        every = count * self.bytes_of_one <= most_bytes
+        self._stride = 1 if every else math.isqrt(count) + 1
+        if not every and (needed := 2 * self._stride * self.bytes_of_one) > most_bytes:
+            raise BadInput(
+                f"The weights of {2 * self._stride} updates take {readable(needed)}; the limit is "
+                f"{readable(most_bytes)}.",
+                hint=f"Pass ram={2 * needed} or more.",
+                field="ram",
+            )
+        self._kept = dict[int, Position]()
+        for number, position in enumerate(training.checked()):
+            self.last = position
+            if number % self._stride == 0:
+                self._kept[number] = position
+
+    def __reversed__(self) -> Iterator[Position]:
+        count = len(self._training.updates)
+        for start in reversed(range(0, count, self._stride)):
+            found = [self._kept[start]]
+            for update in self._training.updates[start : start + self._stride - 1]:
+                found.append(self._training.next(found[-1], update))
+            yield from reversed(found)
+
+
+class Queries:
+    """Losses of n examples, or one of all of them."""
+
+    def __init__(self, model: nn.Module, queries: tuple[Inputs, Any], loss: Loss, training: RecordedTraining) -> None:
+        """Raises BadInput for queries that hold no examples."""
+        self._model, self._loss, self._fixed = model, loss, training.weights
+        inputs, self._targets = queries
+        arguments = Arguments(inputs, 0, device_of(model))
+        self._count = arguments.examples
+        self._places, self._named = arguments.part(0, self._count)
+
+    def losses_at(self, position: Position) -> NDArray[np.float64]:
+        """float64[n]."""
+        with torch.no_grad():
+            return self._losses({name: own.weight for name, own in position.parameters.items()}).double().numpy()
+
+    def slopes(self, position: Position, part: slice) -> dict[str, Moved]:
+        """What some of the losses change by each parameter: [those, …]."""
+        given = {name: own.weight.detach().requires_grad_() for name, own in position.parameters.items()}
+        losses = self._losses(given)[part]
+        found = products([losses], list(given.values()), [torch.eye(len(losses), dtype=losses.dtype)])
+        none = {name: own.new_zeros(len(losses), *own.shape) for name, own in given.items()}
+        return {name: Moved(none[name] if own is None else own, {}) for name, own in zip(given, found, strict=True)}
+
+    def _losses(self, given: Mapping[str, Tensor]) -> Tensor:
+        state = {**self._fixed, **given}
+        with evaluating(self._model), uncompiled(), sdpa_kernel(SDPBackend.MATH):
+            output = functional_call(self._model, state, tuple(copied(self._places)), copied(self._named))
+            found = self._loss(output, self._targets)
+        if not isinstance(found, Tensor) or found.shape not in ((), (self._count,)):
+            said = f"{list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise BadInput(
+                f"loss must return one number for each of {self._count} queries, or one for all, not {said}.",
+                hint='For example lambda outputs, labels: cross_entropy(outputs, labels, reduction="none").',
+                field="loss",
+            )
+        return found.reshape(-1)
+
+
+def _carried_back(
+    training: RecordedTraining, positions: _Positions, state: dict[str, Moved], count: int
+) -> NDArray[np.float32]:
+    """float32[n, S], of what the losses change by the parameters at the end."""
+    found = torch.zeros(count, len(training.seen))
+    for position, update in zip(reversed(positions), reversed(training.updates), strict=True):
+        given = {name: own.weight.detach().requires_grad_() for name, own in position.parameters.items()}
+        steps = [_Step(training, given, step) for step in training.steps_of(update)]
+        gradient = Gradient.of({name: own.detach() for name, own in step.parts.items()} for step in steps)
+        factor, before, by_gradient = training.factor(update, gradient), dict(state), dict[str, Tensor]()
+        for name, part in gradient.parts.items():
+            before[name], by_gradient[name] = training.rule.carry_back(
+                position.parameters[name], factor * part, update.settings[name], state[name]
+            )
+        _through_clipping(training, gradient, factor, by_gradient)
+        for step in steps:
+            step.carry_back(by_gradient, before, found)
+        state = before
+    return found.numpy()
+
+
+class _Step:
+    """The gradient of a step's loss, as a function of the weights and of its samples' weights."""
+
+    def __init__(self, training: RecordedTraining, given: Mapping[str, Tensor], step: int) -> None:
+        self._samples, self._given = training.samples_of(step), given
+        self._weights = torch.ones(len(self._samples), requires_grad=True)
+        loss = training.ratio(step) * training.loss(given, step, self._weights)
+        parts = torch.autograd.grad(loss, list(given.values()), create_graph=True, allow_unused=True)
+        self.parts = {name: part for name, part in zip(given, parts, strict=True) if part is not None}
+
+    def carry_back(self, by_gradient: Mapping[str, Tensor], state: dict[str, Moved], found: Tensor) -> None:
+        """Adds what the losses change by the gradient to what they change by the weights, and by the samples."""
+        outputs, inputs = list(self.parts.values()), [*self._given.values(), self._weights]
+        *by_weights, by_samples = products(outputs, inputs, [by_gradient[name] for name in self.parts])
+        for name, own in zip(self._given, by_weights, strict=True):
+            if own is not None:
+                state[name] = Moved(state[name].weight + own, state[name].buffers)
+        if by_samples is not None:
+            found.index_add_(1, self._samples, -by_samples.to(found.dtype))
+
+
+def _through_clipping(
+    training: RecordedTraining, gradient: Gradient, factor: float, by_gradient: dict[str, Tensor]
+) -> None:
+    """From what the optimizer was given to the gradient itself: g factor, factor = limit / (||g|| + 1e-6)."""
+    for name in by_gradient:
+        by_gradient[name] = factor * by_gradient[name]
+    if training.limit is None or factor == 1.0:
+        return
+    along = torch.stack([own.flatten(1) @ gradient.parts[name].flatten() for name, own in by_gradient.items()]).sum(0)
+    along = along / (gradient.norm * (gradient.norm + 1e-6))
+    for name, own in by_gradient.items():
+        by_gradient[name] = own - along.reshape(-1, *[1] * (own.dim() - 1)) * gradient.parts[name]
+
+
+def products(outputs: list[Tensor], inputs: list[Tensor], along: list[Tensor]) -> list[Tensor | None]:
+    """For each of n cotangents `along` [n, …] of outputs, those of the inputs, [n, …]; None where there are none."""
+    try:
+        return list(torch.autograd.grad(outputs, inputs, along, True, allow_unused=True, is_grads_batched=True))
+    except RuntimeError:  # some operations have no batched derivative, as group normalization
+        each = [
+            torch.autograd.grad(outputs, inputs, [own[query] for own in along], True, allow_unused=True)
+            for query in range(len(along[0]))
+        ]
+        return [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]

@@ -1,0 +1,66 @@
+"""A recorded training run again without some of its samples, as the judge of what an adjoint predicts.
+
+Shapes: k sets of samples, n queries, S samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dualform.answers.adjoint import Retrainings, marked
+from dualform.errors import BadInput
+from dualform.influence.adjoint import Queries
+from dualform.influence.recorded_training import Batches, recorded_training
+from dualform.record.example_signals import Loss
+from dualform.record.model_arguments import Inputs
+
+
+@torch.inference_mode(False)
+def retrain(
+    path: str | PathLike[str],
+    model: nn.Module,
+    queries: tuple[Inputs, Any],
+    loss: Loss,
+    batches: Batches,
+    train_loss: Loss | None = None,
+    *,
+    without: Iterable[Any] | None = None,
+    random: int = 25,
+    share: float = 0.01,
+    seed: int = 0,
+) -> Retrainings:
+    """The losses of queries after the recorded training is run again without sets of samples.
+
+    - `path`, `model`, `queries`, `loss`, `batches`, `train_loss`: as for `adjoint`.
+    - `without`: sets of samples, by number or as bool[S], each of which is left out of one training; None for `random`
+      sets of a `share` of the samples, drawn with `seed`.
+
+    A sample that is left out has weight 0 in the loss, and its batch keeps its size. Everything else is as it was
+    recorded: first weights, batches, optimizer. One training a set, after one that is held against the record.
+
+    Raises as `adjoint`, and BadInput for samples that the training does not have.
+    """
+    training = recorded_training(path, model, batches, train_loss or loss)
+    samples = training.samples
+    if without is None:
+        if not (0 < share < 1 and round(share * len(samples))):
+            raise BadInput(f"share must leave out some samples, not {share!r}.", hint="Try share=0.01.", field="share")
+        generator = np.random.default_rng(seed)
+        size = round(share * len(samples))
+        sets = np.zeros((random, len(samples)), dtype=bool)
+        for own in sets:
+            own[generator.choice(len(samples), size, replace=False)] = True
+    else:
+        sets = np.array([marked(training.columns, own) for own in without])
+        if not len(sets):
+            raise BadInput("without contains no set.", hint="For example without=[[3, 17]].", field="without")
+    *_, last = training.checked()
+    asked = Queries(model, queries, loss, training)
+    found = [asked.losses_at(training.rerun(torch.from_numpy(~own).to(torch.get_default_dtype()))) for own in sets]
+    return Retrainings(sets, np.array(found), asked.losses_at(last), samples)

@@ -1,0 +1,433 @@
+"""Adjoints against finite differences of whole trainings in float64; what cannot be run once more is refused."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import nn
+
+import dualform
+from dualform.errors import BadInput, Inexact, NotFound
+from dualform.influence.adjoint import adjoint
+from dualform.influence.recorded_training import recorded_training
+from dualform.influence.retrain import retrain
+
+SAMPLES, ROWS, STEPS = 20, 6, 12
+
+
+def per_row(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class Training:
+    """A small training that samples' weights may change; by default of an MLP by plain SGD."""
+
+    def __init__(self, model=None, inputs=None, optimizer=None, **said):
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(1)
+        self.model = (model or mlp)().double()
+        self.inputs = torch.randn(SAMPLES, 5, dtype=torch.float64) if inputs is None else inputs(generator)
+        self.targets = torch.randint(0, 3, (SAMPLES,))
+        self.optimizer = optimizer or (lambda net: torch.optim.SGD(net.parameters(), lr=0.3))
+        self.said = Said(**said)
+        self.initial = {name: own.clone() for name, own in self.model.state_dict().items()}
+        size = ROWS if not self.said.twice else 2 * ROWS
+        self.order = [torch.randint(SAMPLES, (size,), generator=generator) for _ in range(STEPS)]
+        if not self.said.twice:
+            self.order = [torch.randperm(SAMPLES, generator=generator)[: ROWS - (step == 7)] for step in range(STEPS)]
+        self.queries = (self.inputs[:4].flip(0) * 0.9, torch.tensor([0, 1, 2, 0]))
+        if self.inputs.dtype != torch.float64:
+            self.queries = (self.inputs[:4], torch.tensor([0, 1, 2, 0]))
+
+    def run(self, weights=None, path=None):
+        said, net = self.said, self.model
+        net.load_state_dict(self.initial)
+        optimizer = self.optimizer(net)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7) if said.schedule else None
+        recorder = dualform.Recorder(net, optimizer, path, quiet=True) if path else None
+        with recorder or nullcontext():
+            for step, rows in enumerate(self.order):
+                labels = self.targets[rows]
+                datasets = ["ab"[int(row) % 2] for row in rows] if said.datasets else "a"
+                numbers = rows // 2 if said.datasets else rows
+                with recorder.step(sample=numbers, dataset=datasets, label=labels) if recorder else nullcontext():
+                    if step % said.accumulate == 0:
+                        optimizer.zero_grad()
+                    loss = per_row(net(self.inputs[rows]), self.targets[rows])
+                    loss = loss if weights is None else loss * weights[rows]
+                    loss = loss.sum() if said.summed else loss.sum() / len(rows)
+                    loss = said.more(net, loss / said.accumulate)
+                    loss.backward()
+                    if step % said.accumulate == said.accumulate - 1:
+                        said.between(net)
+                        optimizer.step()
+                        if schedule:
+                            schedule.step()
+
+    def batches(self, step, samples):
+        rows = self.order[step]
+        assert samples.tolist() == (rows // 2 if self.said.datasets else rows).tolist()
+        return self.inputs[rows], self.targets[rows]
+
+    def begin_bytes(self, path):
+        return recorded_training(path, self.model, self.batches, per_row).begin().nbytes
+
+    def losses(self):
+        self.model.eval()
+        with torch.no_grad():
+            found = per_row(self.model(self.queries[0]), self.queries[1]).numpy()
+        self.model.train()
+        return found
+
+    def adjoint(self, path, **given):
+        self.run(path=path)
+        arguments = {"queries": self.queries, "loss": per_row, "batches": self.batches, **given}
+        return adjoint(path, self.model, **arguments)
+
+    def differences(self, found, size=1e-5):
+        """float64[n, S]: by central differences of whole trainings."""
+        columns = []
+        for number, dataset in zip(found.samples, found.columns["dataset"], strict=True):
+            sample = 2 * number + (dataset == "b") if self.said.datasets else number
+            ends = []
+            for change in (size, -size):
+                weights = torch.ones(SAMPLES, dtype=torch.float64)
+                weights[sample] += change
+                self.run(weights)
+                ends.append(self.losses())
+            columns.append((ends[1] - ends[0]) / (2 * size))
+        return np.stack(columns, axis=1)
+
+
+@dataclass
+class Said:
+    schedule: bool = False
+    accumulate: int = 1
+    summed: bool = False
+    twice: bool = False
+    """Batches with the same sample more than once."""
+    datasets: bool = False
+    """Two datasets number their samples alike."""
+    more: Any = field(default=lambda net, loss: loss)
+    between: Any = field(default=lambda net: None)
+
+
+def mlp(activation=nn.Tanh):
+    return nn.Sequential(nn.Linear(5, 6), activation(), nn.Linear(6, 3))
+
+
+def normalized(norm):
+    return nn.Sequential(nn.Linear(5, 6), norm, nn.Linear(6, 3))
+
+
+def clipped(norm):
+    return lambda net: nn.utils.clip_grad_norm_(net.parameters(), norm)
+
+
+def sgd(**given):
+    return lambda net: torch.optim.SGD(net.parameters(), **{"lr": 0.3, **given})
+
+
+def adam(kind=torch.optim.Adam, **given):
+    return lambda net: kind(net.parameters(), **{"lr": 0.05, "eps": 1e-4, **given})
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.norm, self.out = nn.Embedding(7, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.mixed = nn.Linear(6, 18)
+
+    def forward(self, tokens):
+        hidden = self.norm(self.embedding(tokens))
+        query, key, value = self.mixed(hidden).chunk(3, dim=-1)
+        return self.out(nn.functional.scaled_dot_product_attention(query, key, value)[:, -1])
+
+
+class Grouped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.norm(self.conv(x[:, None]))).flatten(1))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 3)
+        self.second = nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class UnusedHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.unused = mlp(), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def tokens(generator):
+    return torch.randint(0, 6, (SAMPLES, 4), generator=generator)
+
+
+def first_column_zero(generator):
+    found = torch.randn(SAMPLES, 5, generator=generator, dtype=torch.float64)
+    found[:, 0] = 0
+    return found
+
+
+TRAININGS = {
+    "SGD": {},
+    "momentum": {"optimizer": sgd(momentum=0.9, weight_decay=0.01), "schedule": True},
+    "Nesterov": {"optimizer": sgd(momentum=0.9, nesterov=True), "twice": True},
+    "dampening": {"optimizer": sgd(momentum=0.9, dampening=0.3), "between": clipped(0.3)},
+    "every update clipped": {"optimizer": sgd(momentum=0.9), "between": clipped(0.01)},
+    "a sum": {"summed": True, "optimizer": sgd(lr=0.05)},
+    "accumulated": {"optimizer": sgd(lr=0.1, momentum=0.9), "accumulate": 2, "summed": True},
+    "maximized": {"optimizer": sgd(lr=0.05, maximize=True), "more": lambda net, loss: -loss},
+    "Adam": {"optimizer": adam()},
+    "Adam with decay": {"optimizer": adam(weight_decay=0.1), "accumulate": 2},
+    "AdamW": {"optimizer": adam(torch.optim.AdamW, weight_decay=0.1), "between": clipped(0.3), "schedule": True},
+    "Adam, inputs that are always 0": {"optimizer": adam(), "inputs": first_column_zero},
+    "two datasets": {"datasets": True, "twice": True},
+    "two parameter groups": {
+        "optimizer": lambda net: torch.optim.SGD(
+            [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[2].parameters(), "weight_decay": 0.1}], lr=0.3
+        )
+    },
+    "attention": {"model": Attention, "inputs": tokens, "optimizer": adam()},
+    "group normalization": {"model": Grouped},
+    "tied weights": {"model": Tied},
+    "an unused head": {"model": UnusedHead, "optimizer": sgd(weight_decay=0.1)},
+}
+
+
+@pytest.mark.parametrize("said", TRAININGS)
+def test_finite_differences_of_whole_trainings(tmp_path, said):
+    training = Training(**TRAININGS[said])
+    found = training.adjoint(tmp_path / "run")
+    expected = training.differences(found)
+    assert np.abs(found.values - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(expected).max() > 1e-4
+    training.run()
+    assert np.allclose(found.losses, training.losses(), rtol=1e-5)
+
+
+def test_one_loss_of_all_queries_is_one_query(tmp_path):
+    training = Training()
+    each = training.adjoint(tmp_path / "run")
+    whole = adjoint(
+        tmp_path / "run", training.model, training.queries, nn.functional.cross_entropy, training.batches, per_row
+    )
+    assert whole.values.shape == (1, SAMPLES)
+    assert np.allclose(whole.values[0], each.values.mean(axis=0), atol=1e-6)
+
+
+def test_times_that_samples_were_seen(tmp_path):
+    found = Training(twice=True).adjoint(tmp_path / "run")
+    assert found.seen.sum() == 2 * ROWS * STEPS
+    assert found.samples.tolist() == sorted(found.samples.tolist())
+
+
+class Penalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        self.hidden = torch.tanh(self.first(x))
+        return self.last(self.hidden)
+
+
+class Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x):
+        return self.body(nn.functional.dropout(x, 0.5, self.training))
+
+
+REFUSED = {
+    "a root": ({"more": lambda net, loss: loss.sqrt()}, "times the mean of train_loss"),
+    "a penalty of weights": ({"more": lambda net, loss: loss + net[0].weight.square().sum()}, "explain its gradients"),
+    "a penalty of activations": (
+        {"model": Penalized, "more": lambda net, loss: loss + net.hidden.square().mean()},
+        "layer 'first' gets other error signals",
+    ),
+    "dropout": ({"model": Dropped}, "gets other inputs"),
+    "batch normalization": (
+        {"model": lambda: normalized(nn.BatchNorm1d(6))},
+        "as batch normalization does",
+    ),
+    "batch statistics without buffers": (
+        {"model": lambda: normalized(nn.BatchNorm1d(6, track_running_stats=False))},
+        "other rows of the batch",
+    ),
+    "clipped numbers": ({"between": lambda net: nn.utils.clip_grad_value_(net.parameters(), 0.01)}, "explain its grad"),
+    "an optimizer without adjoint": ({"optimizer": lambda net: torch.optim.RMSprop(net.parameters())}, "RMSprop"),
+    "AMSGrad": ({"optimizer": adam(amsgrad=True)}, "amsgrad"),
+    "clipped by layer": (
+        {"between": lambda net: [nn.utils.clip_grad_norm_(own.parameters(), 0.05) for own in (net[0], net[2])]},
+        "differently",
+    ),
+    "scaled at random": (
+        {"between": lambda net: [own.grad.mul_(0.5 + 0.1 * float(own.grad.norm())) for own in net[:1].parameters()]},
+        "differently",
+    ),
+    "unknown settings": (
+        {
+            "model": lambda: normalized(nn.LayerNorm(6)),
+            "optimizer": lambda net: torch.optim.SGD(
+                [{"params": [*net[0].parameters(), *net[2].parameters()], "weight_decay": 0.1},
+                 {"params": net[1].parameters()}], lr=0.3
+            ),
+        },
+        "settings",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_a_training_that_cannot_be_run_once_more_is_refused(tmp_path, said):
+    given, why = REFUSED[said]
+    with pytest.raises(Inexact, match=why):
+        Training(**given).adjoint(tmp_path / "run")
+
+
+def test_rows_in_another_order_are_refused(tmp_path):
+    training = Training()
+
+    def turned(step, samples):
+        inputs, targets = training.batches(step, samples)
+        return inputs.flip(0), targets.flip(0)
+
+    with pytest.raises(Inexact, match=r"at step 0: layer .* gets other inputs"):
+        training.adjoint(tmp_path / "run", batches=turned)
+
+
+def test_another_loss_is_refused(tmp_path):
+    def smoothed(outputs, targets):
+        return nn.functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+
+    with pytest.raises(Inexact, match="gets other error signals"):
+        Training().adjoint(tmp_path / "run", train_loss=smoothed)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"batches": lambda step, samples: (torch.ones(3, 5).double(), torch.ones(3).long())}, "3 rows for step 0"),
+        ({"train_loss": nn.functional.cross_entropy}, "train_loss must return one number for each of 6 rows"),
+        ({"loss": lambda outputs, targets: outputs}, "loss must return one number for each of 4 queries"),
+    ],
+)
+def test_arguments_that_do_not_fit(tmp_path, given, why):
+    given = {"train_loss": per_row, **given}
+    with pytest.raises(BadInput, match=why):
+        Training().adjoint(tmp_path / "run", **given)
+
+
+def test_a_record_without_samples_is_refused(tmp_path):
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step():
+        net(torch.ones(2, 5)).sum().backward()
+        optimizer.step()
+    with pytest.raises(Inexact, match="no sample"):
+        adjoint(tmp_path / "run", net, (torch.ones(2, 5), torch.zeros(2).long()), per_row, lambda step, samples: None)
+
+
+def test_sums_by_what_is_said_of_samples(tmp_path):
+    training = Training(twice=True)
+    found = training.adjoint(tmp_path / "run")
+    labels = training.targets.numpy()[found.samples]
+    assert found.columns["label"].tolist() == labels.tolist()
+    sums = found.sums("label")
+    assert sums.groups == ((0,), (1,), (2,))
+    assert sums.counts.tolist() == np.bincount(labels).tolist()
+    for label in range(3):
+        assert np.allclose(sums.sums[:, label], found.values[:, labels == label].sum(axis=1), rtol=1e-5, atol=1e-7)
+        assert np.allclose(sums.sums[:, label], found.without(labels == label))
+    with pytest.raises(NotFound, match="'row'"):
+        found.sums("row")
+
+
+def test_the_table_has_a_row_for_each_query_and_sample(tmp_path):
+    found = Training(datasets=True).adjoint(tmp_path / "run")
+    table = found.table()
+    assert table["value"].tolist() == found.values.ravel().tolist()
+    assert table["sample"].tolist() == found.samples.tolist() * 4
+    assert found.best(2, 1) == [(found.samples[place := int(np.abs(found.values[2]).argmax())], found.values[2, place])]
+
+
+def test_little_ram_gives_the_same_values(tmp_path):
+    training = Training(optimizer=adam())
+    whole = training.adjoint(tmp_path / "run")
+    each = training.begin_bytes(tmp_path / "run")
+    small = adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches, ram=2 * 9 * each)
+    assert np.array_equal(whole.values, small.values)
+    with pytest.raises(BadInput, match="the limit is"):
+        adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches, ram=each)
+
+
+def test_retrainings_are_those_with_weight_0(tmp_path):
+    training = Training(optimizer=adam(), between=clipped(0.3), twice=True)
+    training.run(path=tmp_path / "run")
+    sets = [[3], [0, 7, 19], range(5)]
+    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    found = retrain(*arguments, without=sets)
+    for number, own in enumerate(sets):
+        weights = torch.ones(SAMPLES, dtype=torch.float64)
+        weights[list(own)] = 0
+        training.run(weights)
+        assert np.allclose(found.losses[number], training.losses(), rtol=1e-6)
+    training.run()
+    assert np.allclose(found.complete, training.losses(), rtol=1e-6)
+    for wrong, why in (([77], "no sample 77"), ([], "must be numbers"), ([True, False], "must be numbers")):
+        with pytest.raises(BadInput, match=why):
+            retrain(*arguments, without=[wrong])
+    with pytest.raises(BadInput, match="no set"):
+        retrain(*arguments, without=[])
+
+
+def test_numbers_of_several_datasets_are_refused(tmp_path):
+    found = Training(datasets=True).adjoint(tmp_path / "run")
+    with pytest.raises(BadInput, match="Several datasets"):
+        found.without([0])
+    first = found.columns["dataset"] == "a"
+    assert np.allclose(found.without(first), found.sums("dataset").sums[:, 0])
+
+
+def test_agreement_with_retrainings(tmp_path):
+    training = Training(optimizer=sgd(lr=0.05))
+    found = training.adjoint(tmp_path / "run")
+    retrained = retrain(
+        tmp_path / "run", training.model, training.queries, per_row, training.batches, random=30, share=0.05
+    )
+    assert retrained.sets.sum(axis=1).tolist() == [1] * 30
+    agreement = found.agreement(retrained)
+    predicted = np.array([found.without(own) for own in retrained.sets])
+    each = [spearmanr(predicted[:, query], retrained.changes[:, query])[0] for query in range(4)]
+    assert agreement.correlation == pytest.approx(np.mean(each))
+    assert agreement.low <= agreement.correlation <= agreement.high
+    assert agreement.correlation > 0.9
+    assert str(agreement).startswith("Predicts retraining: rank correlation ")
+    backwards = replace(found, values=-found.values).agreement(retrained)
+    assert "Does not predict retraining" in str(backwards)
+    few = replace(retrained, sets=retrained.sets[:5], losses=retrained.losses[:5])
+    with pytest.raises(BadInput, match="5 retrainings"):
+        found.agreement(few)
