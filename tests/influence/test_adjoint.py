@@ -13,10 +13,11 @@ from scipy.stats import spearmanr
 from torch import nn
 
 import dualform
-from dualform.errors import BadInput, Inexact, NotFound
+from dualform.errors import BadInput, Damaged, Inexact, NotFound
 from dualform.influence.adjoint import adjoint
 from dualform.influence.recorded_training import recorded_training
 from dualform.influence.retrain import retrain
+from dualform.store.check import check_memory
 
 SAMPLES, ROWS, STEPS = 20, 6, 12
 
@@ -397,11 +398,67 @@ def test_retrainings_are_those_with_weight_0(tmp_path):
         assert np.allclose(found.losses[number], training.losses(), rtol=1e-6)
     training.run()
     assert np.allclose(found.complete, training.losses(), rtol=1e-6)
-    for wrong, why in (([77], "no sample 77"), ([], "must be numbers"), ([True, False], "must be numbers")):
+    labels = training.targets.numpy()[found.samples]
+    by_label = retrain(*arguments, without=["label = 1", "sample IN (0, 7, 19)"])
+    assert np.array_equal(by_label.sets[0], labels == 1)
+    assert np.array_equal(by_label.losses[1], found.losses[1])
+    for wrong, why in (
+        ("label = 9", "No sample matches"),
+        ("step = 3", "not the same for all rows"),
+        ([77], "no sample 77"),
+        ([], "must be numbers"),
+        ([True, False], "must be numbers"),
+    ):
         with pytest.raises(BadInput, match=why):
             retrain(*arguments, without=[wrong])
     with pytest.raises(BadInput, match="no set"):
         retrain(*arguments, without=[])
+
+
+def test_what_is_kept_is_read_by_sql(tmp_path):
+    training = Training()
+    found = training.adjoint(tmp_path / "run", name="first")
+    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    retrained = retrain(*arguments, without=[[3], [4, 5]], name="sets")
+    adjoint(*arguments, name="second")
+    with dualform.open(tmp_path / "run") as memory:
+        rows = memory.sql("SELECT * FROM adjoints WHERE name = 'first' ORDER BY query, sample")
+        assert rows["value"].tolist() == found.values.ravel().tolist()
+        assert rows["sample"].tolist() == found.samples.tolist() * 4
+        assert set(rows["steps"].tolist()) == {STEPS}
+        by_label = memory.sql(
+            "SELECT query, label, sum(value) AS total FROM adjoints WHERE name = 'second' GROUP BY ALL ORDER BY ALL"
+        )
+        assert np.allclose(by_label["total"], found.sums("label").sums.ravel(), rtol=1e-5)
+        again = memory.sql("SELECT * FROM retrainings ORDER BY set, query")
+        assert again["change"].tolist() == retrained.changes.ravel().tolist()
+        assert again["left_out"].tolist() == [1] * 4 + [2] * 4
+    assert check_memory(tmp_path / "run") == []
+    with pytest.raises(BadInput, match="cannot name rows"):
+        adjoint(*arguments, name="a/b")
+
+
+def test_kept_rows_go_with_deleted_samples(tmp_path):
+    training = Training()
+    training.adjoint(tmp_path / "run", name="first")
+    assert list((tmp_path / "run" / "attributions").iterdir())
+    dualform.delete(tmp_path / "run", "sample = 3")
+    assert not list((tmp_path / "run" / "attributions").iterdir())
+    with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="adjoints"):
+        memory.sql("SELECT * FROM adjoints")
+    with pytest.raises(Inexact, match="samples were deleted"):
+        adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches)
+
+
+def test_a_damaged_file_of_kept_rows_is_an_error(tmp_path):
+    Training().adjoint(tmp_path / "run", name="first")
+    (file,) = (tmp_path / "run" / "attributions").iterdir()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with dualform.open(tmp_path / "run") as memory, pytest.raises(Damaged, match=r"adjoints-first\.arrow was altered"):
+        memory.sql("SELECT * FROM adjoints")
+    assert "adjoints-first.arrow" in check_memory(tmp_path / "run")[0]
 
 
 def test_numbers_of_several_datasets_are_refused(tmp_path):

@@ -28,6 +28,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "weights": "outputs",
         "distribution": "ask",
         "compare": "ask",
+        "adjoint": "attribution",
+        "retrain": "attribution",
     },
     "Inspect": {
         "info": "inspection",

@@ -17,6 +17,7 @@ from dualform.deletion.sums import sums_of
 from dualform.deletion.targets import Targets, touched_blocks
 from dualform.errors import Damaged, RecordingError
 from dualform.query.view import Check, View
+from dualform.store import attributions
 from dualform.store.check import what_is_wrong
 from dualform.store.deleted_samples import DeletedSamples
 from dualform.store.deleted_sums import write_sums
@@ -138,7 +139,11 @@ def _run(
     manifest = manifest_of(run.contents.shards[0].manifest, listed, part.deleted)
     write_preview_sets(run, manifest, targets, folder, made)
     kept = {name: entry for name, entry in manifest.query_sets.items() if name not in query_sets}
-    files = {name: mark for name, mark in manifest.files.items() if not _of_query_set(name, query_sets)}
+    files = {
+        name: mark
+        for name, mark in manifest.files.items()
+        if not (_of_query_set(name, query_sets) or name.startswith(attributions.FOLDER))
+    }
     if folder != run.path:
         _take_along(run.path, folder, {name: mark for name, mark in files.items() if not (folder / name).exists()})
     # A digest of a network would confirm a guess. That of where the run ends is of weights that stay, and a run behind

@@ -54,6 +54,7 @@ def adjoint(
     batches: Batches,
     train_loss: Loss | None = None,
     *,
+    name: str | None = None,
     ram: int | str | None = None,
 ) -> Adjoint:
     """How the loss of each query would change if each training sample were left out: float32[n, S].
@@ -66,6 +67,7 @@ def adjoint(
     - `batches`: called with a step and its samples, int64[m]; returns inputs and targets of the step, row by row.
     - `train_loss`: of outputs and targets, one number for each row. The loss that was trained is their mean, or any
       constant times it. By default `loss`.
+    - `name`: keep the values in the memory, as rows of the table `adjoints` with this name, in place of those before.
     - `ram`: bytes for weights and derivatives, such as "2 GB"; None for a quarter of the machine's. With less, parts of
       the training run twice, and queries are carried back in several passes.
 
@@ -84,7 +86,10 @@ def adjoint(
     for start in range(0, len(losses), size):
         part = slice(start, min(start + size, len(losses)))
         found.append(_carried_back(training, positions, asked.slopes(positions.last, part), part.stop - part.start))
-    return Adjoint(np.concatenate(found), training.columns, training.seen, losses, training.drift)
+    answer = Adjoint(np.concatenate(found), training.columns, training.seen, losses, training.drift)
+    if name is not None:
+        training.keep("adjoints", name, answer)
+    return answer
 
 
 class _Positions:

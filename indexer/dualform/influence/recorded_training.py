@@ -21,12 +21,15 @@ from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dualform.answers.adjoint import marked
+from dualform.answers.table import Table
 from dualform.errors import BadInput, Inexact, RecordingError
 from dualform.influence.optimizer_steps import STEPS, Moved
 from dualform.influence.slot_window import SlotWindow
@@ -34,6 +37,7 @@ from dualform.query.engine import CACHE_BYTES
 from dualform.query.score import backends
 from dualform.query.view import Check, View, never
 from dualform.query.weights.coefficients import updates
+from dualform.query.where import mask
 from dualform.record.example_signals import Loss, signal_rows, tensors
 from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
 from dualform.record.module_taps import taps_named
@@ -43,6 +47,7 @@ from dualform.record.signal_taker import SignalTaker
 from dualform.record.taps import Tap
 from dualform.record.wrappers import whole_model
 from dualform.rules import Settings, Update as StoredUpdate
+from dualform.store import attributions
 from dualform.store.runs import opened
 from dualform.store.samples import Samples, as_numpy
 
@@ -128,6 +133,33 @@ class RecordedTraining:
     def weights(self) -> dict[str, Tensor]:
         """Of the state dict, before the first step."""
         return dict(self._fixed)
+
+    def marked(self, samples: Any) -> NDArray[np.bool_]:
+        """bool[S]: samples by number, as bool[S], or by an SQL condition over their columns.
+
+        Raises BadInput for samples that the training does not have, and BadMask.
+        """
+        if not isinstance(samples, str):
+            return marked(self.columns, samples)
+        space = self._view.snapshot.space(next(iter(self._view.snapshot.spaces)))
+        expression = mask.checked_expression(space, [space], samples, self._view.datasets)
+        if beyond := [name for name in expression.columns if name not in self.columns]:
+            raise BadInput(
+                f"{beyond[0]!r} is not the same for all rows of a sample.",
+                hint=f"Columns of samples: {', '.join(self.columns)}.",
+                field="without",
+            )
+        found = np.bincount(self._codes, mask.select_datapoints(space, expression), len(self.seen)) > 0
+        if not found.any():
+            raise BadInput(f"No sample matches {samples!r}.", field="without")
+        return found
+
+    def keep(self, table: str, name: str, rows: Table) -> None:
+        """Keep rows of what was found in the memory. Raises BadInput for a name that is no plain word."""
+        snapshot, found = self._view.snapshot, rows.to_arrow()
+        attributions.keep(
+            snapshot.path, table, name, found.append_column("steps", pa.array([snapshot.steps] * found.num_rows))
+        )
 
     def begin(self) -> Position:
         """Before the first update."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dualform.answers.adjoint import Retrainings, marked
+from dualform.answers.adjoint import Retrainings
 from dualform.errors import BadInput
 from dualform.influence.adjoint import Queries
 from dualform.influence.recorded_training import Batches, recorded_training
@@ -34,12 +34,14 @@ def retrain(
     random: int = 25,
     share: float = 0.01,
     seed: int = 0,
+    name: str | None = None,
 ) -> Retrainings:
     """The losses of queries after the recorded training is run again without sets of samples.
 
     - `path`, `model`, `queries`, `loss`, `batches`, `train_loss`: as for `adjoint`.
-    - `without`: sets of samples, by number or as bool[S], each of which is left out of one training; None for `random`
-      sets of a `share` of the samples, drawn with `seed`.
+    - `without`: sets of samples, by number, as bool[S] or by an SQL condition, each of which is left out of one
+      training; None for `random` sets of a `share` of the samples, drawn with `seed`.
+    - `name`: keep the losses in the memory, as rows of the table `retrainings` with this name.
 
     A sample that is left out has weight 0 in the loss, and its batch keeps its size. Everything else is as it was
     recorded: first weights, batches, optimizer. One training a set, after one that is held against the record.
@@ -57,10 +59,13 @@ def retrain(
         for own in sets:
             own[generator.choice(len(samples), size, replace=False)] = True
     else:
-        sets = np.array([marked(training.columns, own) for own in without])
+        sets = np.array([training.marked(own) for own in without])
         if not len(sets):
             raise BadInput("without contains no set.", hint="For example without=[[3, 17]].", field="without")
     *_, last = training.checked()
     asked = Queries(model, queries, loss, training)
     found = [asked.losses_at(training.rerun(torch.from_numpy(~own).to(torch.get_default_dtype()))) for own in sets]
-    return Retrainings(sets, np.array(found), asked.losses_at(last), samples)
+    answer = Retrainings(sets, np.array(found), asked.losses_at(last), samples)
+    if name is not None:
+        training.keep("retrainings", name, answer)
+    return answer

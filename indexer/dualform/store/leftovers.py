@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from dualform.errors import BadInput
+from dualform.store.attributions import FOLDER as ATTRIBUTIONS, TABLES
 from dualform.store.manifest import FILE, Manifest
 from dualform.store.previews.preview_file import FOLDER as PREVIEW_SETS
 
@@ -18,6 +19,7 @@ _WEIGHTS = re.compile(r"(initial|final|buffers|forgotten-\d{5})\.safetensors(\.t
 _PREVIEW_SET = r"samples-\d{6}\.arrow(\.tmp)?"
 _OF_QUERY_SETS = re.compile(rf"((queries|errors|examples|error-keys)-.*|labels|outputs)\.npy(\.tmp)?|{_PREVIEW_SET}")
 _OF_PREVIEW_SETS = re.compile(_PREVIEW_SET)
+_ATTRIBUTIONS = re.compile(rf"({'|'.join(TABLES)})-.*\.arrow(\.tmp)?")
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -31,6 +33,8 @@ def leftovers(folder: Path) -> list[Path]:
     found = [path for path in folder.iterdir() if _FOLDERS.fullmatch(path.name) and path.name not in named]
     found += [path for path in (folder / f"{FILE}.tmp",) if path.exists()]
     found += [path for path in _within(folder / "weights", _WEIGHTS) if f"weights/{path.name}" not in manifest.files]
+    kept = _within(folder / ATTRIBUTIONS, _ATTRIBUTIONS)
+    found += [path for path in kept if f"{ATTRIBUTIONS}{path.name}" not in manifest.files]
     for query_set in _within(folder / "probes", re.compile(".*")):
         own = _within(query_set, _OF_QUERY_SETS)
         if query_set.name not in manifest.query_sets and len(own) == len(_within(query_set, re.compile(".*"))):
@@ -51,6 +55,7 @@ def check_no_links(folder: Path) -> None:
     whole = [path for path in folder.iterdir() if _FOLDERS.fullmatch(path.name)]
     own = [*whole, *(Path(at, name) for path in whole for at, inner, files in os.walk(path) for name in inner + files)]
     own += [folder / FILE, *_within(folder / "weights", _WEIGHTS)]
+    own += [folder / ATTRIBUTIONS, *_within(folder / ATTRIBUTIONS, _ATTRIBUTIONS)]
     for parent, names in ((folder / "probes", _OF_QUERY_SETS), (folder / PREVIEW_SETS, _OF_PREVIEW_SETS)):
         each = _within(parent, re.compile(".*"))
         own += [folder / "weights", parent, *each, *(path for one in each for path in _within(one, names))]

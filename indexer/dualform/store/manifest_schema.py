@@ -125,7 +125,9 @@ _ROWS = _by_name(_whole)
 _RANGE = _or_null(_items(_whole, 2, 2))
 _TYPES = _by_name(_column_type, partial(_text, pattern=r"(?s).+", wanted="a name"))
 _WIDTH = partial(_whole, most=MOST_WIDTH)
-_FILE = partial(_text, pattern=r"(weights|probes|gallery)/[^\0]+", wanted="a file inside the memory's folder")
+_FILE = partial(
+    _text, pattern=r"(weights|probes|gallery|attributions)/[^\0]+", wanted="a file inside the memory's folder"
+)
 _RUN = partial(_text, pattern=r"run-\d{5,9}(-\d{1,9})?", wanted="a folder's name like run-00001")
 _PARAMETER = _record(
     {"name": _text, "start": _WIDTH, "stop": _WIDTH},

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dualform.errors import Damaged
-from dualform.store import shard
+from dualform.store import attributions, shard
 from dualform.store.check import Progress
 from dualform.store.copying import StoredRun, StoredShard, check_copy, runs_at_one_moment, unfinished, write_run
 from dualform.store.durable_files import block_checksum, checksum_file, open_regular, remove_all
@@ -110,6 +110,9 @@ def _rewound(run: StoredRun, folder: Path) -> tuple[StoredRun, list[str]]:
             if query_sets.pop(query_set, None) is not None:
                 dropped.append(f"The query set {query_set!r} was dropped: {path.relative_to(folder)} is damaged.")
             files = {other: known for other, known in files.items() if not other.startswith(f"probes/{query_set}/")}
+        elif name.startswith(attributions.FOLDER):
+            del files[name]
+            dropped.append(f"{path.relative_to(folder)} was dropped: it is damaged.")
         else:
             raise Damaged(f"{path} is damaged, and nothing can be repaired without it.", hint="Restore a backup.")
     if not dropped:

@@ -19,6 +19,7 @@ from dualform.answers import Columns
 from dualform.errors import BadInput, DualformError, TimedOut
 from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW
 from dualform.query.view import Check, View
+from dualform.store import attributions
 from dualform.store.ram_budget import CHILDREN
 from dualform.store.samples import as_numpy
 from dualform.store.tables import extents_table
@@ -248,7 +249,12 @@ def _tables(view: View, given: frozenset[str] | None) -> dict[str, pa.Table]:
     sent on its own.
     """
     names = [name for name in view.snapshot.manifest.tables() if name not in _HIDDEN and name in (given or (name,))]
-    return view.snapshot.whole_tables(names)
+    kept = {
+        name: attributions.table(view.snapshot, files)
+        for name, files in attributions.kept(view.snapshot).items()
+        if name in (given or (name,))
+    }
+    return {**view.snapshot.whole_tables(names), **kept}
 
 
 def _logs_named(statement: str, view: View) -> frozenset[str]:
@@ -256,7 +262,7 @@ def _logs_named(statement: str, view: View) -> frozenset[str]:
     tables there are; else none.
     """
     manifest, words = view.snapshot.manifest, set(_WORD.findall(statement.lower()))
-    tables = {name for name in manifest.tables() if name.lower() in words}
+    tables = {name for name in (*manifest.tables(), *attributions.kept(view.snapshot)) if name.lower() in words}
     large = {
         "samples",
         *manifest.spaces,

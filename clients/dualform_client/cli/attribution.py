@@ -1,0 +1,168 @@
+"""What samples did to a prediction: adjoint and retrain. Both run the training again, with code that the user names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dualform.errors import BadInput
+from dualform_client.cli.help import command
+from dualform_client.cli.options import AtLeast, json_option
+from dualform_client.cli.printing import print_json, print_note, print_table
+from dualform_client.cli.suggestions import complete_folder
+from dualform_client.cli.target import check_run
+
+if TYPE_CHECKING:
+    from dualform.answers import Adjoint
+
+_NEEDED = ("model", "queries", "loss", "batches")
+_program = click.option(
+    "--program",
+    required=True,
+    metavar="MODULE:FUNCTION",
+    help="Call this for model, queries, loss, batches and train_loss.",
+)
+_name = click.option("--name", metavar="NAME", help="Keep the result in RUN, for SQL.")
+
+
+@command()
+@click.argument("run", shell_complete=complete_folder)
+@_program
+@click.option("-k", "k", default=10, show_default=True, type=AtLeast(1), metavar="N", help="List N samples per query.")
+@click.option("--by", metavar="COL", help="Sum over samples of equal values of this column.")
+@_name
+@json_option
+def adjoint(run: str, program: str, k: int, by: str | None, name: str | None, as_json: bool) -> None:
+    """Predict what leaving out each training sample does to a loss.
+
+    Runs the recorded training again and carries the loss of each query back
+    through it. FUNCTION returns a dictionary of the arguments of
+    dualform.adjoint. Negative values are of samples that did harm. It is a
+    derivative: dualform retrain tells how far to trust it.
+
+    \b
+    Example:
+      dualform adjoint runs/noisy --program study:attribution --name wrong
+    """
+    check_run(run)
+    given = _called(program)
+    from dualform.influence.adjoint import adjoint as asked
+
+    found = asked(run, **given, name=name)
+    rows = _sums(found, by) if by else _best(found, k)
+    if as_json:
+        listed = [{"query": query, "loss": loss} for query, loss in enumerate(found.losses.tolist())]
+        print_json({"queries": listed, "sums" if by else "samples": rows, "drift": found.drift, "name": name})
+        return
+    print_table(found.title(), list(rows[0]), [list(row.values()) for row in rows])
+    print_note("The value is the predicted change of the query's loss if training had left the samples out.")
+
+
+def _best(found: Adjoint, k: int) -> list[dict[str, Any]]:
+    columns = {name: own.tolist() for name, own in found.columns.items()}
+    return [
+        {"query": query, **{name: own[place] for name, own in columns.items()}, "value": float(values[place])}
+        for query, values in enumerate(found.values)
+        for place in (-abs(values)).argsort(kind="stable")[:k].tolist()
+    ]
+
+
+def _sums(found: Adjoint, by: str) -> list[dict[str, Any]]:
+    sums = found.sums(by)
+    return [
+        {"query": query, by: key, "samples": count, "value": value}
+        for query, own in enumerate(sums.sums.tolist())
+        for (key,), count, value in zip(sums.groups, sums.counts.tolist(), own, strict=True)
+    ]
+
+
+@command()
+@click.argument("run", shell_complete=complete_folder)
+@_program
+@click.option("--without", multiple=True, metavar="SQL", help="Leave out samples for which this is true; repeatable.")
+@click.option(
+    "--random", "count", default=25, show_default=True, type=AtLeast(1), metavar="N", help="Else N random sets."
+)
+@click.option(
+    "--share", default=0.01, show_default=True, type=float, metavar="X", help="Of the samples, in a random set."
+)
+@click.option("--seed", default=0, show_default=True, type=int, metavar="N", help="Draw random sets with this seed.")
+@_name
+@json_option
+def retrain(
+    run: str,
+    program: str,
+    without: tuple[str, ...],
+    count: int,
+    share: float,
+    seed: int,
+    name: str | None,
+    as_json: bool,
+) -> None:
+    """Train again without sets of samples, to judge the adjoint.
+
+    Everything but the weight of the samples is as recorded: first weights,
+    batches, optimizer. FUNCTION is that of dualform adjoint.
+
+    \b
+    Examples:
+      dualform retrain runs/noisy --program study:attribution
+      dualform retrain runs/noisy --program study:attribution \\
+        --without "label = 3" --without "sample IN (17, 250)"
+    """
+    check_run(run)
+    given = _called(program)
+    from dualform.influence.adjoint import adjoint as predicted
+    from dualform.influence.retrain import retrain as asked
+
+    found = asked(run, **given, without=without or None, random=count, share=share, seed=seed, name=name)
+    answer = predicted(run, **given)
+    rows = [
+        {**row, "predicted": float(answer.without(found.sets[row["set"]])[row["query"]])}
+        for row in found.table().records()
+    ]
+    agreement = answer.agreement(found) if len(found) >= 10 else None
+    if as_json:
+        said = None if agreement is None else vars(agreement)
+        print_json({"retrainings": rows, "complete": found.complete, "agreement": said, "name": name})
+        return
+    print_table(found.title(), list(rows[0]), [list(row.values()) for row in rows])
+    if agreement is not None:
+        print_note(str(agreement))
+
+
+def _called(program: str) -> Mapping[str, Any]:
+    """The arguments that a program's function returns. Raises BadInput for what is no such function."""
+    module, _, function = program.partition(":")
+    if not module or not function:
+        raise BadInput(
+            f"--program {program!r} is not MODULE:FUNCTION.", hint="For example study:attribution.", field="program"
+        )
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(import_module(module), function, None)
+    except ImportError as error:
+        raise BadInput(f"{module} cannot be imported: {error}.", hint="Run from its folder.", field="program") from None
+    if not callable(found):
+        raise BadInput(f"{module} has no function {function}.", field="program")
+    try:
+        given = found()
+    except Exception as error:
+        raise BadInput(
+            f"{program} failed: {type(error).__name__}: {error}",
+            hint="It is called without arguments.",
+            field="program",
+        ) from error
+    if not isinstance(given, Mapping) or (missing := [name for name in _NEEDED if name not in given]):
+        lacks = "" if not isinstance(given, Mapping) else f" without {', '.join(missing)}"
+        raise BadInput(
+            f"{program} returned {type(given).__name__}{lacks}.",
+            hint=f"Return a dictionary with {', '.join(_NEEDED)} and, if it is another one, train_loss.",
+            field="program",
+        )
+    return {name: given[name] for name in (*_NEEDED, "train_loss") if name in given}
