@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 import dualform
 from dualform.errors import BadInput, Damaged, Inexact, NotFound
@@ -39,9 +40,11 @@ class Training:
         self.said = Said(**said)
         self.initial = {name: own.clone() for name, own in self.model.state_dict().items()}
         size = ROWS if not self.said.twice else 2 * ROWS
-        self.order = [torch.randint(SAMPLES, (size,), generator=generator) for _ in range(STEPS)]
+        self.order = [torch.randint(SAMPLES, (size,), generator=generator) for _ in range(self.said.steps)]
         if not self.said.twice:
-            self.order = [torch.randperm(SAMPLES, generator=generator)[: ROWS - (step == 7)] for step in range(STEPS)]
+            self.order = [
+                torch.randperm(SAMPLES, generator=generator)[: ROWS - (step == 7)] for step in range(self.said.steps)
+            ]
         self.queries = (self.inputs[:4].flip(0) * 0.9, torch.tensor([0, 1, 2, 0]))
         if self.inputs.dtype != torch.float64:
             self.queries = (self.inputs[:4], torch.tensor([0, 1, 2, 0]))
@@ -113,6 +116,7 @@ class Said:
     summed: bool = False
     twice: bool = False
     """Batches with the same sample more than once."""
+    steps: int = STEPS
     datasets: bool = False
     """Two datasets number their samples alike."""
     more: Any = field(default=lambda net, loss: loss)
@@ -180,6 +184,38 @@ class UnusedHead(nn.Module):
         return self.body(x)
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.lstm(x[:, None].expand(-1, 3, -1))[0][:, -1])
+
+
+class ZeroHead(nn.Module):
+    """Its hidden layer has no gradient at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.hidden(x)))
+
+
+class Alternating(nn.Module):
+    """Rows go through one of two heads, by their first number; both get a gradient at each step, which may be 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return (self.one if x[0, 0] > 0 else self.other)(x)
+
+
 def tokens(generator):
     return torch.randint(0, 6, (SAMPLES, 4), generator=generator)
 
@@ -212,6 +248,8 @@ TRAININGS = {
     "attention": {"model": Attention, "inputs": tokens, "optimizer": adam()},
     "group normalization": {"model": Grouped},
     "tied weights": {"model": Tied},
+    "an LSTM": {"model": Recurrent},
+    "a head of zeros, clipped": {"model": ZeroHead, "between": clipped(0.2)},
     "an unused head": {"model": UnusedHead, "optimizer": sgd(weight_decay=0.1)},
 }
 
@@ -262,7 +300,89 @@ class Dropped(nn.Module):
         return self.body(nn.functional.dropout(x, 0.5, self.training))
 
 
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * (1 - x.tanh() ** 2)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class Through(nn.Module):
+    def __init__(self, between):
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(5, 6), nn.Linear(6, 3), between
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x)))
+
+
+def gated(x):
+    return torch.tanh(x) * torch.sigmoid(x.detach())
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.count += 1
+        return self.body(x) / self.count
+
+
+class Remembering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = mlp(), 0.0
+
+    def forward(self, x):
+        found = self.body(x) * (1 + self.last)
+        self.last = float(found.detach().mean())
+        return found
+
+
+class Renormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(7, 5, max_norm=0.5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.embedding(x).mean(1)))
+
+
 REFUSED = {
+    "a backward that is differentiated once": ({"model": lambda: Through(Once.apply)}, "Second derivatives"),
+    "a reversed gradient": ({"model": lambda: Through(Reversed.apply)}, "Second derivatives|explain"),
+    "a detached gate": ({"model": lambda: Through(gated)}, "Second derivatives"),
+    "an embedding with max_norm": (
+        {"model": Renormed, "inputs": tokens, "optimizer": lambda net: torch.optim.SGD(net.parameters(), lr=1.0)},
+        "Second derivatives|explain|from one pass",
+    ),
+    "a buffer that counts": ({"model": Counting}, "count"),
+    "something kept between passes": ({"model": Remembering}, "from one pass to the next|gets other inputs|other rows"),
+    "one norm of all gradients": ({"between": clipped(0.02), "steps": 1}, "about the same norm"),
+    "a function of the mean, once": ({"more": lambda net, loss: loss.log(), "steps": 1}, "a constant times it"),
+    "one gradient scaled": (
+        {"between": lambda net: [own.grad.mul_(0.5) for own in net.parameters() if float(own.grad.norm()) > 0.32]},
+        "differently|otherwise",
+    ),
     "a root": ({"more": lambda net, loss: loss.sqrt()}, "times the mean of train_loss"),
     "a penalty of weights": ({"more": lambda net, loss: loss + net[0].weight.square().sum()}, "explain its gradients"),
     "a penalty of activations": (
@@ -331,9 +451,19 @@ def test_another_loss_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"batches": lambda step, samples: (torch.ones(3, 5).double(), torch.ones(3).long())}, "3 rows for step 0"),
+        (
+            {"batches": lambda step, samples: (torch.ones(3, 5).double(), torch.ones(3).long())},
+            "returned 3 rows and 3 targets for step 0",
+        ),
         ({"train_loss": nn.functional.cross_entropy}, "train_loss must return one number for each of 6 rows"),
         ({"loss": lambda outputs, targets: outputs}, "loss must return one number for each of 4 queries"),
+        ({"loss": lambda outputs, targets: (outputs.argmax(1) == targets).float()}, "does not depend on any parameter"),
+        ({"loss": lambda outputs, targets: 1.0}, "must return a tensor"),
+        ({"train_loss": lambda outputs, targets: targets.double()}, "does not depend on any parameter"),
+        ({"batches": None}, "batches must be a function"),
+        ({"batches": lambda step, samples: None}, "batches must be inputs and targets"),
+        ({"queries": torch.ones(2, 5).double()}, "queries must be inputs and targets"),
+        ({"queries": (torch.ones(2, 5).double(), torch.zeros(3).long())}, "2 inputs and 3 targets"),
     ],
 )
 def test_arguments_that_do_not_fit(tmp_path, given, why):
@@ -488,3 +618,37 @@ def test_agreement_with_retrainings(tmp_path):
     few = replace(retrained, sets=retrained.sets[:5], losses=retrained.losses[:5])
     with pytest.raises(BadInput, match="5 retrainings"):
         found.agreement(few)
+
+
+def test_the_caller_s_things_stay_as_they_are(tmp_path):
+    training = Training()
+    targets = training.queries[1].clone()
+
+    def careless(outputs, labels):
+        found = per_row(outputs, labels.clone())
+        labels.zero_()
+        return found
+
+    training.run(path=tmp_path / "run")
+    for own in training.model.parameters():
+        own.requires_grad_(False)
+        own.grad = None
+    training.model.eval()
+    torch.manual_seed(5)
+    before = {name: own.clone() for name, own in training.model.state_dict().items()}
+    adjoint(tmp_path / "run", training.model, training.queries, careless, training.batches, per_row)
+    assert torch.equal(torch.get_rng_state(), torch.manual_seed(5).get_state())
+    assert torch.equal(training.queries[1], targets)
+    assert not training.model.training
+    assert all(own.grad is None and not own.requires_grad for own in training.model.parameters())
+    assert all(torch.equal(own, before[name]) for name, own in training.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "given", [{"random": 0}, {"random": 2.5}, {"share": 2.0}, {"share": "x"}, {"seed": -1}, {"without": 5}]
+)
+def test_retrainings_that_cannot_be(tmp_path, given):
+    training = Training()
+    training.run(path=tmp_path / "run")
+    with pytest.raises(BadInput):
+        retrain(tmp_path / "run", training.model, training.queries, per_row, training.batches, **given)

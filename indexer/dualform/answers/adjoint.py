@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns
 from dualform.answers.group_sums import GroupSums
+from dualform.answers.plots import check_number
 from dualform.answers.table import Table, counted, first_places
 from dualform.errors import BadInput, NotFound
 
@@ -55,7 +56,9 @@ class Adjoint(Table):
 
         Raises NotFound for a column that is not among `columns`.
         """
-        names = (by,) if isinstance(by, str) else tuple(by)
+        names = (by,) if isinstance(by, str) or not isinstance(by, Sequence) else tuple(by)
+        if not names:
+            raise BadInput("by must name at least one column.", hint='For example by="label".', field="by")
         for name in names:
             if name not in self.columns:
                 raise NotFound(
@@ -73,7 +76,7 @@ class Adjoint(Table):
 
     def best(self, query: int, k: int = 10) -> list[tuple[int, float]]:
         """The k samples with the largest values for a query, positive or negative."""
-        order = np.argsort(-np.abs(self.values[query]), kind="stable")[:k]
+        order = np.argsort(-np.abs(self.values[check_number(query, len(self), "query")]), kind="stable")[:k]
         return [(int(self.samples[own]), float(self.values[query, own])) for own in order]
 
     def without(self, samples: Any) -> NDArray[np.float64]:
@@ -106,6 +109,10 @@ class Adjoint(Table):
 
         Raises BadInput for retrainings of other samples or queries, or fewer than 10.
         """
+        if not isinstance(retrained, Retrainings):
+            raise BadInput(
+                f"retrained must be what dualform.retrain returns, not {type(retrained).__name__}.", field="retrained"
+            )
         if retrained.samples.tolist() != self.samples.tolist() or retrained.losses.shape[1] != len(self):
             raise BadInput(
                 "The retrainings are of other samples or queries.",

@@ -22,8 +22,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dualform.answers.adjoint import Adjoint
 from dualform.errors import BadInput
@@ -33,11 +31,13 @@ from dualform.influence.recorded_training import (
     Gradient,
     Position,
     RecordedTraining,
+    Update,
+    losses_of,
+    pair,
     recorded_training,
 )
 from dualform.record.example_signals import Loss
-from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
-from dualform.record.query_sets import evaluating, uncompiled
+from dualform.record.model_arguments import Arguments, Inputs, device_of
 from dualform.store.byte_counts import bytes_of, readable
 from dualform.store.machine_memory import memory_bytes
 
@@ -80,7 +80,7 @@ def adjoint(
     training = recorded_training(path, model, batches, train_loss or loss)
     most = memory_bytes() // 4 if ram is None else bytes_of(ram, "ram")
     positions = _Positions(training, most // 2)
-    asked = Queries(model, queries, loss, training)
+    asked = Queries(queries, loss, training)
     found, losses = list[NDArray[np.float32]](), asked.losses_at(positions.last)
     size = max(1, most // 2 // (_HELD * positions.bytes_of_one))
     for start in range(0, len(losses), size):
@@ -126,36 +126,43 @@ class _Positions:
 class Queries:
     """Losses of n examples, or one of all of them."""
 
-    def __init__(self, model: nn.Module, queries: tuple[Inputs, Any], loss: Loss, training: RecordedTraining) -> None:
+    def __init__(self, queries: tuple[Inputs, Any], loss: Loss, training: RecordedTraining) -> None:
         """Raises BadInput for queries that hold no examples."""
-        self._model, self._loss, self._fixed = model, loss, training.weights
-        inputs, self._targets = queries
-        arguments = Arguments(inputs, 0, device_of(model))
-        self._count = arguments.examples
-        self._places, self._named = arguments.part(0, self._count)
+        self._model, self._loss, self._fixed = training.model, loss, training.weights
+        inputs, targets = pair(queries, "queries")
+        self._arguments = Arguments(inputs, 0, device_of(self._model))
+        self._labels = Arguments([targets], 0, device_of(self._model))
+        self._count = self._arguments.examples
+        if self._labels.examples != self._count:
+            raise BadInput(
+                f"queries has {self._count} inputs and {self._labels.examples} targets.",
+                hint="Pass one target for each input.",
+                field="queries",
+            )
 
     def losses_at(self, position: Position) -> NDArray[np.float64]:
         """float64[n]."""
         with torch.no_grad():
-            return self._losses({name: own.weight for name, own in position.parameters.items()}).double().numpy()
+            found = self._losses({name: own.weight for name, own in position.parameters.items()})
+        return np.asarray(found.double().cpu().numpy())
 
     def slopes(self, position: Position, part: slice) -> dict[str, Moved]:
         """What some of the losses change by each parameter: [those, …]."""
-        given = {name: own.weight.detach().requires_grad_() for name, own in position.parameters.items()}
+        given = {name: own.weight.detach().clone().requires_grad_() for name, own in position.parameters.items()}
         losses = self._losses(given)[part]
-        found = products([losses], list(given.values()), [torch.eye(len(losses), dtype=losses.dtype)])
+        ones = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
+        found = products([losses], list(given.values()), [ones])
         none = {name: own.new_zeros(len(losses), *own.shape) for name, own in given.items()}
         return {name: Moved(none[name] if own is None else own, {}) for name, own in zip(given, found, strict=True)}
 
     def _losses(self, given: Mapping[str, Tensor]) -> Tensor:
-        state = {**self._fixed, **given}
-        with evaluating(self._model), uncompiled(), sdpa_kernel(SDPBackend.MATH):
-            output = functional_call(self._model, state, tuple(copied(self._places)), copied(self._named))
-            found = self._loss(output, self._targets)
-        if not isinstance(found, Tensor) or found.shape not in ((), (self._count,)):
-            said = f"{list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        state = {name: own.clone() for name, own in {**dict(self._model.named_buffers()), **self._fixed}.items()}
+        rows = slice(0, self._count)
+        found = losses_of(self._model, {**state, **given}, self._arguments, self._labels, self._loss, rows, False)
+        if found.shape not in ((), (self._count,)):
             raise BadInput(
-                f"loss must return one number for each of {self._count} queries, or one for all, not {said}.",
+                f"loss must return one number for each of {self._count} queries, or one for all, not "
+                f"{list(found.shape)}.",
                 hint='For example lambda outputs, labels: cross_entropy(outputs, labels, reduction="none").',
                 field="loss",
             )
@@ -166,12 +173,13 @@ def _carried_back(
     training: RecordedTraining, positions: _Positions, state: dict[str, Moved], count: int
 ) -> NDArray[np.float32]:
     """float32[n, S], of what the losses change by the parameters at the end."""
-    found = torch.zeros(count, len(training.seen))
+    device = next(iter(state.values())).weight.device
+    found = torch.zeros(count, len(training.seen), dtype=torch.float32, device=device)
     for position, update in zip(reversed(positions), reversed(training.updates), strict=True):
-        given = {name: own.weight.detach().requires_grad_() for name, own in position.parameters.items()}
-        steps = [_Step(training, given, step) for step in training.steps_of(update)]
+        given = training.given(position)
+        steps = [_Step(training, given, update, step) for step in training.steps_of(update)]
         gradient = Gradient.of({name: own.detach() for name, own in step.parts.items()} for step in steps)
-        factor, before, by_gradient = training.factor(update, gradient), dict(state), dict[str, Tensor]()
+        factor, before, by_gradient = training.factor(gradient), dict(state), dict[str, Tensor]()
         for name, part in gradient.parts.items():
             before[name], by_gradient[name] = training.rule.carry_back(
                 position.parameters[name], factor * part, update.settings[name], state[name]
@@ -180,23 +188,28 @@ def _carried_back(
         for step in steps:
             step.carry_back(by_gradient, before, found)
         state = before
-    return found.numpy()
+    return np.asarray(found.cpu().numpy())
 
 
 class _Step:
     """The gradient of a step's loss, as a function of the weights and of its samples' weights."""
 
-    def __init__(self, training: RecordedTraining, given: Mapping[str, Tensor], step: int) -> None:
+    def __init__(self, training: RecordedTraining, given: Mapping[str, Tensor], update: Update, step: int) -> None:
         self._samples, self._given = training.samples_of(step), given
-        self._weights = torch.ones(len(self._samples), requires_grad=True)
-        loss = training.ratio(step) * training.loss(given, step, self._weights)
-        parts = torch.autograd.grad(loss, list(given.values()), create_graph=True, allow_unused=True)
-        self.parts = {name: part for name, part in zip(given, parts, strict=True) if part is not None}
+        kind = next(iter(given.values()))
+        self._weights = torch.ones(len(self._samples), dtype=kind.dtype, device=kind.device, requires_grad=True)
+        loss = training.loss(given, step, self._weights)
+        chosen = [given[name] for name in update.settings]
+        parts = torch.autograd.grad(loss, chosen, create_graph=True, allow_unused=True)
+        self.parts = training.parts(update, step, parts)
 
     def carry_back(self, by_gradient: Mapping[str, Tensor], state: dict[str, Moved], found: Tensor) -> None:
         """Adds what the losses change by the gradient to what they change by the weights, and by the samples."""
-        outputs, inputs = list(self.parts.values()), [*self._given.values(), self._weights]
-        *by_weights, by_samples = products(outputs, inputs, [by_gradient[name] for name in self.parts])
+        moving = {name: own for name, own in self.parts.items() if own.requires_grad}
+        if not moving:
+            return
+        inputs = [*self._given.values(), self._weights]
+        *by_weights, by_samples = products(list(moving.values()), inputs, [by_gradient[name] for name in moving])
         for name, own in zip(self._given, by_weights, strict=True):
             if own is not None:
                 state[name] = Moved(state[name].weight + own, state[name].buffers)

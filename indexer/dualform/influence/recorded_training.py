@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import nan
 from os import PathLike
@@ -38,8 +38,8 @@ from dualform.query.score import backends
 from dualform.query.view import Check, View, never
 from dualform.query.weights.coefficients import updates
 from dualform.query.where import mask
-from dualform.record.example_signals import Loss, signal_rows, tensors
-from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
+from dualform.record.example_signals import Loss, all_trained, signal_rows, tapped_with, tensors
+from dualform.record.model_arguments import Arguments, Inputs, converted, copied, device_of
 from dualform.record.module_taps import taps_named
 from dualform.record.open_models import recorded_parameters
 from dualform.record.query_sets import evaluating, uncompiled
@@ -56,9 +56,16 @@ Batches: TypeAlias = Callable[[int, NDArray[np.int64]], tuple[Inputs, Any]]
 targets, for the loss."""
 
 _KEYS, _ERRORS, _EQUAL = 1e-3, 1e-2, 1e-3
-"""How far keys, error signals and factors that should be equal may be apart, of their size."""
-_FURTHEST = 0.05
-"""Of the distance that training moved the weights: how far the rerun may end from the recorded weights."""
+"""How far keys, error signals and ratios that should be equal may be apart, of their size."""
+_MEASURED = 3e-5
+"""How far the measured factor of a gradient that nothing scaled may be from 1."""
+_FURTHEST, _FURTHEST_OF_ONE = 0.01, 0.05
+"""How far the rerun may end from the recorded weights, of the distance that training moved them: of all parameters, and
+of each that moved by more than a thousandth of that."""
+_CURVED = 0.05
+"""How far a Hessian-vector product may be from the difference of two gradients, of its size."""
+_TOLD = 0.05
+"""By how much something must vary over the training to tell what does not vary with it."""
 _WHOLE = 10
 """Steps at which every layer is held against the record."""
 _UNEXPLAINED = 1e-3
@@ -69,9 +76,10 @@ _UNEXPLAINED = 1e-3
 class Update:
     first_step: int
     last_step: int
-    factor: float
+    factors: Mapping[str, float]
+    """By the name of a recorded parameter, what its gradient was multiplied by on the way to the optimizer."""
     settings: Mapping[str, Settings]
-    """By the name of a parameter that it moved."""
+    """By the name of a parameter that it moved, recorded or not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +119,10 @@ class RecordedTraining:
         self._view, self._batches, self._loss, self._check = view, batches, loss, check
         _require_whole(view)
         self.rule = STEPS[view.snapshot.manifest.optimizers[0].rule]
-        self._model = model
+        self.model, self._device = model, device_of(model)
+        self._parameters: Mapping[str, nn.Parameter] = dict(model.named_parameters())
         initial = view.stored_weights("initial")
-        self._fixed = tensors(initial, self._model)
+        self._fixed = tensors(initial, self.model)
         columns = view.snapshot.space(next(iter(view.snapshot.spaces))).samples
         self._steps = np.asarray(columns.column("step"), dtype=np.int64)
         first, self._codes = _samples(columns)
@@ -123,8 +132,10 @@ class RecordedTraining:
         self.columns = _columns(columns, first, self._codes)
         """[S] each: what is said of samples."""
         self.updates = _updates(view, self._trained(initial))
-        self.limit = _clipping(self.updates)
-        """The norm that gradients were clipped to; NaN until the first run tells, None where none was clipped."""
+        self.limit: float | None = None
+        """The norm that gradients were clipped to, once `checked` has run; None where they were not."""
+        self._constant = 1.0
+        """What every gradient was multiplied by, where none was clipped."""
         self.drift = 0.0
         """How far the rerun ended from the recorded weights, of the distance that training moved them."""
         self._ratio = _Ratio()
@@ -166,24 +177,34 @@ class RecordedTraining:
         held = self._view.snapshot.buffers()
         names = {name for update in self.updates for name in update.settings}
         buffers = {
-            name: {kind: torch.from_numpy(np.array(own)) for kind, own in held.get(name, {}).items()} for name in names
+            name: {kind: torch.from_numpy(np.array(own)).to(self._device) for kind, own in held.get(name, {}).items()}
+            for name in names
         }
         return Position({name: Moved(own, buffers[name]) for name, own in self._fixed.items() if name in names})
 
     def checked(self) -> Iterator[Position]:
-        """Before each update and after the last one, of the training as it was recorded, held against the record."""
-        position, clipped = self.begin(), list[tuple[float, float]]()
-        with _Record.attached(self._view, self._model) as record:
+        """Before each update and after the last one, of the training as it was recorded, held against the record.
+
+        Raises Inexact where it is not that training, or its derivatives are not those of its gradients.
+        """
+        position, scaled, first = self.begin(), list[tuple[float, float]](), None
+        with _Record.attached(self._view, self.model) as record:
             for update in self.updates:
                 yield position
                 gradient = self.gradient(position, update, None, record)
+                factor = _factor(update, gradient)
+                scaled += [(factor, gradient.norm)] * (gradient.norm > 0)
                 if update in (self.updates[0], self.updates[-1]):
-                    self._require_apart(update.last_step)
-                clipped.append((update.factor, gradient.norm))
-                position = self.moved(position, update, gradient, update.factor)
-        if self.limit is not None:
-            self.limit = _limit(clipped)
+                    for step in self.steps_of(update):
+                        self._require_apart(position, step)
+                        self._require_curvature(position, step)
+                first = first or gradient
+                position = self.moved(position, update, gradient, factor)
+        self._ratio.require_told()
+        self.limit, self._constant = _scaling(scaled)
         self._require_end(position)
+        assert first is not None, "a training has an update"
+        self._require_stateless(first)
         yield position
 
     def rerun(self, weights: Tensor | None) -> Position:
@@ -196,13 +217,11 @@ class RecordedTraining:
     def next(self, position: Position, update: Update, weights: Tensor | None = None) -> Position:
         """After an update, with samples that weigh float[S]; after `checked`."""
         gradient = self.gradient(position, update, weights)
-        return self.moved(position, update, gradient, self.factor(update, gradient))
+        return self.moved(position, update, gradient, self.factor(gradient))
 
-    def factor(self, update: Update, gradient: Gradient) -> float:
+    def factor(self, gradient: Gradient) -> float:
         """What the optimizer was given of a gradient."""
-        if self.limit is None:
-            return update.factor
-        return min(1.0, self.limit / (gradient.norm + 1e-6))
+        return self._constant if self.limit is None else min(1.0, self.limit / (gradient.norm + 1e-6))
 
     def moved(self, position: Position, update: Update, gradient: Gradient, factor: float) -> Position:
         """After an update. A parameter without a gradient stays as it is."""
@@ -222,13 +241,30 @@ class RecordedTraining:
         self, position: Position, update: Update, step: int, weights: Tensor | None, record: _Record | None
     ) -> dict[str, Tensor]:
         self._check()
-        given = {name: own.weight.detach().requires_grad_() for name, own in position.parameters.items()}
-        loss = self.loss(given, step, None if weights is None else weights[self.samples_of(step)])
-        parts = torch.autograd.grad(loss, [given[name] for name in update.settings], allow_unused=True)
-        if record is not None:
-            self._ratio.check(step, len(self.samples_of(step)), record.ratio(step))
-        ratio = self.ratio(step)
-        return {name: ratio * own for name, own in zip(update.settings, parts, strict=True) if own is not None}
+        given = self.given(position)
+        weighed = None if weights is None else weights[self.samples_of(step)]
+        with nullcontext() if record is None else record.taking(given):
+            loss = self.loss(given, step, weighed)
+            parts = torch.autograd.grad(loss, [given[name] for name in update.settings], allow_unused=True)
+        if record is not None and (found := record.ratio(step)) is not None:
+            self._ratio.check(step, len(self.samples_of(step)), found, float(loss.detach()))
+        return self.parts(update, step, parts)
+
+    def given(self, position: Position) -> dict[str, Tensor]:
+        """The parameters, as leaves of a graph."""
+        return {name: own.weight.detach().clone().requires_grad_() for name, own in position.parameters.items()}
+
+    def parts(self, update: Update, step: int, parts: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """The gradient of a step's loss from that of its mean, of the update's parameters. One that the optimizer was
+        given, as the record tells, is 0 where the loss does not depend on it.
+        """
+        ratio, found = self.ratio(step), dict[str, Tensor]()
+        for name, part in zip(update.settings, parts, strict=True):
+            if part is not None:
+                found[name] = ratio * part.to_dense()  # that of an embedding may be sparse
+            elif name in update.factors:
+                found[name] = torch.zeros_like(self._fixed[name])
+        return found
 
     def steps_of(self, update: Update) -> list[int]:
         """Whose gradients an update took; those without rows left out."""
@@ -237,7 +273,7 @@ class RecordedTraining:
     def samples_of(self, step: int) -> Tensor:
         """int64[n]: the number of each row's sample."""
         start, stop = np.searchsorted(self._steps, [step, step + 1])
-        return torch.from_numpy(self._codes[start:stop])
+        return torch.from_numpy(self._codes[start:stop]).to(self._device)
 
     def ratio(self, step: int) -> float:
         """What the training's loss of a step is of the mean of its rows' losses."""
@@ -250,63 +286,132 @@ class RecordedTraining:
             return losses.mean()
         return (losses * weights)[weights != 0].sum() / len(losses)  # a sample left out may have no finite loss
 
-    def _losses(self, given: Mapping[str, Tensor], step: int, most: int | None = None) -> Tensor:
-        """float[n] of a step, or of its first rows alone."""
+    def _losses(
+        self,
+        given: Mapping[str, Tensor],
+        step: int,
+        rows: slice = slice(None),
+        kind: torch.dtype | None = None,
+    ) -> Tensor:
+        """float[n] of a step, or of some of its rows alone; in another type than the network's."""
         numbers = self._numbers[slice(*np.searchsorted(self._steps, [step, step + 1]))]
-        inputs, targets = self._batches(step, numbers.copy())
-        arguments = Arguments(inputs, 0, device_of(self._model))
-        if arguments.examples != len(numbers):
+        inputs, targets = pair(self._batches(step, numbers.copy()), "batches")
+        arguments, labels = (Arguments(own, 0, self._device) for own in (inputs, [targets]))
+        if {arguments.examples, labels.examples} != {len(numbers)}:
             raise BadInput(
-                f"batches returned {arguments.examples} rows for step {step}, which has {len(numbers)}.",
+                f"batches returned {arguments.examples} rows and {labels.examples} targets for step {step}, which has "
+                f"{len(numbers)} rows.",
                 hint="Return one row for each of `samples`, in their order.",
                 field="batches",
             )
-        stop = arguments.examples if most is None else most
-        places, named = arguments.part(0, stop)
-        state = {**self._fixed, **given}
-        # Other kernels of attention have no second derivative.
-        with evaluating(self._model, training=True), uncompiled(), sdpa_kernel(SDPBackend.MATH):
-            output = functional_call(self._model, state, tuple(copied(places)), copied(named))
-            losses = self._loss(output, targets[:stop] if most is not None else targets)
-        if not isinstance(losses, Tensor) or losses.shape != (stop,):
-            said = f"{list(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        start, stop, _ = rows.indices(len(numbers))
+        # A pass may write to buffers, which the training's own passes began without.
+        state = {name: own.clone() for name, own in self.model.named_buffers()}
+        state |= {name: own.clone() if name not in self._parameters else own for name, own in self._fixed.items()}
+        losses = losses_of(
+            self.model, {**state, **given}, arguments, labels, self._loss, slice(start, stop), True, kind
+        )
+        if losses.shape != (stop - start,):
             raise BadInput(
-                f"train_loss must return one number for each of {stop} rows, not {said}.",
+                f"train_loss must return one number for each of {stop - start} rows, not {list(losses.shape)}.",
                 hint='For example lambda outputs, labels: cross_entropy(outputs, labels, reduction="none").',
                 field="train_loss",
             )
         return losses
 
-    def _require_apart(self, step: int) -> None:
+    def _require_apart(self, position: Position, step: int) -> None:
         """Raises Inexact where a row's loss depends on the other rows of its batch, as with batch statistics."""
-        rows = len(self.samples_of(step))
-        if rows < 2:
-            return
+        given, rows = self.given(position), len(self.samples_of(step))
         with torch.no_grad():
-            together, apart = (self._losses({}, step, most) for most in (None, rows // 2))
-        together = together[: rows // 2]
-        if not torch.allclose(together, apart, rtol=1e-3, atol=1e-5):
+            parts = [self._losses(given, step, own) for own in (slice(rows // 2), slice(rows // 2, rows)) if rows > 1]
+            if parts and not torch.allclose(self._losses(given, step), torch.cat(parts), rtol=1e-3, atol=1e-5):
+                raise Inexact(
+                    f"The losses of step {step} depend on the other rows of the batch, as with batch normalization.",
+                    hint="Use layer or group normalization: the samples of a batch must not see each other.",
+                    field="model",
+                )
+
+    def _require_curvature(self, position: Position, step: int) -> None:
+        """Raises Inexact where second derivatives are not those of the gradient, as behind a detached number or a
+        backward of one's own. In float64, if the network can, for a difference must not step over the kinks of ReLU.
+        """
+        own = next(iter(position.parameters.values())).weight.dtype
+        for kind in dict.fromkeys((torch.float64, own)):
+            try:
+                apart = self._curvature_apart(position, step, kind)
+                break
+            except RuntimeError as error:
+                if kind == own:
+                    raise Inexact(
+                        f"An operation of the network has no second derivative: {str(error).splitlines()[0]}",
+                        field="model",
+                    ) from error
+        if apart > _CURVED:
             raise Inexact(
-                f"The losses of step {step} depend on the other rows of the batch, as with batch normalization.",
-                hint="Use layer or group normalization: the samples of a batch must not see each other.",
+                f"Second derivatives at step {step} are not those of the gradient.",
+                hint="A detached number, a function with a backward of its own, weight normalization and an embedding "
+                "with max_norm have no true second derivative.",
                 field="model",
             )
+
+    def _curvature_apart(self, position: Position, step: int, kind: torch.dtype) -> float:
+        """How far a Hessian-vector product is from the difference of two gradients, of its size, beyond rounding."""
+        weights = {name: own.weight.to(kind) for name, own in position.parameters.items()}
+        flat = torch.cat([own.flatten() for own in weights.values()])
+        way = torch.randn(len(flat), generator=torch.Generator().manual_seed(step)).to(flat)
+        along = torch.finfo(kind).eps ** 0.5 * float(flat.norm() / way.norm()) or torch.finfo(kind).eps ** 0.5
+
+        def at(numbers: Tensor) -> dict[str, Tensor]:
+            parts = torch.split(numbers, [own.numel() for own in weights.values()])
+            named = zip(weights.items(), parts, strict=True)
+            return {name: part.reshape(own.shape).clone().requires_grad_() for (name, own), part in named}
+
+        def gradient(places: Mapping[str, Tensor], of: Tensor, graph: bool) -> Tensor:
+            found = torch.autograd.grad(of, list(places.values()), create_graph=graph, allow_unused=True)
+            pairs = zip(found, places.values(), strict=True)
+            return torch.cat(
+                [(torch.zeros_like(own) if part is None else part.to_dense()).flatten() for part, own in pairs]
+            )
+
+        ends = [at(flat + sign * along * way) for sign in (-1, 1)]
+        low, high = (gradient(places, self._losses(places, step, kind=kind).mean(), False) for places in ends)
+        given = at(flat)
+        here = gradient(given, self._losses(given, step, kind=kind).mean(), True)
+        made = gradient(given, here @ way, False) if here.requires_grad else torch.zeros_like(flat)
+        expected = (high - low) / (2 * along)
+        rounding = 10 * torch.finfo(kind).eps * float(here.detach().norm()) / along
+        apart = max(0.0, float((made - expected).norm()) - rounding)
+        return apart / float(expected.norm()) if apart else 0.0
+
+    def _require_stateless(self, first: Gradient) -> None:
+        """Raises Inexact where a pass leaves something behind that the next one finds."""
+        again = self.gradient(self.begin(), self.updates[0], None)
+        for name, part in first.parts.items():
+            if not torch.allclose(again.parts[name], part, rtol=1e-4, atol=1e-4 * float(part.abs().max())):
+                raise Inexact(
+                    "The network carries something from one pass to the next, as a state or a count.",
+                    hint="Pass a network whose output depends on its weights and its inputs alone.",
+                    field="model",
+                )
 
     def _require_end(self, position: Position) -> None:
         """Raises Inexact where the rerun did not end at the recorded weights."""
         snapshot = self._view.snapshot
         if not snapshot.ended:
             return
-        final = tensors(self._view.stored_weights("final"), self._model)
-        apart = moved = 0.0
-        for name, own in position.parameters.items():
-            apart += float((own.weight - final[name]).double().square().sum())
-            moved += float((self._fixed[name] - final[name]).double().square().sum())
-        self.drift = (apart / moved) ** 0.5 if moved else 0.0
-        if not self.drift <= _FURTHEST:
+        final = tensors(self._view.stored_weights("final"), self.model)
+        apart = {name: float((own.weight - final[name]).norm()) for name, own in position.parameters.items()}
+        moved = {name: float((self._fixed[name] - final[name]).norm()) for name in apart}
+        whole = sum(own**2 for own in moved.values()) ** 0.5
+        self.drift = sum(own**2 for own in apart.values()) ** 0.5 / whole if whole else 0.0
+        far = [
+            name for name, own in apart.items() if moved[name] > 1e-3 * whole and own > _FURTHEST_OF_ONE * moved[name]
+        ]
+        if far or not self.drift <= _FURTHEST:
             raise Inexact(
-                f"The rerun ends {self.drift:.1%} of what training moved the weights away from the recorded weights.",
-                hint="Record on the machine and with the number of threads that run it again.",
+                f"The rerun ends {self.drift:.1%} of what training moved the weights away from the recorded weights"
+                f"{', furthest in ' + far[0] if far else ''}.",
+                hint="Something moved them that the record does not have, or another machine rounds otherwise.",
                 field="path",
             )
 
@@ -317,8 +422,8 @@ class RecordedTraining:
         recorded |= set(snapshot.aliases)
         final = self._view.stored_weights("final")
         moved = {name for name in final if name not in recorded and final[name].tobytes() != initial[name].tobytes()}
-        parameters = {name for name, _ in self._model.named_parameters()}
-        buffers = sorted(name for name in moved - parameters if final[name].dtype.kind == "f")
+        parameters = {name for name, _ in self.model.named_parameters()}
+        buffers = sorted(moved - parameters)
         if buffers:
             raise Inexact(
                 f"Training changed {', '.join(buffers)}, as batch normalization does.",
@@ -332,13 +437,63 @@ def recorded_training(path: str | PathLike[str], model: nn.Module, batches: Batc
     """That of a memory. Raises as RecordedTraining, the errors of `dualform.open`, and RecordingError where a recorder
     is open on the model.
     """
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"model must be a torch.nn.Module, not {type(model).__name__}.", field="model")
     if any(id(own) in recorded_parameters() for own in model.parameters()):
         raise RecordingError(
             "A recorder is open on this model, and would record the rerun.",
             hint="Leave `with recorder` first, or pass a copy of the model.",
         )
+    for name, own in (("batches", batches), ("loss", loss)):
+        if not callable(own):
+            raise BadInput(f"{name} must be a function, not {type(own).__name__}.", field=name)
     view = View(opened(path), backends.choose("numpy"), CACHE_BYTES)
     return RecordedTraining(view, whole_model(model), batches, loss, never)
+
+
+def losses_of(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    arguments: Arguments,
+    labels: Arguments,
+    loss: Loss,
+    rows: slice,
+    training: bool,
+    kind: torch.dtype | None = None,
+) -> Tensor:
+    """What a loss gives for some rows, with parameters and buffers in place of the model's, all in one type if it is
+    given. Raises BadInput for what is no tensor.
+    """
+    places, named = arguments.part(rows.start, rows.stop)
+    (targets,), _ = labels.part(rows.start, rows.stop)
+    if kind is not None:
+        places, named, targets, state = converted([places, named, targets, dict(state)], kind)
+    devices = {own.device for own in state.values()}
+    # Other kernels of attention have no second derivative.
+    with (
+        torch.random.fork_rng([own.index or 0 for own in devices if own.type == "cuda"]),
+        evaluating(model, training),
+        uncompiled(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
+        output = functional_call(model, dict(state), tuple(copied(places)), copied(named))
+        (targets,) = copied([targets])
+        found = loss(output, targets)
+    if not isinstance(found, Tensor):
+        raise BadInput(f"A loss must return a tensor, not {type(found).__name__}.", field="loss")
+    if torch.is_grad_enabled() and not found.requires_grad:
+        raise BadInput(
+            "A loss does not depend on any parameter of the model.",
+            hint="Pass a loss of the model's output that torch can differentiate.",
+            field="loss",
+        )
+    return found
+
+
+def pair(given: Any, what: str) -> tuple[Any, Any]:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise BadInput(f"{what} must be inputs and targets, not {type(given).__name__}.", field=what)
+    return given[0], given[1]
 
 
 class _Ratio:
@@ -347,12 +502,17 @@ class _Ratio:
     def __init__(self) -> None:
         self._of_mean: float | None = None
         self._of_sum: float | None = None
+        self._seen: tuple[float, float, int] | None = None
+        """The ratio, the loss and the rows of the first step that told."""
+        self._varied = False
+        """Whether losses or rows differ between steps, so that a ratio that does not is a constant."""
 
-    def check(self, step: int, rows: int, found: float) -> None:
+    def check(self, step: int, rows: int, found: float, loss: float) -> None:
         """Raises Inexact where a step's ratio is another one than the steps' before."""
-        if self._of_mean is None and self._of_sum is None:
-            self._of_mean, self._of_sum = found, found / rows
+        if self._seen is None:
+            self._of_mean, self._of_sum, self._seen = found, found / rows, (found, loss, rows)
             return
+        self._varied |= abs(loss - self._seen[1]) > _TOLD * abs(self._seen[1])
         if self._of_mean is not None and abs(found / self._of_mean - 1) > _EQUAL:
             self._of_mean = None
         if self._of_sum is not None and abs(found / rows / self._of_sum - 1) > _EQUAL:
@@ -360,6 +520,20 @@ class _Ratio:
         if self._of_mean is None and self._of_sum is None:
             raise Inexact(
                 f"The recorded loss of step {step} is {found:.4g} times the mean of train_loss, unlike earlier steps.",
+                hint="train_loss must return, for each row, its part of the loss that was trained.",
+                field="train_loss",
+            )
+
+    def require_told(self) -> None:
+        """Raises Inexact where the loss could be any function of the mean: it was always about the same."""
+        if self._seen is None or self._varied:
+            return
+        found, _, rows = self._seen
+        plain = [1.0, float(rows), *(1 / own for own in range(2, 65)), *(rows / own for own in range(2, 65))]
+        if min(abs(found / own - 1) for own in plain) > _EQUAL:
+            raise Inexact(
+                f"The recorded loss is {found:.4g} times the mean of train_loss, which hardly changed in training, so "
+                "it is not known whether it is a constant times it.",
                 hint="train_loss must return, for each row, its part of the loss that was trained.",
                 field="train_loss",
             )
@@ -373,8 +547,15 @@ class _Ratio:
 class _Record:
     """Keys and error signals of the recorded layers, which each step of a rerun is held against."""
 
-    def __init__(self, view: View, taps: Mapping[str, Tap], reader: ThreadPoolExecutor, taker: SignalTaker) -> None:
-        self._taps, self._taker = taps, taker
+    def __init__(
+        self,
+        view: View,
+        taps: Mapping[str, Tap],
+        parameters: Mapping[str, nn.Parameter],
+        reader: ThreadPoolExecutor,
+        taker: SignalTaker,
+    ) -> None:
+        self._taps, self._taker, self._parameters = taps, taker, parameters
         layers = {name: view.snapshot.layer(name) for name in taps}
         self._axes = {name: layer.batch_dim for name, layer in layers.items()}
         self._windows = {
@@ -404,17 +585,25 @@ class _Record:
                 field="model",
             )
         with ThreadPoolExecutor(1, "dualform-adjoint") as reader:
+            yield cls(view, taps, dict(model.named_parameters()), reader, taker)
+
+    @contextmanager
+    def taking(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Takes keys and error signals of the passes within, at weights."""
+        self._taker.begin()
+        with tapped_with(self._taps.values(), self._parameters, weights), all_trained(self._parameters.values()):
             try:
-                for tap in taps.values():
-                    tap.attach(taker)
-                yield cls(view, taps, reader, taker)
+                for tap in self._taps.values():
+                    tap.attach(self._taker)
+                yield
             finally:
-                for tap in taps.values():
+                for tap in self._taps.values():
                     tap.detach()
 
-    def ratio(self, step: int) -> float:
-        """What the recorded error signals of a step are of those that came last. Raises Inexact where rows differ: of
-        every layer at some steps, of the smallest one at each.
+    def ratio(self, step: int) -> float | None:
+        """What the recorded error signals of a step are of those that came last; None where all are 0.
+
+        Raises Inexact where rows differ: of every layer at some steps, of the smallest one at each.
         """
         every = step % self._every == 0 or step == self._last
         pairs = dict[str, tuple[NDArray[Any], NDArray[Any]]]()
@@ -433,9 +622,8 @@ class _Record:
                     field="batches",
                 )
             pairs[name] = errors.astype(np.float64), recorded.errors
-        self._taker.begin()
         size = sum(float((own * own).sum()) for own, _ in pairs.values())
-        ratio = sum(float((own * its).sum()) for own, its in pairs.values()) / size if size else 1.0
+        ratio = sum(float((own * its).sum()) for own, its in pairs.values()) / size if size else 0.0
         for name, (mine, its) in pairs.items():
             if _apart(ratio * mine, its) > _ERRORS:
                 raise Inexact(
@@ -443,7 +631,7 @@ class _Record:
                     hint="train_loss must return, for each row, its part of the loss that was trained, all of it.",
                     field="train_loss",
                 )
-        return ratio
+        return ratio if size else None
 
 
 def _apart(own: NDArray[Any], recorded: NDArray[Any]) -> float:
@@ -526,34 +714,49 @@ def _updates(view: View, others: set[str]) -> list[Update]:
     made = []
     for last, own in sorted(found.items()):
         first, *rest = own.values()
-        if any(one.first_step != first.first_step or abs(one.factor / first.factor - 1) > _EQUAL for one in rest):
-            raise Inexact(
-                f"The update after step {last} scaled the gradients of parameters differently.",
-                hint="An adjoint follows clip_grad_norm_ over all parameters, and no other change of gradients.",
-                field="path",
-            )
+        if any(one.first_step != first.first_step for one in rest):
+            raise _scaled(f"The update after step {last} took gradients of several steps for some parameters alone.")
         settings = {name: one.settings for name, one in own.items()} | dict.fromkeys(others, first.settings)
-        made.append(Update(first.first_step, last, first.factor, settings))
+        made.append(Update(first.first_step, last, {name: one.factor for name, one in own.items()}, settings))
+    if not made:
+        raise Inexact("This training cannot be run once more: no update was recorded.", field="path")
     return made
 
 
-def _clipping(made: Sequence[Update]) -> float | None:
-    """NaN where gradients were clipped by their norm, None where they were not."""
-    factors = np.array([update.factor for update in made])
-    return None if np.ptp(factors) <= _EQUAL * np.abs(factors).max() else nan
+def _factor(update: Update, gradient: Gradient) -> float:
+    """What happened to the gradient of an update on the way to the optimizer. Nothing can be told of parts that are 0.
+    Raises Inexact where parameters differ.
+    """
+    told = [factor for name, factor in update.factors.items() if name in gradient.parts and gradient.parts[name].any()]
+    if not told:
+        return 1.0
+    if max(told) - min(told) > _EQUAL * max(map(abs, told)):
+        raise _scaled(f"The update after step {update.last_step} scaled the gradients of parameters differently.")
+    found = float(np.median(told))
+    return 1.0 if abs(found - 1) <= _MEASURED else found
 
 
-def _limit(clipped: Sequence[tuple[float, float]]) -> float:
-    """The norm that gradients were clipped to, of factors and norms before it. Raises Inexact for any other change."""
-    limits = [factor * (norm + 1e-6) for factor, norm in clipped if factor < 1 - _EQUAL]
-    limit = float(np.median(limits)) if limits else nan
-    fits = all(abs(own / limit - 1) <= 10 * _EQUAL for own in limits)
-    whole = [(factor, norm) for factor, norm in clipped if factor >= 1 - _EQUAL]
-    fits &= all(factor <= 1 + _EQUAL and norm <= limit * (1 + 10 * _EQUAL) for factor, norm in whole)
-    if not fits:
-        raise Inexact(
-            "The training scaled gradients before updates otherwise than clip_grad_norm_ with one max_norm does.",
-            hint="An adjoint follows clip_grad_norm_ over all parameters, and no other change of gradients.",
-            field="path",
-        )
-    return limit
+def _scaling(scaled: Sequence[tuple[float, float]]) -> tuple[float | None, float]:
+    """The norm that gradients were clipped to, if any, or what all of them were multiplied by; from the factors of
+    gradients and their norms. Raises Inexact for any other change, and where it cannot be told which it was.
+    """
+    factors, norms = np.array(scaled or [(1.0, 1.0)]).T
+    if np.abs(factors - 1).max() <= _MEASURED:
+        return None, 1.0
+    if np.ptp(factors) <= _MEASURED * np.abs(factors).max():
+        if np.ptp(norms) <= _TOLD * norms.max():
+            raise _scaled("All gradients were scaled alike, and have about the same norm: by clipping, or a constant.")
+        return None, float(np.median(factors))
+    clipped = factors < 1 - _MEASURED
+    limits = factors[clipped] * (norms[clipped] + 1e-6)
+    limit = float(np.median(limits)) if len(limits) else nan
+    fits = len(limits) > 1 and np.abs(limits / limit - 1).max() <= 10 * _EQUAL
+    fits = fits and bool((factors[~clipped] <= 1 + _MEASURED).all())
+    if not (fits and bool((norms[~clipped] <= limit * (1 + 10 * _EQUAL)).all())):
+        raise _scaled("The training scaled gradients otherwise than clip_grad_norm_ with one max_norm does.")
+    return limit, 1.0
+
+
+def _scaled(what: str) -> Inexact:
+    hint = "An adjoint follows clip_grad_norm_ over all parameters, in two updates or more, and no other change."
+    return Inexact(what, hint=hint, field="path")

@@ -51,19 +51,27 @@ def retrain(
     training = recorded_training(path, model, batches, train_loss or loss)
     samples = training.samples
     if without is None:
-        if not (0 < share < 1 and round(share * len(samples))):
-            raise BadInput(f"share must leave out some samples, not {share!r}.", hint="Try share=0.01.", field="share")
+        for said, number, fits in (
+            ("share", share, isinstance(share, float) and 0 < share < 1 and round(share * len(samples))),
+            ("random", random, isinstance(random, int) and random > 0),
+            ("seed", seed, isinstance(seed, int) and seed >= 0),
+        ):
+            if not fits:
+                hint = "For example random=25, share=0.01, seed=0: 25 sets of one sample in a hundred, one at least."
+                raise BadInput(f"{said} cannot be {number!r}.", hint=hint, field=said)
         generator = np.random.default_rng(seed)
         size = round(share * len(samples))
         sets = np.zeros((random, len(samples)), dtype=bool)
         for own in sets:
             own[generator.choice(len(samples), size, replace=False)] = True
     else:
+        if isinstance(without, str) or not isinstance(without, Iterable):
+            raise BadInput("without must be a list of sets.", hint="For example without=[[3, 17]].", field="without")
         sets = np.array([training.marked(own) for own in without])
         if not len(sets):
             raise BadInput("without contains no set.", hint="For example without=[[3, 17]].", field="without")
     *_, last = training.checked()
-    asked = Queries(model, queries, loss, training)
+    asked = Queries(queries, loss, training)
     found = [asked.losses_at(training.rerun(torch.from_numpy(~own).to(torch.get_default_dtype()))) for own in sets]
     answer = Retrainings(sets, np.array(found), asked.losses_at(last), samples)
     if name is not None:

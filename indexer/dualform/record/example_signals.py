@@ -181,7 +181,12 @@ class SignalPasses:
             return Signals(losses.detach().double().cpu().numpy(), found)
 
         # A model that is frozen by now has gradients all the same.
-        with self._undisturbed(), self._tapped_with(given), _all_trained(parameters.values()), torch.enable_grad():
+        with (
+            self._undisturbed(),
+            tapped_with(self._taps, parameters, given),
+            all_trained(parameters.values()),
+            torch.enable_grad(),
+        ):
             return self._at(given, passed)
 
     def losses(self, weights: Mapping[str, Tensor]) -> Doubles:
@@ -255,22 +260,6 @@ class SignalPasses:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             yield
 
-    @contextmanager
-    def _tapped_with(self, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
-        """Some taps compute error signals from weights, as those of recurrent layers do."""
-        if weights is None:
-            yield
-            return
-        names = {id(own): name for name, own in self._parameters.items()}
-        held = [(tap, tap.parameters) for tap in self._taps]
-        try:
-            for tap, parameters in held:
-                tap.parameters = {place: weights[names[id(own)]] for place, own in parameters.items()}
-            yield
-        finally:
-            for tap, parameters in held:
-                tap.parameters = parameters
-
     def _collected(self, taker: SignalTaker) -> dict[str, LayerSignals]:
         found = {}
         for tap in self._taps:
@@ -334,7 +323,28 @@ class _Standing(nn.Module):
 
 
 @contextmanager
-def _all_trained(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def tapped_with(
+    taps: Iterable[Tap], parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor] | None
+) -> Iterator[None]:
+    """Some taps compute error signals from weights, as those of recurrent layers do: they take these, by their names
+    among the model's `parameters`, and the model's own where there are none.
+    """
+    if weights is None:
+        yield
+        return
+    names = {id(own): name for name, own in parameters.items()}
+    held = [(tap, tap.parameters) for tap in taps]
+    try:
+        for tap, own in held:
+            tap.parameters = {place: weights.get(names[id(one)], one) for place, one in own.items()}
+        yield
+    finally:
+        for tap, own in held:
+            tap.parameters = own
+
+
+@contextmanager
+def all_trained(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """All parameters of floating point require gradients until it is left."""
     frozen = [own for own in parameters if own.is_floating_point() and not own.requires_grad]
     try:

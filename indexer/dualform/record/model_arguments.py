@@ -101,6 +101,11 @@ def _each(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return type(part)(_each(own, change) for own in part) if isinstance(part, tuple | list) else part
 
 
+def converted(arguments: Any, kind: torch.dtype) -> Any:
+    """With numbers of floating point in another type."""
+    return _each(arguments, lambda tensor: tensor.to(kind) if tensor.is_floating_point() else tensor)
+
+
 def copied(part: Any) -> Any:
     """Arguments with tensors of their own."""
     return _each(part, Tensor.clone)
