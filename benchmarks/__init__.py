@@ -7,6 +7,7 @@ contest, timing      one question put to dualform and its peers; whoever is comp
 peers/               what else could answer: one file each
 oracle, blocks       the right answers, in float64
 *_process            what must not share a process: a section, a server, clients, a memory of one size, trainings
+adjoint              what an adjoint takes, and how well it predicts retrainings: a program of its own
 cold_profile         where the time of a first answer goes
 recording_profile    where the processor's time of recording goes
 long_profile         what grows in a long training of small steps
