@@ -12,7 +12,7 @@ import click
 
 from dualform.errors import BadInput
 from dualform_client.cli.help import command
-from dualform_client.cli.options import AtLeast, json_option
+from dualform_client.cli.options import AtLeast, by_option, json_option
 from dualform_client.cli.printing import print_json, print_note, print_table
 from dualform_client.cli.suggestions import complete_folder
 from dualform_client.cli.target import check_run
@@ -34,10 +34,10 @@ _name = click.option("--name", metavar="NAME", help="Keep the result in RUN, for
 @click.argument("run", shell_complete=complete_folder)
 @_program
 @click.option("-k", "k", default=10, show_default=True, type=AtLeast(1), metavar="N", help="List N samples per query.")
-@click.option("--by", metavar="COL", help="Sum over samples of equal values of this column.")
+@by_option("Sum over samples of equal values of these columns.")
 @_name
 @json_option
-def adjoint(run: str, program: str, k: int, by: str | None, name: str | None, as_json: bool) -> None:
+def adjoint(run: str, program: str, k: int, by: tuple[str, ...] | None, name: str | None, as_json: bool) -> None:
     """Predict what leaving out each training sample does to a loss.
 
     Runs the recorded training again and carries the loss of each query back
@@ -72,12 +72,12 @@ def _best(found: Adjoint, k: int) -> list[dict[str, Any]]:
     ]
 
 
-def _sums(found: Adjoint, by: str) -> list[dict[str, Any]]:
+def _sums(found: Adjoint, by: tuple[str, ...]) -> list[dict[str, Any]]:
     sums = found.sums(by)
     return [
-        {"query": query, by: key, "samples": count, "value": value}
+        {"query": query, **dict(zip(by, key, strict=True)), "samples": count, "value": value}
         for query, own in enumerate(sums.sums.tolist())
-        for (key,), count, value in zip(sums.groups, sums.counts.tolist(), own, strict=True)
+        for key, count, value in zip(sums.groups, sums.counts.tolist(), own, strict=True)
     ]
 
 

@@ -13,10 +13,9 @@ Shapes: D datapoints, S samples, n rows of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from math import nan
+from functools import cached_property
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -32,19 +31,16 @@ from dualform.answers.adjoint import marked
 from dualform.answers.table import Table
 from dualform.errors import BadInput, Inexact, RecordingError
 from dualform.influence.optimizer_steps import STEPS, Moved
-from dualform.influence.slot_window import SlotWindow
+from dualform.influence.rerun_checks import Ratio, Record, factor_of, otherwise_scaled, scaling_of
 from dualform.query.engine import CACHE_BYTES
 from dualform.query.score import backends
 from dualform.query.view import Check, View, never
 from dualform.query.weights.coefficients import updates
 from dualform.query.where import mask
-from dualform.record.example_signals import Loss, all_trained, signal_rows, tapped_with, tensors
+from dualform.record.example_signals import Loss, tensors
 from dualform.record.model_arguments import Arguments, Inputs, converted, copied, device_of
-from dualform.record.module_taps import taps_named
 from dualform.record.open_models import recorded_parameters
 from dualform.record.query_sets import evaluating, uncompiled
-from dualform.record.signal_taker import SignalTaker
-from dualform.record.taps import Tap
 from dualform.record.wrappers import whole_model
 from dualform.rules import Settings, Update as StoredUpdate
 from dualform.store import attributions
@@ -55,19 +51,11 @@ Batches: TypeAlias = Callable[[int, NDArray[np.int64]], tuple[Inputs, Any]]
 """Of a step's number and its samples, in the order of the batch's rows: inputs, as `Recorder.query_set` takes them, and
 targets, for the loss."""
 
-_KEYS, _ERRORS, _EQUAL = 1e-3, 1e-2, 1e-3
-"""How far keys, error signals and ratios that should be equal may be apart, of their size."""
-_MEASURED = 3e-5
-"""How far the measured factor of a gradient that nothing scaled may be from 1."""
 _FURTHEST, _FURTHEST_OF_ONE = 0.01, 0.05
 """How far the rerun may end from the recorded weights, of the distance that training moved them: of all parameters, and
 of each that moved by more than a thousandth of that."""
 _CURVED = 0.05
 """How far a Hessian-vector product may be from the difference of two gradients, of its size."""
-_TOLD = 0.05
-"""By how much something must vary over the training to tell what does not vary with it."""
-_WHOLE = 10
-"""Steps at which every layer is held against the record."""
 _UNEXPLAINED = 1e-3
 """Of a gradient, what slots may leave unexplained."""
 
@@ -100,7 +88,13 @@ class Gradient:
 
     parts: dict[str, Tensor]
     """By parameter; those that it does not reach are missing."""
-    norm: float
+
+    @cached_property
+    def norm(self) -> float:
+        """Over all parameters."""
+        return float(
+            sum(float(torch.linalg.vector_norm(own, dtype=torch.float64)) ** 2 for own in self.parts.values()) ** 0.5
+        )
 
     @classmethod
     def of(cls, steps: Iterable[Mapping[str, Tensor]]) -> Gradient:
@@ -109,8 +103,7 @@ class Gradient:
         for parts in steps:
             for name, part in parts.items():
                 total[name] = total[name] + part if name in total else part
-        squares = sum(float(part.double().square().sum()) for part in total.values())
-        return cls(total, squares**0.5)
+        return cls(total)
 
 
 class RecordedTraining:
@@ -138,7 +131,7 @@ class RecordedTraining:
         """What every gradient was multiplied by, where none was clipped."""
         self.drift = 0.0
         """How far the rerun ended from the recorded weights, of the distance that training moved them."""
-        self._ratio = _Ratio()
+        self._ratio = Ratio()
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -188,11 +181,11 @@ class RecordedTraining:
         Raises Inexact where it is not that training, or its derivatives are not those of its gradients.
         """
         position, scaled, first = self.begin(), list[tuple[float, float]](), None
-        with _Record.attached(self._view, self.model) as record:
+        with Record.attached(self._view, self.model) as record:
             for update in self.updates:
                 yield position
                 gradient = self.gradient(position, update, None, record)
-                factor = _factor(update, gradient)
+                factor = factor_of(update, gradient)
                 scaled += [(factor, gradient.norm)] * (gradient.norm > 0)
                 if update in (self.updates[0], self.updates[-1]):
                     for step in self.steps_of(update):
@@ -201,7 +194,7 @@ class RecordedTraining:
                 first = first or gradient
                 position = self.moved(position, update, gradient, factor)
         self._ratio.require_told()
-        self.limit, self._constant = _scaling(scaled)
+        self.limit, self._constant = scaling_of(scaled)
         self._require_end(position)
         assert first is not None, "a training has an update"
         self._require_stateless(first)
@@ -232,13 +225,13 @@ class RecordedTraining:
         return Position(after)
 
     def gradient(
-        self, position: Position, update: Update, weights: Tensor | None, record: _Record | None = None
+        self, position: Position, update: Update, weights: Tensor | None, record: Record | None = None
     ) -> Gradient:
         """With samples that weigh float[S]; held against a record."""
         return Gradient.of(self._parts(position, update, step, weights, record) for step in self.steps_of(update))
 
     def _parts(
-        self, position: Position, update: Update, step: int, weights: Tensor | None, record: _Record | None
+        self, position: Position, update: Update, step: int, weights: Tensor | None, record: Record | None
     ) -> dict[str, Tensor]:
         self._check()
         given = self.given(position)
@@ -496,150 +489,6 @@ def pair(given: Any, what: str) -> tuple[Any, Any]:
     return given[0], given[1]
 
 
-class _Ratio:
-    """What the recorded loss of a step is of the mean of its rows' losses: one number, or one times the rows."""
-
-    def __init__(self) -> None:
-        self._of_mean: float | None = None
-        self._of_sum: float | None = None
-        self._seen: tuple[float, float, int] | None = None
-        """The ratio, the loss and the rows of the first step that told."""
-        self._varied = False
-        """Whether losses or rows differ between steps, so that a ratio that does not is a constant."""
-
-    def check(self, step: int, rows: int, found: float, loss: float) -> None:
-        """Raises Inexact where a step's ratio is another one than the steps' before."""
-        if self._seen is None:
-            self._of_mean, self._of_sum, self._seen = found, found / rows, (found, loss, rows)
-            return
-        self._varied |= abs(loss - self._seen[1]) > _TOLD * abs(self._seen[1])
-        if self._of_mean is not None and abs(found / self._of_mean - 1) > _EQUAL:
-            self._of_mean = None
-        if self._of_sum is not None and abs(found / rows / self._of_sum - 1) > _EQUAL:
-            self._of_sum = None
-        if self._of_mean is None and self._of_sum is None:
-            raise Inexact(
-                f"The recorded loss of step {step} is {found:.4g} times the mean of train_loss, unlike earlier steps.",
-                hint="train_loss must return, for each row, its part of the loss that was trained.",
-                field="train_loss",
-            )
-
-    def require_told(self) -> None:
-        """Raises Inexact where the loss could be any function of the mean: it was always about the same."""
-        if self._seen is None or self._varied:
-            return
-        found, _, rows = self._seen
-        plain = [1.0, float(rows), *(1 / own for own in range(2, 65)), *(rows / own for own in range(2, 65))]
-        if min(abs(found / own - 1) for own in plain) > _EQUAL:
-            raise Inexact(
-                f"The recorded loss is {found:.4g} times the mean of train_loss, which hardly changed in training, so "
-                "it is not known whether it is a constant times it.",
-                hint="train_loss must return, for each row, its part of the loss that was trained.",
-                field="train_loss",
-            )
-
-    def of(self, rows: int) -> float:
-        if self._of_mean is not None:
-            return self._of_mean
-        return 1.0 if self._of_sum is None else self._of_sum * rows
-
-
-class _Record:
-    """Keys and error signals of the recorded layers, which each step of a rerun is held against."""
-
-    def __init__(
-        self,
-        view: View,
-        taps: Mapping[str, Tap],
-        parameters: Mapping[str, nn.Parameter],
-        reader: ThreadPoolExecutor,
-        taker: SignalTaker,
-    ) -> None:
-        self._taps, self._taker, self._parameters = taps, taker, parameters
-        layers = {name: view.snapshot.layer(name) for name in taps}
-        self._axes = {name: layer.batch_dim for name, layer in layers.items()}
-        self._windows = {
-            name: SlotWindow(view, layer, np.zeros(len(view.slot_steps(layer)), np.int64), reader)
-            for name, layer in layers.items()
-        }
-        self._every = max(1, view.snapshot.steps // _WHOLE)
-        self._last = view.snapshot.steps - 1
-        self._smallest = min(layers, key=lambda name: layers[name].d_in + layers[name].d_out)
-
-    @classmethod
-    @contextmanager
-    def attached(cls, view: View, model: nn.Module) -> Iterator[_Record]:
-        """Raises Inexact for a memory that has no layer with keys and values, BadInput for another model."""
-        whole = {layer.name for layer in view.snapshot.layers.values() if layer.keys and layer.values}
-        if not whole:
-            raise Inexact(
-                "No layer has both keys and values, so a rerun cannot be held against the record.",
-                hint="Record the training with keys and values.",
-                field="path",
-            )
-        taps, taker = taps_named(model, whole), SignalTaker()
-        if missing := sorted(whole - taps.keys()):
-            raise BadInput(
-                f"The model lacks {', '.join(missing)}, which the memory was recorded with.",
-                hint="Pass the model that was recorded, with the same names of layers.",
-                field="model",
-            )
-        with ThreadPoolExecutor(1, "dualform-adjoint") as reader:
-            yield cls(view, taps, dict(model.named_parameters()), reader, taker)
-
-    @contextmanager
-    def taking(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Takes keys and error signals of the passes within, at weights."""
-        self._taker.begin()
-        with tapped_with(self._taps.values(), self._parameters, weights), all_trained(self._parameters.values()):
-            try:
-                for tap in self._taps.values():
-                    tap.attach(self._taker)
-                yield
-            finally:
-                for tap in self._taps.values():
-                    tap.detach()
-
-    def ratio(self, step: int) -> float | None:
-        """What the recorded error signals of a step are of those that came last; None where all are 0.
-
-        Raises Inexact where rows differ: of every layer at some steps, of the smallest one at each.
-        """
-        every = step % self._every == 0 or step == self._last
-        pairs = dict[str, tuple[NDArray[Any], NDArray[Any]]]()
-        for name, tap in self._taps.items():
-            if not every and name != self._smallest:
-                continue
-            recorded = self._windows[name].between(step, step)
-            calls = [signal_rows(tap, key, error, self._axes[name]) for key, error in self._taker.of(tap)]
-            keys = np.concatenate([own for own, _ in calls] or [recorded.keys[:0]])
-            errors = np.concatenate([own for _, own in calls] or [recorded.errors[:0]])
-            if keys.shape != recorded.keys.shape or _apart(keys, recorded.keys) > _KEYS:
-                raise Inexact(
-                    f"The rerun differs from the record at step {step}: layer {name!r} gets other inputs.",
-                    hint="batches must return the rows of each step as the training saw them, in their order, and the "
-                    "network must not draw random numbers, as dropout does.",
-                    field="batches",
-                )
-            pairs[name] = errors.astype(np.float64), recorded.errors
-        size = sum(float((own * own).sum()) for own, _ in pairs.values())
-        ratio = sum(float((own * its).sum()) for own, its in pairs.values()) / size if size else 0.0
-        for name, (mine, its) in pairs.items():
-            if _apart(ratio * mine, its) > _ERRORS:
-                raise Inexact(
-                    f"The rerun differs from the record at step {step}: layer {name!r} gets other error signals.",
-                    hint="train_loss must return, for each row, its part of the loss that was trained, all of it.",
-                    field="train_loss",
-                )
-        return ratio if size else None
-
-
-def _apart(own: NDArray[Any], recorded: NDArray[Any]) -> float:
-    """How far two arrays are apart, of the size of the second one."""
-    size = float(np.linalg.norm(recorded))
-    return float(np.linalg.norm(own - recorded)) / size if size else float(np.linalg.norm(own) > 0)
-
-
 def _require_whole(view: View) -> None:
     """Raises Inexact for a record that lacks part of the training, or whose gradients slots do not explain."""
     snapshot = view.snapshot
@@ -715,48 +564,11 @@ def _updates(view: View, others: set[str]) -> list[Update]:
     for last, own in sorted(found.items()):
         first, *rest = own.values()
         if any(one.first_step != first.first_step for one in rest):
-            raise _scaled(f"The update after step {last} took gradients of several steps for some parameters alone.")
+            raise otherwise_scaled(
+                f"The update after step {last} took gradients of several steps for some parameters alone."
+            )
         settings = {name: one.settings for name, one in own.items()} | dict.fromkeys(others, first.settings)
         made.append(Update(first.first_step, last, {name: one.factor for name, one in own.items()}, settings))
     if not made:
         raise Inexact("This training cannot be run once more: no update was recorded.", field="path")
     return made
-
-
-def _factor(update: Update, gradient: Gradient) -> float:
-    """What happened to the gradient of an update on the way to the optimizer. Nothing can be told of parts that are 0.
-    Raises Inexact where parameters differ.
-    """
-    told = [factor for name, factor in update.factors.items() if name in gradient.parts and gradient.parts[name].any()]
-    if not told:
-        return 1.0
-    if max(told) - min(told) > _EQUAL * max(map(abs, told)):
-        raise _scaled(f"The update after step {update.last_step} scaled the gradients of parameters differently.")
-    found = float(np.median(told))
-    return 1.0 if abs(found - 1) <= _MEASURED else found
-
-
-def _scaling(scaled: Sequence[tuple[float, float]]) -> tuple[float | None, float]:
-    """The norm that gradients were clipped to, if any, or what all of them were multiplied by; from the factors of
-    gradients and their norms. Raises Inexact for any other change, and where it cannot be told which it was.
-    """
-    factors, norms = np.array(scaled or [(1.0, 1.0)]).T
-    if np.abs(factors - 1).max() <= _MEASURED:
-        return None, 1.0
-    if np.ptp(factors) <= _MEASURED * np.abs(factors).max():
-        if np.ptp(norms) <= _TOLD * norms.max():
-            raise _scaled("All gradients were scaled alike, and have about the same norm: by clipping, or a constant.")
-        return None, float(np.median(factors))
-    clipped = factors < 1 - _MEASURED
-    limits = factors[clipped] * (norms[clipped] + 1e-6)
-    limit = float(np.median(limits)) if len(limits) else nan
-    fits = len(limits) > 1 and np.abs(limits / limit - 1).max() <= 10 * _EQUAL
-    fits = fits and bool((factors[~clipped] <= 1 + _MEASURED).all())
-    if not (fits and bool((norms[~clipped] <= limit * (1 + 10 * _EQUAL)).all())):
-        raise _scaled("The training scaled gradients otherwise than clip_grad_norm_ with one max_norm does.")
-    return limit, 1.0
-
-
-def _scaled(what: str) -> Inexact:
-    hint = "An adjoint follows clip_grad_norm_ over all parameters, in two updates or more, and no other change."
-    return Inexact(what, hint=hint, field="path")
