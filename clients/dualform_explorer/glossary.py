@@ -20,6 +20,10 @@ GLOSSARY: dict[str, Word] = {
         "howto/ablation.md",
     ),
     "absolute score": Word("An attention score without its sign.", "howto/search.md"),
+    "adjoint": Word(
+        "How a loss would change if training had left out a sample: the derivative through all of its updates.",
+        "howto/was-it-this-data.md",
+    ),
     "attention score": Word(
         "The inner product of a slot's key and the query: how similar the layer finds the two inputs.", "concepts.md"
     ),
