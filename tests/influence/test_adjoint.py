@@ -185,12 +185,12 @@ class UnusedHead(nn.Module):
 
 
 class Recurrent(nn.Module):
-    def __init__(self):
+    def __init__(self, kind=nn.LSTM):
         super().__init__()
-        self.lstm, self.out = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 3)
+        self.layer, self.out = kind(5, 4, batch_first=True), nn.Linear(4, 3)
 
     def forward(self, x):
-        return self.out(self.lstm(x[:, None].expand(-1, 3, -1))[0][:, -1])
+        return self.out(self.layer(x[:, None].expand(-1, 3, -1))[0][:, -1])
 
 
 class ZeroHead(nn.Module):
@@ -249,6 +249,7 @@ TRAININGS = {
     "group normalization": {"model": Grouped},
     "tied weights": {"model": Tied},
     "an LSTM": {"model": Recurrent},
+    "a GRU": {"model": lambda: Recurrent(nn.GRU)},
     "a head of zeros, clipped": {"model": ZeroHead, "between": clipped(0.2)},
     "an unused head": {"model": UnusedHead, "optimizer": sgd(weight_decay=0.1)},
 }

@@ -13,7 +13,6 @@ Shapes: D datapoints, S samples, n rows of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -37,7 +36,7 @@ from dualform.query.score import backends
 from dualform.query.view import Check, View, never
 from dualform.query.weights.coefficients import updates
 from dualform.query.where import mask
-from dualform.record.example_signals import Loss, tensors
+from dualform.record.example_signals import Loss, at_weights, tensors
 from dualform.record.model_arguments import Arguments, Inputs, converted, copied, device_of
 from dualform.record.open_models import recorded_parameters
 from dualform.record.query_sets import evaluating, uncompiled
@@ -236,9 +235,16 @@ class RecordedTraining:
         self._check()
         given = self.given(position)
         weighed = None if weights is None else weights[self.samples_of(step)]
-        with nullcontext() if record is None else record.taking(given):
-            loss = self.loss(given, step, weighed)
-            parts = torch.autograd.grad(loss, [given[name] for name in update.settings], allow_unused=True)
+
+        def passed() -> tuple[Tensor, Sequence[Tensor | None]]:
+            mean = self.loss(given, step, weighed)
+            return mean, torch.autograd.grad(mean, [given[name] for name in update.settings], allow_unused=True)
+
+        if record is None:
+            loss, parts = passed()
+        else:
+            with record.taking(given):  # the backward pass of some taps reads the model's weights, too
+                loss, parts = at_weights(self.model, given, passed)
         if record is not None and (found := record.ratio(step)) is not None:
             self._ratio.check(step, len(self.samples_of(step)), found, float(loss.detach()))
         return self.parts(update, step, parts)

@@ -222,11 +222,7 @@ class SignalPasses:
         """What `run` finds while some weights stand in for the model's: all of it, for a backward pass may run parts of
         the model again, as checkpointing does, and a loss may read weights of it.
         """
-        if weights is None:
-            return run()
-        given = {f"model.{name}": tensor for name, tensor in weights.items()}
-        found: Found = functional_call(_Standing(self._model), given, (run,))
-        return found
+        return run() if weights is None else at_weights(self._model, weights, run)
 
     def _losses(self) -> Tensor:
         # A model may write to what it is given.
@@ -320,6 +316,13 @@ class _Standing(nn.Module):
 
     def forward(self, run: Callable[[], Found]) -> Found:
         return run()
+
+
+def at_weights(model: nn.Module, weights: Mapping[str, Tensor], run: Callable[[], Found]) -> Found:
+    """What `run` finds while weights, by their names in the state dict, stand in for a model's."""
+    given = {f"model.{name}": tensor for name, tensor in weights.items()}
+    found: Found = functional_call(_Standing(model), given, (run,))
+    return found
 
 
 @contextmanager
