@@ -8,7 +8,6 @@ predicted and real changes of the loss over 30 retrainings without a random 1 % 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import dualform
+from benchmarks.timing import race
 from dualform_studies.attribution.examples import first_examples
 from dualform_studies.images.data.download import load_dataset
 
@@ -71,16 +71,6 @@ def trained(recipe: Recipe, images: Tensor, labels: Tensor, path: Path | None) -
     return model
 
 
-def seconds(run: Callable[[], object], times: int = 3) -> float:
-    """The least of some runs."""
-    found = []
-    for _ in range(times):
-        began = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - began)
-    return min(found)
-
-
 def measured(recipe: Recipe) -> str:
     dataset = load_dataset("mnist")
     train = first_examples(dataset, dataset.train, recipe.images)
@@ -91,20 +81,23 @@ def measured(recipe: Recipe) -> str:
     def batches(step: int, samples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         return images[samples], labels[samples]
 
+    def asking(n: int) -> Callable[[], object]:
+        return lambda: dualform.adjoint(path, model, (tests[:n], their_labels[:n]), loss, batches)
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         model = trained(recipe, images, labels, path)
-        plain = seconds(lambda: trained(recipe, images, labels, None))
-        asked = [
-            seconds(lambda n=n: dualform.adjoint(path, model, (tests[:n], their_labels[:n]), loss, batches), 2) / plain  # type: ignore[misc]
-            for n in (1, QUERIES)
-        ]
+        ran = race(
+            {"plain": lambda: trained(recipe, images, labels, None), **{str(n): asking(n) for n in (1, QUERIES)}},
+            3,
+            600.0,
+        )
+        plain, one, all_of_them = (own.timing.best for own in ran.values() if own.timing is not None)
         found = dualform.adjoint(path, model, (tests, their_labels), loss, batches)
         retrained = dualform.retrain(path, model, (tests, their_labels), loss, batches, random=30, share=0.01)
-        each = (asked[1] - asked[0]) / (QUERIES - 1)
         agreement = found.agreement(retrained)
     interval = f"{agreement.correlation:.2f} \\[{agreement.low:.2f}, {agreement.high:.2f}\\]"
-    return f"| {recipe.name} | {interval} | {asked[0]:.1f} | {each:.2f} |"
+    return f"| {recipe.name} | {interval} | {one / plain:.1f} | {(all_of_them - one) / plain / (QUERIES - 1):.2f} |"
 
 
 def main() -> None:

@@ -93,9 +93,9 @@ def test_retrain(dualform, recorded):
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        ("their_study", "is not MODULE:FUNCTION"),
-        ("nothing_there:attribution", "nothing_there cannot be imported"),
-        ("their_study:nothing", "has no function nothing"),
+        ("their_study", "'their_study' names no function."),
+        ("nothing_there:attribution", "There is no module 'nothing_there'."),
+        ("their_study:nothing", "their_study has no function 'nothing'."),
         ("their_study:less", "returned dict without queries, loss, batches"),
         ("their_study:record", "their_study:record failed"),
     ],

@@ -205,17 +205,27 @@ def test_a_layer_of_one_output_has_itself_as_margin(tmp_path):
     assert np.allclose(found.change, ablated - full, atol=1e-5)
 
 
-def test_without_samples_rows_are_drawn(tmp_path):
+def classified(path, width, classes, rows, **columns):
+    """A recorded training of one layer, whose inputs are its queries; returns them."""
     torch.manual_seed(0)
-    net, inputs = nn.Sequential(nn.Linear(4, 3)), torch.randn(20, 4)
+    net, inputs, labels = (
+        nn.Sequential(nn.Linear(width, classes)),
+        torch.randn(rows, width),
+        torch.arange(rows) % classes,
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True) as recorder:
+    with dualform.Recorder(net, optimizer, path, quiet=True) as recorder:
         for _ in range(10):
-            with recorder.step(label=torch.arange(20) % 3):
+            with recorder.step(label=labels, **columns):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(net(inputs), torch.arange(20) % 3).backward()
+                nn.functional.cross_entropy(net(inputs), labels).backward()
                 optimizer.step()
-        recorder.query_set("test", inputs[:5])
+        recorder.query_set("test", inputs)
+    return inputs
+
+
+def test_without_samples_rows_are_drawn(tmp_path):
+    classified(tmp_path / "run", 4, 3, 20)
     with dualform.open(tmp_path / "run") as memory:
         found = memory.placebo(queries="test", where="label <> 2")
         assert (found.unit, found.total, found.removed) == ("rows", 200, 60)
@@ -225,16 +235,7 @@ def test_without_samples_rows_are_drawn(tmp_path):
 
 
 def test_a_query_is_answered_alike_in_any_batch(tmp_path):
-    torch.manual_seed(0)
-    net, inputs = nn.Sequential(nn.Linear(37, 5)), torch.randn(60, 37)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True) as recorder:
-        for _ in range(10):
-            with recorder.step(sample=torch.arange(60), label=torch.arange(60) % 5, dataset="a"):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(net(inputs), torch.arange(60) % 5).backward()
-                optimizer.step()
-        recorder.query_set("test", inputs)
+    inputs = classified(tmp_path / "run", 37, 5, 60, sample=torch.arange(60), dataset="a")
     with dualform.open(tmp_path / "run") as memory:
         whole = memory.placebo(queries="test", where="label <> 2")
         for start, stop in ((0, 1), (3, 10), (17, 60)):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
-from importlib import import_module
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dualform.errors import BadInput
+from dualform.errors import BadInput, DualformError
 from dualform_client.cli.help import command
-from dualform_client.cli.options import AtLeast, by_option, json_option
+from dualform_client.cli.options import AtLeast, by_option, json_option, named_function
 from dualform_client.cli.printing import print_json, print_note, print_table
 from dualform_client.cli.suggestions import complete_folder
 from dualform_client.cli.target import check_run
@@ -137,21 +136,12 @@ def retrain(
 
 
 def _called(program: str) -> Mapping[str, Any]:
-    """The arguments that a program's function returns. Raises BadInput for what is no such function."""
-    module, _, function = program.partition(":")
-    if not module or not function:
-        raise BadInput(
-            f"--program {program!r} is not MODULE:FUNCTION.", hint="For example study:attribution.", field="program"
-        )
-    sys.path.insert(0, os.getcwd())
+    """The arguments that a program's function returns. Raises BadInput as `named_function`, and for other answers."""
     try:
-        found = getattr(import_module(module), function, None)
-    except ImportError as error:
-        raise BadInput(f"{module} cannot be imported: {error}.", hint="Run from its folder.", field="program") from None
-    if not callable(found):
-        raise BadInput(f"{module} has no function {function}.", field="program")
-    try:
-        given = found()
+        with redirect_stdout(sys.stderr):
+            given = named_function(program, "program")()
+    except DualformError:
+        raise
     except Exception as error:
         raise BadInput(
             f"{program} failed: {type(error).__name__}: {error}",

@@ -103,8 +103,10 @@ def output(
     if placebo is not None:
         _check_placebo(where, kernel, no_initial)
     outputs = memory.output(layer, queries, where, at_step, allow_inexact, kernel, temperature, not no_initial)
-    # What is left of a softmax grows: how far the removed terms cancel says nothing of it.
-    removed = cancellation(memory, where, at_step, layer, allow_inexact) if kernel == "linear" else None
+    # It reads the slots once more, and a table without a placebo does not show it. What is left of a softmax grows: how
+    # far the removed terms cancel says nothing of it.
+    shown = kernel == "linear" and (placebo is not None or click.get_current_context().params["as_json"])
+    removed = cancellation(memory, where, at_step, layer, allow_inexact) if shown else None
     notes = []
     if not outputs.status.exact or outputs.unrecorded_change > 0:
         notes.append(f"{layer}: {describe_status(outputs.status, outputs.unrecorded_change)}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.rank_correlation import mean_ranks
 from dualform_studies.attribution.ranks import Doubles, Measured
-from dualform_studies.rank_correlation import mean_ranks
 
 _DRAWS = 1000
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.rank_correlation import mean_ranks, rank_correlation
+from dualform.answers.rank_correlation import mean_ranks, rank_correlation
 
 Doubles = NDArray[np.float64]
 

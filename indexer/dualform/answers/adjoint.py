@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dualform.answers.columns import Columns
 from dualform.answers.group_sums import GroupSums
 from dualform.answers.plots import check_number
+from dualform.answers.rank_correlation import rank_correlation
 from dualform.answers.table import Table, counted, first_places
 from dualform.errors import BadInput, NotFound
 
@@ -128,11 +129,11 @@ class Adjoint(Table):
         actual = retrained.changes
         generator = np.random.default_rng(seed)
         draws = [
-            _rank_correlation(predicted[own], actual[own])
+            _mean_correlation(predicted[own], actual[own])
             for own in generator.integers(0, len(actual), (1000, len(actual)))
         ]
         low, high = np.nanquantile(draws, (0.025, 0.975))
-        return Agreement(_rank_correlation(predicted, actual), float(low), float(high), len(actual))
+        return Agreement(_mean_correlation(predicted, actual), float(low), float(high), len(actual))
 
 
 def marked(columns: Mapping[str, NDArray[Any]], samples: Any) -> NDArray[np.bool_]:
@@ -161,19 +162,11 @@ def marked(columns: Mapping[str, NDArray[Any]], samples: Any) -> NDArray[np.bool
 _FEWEST = 10
 
 
-def _rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Spearman's, of the columns of [k, n] each; the mean of those that vary."""
-    ranks = [np.apply_along_axis(_ranks, 0, own) for own in (one, other)]
-    left, right = (own - own.mean(axis=0) for own in ranks)
-    sizes = np.sqrt((left**2).sum(axis=0) * (right**2).sum(axis=0))
-    return float(np.mean(((left * right).sum(axis=0) / sizes)[sizes > 0])) if (sizes > 0).any() else float("nan")
-
-
-def _ranks(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of equal numbers, the mean of their ranks."""
-    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[places]
+def _mean_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Spearman's, of the columns of [k, n] each; the mean of those that vary, NaN if none does."""
+    found = [rank_correlation(*columns) for columns in zip(one.T, other.T, strict=True)]
+    told = [own for own in found if own is not None]
+    return float(np.mean(told)) if told else float("nan")
 
 
 @dataclass(frozen=True)

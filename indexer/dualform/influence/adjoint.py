@@ -32,7 +32,6 @@ from dualform.influence.recorded_training import (
     Position,
     RecordedTraining,
     Update,
-    losses_of,
     pair,
     recorded_training,
 )
@@ -128,10 +127,9 @@ class Queries:
 
     def __init__(self, queries: tuple[Inputs, Any], loss: Loss, training: RecordedTraining) -> None:
         """Raises BadInput for queries that hold no examples."""
-        self._model, self._loss, self._fixed = training.model, loss, training.weights
+        self._training, self._loss, device = training, loss, device_of(training.model)
         inputs, targets = pair(queries, "queries")
-        self._arguments = Arguments(inputs, 0, device_of(self._model))
-        self._labels = Arguments([targets], 0, device_of(self._model))
+        self._arguments, self._labels = (Arguments(own, 0, device) for own in (inputs, [targets]))
         self._count = self._arguments.examples
         if self._labels.examples != self._count:
             raise BadInput(
@@ -148,7 +146,7 @@ class Queries:
 
     def slopes(self, position: Position, part: slice) -> dict[str, Moved]:
         """What some of the losses change by each parameter: [those, …]."""
-        given = {name: own.weight.detach().clone().requires_grad_() for name, own in position.parameters.items()}
+        given = self._training.given(position)
         losses = self._losses(given)[part]
         ones = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
         found = products([losses], list(given.values()), [ones])
@@ -156,9 +154,8 @@ class Queries:
         return {name: Moved(none[name] if own is None else own, {}) for name, own in zip(given, found, strict=True)}
 
     def _losses(self, given: Mapping[str, Tensor]) -> Tensor:
-        state = {name: own.clone() for name, own in {**dict(self._model.named_buffers()), **self._fixed}.items()}
         rows = slice(0, self._count)
-        found = losses_of(self._model, {**state, **given}, self._arguments, self._labels, self._loss, rows, False)
+        found = self._training.passed(given, self._arguments, self._labels, self._loss, rows, training=False)
         if found.shape not in ((), (self._count,)):
             raise BadInput(
                 f"loss must return one number for each of {self._count} queries, or one for all, not "

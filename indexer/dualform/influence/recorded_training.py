@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dualform.answers.adjoint import marked
 from dualform.answers.table import Table
-from dualform.errors import BadInput, Inexact, RecordingError
+from dualform.errors import BadInput, Inexact
 from dualform.influence.optimizer_steps import STEPS, Moved
 from dualform.influence.rerun_checks import Ratio, Record, factor_of, otherwise_scaled, scaling_of
 from dualform.query.engine import CACHE_BYTES
@@ -38,7 +38,7 @@ from dualform.query.weights.coefficients import updates
 from dualform.query.where import mask
 from dualform.record.example_signals import Loss, at_weights, tensors
 from dualform.record.model_arguments import Arguments, Inputs, converted, copied, device_of
-from dualform.record.open_models import recorded_parameters
+from dualform.record.open_models import refuse_recorded
 from dualform.record.query_sets import evaluating, uncompiled
 from dualform.record.wrappers import whole_model
 from dualform.rules import Settings, Update as StoredUpdate
@@ -131,11 +131,6 @@ class RecordedTraining:
         self.drift = 0.0
         """How far the rerun ended from the recorded weights, of the distance that training moved them."""
         self._ratio = Ratio()
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """Of the state dict, before the first step."""
-        return dict(self._fixed)
 
     def marked(self, samples: Any) -> NDArray[np.bool_]:
         """bool[S]: samples by number, as bool[S], or by an SQL condition over their columns.
@@ -246,7 +241,7 @@ class RecordedTraining:
             with record.taking(given):  # the backward pass of some taps reads the model's weights, too
                 loss, parts = at_weights(self.model, given, passed)
         if record is not None and (found := record.ratio(step)) is not None:
-            self._ratio.check(step, len(self.samples_of(step)), found, float(loss.detach()))
+            self._ratio.check(step, self._rows(step), found, float(loss.detach()))
         return self.parts(update, step, parts)
 
     def given(self, position: Position) -> dict[str, Tensor]:
@@ -267,16 +262,23 @@ class RecordedTraining:
 
     def steps_of(self, update: Update) -> list[int]:
         """Whose gradients an update took; those without rows left out."""
-        return [step for step in range(update.first_step, update.last_step + 1) if len(self.samples_of(step))]
+        return [step for step in range(update.first_step, update.last_step + 1) if self._rows(step)]
 
     def samples_of(self, step: int) -> Tensor:
         """int64[n]: the number of each row's sample."""
-        start, stop = np.searchsorted(self._steps, [step, step + 1])
-        return torch.from_numpy(self._codes[start:stop]).to(self._device)
+        return torch.from_numpy(self._codes[self._datapoints(step)]).to(self._device)
+
+    def _datapoints(self, step: int) -> slice:
+        return slice(*np.searchsorted(self._steps, [step, step + 1]).tolist())
+
+    def _rows(self, step: int) -> int:
+        """n."""
+        own = self._datapoints(step)
+        return int(own.stop - own.start)
 
     def ratio(self, step: int) -> float:
         """What the training's loss of a step is of the mean of its rows' losses."""
-        return self._ratio.of(len(self.samples_of(step)))
+        return self._ratio.of(self._rows(step))
 
     def loss(self, given: Mapping[str, Tensor], step: int, weights: Tensor | None) -> Tensor:
         """The mean of a step's losses at parameters, its rows weighed by float[n]."""
@@ -293,7 +295,7 @@ class RecordedTraining:
         kind: torch.dtype | None = None,
     ) -> Tensor:
         """float[n] of a step, or of some of its rows alone; in another type than the network's."""
-        numbers = self._numbers[slice(*np.searchsorted(self._steps, [step, step + 1]))]
+        numbers = self._numbers[self._datapoints(step)]
         inputs, targets = pair(self._batches(step, numbers.copy()), "batches")
         arguments, labels = (Arguments(own, 0, self._device) for own in (inputs, [targets]))
         if {arguments.examples, labels.examples} != {len(numbers)}:
@@ -304,12 +306,7 @@ class RecordedTraining:
                 field="batches",
             )
         start, stop, _ = rows.indices(len(numbers))
-        # A pass may write to buffers, which the training's own passes began without.
-        state = {name: own.clone() for name, own in self.model.named_buffers()}
-        state |= {name: own.clone() if name not in self._parameters else own for name, own in self._fixed.items()}
-        losses = losses_of(
-            self.model, {**state, **given}, arguments, labels, self._loss, slice(start, stop), True, kind
-        )
+        losses = self.passed(given, arguments, labels, self._loss, slice(start, stop), training=True, kind=kind)
         if losses.shape != (stop - start,):
             raise BadInput(
                 f"train_loss must return one number for each of {stop - start} rows, not {list(losses.shape)}.",
@@ -318,9 +315,51 @@ class RecordedTraining:
             )
         return losses
 
+    def passed(
+        self,
+        given: Mapping[str, Tensor],
+        arguments: Arguments,
+        labels: Arguments,
+        loss: Loss,
+        rows: slice,
+        *,
+        training: bool,
+        kind: torch.dtype | None = None,
+    ) -> Tensor:
+        """What a loss gives for some rows at parameters, with the buffers that the training began with; all in one type
+        if it is given. Raises BadInput for what is no tensor, and for what no gradient comes back from.
+        """
+        places, named = arguments.part(rows.start, rows.stop)
+        (targets,), _ = labels.part(rows.start, rows.stop)
+        # A pass may write to buffers.
+        state = {name: own.clone() for name, own in self.model.named_buffers()}
+        state |= {name: own if name in self._parameters else own.clone() for name, own in self._fixed.items()}
+        state |= given
+        if kind is not None:
+            places, named, targets, state = converted([places, named, targets, state], kind)
+        devices = {own.device for own in state.values()}
+        # Other kernels of attention have no second derivative.
+        with (
+            torch.random.fork_rng([own.index or 0 for own in devices if own.type == "cuda"]),
+            evaluating(self.model, training),
+            uncompiled(),
+            sdpa_kernel(SDPBackend.MATH),
+        ):
+            output = functional_call(self.model, state, tuple(copied(places)), copied(named))
+            found = loss(output, copied(targets))
+        if not isinstance(found, Tensor):
+            raise BadInput(f"A loss must return a tensor, not {type(found).__name__}.", field="loss")
+        if torch.is_grad_enabled() and not found.requires_grad:
+            raise BadInput(
+                "A loss does not depend on any parameter of the model.",
+                hint="Pass a loss of the model's output that torch can differentiate.",
+                field="loss",
+            )
+        return found
+
     def _require_apart(self, position: Position, step: int) -> None:
         """Raises Inexact where a row's loss depends on the other rows of its batch, as with batch statistics."""
-        given, rows = self.given(position), len(self.samples_of(step))
+        given, rows = self.given(position), self._rows(step)
         with torch.no_grad():
             parts = [self._losses(given, step, own) for own in (slice(rows // 2), slice(rows // 2, rows)) if rows > 1]
             if parts and not torch.allclose(self._losses(given, step), torch.cat(parts), rtol=1e-3, atol=1e-5):
@@ -421,15 +460,14 @@ class RecordedTraining:
         recorded |= set(snapshot.aliases)
         final = self._view.stored_weights("final")
         moved = {name for name in final if name not in recorded and final[name].tobytes() != initial[name].tobytes()}
-        parameters = {name for name, _ in self.model.named_parameters()}
-        buffers = sorted(moved - parameters)
+        buffers = sorted(moved - self._parameters.keys())
         if buffers:
             raise Inexact(
                 f"Training changed {', '.join(buffers)}, as batch normalization does.",
                 hint="Use layer or group normalization: the samples of a batch must not see each other.",
                 field="model",
             )
-        return moved & parameters
+        return moved & self._parameters.keys()
 
 
 def recorded_training(path: str | PathLike[str], model: nn.Module, batches: Batches, loss: Loss) -> RecordedTraining:
@@ -438,55 +476,12 @@ def recorded_training(path: str | PathLike[str], model: nn.Module, batches: Batc
     """
     if not isinstance(model, nn.Module):
         raise BadInput(f"model must be a torch.nn.Module, not {type(model).__name__}.", field="model")
-    if any(id(own) in recorded_parameters() for own in model.parameters()):
-        raise RecordingError(
-            "A recorder is open on this model, and would record the rerun.",
-            hint="Leave `with recorder` first, or pass a copy of the model.",
-        )
+    refuse_recorded(model.parameters(), "the rerun")
     for name, own in (("batches", batches), ("loss", loss)):
         if not callable(own):
             raise BadInput(f"{name} must be a function, not {type(own).__name__}.", field=name)
     view = View(opened(path), backends.choose("numpy"), CACHE_BYTES)
     return RecordedTraining(view, whole_model(model), batches, loss, never)
-
-
-def losses_of(
-    model: nn.Module,
-    state: Mapping[str, Tensor],
-    arguments: Arguments,
-    labels: Arguments,
-    loss: Loss,
-    rows: slice,
-    training: bool,
-    kind: torch.dtype | None = None,
-) -> Tensor:
-    """What a loss gives for some rows, with parameters and buffers in place of the model's, all in one type if it is
-    given. Raises BadInput for what is no tensor.
-    """
-    places, named = arguments.part(rows.start, rows.stop)
-    (targets,), _ = labels.part(rows.start, rows.stop)
-    if kind is not None:
-        places, named, targets, state = converted([places, named, targets, dict(state)], kind)
-    devices = {own.device for own in state.values()}
-    # Other kernels of attention have no second derivative.
-    with (
-        torch.random.fork_rng([own.index or 0 for own in devices if own.type == "cuda"]),
-        evaluating(model, training),
-        uncompiled(),
-        sdpa_kernel(SDPBackend.MATH),
-    ):
-        output = functional_call(model, dict(state), tuple(copied(places)), copied(named))
-        (targets,) = copied([targets])
-        found = loss(output, targets)
-    if not isinstance(found, Tensor):
-        raise BadInput(f"A loss must return a tensor, not {type(found).__name__}.", field="loss")
-    if torch.is_grad_enabled() and not found.requires_grad:
-        raise BadInput(
-            "A loss does not depend on any parameter of the model.",
-            hint="Pass a loss of the model's output that torch can differentiate.",
-            field="loss",
-        )
-    return found
 
 
 def pair(given: Any, what: str) -> tuple[Any, Any]:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualform.errors import BadInput, Inexact
+from dualform.errors import Inexact
 from dualform.influence.slot_window import SlotWindow
 from dualform.query.view import View
 from dualform.record.example_signals import all_trained, signal_rows, tapped_with
-from dualform.record.module_taps import taps_named
+from dualform.record.module_taps import taps_of_recorded
 from dualform.record.signal_taker import SignalTaker
 from dualform.record.taps import Tap
 
@@ -92,9 +92,8 @@ class Record:
         taps: Mapping[str, Tap],
         parameters: Mapping[str, nn.Parameter],
         reader: ThreadPoolExecutor,
-        taker: SignalTaker,
     ) -> None:
-        self._taps, self._taker, self._parameters = taps, taker, parameters
+        self._taps, self._taker, self._parameters = taps, SignalTaker(), parameters
         layers = {name: view.snapshot.layer(name) for name in taps}
         self._axes = {name: layer.batch_dim for name, layer in layers.items()}
         self._windows = {
@@ -109,22 +108,16 @@ class Record:
     @contextmanager
     def attached(cls, view: View, model: nn.Module) -> Iterator[Record]:
         """Raises Inexact for a memory that has no layer with keys and values, BadInput for another model."""
-        whole = {layer.name for layer in view.snapshot.layers.values() if layer.keys and layer.values}
+        whole = {layer.name: layer for layer in view.snapshot.layers.values() if layer.keys and layer.values}
         if not whole:
             raise Inexact(
                 "No layer has both keys and values, so a rerun cannot be held against the record.",
                 hint="Record the training with keys and values.",
                 field="path",
             )
-        taps, taker = taps_named(model, whole), SignalTaker()
-        if missing := sorted(whole - taps.keys()):
-            raise BadInput(
-                f"The model lacks {', '.join(missing)}, which the memory was recorded with.",
-                hint="Pass the model that was recorded, with the same names of layers.",
-                field="model",
-            )
+        taps = taps_of_recorded(model, whole.keys(), view.stored_weights("initial"))
         with ThreadPoolExecutor(1, "dualform-adjoint") as reader:
-            yield cls(view, taps, dict(model.named_parameters()), reader, taker)
+            yield cls(view, taps, dict(model.named_parameters()), reader)
 
     @contextmanager
     def taking(self, weights: Mapping[str, Tensor]) -> Iterator[None]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.answers import Ledger
-from dualform.errors import BadInput, Inexact, RecordingError
+from dualform.errors import Inexact
 from dualform.influence.adjoint_scores import AdjointScores
 from dualform.influence.block_scores import BlockScores, Row
 from dualform.influence.fits import check_room
@@ -40,8 +40,8 @@ from dualform.query.weights import other_parameters
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask
 from dualform.record.example_signals import LayerSignals, SignalPasses, Signals, tensors
-from dualform.record.module_taps import taps_named
-from dualform.record.open_models import recorded_parameters
+from dualform.record.module_taps import taps_of_recorded
+from dualform.record.open_models import refuse_recorded
 from dualform.record.wrappers import whole_model
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
@@ -71,11 +71,7 @@ def ledger(path: str | PathLike[str], model: nn.Module, influence: Influence, *,
 
 def walk(path: str | PathLike[str], model: nn.Module, influence: Influence, *, allow_inexact: bool = False) -> Walk:
     """The walk of a memory's training, before its first step. Raises as `ledger`."""
-    if any(id(own) in recorded_parameters() for own in model.parameters()):
-        raise RecordingError(
-            "A recorder is open on this model, and would record the passes of the examples.",
-            hint="Leave `with recorder` first, or pass a copy of the model.",
-        )
+    refuse_recorded(model.parameters(), "the passes of the examples")
     view = View(opened(path), backends.choose("numpy"), CACHE_BYTES)
     return Walk(view, whole_model(model), influence, allow_inexact, never)
 
@@ -89,8 +85,7 @@ class Walk:
         self._statuses = {
             name: require(view, layer, None, allow_inexact, check) for name, layer in self._layers.items()
         }
-        taps = taps_named(model, self._layers.keys())
-        _check_model(view, self._layers, taps, model)
+        taps = taps_of_recorded(model, self._layers.keys(), view.stored_weights("initial"))
         batch_dims = {name: layer.batch_dim for name, layer in self._layers.items()}
         self._passes = SignalPasses(model, list(taps.values()), batch_dims, influence.examples)
         self._groups, self._counts, numbers = groups_of_layers(view, self._layers, tuple(influence.by), check)
@@ -325,22 +320,3 @@ def _holders(view: View, layers: Mapping[str, Layer]) -> list[list[tuple[Layer, 
         for place in layer.parameters:
             found.setdefault(place.block_name, []).append((layer, place, every))
     return list(found.values())
-
-
-def _check_model(view: View, layers: Mapping[str, Layer], taps: Mapping[str, Any], model: nn.Module) -> None:
-    missing = [name for name in layers if name not in taps]
-    if missing:
-        raise BadInput(
-            f"The model lacks {', '.join(map(repr, missing))}, which the memory was recorded with.",
-            hint="Pass the model that was recorded, with the same names of layers.",
-            field="model",
-        )
-    shapes = {name: tuple(own.shape) for name, own in model.state_dict().items()}
-    for name, array in sorted(view.stored_weights("initial").items()):
-        if shapes.get(name) != array.shape:
-            raise BadInput(
-                f"{name!r} is {list(array.shape)} in the memory, and {list(shapes[name]) if name in shapes else 'not'} "
-                "in the model.",
-                hint="Give the model that was recorded.",
-                field="model",
-            )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dualform.answers import Weights
 from dualform.errors import BadInput, RecordingError
-from dualform.record.open_models import recorded_parameters
+from dualform.record.open_models import refuse_recorded
 from dualform.record.wrappers import whole_model
 
 _VERSIONS = count(1 << 30)
@@ -36,7 +36,8 @@ def applied(model: nn.Module, weights: Weights) -> Iterator[Weights]:
     own = _tensors(whole_model(model))
     names = [name for name in weights if name not in weights.not_recorded]
     _check(own, {name: weights.arrays[name].shape for name in names})
-    _refuse_recorded(own, names)
+    changed = "the applied weights as changes by the training"
+    refuse_recorded((own[name] for name in names), changed, "apply the weights to a copy of the model")
     # A tied tensor has several names, and its weights under each of them.
     places = {id(own[name]): (own[name], weights[name]) for name in names}
     kept = [(tensor, tensor.detach().clone()) for tensor, _ in places.values()]
@@ -78,15 +79,6 @@ def _check(own: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> 
                 hint="Give the model that was recorded.",
                 field="model",
             )
-
-
-def _refuse_recorded(own: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    recorded = recorded_parameters()
-    if any(id(own[name]) in recorded for name in names):
-        raise RecordingError(
-            "A recorder is open on this model, and would record the applied weights as changes by the training.",
-            hint="Leave `with recorder` first, or apply the weights to a copy of the model.",
-        )
 
 
 def _write(places: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -267,16 +267,21 @@ class SignalPasses:
 
     def _rows(self, tap: Tap, key: Tensor, error: Tensor) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
         """Of one call: keys, errors and the example of each row."""
-        axis = self._batch_dims[tap.name] if len(tap.key_form.leading(key)) > 1 else 0
-        keys, errors = signal_rows(tap, key, error, axis)
+        keys, errors = signal_rows(tap, key, error, self._batch_dims[tap.name])
+        axis = _axis_of(tap, key, self._batch_dims[tap.name])
         if self.count > 1 and tap.key_form.leading(key)[axis] != self.count:
             raise _shared(tap.name)
         return keys, errors, np.repeat(np.arange(self.count), len(keys) // self.count)
 
 
+def _axis_of(tap: Tap, key: Tensor, batch_dim: int) -> int:
+    """That of the batch in a key: a key of one leading axis has no other."""
+    return batch_dim if len(tap.key_form.leading(key)) > 1 else 0
+
+
 def signal_rows(tap: Tap, key: Tensor, error: Tensor, batch_dim: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Of one call of a layer, keys [r, d_in] and error signals [r, d_out], those of an example behind one another."""
-    axis = batch_dim if len(tap.key_form.leading(key)) > 1 else 0
+    axis = _axis_of(tap, key, batch_dim)
     owned = tap.key_form.owned(key.detach().movedim(axis, 0))
     blocks = [rows for _, rows in tap.key_form.blocks(owned)]
     keys = _numbers(blocks[0] if len(blocks) == 1 else torch.cat(blocks))

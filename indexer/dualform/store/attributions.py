@@ -17,11 +17,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from dualform.errors import BadInput
-from dualform.store.durable_files import checksum, make_folders, read_regular, write_whole
+from dualform.store.durable_files import checksum, make_folders, write_whole
 from dualform.store.folder_lock import folder_lock
 from dualform.store.manifest import FileMark, Manifest
-from dualform.store.missing_files import damaged
 from dualform.store.snapshot import Snapshot
+from dualform.store.weights import read_checked
 
 FOLDER = "attributions/"
 TABLES = ("adjoints", "retrainings")
@@ -50,25 +50,19 @@ def keep(path: str | os.PathLike[str], table: str, name: str, rows: pa.Table) ->
         manifest.write(folder)
 
 
-def kept(memory: Snapshot) -> Mapping[str, list[str]]:
-    """By table, the files that a memory has of it."""
-    found: dict[str, list[str]] = {}
+def kept(memory: Snapshot) -> Mapping[str, Mapping[str, str]]:
+    """By table, the file of each name under which a memory has rows of it."""
+    found: dict[str, dict[str, str]] = {}
     for file in memory.manifest.files:
         if match := _FILE.fullmatch(file):
-            found.setdefault(match[1], []).append(file)
+            found.setdefault(match[1], {})[match[2]] = file
     return found
 
 
-def table(memory: Snapshot, files: list[str]) -> pa.Table:
-    """The rows of some files, under one another. Raises Damaged where one is not what was written."""
+def table(memory: Snapshot, files: Mapping[str, str]) -> pa.Table:
+    """The rows of some files, by name, under one another. Raises Damaged where one is not what was written."""
     parts = []
-    for file in files:
-        place, mark = memory.path / file, memory.manifest.files[file]
-        content = read_regular(place)
-        if checksum(content) != mark.checksum:
-            raise damaged(place, "was altered: its checksum does not match")
-        rows = pa.ipc.open_file(content).read_all()
-        name = _FILE.fullmatch(file)
-        assert name is not None, "only such files are listed"
-        parts.append(rows.add_column(0, "name", pa.array([name[2]] * rows.num_rows)))
+    for name, file in files.items():
+        rows = pa.ipc.open_file(read_checked(memory.path / file, memory.manifest.files[file])).read_all()
+        parts.append(rows.add_column(0, "name", pa.array([name] * rows.num_rows)))
     return pa.concat_tables(parts, promote_options="permissive")

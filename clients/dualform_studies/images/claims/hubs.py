@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.rank_correlation import rank_correlation
 from dualform.methods import Answers
 from dualform_studies.images.claims.attention import LayerAttention, best_images, sampled_rows
 from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.claims.prevalence import OFTEN
 from dualform_studies.images.training.recorded import Checkpoint
 from dualform_studies.pages.folder import Report
-from dualform_studies.rank_correlation import rank_correlation
 
 HEADING = "Hubs"
 GREATEST = 10

@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
+from dualform.answers.rank_correlation import rank_correlation
 from dualform_studies.images.claims.attention import distinct, enough_for_distinct
 from dualform_studies.images.claims.datapoints import Datapoints
 from dualform_studies.images.claims.hub_claims import hub_claims
@@ -15,7 +16,6 @@ from dualform_studies.images.claims.hub_figures import draw_hub_distribution
 from dualform_studies.images.claims.hubs import Hubs, LayerHubs, hubs_of, hubs_report
 from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART
 from dualform_studies.pages.study_report import OftenFound
-from dualform_studies.rank_correlation import rank_correlation
 
 SIX_IMAGES = Datapoints(
     np.array(["fashion-mnist", "mnist", "mnist", "mnist", "fashion-mnist", "mnist"], dtype=object),
