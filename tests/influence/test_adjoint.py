@@ -52,9 +52,10 @@ class Training:
     def run(self, weights=None, path=None):
         said, net = self.said, self.model
         net.load_state_dict(self.initial)
+        torch.manual_seed(3)
         optimizer = self.optimizer(net)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7) if said.schedule else None
-        recorder = dualform.Recorder(net, optimizer, path, quiet=True) if path else None
+        recorder = dualform.Recorder(net, optimizer, path, quiet=True, keep_random=said.keep_random) if path else None
         with recorder or nullcontext():
             for step, rows in enumerate(self.order):
                 labels = self.targets[rows]
@@ -63,7 +64,7 @@ class Training:
                 with recorder.step(sample=numbers, dataset=datasets, label=labels) if recorder else nullcontext():
                     if step % said.accumulate == 0:
                         optimizer.zero_grad()
-                    loss = per_row(net(self.inputs[rows]), self.targets[rows])
+                    loss = per_row(net(self.noisy(self.inputs[rows])), self.targets[rows])
                     loss = loss if weights is None else loss * weights[rows]
                     loss = loss.sum() if said.summed else loss.sum() / len(rows)
                     loss = said.more(net, loss / said.accumulate)
@@ -74,10 +75,13 @@ class Training:
                         if schedule:
                             schedule.step()
 
+    def noisy(self, inputs):
+        return inputs + 0.1 * torch.randn_like(inputs) if self.said.noise else inputs
+
     def batches(self, step, samples):
         rows = self.order[step]
         assert samples.tolist() == (rows // 2 if self.said.datasets else rows).tolist()
-        return self.inputs[rows], self.targets[rows]
+        return self.noisy(self.inputs[rows]), self.targets[rows]
 
     def begin_bytes(self, path):
         return recorded_training(path, self.model, self.batches, per_row).begin().nbytes
@@ -119,6 +123,9 @@ class Said:
     steps: int = STEPS
     datasets: bool = False
     """Two datasets number their samples alike."""
+    keep_random: bool = False
+    noise: bool = False
+    """Inputs get noise within each step."""
     more: Any = field(default=lambda net, loss: loss)
     between: Any = field(default=lambda net: None)
 
@@ -143,16 +150,27 @@ def adam(kind=torch.optim.Adam, **given):
     return lambda net: kind(net.parameters(), **{"lr": 0.05, "eps": 1e-4, **given})
 
 
-class Attention(nn.Module):
+class Dropped(nn.Module):
     def __init__(self):
         super().__init__()
+        self.body = mlp()
+
+    def forward(self, x):
+        return self.body(nn.functional.dropout(x, 0.5, self.training))
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.dropout = dropout
         self.embedding, self.norm, self.out = nn.Embedding(7, 6), nn.LayerNorm(6), nn.Linear(6, 3)
         self.mixed = nn.Linear(6, 18)
 
     def forward(self, tokens):
         hidden = self.norm(self.embedding(tokens))
         query, key, value = self.mixed(hidden).chunk(3, dim=-1)
-        return self.out(nn.functional.scaled_dot_product_attention(query, key, value)[:, -1])
+        dropped = self.dropout if self.training else 0.0
+        return self.out(nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropped)[:, -1])
 
 
 class Grouped(nn.Module):
@@ -251,6 +269,14 @@ TRAININGS = {
     "an LSTM": {"model": Recurrent},
     "a GRU": {"model": lambda: Recurrent(nn.GRU)},
     "a head of zeros, clipped": {"model": ZeroHead, "between": clipped(0.2)},
+    "dropout": {"model": Dropped, "keep_random": True, "optimizer": sgd(momentum=0.9)},
+    "dropout and noise, accumulated": {"model": Dropped, "keep_random": True, "noise": True, "accumulate": 2},
+    "dropout in attention": {
+        "model": lambda: Attention(0.3),
+        "inputs": tokens,
+        "keep_random": True,
+        "optimizer": adam(),
+    },
     "an unused head": {"model": UnusedHead, "optimizer": sgd(weight_decay=0.1)},
 }
 
@@ -290,15 +316,6 @@ class Penalized(nn.Module):
     def forward(self, x):
         self.hidden = torch.tanh(self.first(x))
         return self.last(self.hidden)
-
-
-class Dropped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = mlp()
-
-    def forward(self, x):
-        return self.body(nn.functional.dropout(x, 0.5, self.training))
 
 
 class Once(torch.autograd.Function):
@@ -390,7 +407,11 @@ REFUSED = {
         {"model": Penalized, "more": lambda net, loss: loss + net.hidden.square().mean()},
         "layer 'first' gets other error signals",
     ),
-    "dropout": ({"model": Dropped}, "gets other inputs"),
+    "dropout whose states were not stored": ({"model": Dropped}, "gets other inputs"),
+    "batch normalization of noise": (
+        {"model": lambda: normalized(nn.BatchNorm1d(6, track_running_stats=False)), "keep_random": True, "noise": True},
+        "other rows of the batch",
+    ),
     "batch normalization": (
         {"model": lambda: normalized(nn.BatchNorm1d(6))},
         "as batch normalization does",

@@ -154,8 +154,7 @@ class Queries:
         return {name: Moved(none[name] if own is None else own, {}) for name, own in zip(given, found, strict=True)}
 
     def _losses(self, given: Mapping[str, Tensor]) -> Tensor:
-        rows = slice(0, self._count)
-        found = self._training.passed(given, self._arguments, self._labels, self._loss, rows, training=False)
+        found = self._training.passed(given, self._arguments, self._labels, self._loss, training=False)
         if found.shape not in ((), (self._count,)):
             raise BadInput(
                 f"loss must return one number for each of {self._count} queries, or one for all, not "
