@@ -537,6 +537,77 @@ def test_little_ram_gives_the_same_values(tmp_path):
         adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches, ram=each)
 
 
+@pytest.mark.parametrize("ends", [1, 5, 12, 13, 30, 47])
+def test_an_adjoint_that_is_cut_off_goes_on_from_its_checkpoint(tmp_path, monkeypatch, ends):
+    """Four passes of one query each through 12 updates, with weights that are computed again."""
+    monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
+    monkeypatch.setattr("dualform.influence.checkpoint._SHARE", 0)
+    training, file = Training(optimizer=adam()), tmp_path / "file"
+    whole = training.adjoint(tmp_path / "run")
+    ram = 2 * 9 * training.begin_bytes(tmp_path / "run")
+    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    seen = []
+
+    def until(what, done, total):
+        seen.append((what, done, total))
+        if (what, done) == ("carrying back", ends):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adjoint(*arguments, ram=ram, checkpoint=file, progress=until)
+    assert seen[-1] == ("carrying back", ends, 48)
+    assert file.exists() == (ends > 1)  # an update is saved after it is told
+    if file.exists():
+        with pytest.raises(BadInput, match="no checkpoint of this computation"):
+            adjoint(*arguments[:2], (training.queries[0][:3], training.queries[1][:3]), *arguments[3:], checkpoint=file)
+    seen.clear()
+    found = adjoint(*arguments, ram=ram, checkpoint=file, progress=lambda *told: seen.append(told))
+    assert np.array_equal(found.values, whole.values)
+    assert not file.exists()
+    assert seen[0] == ("running the training again", 0, 12)
+    back = [told for told in seen if told[0] == "carrying back"]
+    assert back == [("carrying back", done, 48) for done in range(max(ends, 1), 49)]
+
+
+def test_retrainings_that_are_cut_off_go_on_from_their_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
+    monkeypatch.setattr("dualform.influence.checkpoint._SHARE", 0)
+    training, file = Training(), tmp_path / "file"
+    training.run(path=tmp_path / "run")
+    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    whole = retrain(*arguments, random=6, share=0.2)
+
+    def until(what, done, total):
+        if (what, done, total) == ("training again", 4, 6):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        retrain(*arguments, random=6, share=0.2, checkpoint=file, progress=until)
+    with pytest.raises(BadInput, match="no checkpoint of this computation"):
+        retrain(*arguments, random=6, share=0.2, seed=1, checkpoint=file)
+    told = []
+    found = retrain(*arguments, random=6, share=0.2, checkpoint=file, progress=lambda *own: told.append(own))
+    assert np.array_equal(found.losses, whole.losses)
+    assert [done for what, done, _ in told if what == "training again"] == [4, 5, 6]
+    file.write_bytes(b"something else")
+    with pytest.raises(BadInput, match="no checkpoint"):
+        retrain(*arguments, random=6, share=0.2, checkpoint=file)
+
+
+def test_an_estimate_says_what_will_be_done(tmp_path):
+    training = Training(optimizer=adam())
+    training.run(path=tmp_path / "run")
+    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    cost = dualform.estimate_adjoint(*arguments)
+    each = training.begin_bytes(tmp_path / "run")
+    assert (cost.queries, cost.updates, cost.passes, cost.bytes) == (4, STEPS, 1, (STEPS + 6 * 4) * each)
+    assert 0 < cost.seconds_a_retraining < cost.seconds
+    assert str(cost).startswith("4 queries through 12 updates in 1 pass: about ")
+    assert dualform.estimate_adjoint(*arguments, ram=2 * 9 * each).passes == 4
+    with pytest.raises(BadInput, match="the limit is"):
+        dualform.estimate_adjoint(*arguments, ram=each)
+
+
 def test_retrainings_are_those_with_weight_0(tmp_path):
     training = Training(optimizer=adam(), between=clipped(0.3), twice=True)
     training.run(path=tmp_path / "run")

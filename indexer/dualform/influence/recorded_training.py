@@ -51,6 +51,9 @@ Batches: TypeAlias = Callable[[int, NDArray[np.int64]], tuple[Inputs, Any]]
 """Of a step's number and its samples, in the order of the batch's rows: inputs, as `Recorder.query_set` takes them, and
 targets, for the loss."""
 
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Of what is being done, how much of it is done, and how much there is."""
+
 _FURTHEST, _FURTHEST_OF_ONE = 0.01, 0.05
 """How far the rerun may end from the recorded weights, of the distance that training moved them: of all parameters, and
 of each that moved by more than a thousandth of that."""
