@@ -26,9 +26,7 @@ _program = click.option(
     metavar="MODULE:FUNCTION",
     help="Call this for model, queries, loss, batches and train_loss.",
 )
-_checkpoint = click.option(
-    "--checkpoint", metavar="FILE", help="Save to FILE every minute, to go on from if the command is cut off."
-)
+_checkpoint = click.option("--checkpoint", metavar="FILE", help="Save progress to FILE, to go on from there.")
 _name = click.option("--name", metavar="NAME", help="Keep the result in RUN, for SQL.")
 
 
