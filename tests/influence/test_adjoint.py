@@ -642,7 +642,7 @@ def test_what_is_kept_is_read_by_sql(tmp_path):
     training = Training()
     found = training.adjoint(tmp_path / "run", name="first")
     arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
-    retrained = retrain(*arguments, without=[[3], [4, 5]], name="sets")
+    retrained = retrain(*arguments, without=[[3], [4, 5]], name="first")
     adjoint(*arguments, name="second")
     with dualform.open(tmp_path / "run") as memory:
         rows = memory.sql("SELECT * FROM adjoints WHERE name = 'first' ORDER BY query, sample")
@@ -656,9 +656,44 @@ def test_what_is_kept_is_read_by_sql(tmp_path):
         again = memory.sql("SELECT * FROM retrainings ORDER BY set, query")
         assert again["change"].tolist() == retrained.changes.ravel().tolist()
         assert again["left_out"].tolist() == [1] * 4 + [2] * 4
+        left_out = memory.sql("SELECT set, dataset, sample FROM left_out WHERE name = 'first' ORDER BY ALL")
+        assert [tuple(row.values()) for row in left_out.records()] == [(0, "a", 3), (1, "a", 4), (1, "a", 5)]
+        both = memory.sql(
+            "SELECT set, query, any_value(change) AS change, sum(value) AS predicted "
+            "FROM retrainings JOIN left_out USING (name, set) JOIN adjoints USING (name, query, dataset, sample) "
+            "GROUP BY ALL ORDER BY ALL"
+        )
+        assert both["change"].tolist() == retrained.changes.ravel().tolist()
+        predicted = [found.without(own) for own in ([3], [4, 5])]
+        assert np.allclose(both["predicted"], np.ravel(predicted), rtol=1e-5)
     assert check_memory(tmp_path / "run") == []
-    with pytest.raises(BadInput, match="cannot name rows"):
-        adjoint(*arguments, name="a/b")
+    for asked in (adjoint, retrain):
+        with pytest.raises(BadInput, match="cannot name rows"):
+            asked(tmp_path / "none", *arguments[1:], name="a/b")
+
+
+def test_columns_of_samples_that_are_called_as_kept_ones(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for _ in range(3):
+            with recorder.step(sample=range(4), name=[7, 8, 9, 10], value=0.5, steps=[1, 1, 2, 2], colour="red"):
+                optimizer.zero_grad()
+                model(x).square().sum(1).mean().backward()
+                optimizer.step()
+
+    def loss(outputs, targets):
+        return outputs.square().sum(1)
+
+    found = dualform.adjoint(
+        tmp_path / "run", model, (x[:1], torch.zeros(1)), loss, lambda step, rows: (x[rows], rows), name="kept"
+    )
+    with dualform.open(tmp_path / "run") as memory:
+        rows = memory.sql("SELECT * FROM adjoints ORDER BY sample").records()
+    assert set(rows[0]) == {"name", "query", "dataset", "sample", "label", "colour", "value", "steps"}
+    assert [row["value"] for row in rows] == found.values[0].tolist()
+    assert {(row["name"], row["steps"], row["colour"]) for row in rows} == {("kept", 3, "red")}
 
 
 def test_kept_rows_go_with_deleted_samples(tmp_path):
@@ -667,8 +702,8 @@ def test_kept_rows_go_with_deleted_samples(tmp_path):
     assert list((tmp_path / "run" / "attributions").iterdir())
     dualform.delete(tmp_path / "run", "sample = 3")
     assert not list((tmp_path / "run" / "attributions").iterdir())
-    with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="adjoints"):
-        memory.sql("SELECT * FROM adjoints")
+    with dualform.open(tmp_path / "run") as memory:
+        assert [len(memory.sql(f"SELECT * FROM {table}")) for table in ("adjoints", "retrainings", "left_out")] == [0] * 3
     with pytest.raises(Inexact, match="samples were deleted"):
         adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches)
 

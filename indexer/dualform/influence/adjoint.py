@@ -39,6 +39,7 @@ from dualform.influence.recorded_training import (
 )
 from dualform.record.example_signals import Loss
 from dualform.record.model_arguments import Arguments, Inputs, device_of
+from dualform.store.attributions import check_name
 from dualform.store.byte_counts import bytes_of, readable
 from dualform.store.machine_memory import memory_bytes
 
@@ -83,6 +84,7 @@ def adjoint(
     Raises the errors of `dualform.open`; Inexact for a training that cannot be run once more, or that the rerun does
     not reproduce, step by step; BadInput for arguments that do not fit.
     """
+    check_name(name)
     training = recorded_training(path, model, batches, train_loss or loss)
     asked, half = Queries(queries, loss, training), half_of(ram)
     positions = Positions(training, half, progress)
@@ -109,7 +111,7 @@ def adjoint(
                 saved.save({"done": done, "values": values, "state": plain})
     answer = Adjoint(values.cpu().numpy(), training.columns, training.seen, losses, training.drift)
     if name is not None:
-        training.keep("adjoints", name, answer)
+        training.keep("adjoints", name, answer.to_arrow())
     saved.remove()
     return answer
 

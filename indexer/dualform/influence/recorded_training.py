@@ -27,7 +27,6 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dualform.answers.adjoint import marked
-from dualform.answers.table import Table
 from dualform.errors import BadInput, Inexact
 from dualform.influence.optimizer_steps import STEPS, Moved
 from dualform.influence.rerun_checks import Ratio, Record, factor_of, otherwise_scaled, scaling_of
@@ -157,12 +156,11 @@ class RecordedTraining:
             raise BadInput(f"No sample matches {samples!r}.", field="without")
         return found
 
-    def keep(self, table: str, name: str, rows: Table) -> None:
-        """Keep rows of what was found in the memory. Raises BadInput for a name that is no plain word."""
-        snapshot, found = self._view.snapshot, rows.to_arrow()
-        attributions.keep(
-            snapshot.path, table, name, found.append_column("steps", pa.array([snapshot.steps] * found.num_rows))
-        )
+    def keep(self, table: str, name: str, rows: pa.Table) -> None:
+        """Keep rows of what was found in the memory."""
+        snapshot = self._view.snapshot
+        steps = pa.array([snapshot.steps] * rows.num_rows)
+        attributions.keep(snapshot.path, table, name, rows.append_column("steps", steps))
 
     def begin(self) -> Position:
         """Before the first update."""

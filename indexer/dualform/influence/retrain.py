@@ -10,6 +10,7 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 
@@ -20,6 +21,7 @@ from dualform.influence.checkpoint import Checkpoint
 from dualform.influence.recorded_training import Batches, Progress, recorded_training
 from dualform.record.example_signals import Loss
 from dualform.record.model_arguments import Inputs
+from dualform.store.attributions import check_name
 
 
 @torch.inference_mode(False)
@@ -44,7 +46,8 @@ def retrain(
     - `path`, `model`, `queries`, `loss`, `batches`, `train_loss`: as for `adjoint`.
     - `without`: sets of samples, by number, as bool[S] or by an SQL condition, each of which is left out of one
       training; None for `random` sets of a `share` of the samples, drawn with `seed`.
-    - `name`: keep the losses in the memory, as rows of the table `retrainings` with this name.
+    - `name`: keep the losses in the memory, as rows of the table `retrainings` with this name, and the samples of each
+      set as rows of `left_out`.
     - `checkpoint`, `progress`: as for `adjoint`; trainings in place of updates.
 
     A sample that is left out has weight 0 in the loss, and its batch keeps its size. Everything else is as it was
@@ -52,6 +55,7 @@ def retrain(
 
     Raises as `adjoint`, and BadInput for samples that the training does not have.
     """
+    check_name(name)
     training = recorded_training(path, model, batches, train_loss or loss)
     samples = training.samples
     if without is None:
@@ -87,6 +91,9 @@ def retrain(
             saved.save({"losses": torch.from_numpy(np.array(losses))})
     answer = Retrainings(sets, np.array(losses), complete, samples)
     if name is not None:
-        training.keep("retrainings", name, answer)
+        training.keep("retrainings", name, answer.to_arrow())
+        numbers, places = np.nonzero(sets)
+        members = {key: pa.array(training.columns[key][places]) for key in ("dataset", "sample")}
+        training.keep("left_out", name, pa.table({"set": pa.array(numbers), **members}))
     saved.remove()
     return answer
