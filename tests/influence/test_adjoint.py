@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from scipy.stats import spearmanr
 from torch import nn
 from torch.autograd.function import once_differentiable
@@ -19,6 +21,7 @@ from dualform.influence.adjoint import adjoint
 from dualform.influence.recorded_training import recorded_training
 from dualform.influence.retrain import retrain
 from dualform.store.check import check_memory
+from dualform.store.manifest import Manifest
 
 SAMPLES, ROWS, STEPS = 20, 6, 12
 
@@ -157,6 +160,52 @@ class Dropped(nn.Module):
 
     def forward(self, x):
         return self.body(nn.functional.dropout(x, 0.5, self.training))
+
+
+class Always(nn.Module):
+    """Dropout behind the recorded layer, whatever the mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x):
+        return nn.functional.dropout(self.body(x), 0.3)
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.generator = mlp(), torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        return self.body(x + torch.randn(x.shape, generator=self.generator, dtype=x.dtype) * self.training)
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.second(hidden + 2 * torch.cat([0 * hidden[:1], hidden[:-1]]))
+
+
+class Running(Shifted):
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.second(hidden.cumsum(0) / torch.arange(1, len(x) + 1)[:, None])
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.third(torch.utils.checkpoint.checkpoint(self.second, hidden, use_reentrant=True))
 
 
 class Attention(nn.Module):
@@ -408,6 +457,11 @@ REFUSED = {
         "layer 'first' gets other error signals",
     ),
     "dropout whose states were not stored": ({"model": Dropped}, "gets other inputs"),
+    "a generator of one's own": ({"model": Own, "keep_random": True}, "gets other inputs|not those of torch"),
+    "dropout in eval mode, too": ({"model": Always, "keep_random": True}, "in eval mode, too"),
+    "rows that see the row before": ({"model": Shifted}, "other rows of the batch"),
+    "a mean over the rows so far": ({"model": Running}, "other rows of the batch"),
+    "reentrant checkpoints": ({"model": Checkpointed}, "without activation checkpointing"),
     "batch normalization of noise": (
         {"model": lambda: normalized(nn.BatchNorm1d(6, track_running_stats=False)), "keep_random": True, "noise": True},
         "other rows of the batch",
@@ -544,7 +598,8 @@ def test_an_adjoint_that_is_cut_off_goes_on_from_its_checkpoint(tmp_path, monkey
     monkeypatch.setattr("dualform.influence.checkpoint._SHARE", 0)
     training, file = Training(optimizer=adam()), tmp_path / "file"
     whole = training.adjoint(tmp_path / "run")
-    ram = 2 * 9 * training.begin_bytes(tmp_path / "run")
+    each = training.begin_bytes(tmp_path / "run")
+    ram = 2 * 9 * each
     arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
     seen = []
 
@@ -558,10 +613,17 @@ def test_an_adjoint_that_is_cut_off_goes_on_from_its_checkpoint(tmp_path, monkey
     assert seen[-1] == ("carrying back", ends, 48)
     assert file.exists() == (ends > 1)  # an update is saved after it is told
     if file.exists():
+        others = training.queries[0] + 1e-9, training.queries[1]
         with pytest.raises(BadInput, match="no checkpoint of this computation"):
-            adjoint(*arguments[:2], (training.queries[0][:3], training.queries[1][:3]), *arguments[3:], checkpoint=file)
+            adjoint(*arguments[:2], others, *arguments[3:], checkpoint=file)
+        with pytest.raises(BadInput, match="no checkpoint of this computation"):
+            adjoint(*arguments[:3], lambda *given: 2 * per_row(*given), *arguments[4:], per_row, checkpoint=file)
+        with pytest.raises(BadInput, match="no checkpoint of this computation"):
+            retrain(*arguments, without=[[1]], checkpoint=file)
     seen.clear()
-    found = adjoint(*arguments, ram=ram, checkpoint=file, progress=lambda *told: seen.append(told))
+    found = adjoint(
+        *arguments, ram=ram + each if ends % 2 else ram, checkpoint=file, progress=lambda *own: seen.append(own)
+    )
     assert np.array_equal(found.values, whole.values)
     assert not file.exists()
     assert seen[0] == ("running the training again", 0, 12)
@@ -592,6 +654,53 @@ def test_retrainings_that_are_cut_off_go_on_from_their_checkpoint(tmp_path, monk
     file.write_bytes(b"something else")
     with pytest.raises(BadInput, match="no checkpoint"):
         retrain(*arguments, random=6, share=0.2, checkpoint=file)
+
+
+@pytest.mark.parametrize("file", ["", 5, ".", "none/file"])
+def test_a_checkpoint_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, file):
+    monkeypatch.chdir(tmp_path)
+    training = Training()
+    training.run(path=tmp_path / "run")
+    arguments = tmp_path / "run", training.model, training.queries, per_row, lambda *_: pytest.fail("it began")
+    with pytest.raises(BadInput, match="checkpoint"):
+        adjoint(*arguments, checkpoint=file)
+    with pytest.raises(BadInput, match="checkpoint"):
+        retrain(*arguments, without=[[1]], checkpoint=file)
+
+
+def test_a_checkpoint_that_is_not_saved_ends_nothing(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
+    monkeypatch.setattr("dualform.influence.checkpoint.write_new", full)
+    training = Training()
+    whole = training.adjoint(tmp_path / "run")
+    with pytest.warns(RuntimeWarning, match="the checkpoint was not saved"):
+        found = training.adjoint(tmp_path / "again", checkpoint=tmp_path / "file")
+    assert np.array_equal(found.values, whole.values)
+    assert not list(tmp_path.glob("file*"))
+
+
+def test_what_cannot_be_kept_at_the_end_is_in_the_checkpoint(tmp_path, monkeypatch):
+    training, file = Training(), tmp_path / "file"
+    whole = training.adjoint(tmp_path / "run")
+    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    again = retrain(*arguments, random=3, share=0.2)
+    with monkeypatch.context() as broken:
+        broken.setattr("dualform.store.attributions.write_whole", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        for asked, more in ((adjoint, {}), (retrain, {"random": 3, "share": 0.2})):
+            with pytest.raises(OSError, match="full"):
+                asked(*arguments, name="kept", checkpoint=file.with_suffix(f".{asked.__name__}"), **more)
+    told = []
+    found = adjoint(
+        *arguments, name="kept", checkpoint=file.with_suffix(".adjoint"), progress=lambda *own: told.append(own)
+    )
+    assert np.array_equal(found.values, whole.values)
+    assert all(what == "running the training again" for what, *_ in told)
+    found = retrain(*arguments, random=3, share=0.2, name="kept", checkpoint=file.with_suffix(".retrain"))
+    assert np.array_equal(found.losses, again.losses)
+    assert not list(tmp_path.glob("file*"))
 
 
 def test_an_estimate_says_what_will_be_done(tmp_path):
@@ -696,6 +805,48 @@ def test_columns_of_samples_that_are_called_as_kept_ones(tmp_path):
     assert {(row["name"], row["steps"], row["colour"]) for row in rows} == {("kept", 3, "red")}
 
 
+def test_rows_are_kept_together_and_without_a_dataset_they_are_found(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(outputs, targets):
+        return outputs.square().sum(1)
+
+    arguments = model, (x[:1], torch.zeros(1)), loss, lambda step, rows: (x[rows], rows)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for _ in range(3):
+            with recorder.step(sample=range(4)):
+                optimizer.zero_grad()
+                model(x).square().sum(1).mean().backward()
+                optimizer.step()
+        recorder.flush()
+        with pytest.raises(BadInput, match="still recorded"):
+            dualform.adjoint(tmp_path / "run", copy.deepcopy(model), *arguments[1:], name="kept")
+    predicted = dualform.adjoint(tmp_path / "run", *arguments, name="kept")
+    first = dualform.retrain(tmp_path / "run", *arguments, without=[[0], [1]], name="kept")
+    question = (
+        "SELECT set, any_value(change) AS change, sum(value) AS predicted FROM retrainings JOIN left_out "
+        "USING (name, set) JOIN adjoints USING (name, query, dataset, sample) GROUP BY ALL ORDER BY ALL"
+    )
+
+    def kept():
+        with dualform.open(tmp_path / "run") as memory:
+            return memory.sql(question)
+
+    assert kept()["change"].tolist() == first.changes[:, 0].tolist()
+    assert np.allclose(kept()["predicted"], predicted.values[0, :2])
+    with monkeypatch.context() as broken:
+        broken.setattr(Manifest, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(OSError, match="full"):
+            dualform.retrain(tmp_path / "run", *arguments, without=[[2], [3]], name="kept")
+    assert kept()["change"].tolist() == first.changes[:, 0].tolist()
+    second = dualform.retrain(tmp_path / "run", *arguments, without=[[2], [3]], name="kept")
+    assert kept()["change"].tolist() == second.changes[:, 0].tolist()
+    assert len(list((tmp_path / "run" / "attributions").iterdir())) <= 5  # two of the one that was cut off
+    assert check_memory(tmp_path / "run") == []
+
+
 def test_kept_rows_go_with_deleted_samples(tmp_path):
     training = Training()
     training.adjoint(tmp_path / "run", name="first")
@@ -715,9 +866,12 @@ def test_a_damaged_file_of_kept_rows_is_an_error(tmp_path):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with dualform.open(tmp_path / "run") as memory, pytest.raises(Damaged, match=r"adjoints-first\.arrow was altered"):
+    with (
+        dualform.open(tmp_path / "run") as memory,
+        pytest.raises(Damaged, match=r"adjoints-first-\w+\.arrow was altered"),
+    ):
         memory.sql("SELECT * FROM adjoints")
-    assert "adjoints-first.arrow" in check_memory(tmp_path / "run")[0]
+    assert "adjoints-first-" in check_memory(tmp_path / "run")[0]
 
 
 def test_numbers_of_several_datasets_are_refused(tmp_path):

@@ -1,9 +1,11 @@
 """States of random number generators: stored at the beginning of each step, if asked for."""
 
+import pytest
 import torch
 from torch import nn
 
 import dualform
+from dualform.errors import BadInput
 from dualform.record.random_states import random_states_as
 from dualform.store.check import check_memory
 from dualform.store.snapshot import Snapshot
@@ -53,15 +55,21 @@ def test_a_step_that_is_not_recorded_has_none(tmp_path):
     assert all(torch.equal(one, other) for one, other in zip(found, states, strict=True))
 
 
-def test_sql_reads_them_and_deleting_samples_keeps_them(tmp_path):
+def test_deleting_samples_keeps_them_and_sql_does_not_carry_them(tmp_path):
     train(tmp_path / "run", keep_random=True)
-    question = "SELECT count(*), min(octet_length(state)) FROM random_states"
-    with dualform.open(tmp_path / "run") as memory:
-        before = list(memory.sql(question).records()[0].values())
-    assert before == [6, len(torch.get_rng_state())]
+    steps, before = stored(tmp_path / "run")
     dualform.delete(tmp_path / "run", where="dataset = 'a'")
+    again, after = stored(tmp_path / "run")
+    assert steps == again == list(range(6))
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     with dualform.open(tmp_path / "run") as memory:
-        assert list(memory.sql(question).records()[0].values()) == before
+        assert "random_states" not in [row["name"] for row in memory.sql("SHOW TABLES").records()]
+
+
+def test_they_are_not_stored_for_several_ranks(tmp_path):
+    model = nn.Linear(2, 2)
+    with pytest.raises(BadInput, match="keep_random= cannot be combined with ranks="):
+        dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path, ranks=2, keep_random=True)
 
 
 def test_numbers_drawn_inside_leave_no_trace():

@@ -142,8 +142,8 @@ def retrain(
 
     sets: dict[str, Any] = {"without": without or None, "random": count, "share": share, "seed": seed}
     with progress_bars() as progress:
-        found = asked(run, **given, **sets, name=name, checkpoint=checkpoint, progress=progress)
         answer = predicted(run, **given, progress=progress)
+        found = asked(run, **given, **sets, name=name, checkpoint=checkpoint, progress=progress)
     rows = [
         {**row, "predicted": float(answer.without(found.sets[row["set"]])[row["query"]])}
         for row in found.table().records()
@@ -178,4 +178,10 @@ def _called(program: str) -> Mapping[str, Any]:
             hint=f"Return a dictionary with {', '.join(_NEEDED)} and, if it is another one, train_loss.",
             field="program",
         )
-    return {name: given[name] for name in (*_NEEDED, "train_loss") if name in given}
+    if beyond := [name for name in given if name not in (*_NEEDED, "train_loss")]:
+        raise BadInput(
+            f"{program} returned {beyond[0]!r}, too.",
+            hint=f"Its dictionary has {', '.join(_NEEDED)} and train_loss. Say the rest by options.",
+            field="program",
+        )
+    return dict(given)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.answers.adjoint import Adjoint
-from dualform.errors import BadInput
+from dualform.errors import BadInput, Inexact
 from dualform.influence.checkpoint import Checkpoint
 from dualform.influence.optimizer_steps import Moved
 from dualform.influence.recorded_training import (
@@ -39,6 +39,7 @@ from dualform.influence.recorded_training import (
 )
 from dualform.record.example_signals import Loss
 from dualform.record.model_arguments import Arguments, Inputs, device_of
+from dualform.record.random_states import random_states_as
 from dualform.store.attributions import check_name
 from dualform.store.byte_counts import bytes_of, readable
 from dualform.store.machine_memory import memory_bytes
@@ -86,17 +87,20 @@ def adjoint(
     """
     check_name(name)
     training = recorded_training(path, model, batches, train_loss or loss)
+    training.require_ended(name)
     asked, half = Queries(queries, loss, training), half_of(ram)
+    saved = Checkpoint(checkpoint, b"adjoint", training.identity, asked.identity)
     positions = Positions(training, half, progress)
     losses = asked.losses_at(positions.last)
     values = torch.zeros(len(losses), len(training.seen), dtype=torch.float32, device=device_of(training.model))
-    size = queries_at_once(training, half)
-    groups = [slice(start, start + size) for start in range(0, len(losses), size)]
-    saved = Checkpoint(checkpoint, training.samples.tobytes(), losses.tobytes(), str(size).encode())
     updates, done, state = len(training.updates), 0, dict[str, Moved]()
+    size = queries_at_once(training, half)
     if saved.found is not None:
+        saved.require_losses(losses)
         done, state = saved.found["done"], {key: Moved(*own) for key, own in saved.found["state"].items()}
         values.copy_(saved.found["values"])
+        size = saved.found["size"]
+    groups = [slice(start, start + size) for start in range(0, len(losses), size)]
     while done < updates * len(groups):
         group = groups[done // updates]
         if done % updates == 0:
@@ -108,10 +112,11 @@ def adjoint(
                 progress("carrying back", done, updates * len(groups))
             if saved.due:
                 plain = {key: (own.weight, dict(own.buffers)) for key, own in state.items()}
-                saved.save({"done": done, "values": values, "state": plain})
+                saved.save(losses, done=done, values=values, state=plain, size=size)
     answer = Adjoint(values.cpu().numpy(), training.columns, training.seen, losses, training.drift)
     if name is not None:
-        training.keep("adjoints", name, answer.to_arrow())
+        saved.save(losses, done=done, values=values, state={}, size=size)
+        training.keep(name, {"adjoints": answer.to_arrow()})
     saved.remove()
     return answer
 
@@ -182,10 +187,25 @@ class Queries:
                 field="queries",
             )
 
+    @property
+    def identity(self) -> bytes:
+        """What tells these inputs and targets from others."""
+        return self._arguments.identity + self._labels.identity
+
     def losses_at(self, position: Position) -> NDArray[np.float64]:
         """float64[n]."""
         with torch.no_grad():
-            found = self._losses({name: own.weight for name, own in position.parameters.items()})
+            given = {name: own.weight for name, own in position.parameters.items()}
+            found = self._losses(given)
+            with random_states_as({}, self._training.model):
+                torch.manual_seed(0)
+                again = self._losses(given)
+        if not torch.allclose(found, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise Inexact(
+                "The queries' losses differ from pass to pass: the network draws random numbers in eval mode, too.",
+                hint="Let dropout depend on self.training, as nn.Dropout does.",
+                field="model",
+            )
         return np.asarray(found.double().cpu().numpy())
 
     def slopes(self, position: Position, queries: slice) -> dict[str, Moved]:

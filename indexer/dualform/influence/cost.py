@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dualform.answers.table import counted
 from dualform.errors import BadInput
 from dualform.influence.adjoint import HELD, Queries, carried_back, half_of, queries_at_once, stride_within
 from dualform.influence.influence import Influence
@@ -99,8 +100,9 @@ class AdjointCost:
     def __str__(self) -> str:
         passes = f"{self.passes} passes" if self.passes > 1 else "1 pass"
         return (
-            f"{self.queries:,} queries through {self.updates:,} updates in {passes}: about {self.seconds:,.0f} s and "
-            f"{readable(self.bytes)}. A retraining takes about {self.seconds_a_retraining:,.1f} s."
+            f"{counted(self.queries, 'query')} through {counted(self.updates, 'update')} in {passes}: about "
+            f"{self.seconds:,.0f} s and {readable(self.bytes)}. A retraining takes about "
+            f"{self.seconds_a_retraining:,.1f} s."
         )
 
 

@@ -56,6 +56,9 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 _FURTHEST, _FURTHEST_OF_ONE = 0.01, 0.05
 """How far the rerun may end from the recorded weights, of the distance that training moved them: of all parameters, and
 of each that moved by more than a thousandth of that."""
+_UNCHECKPOINTED = "Pass the network without activation checkpointing, if it has any."
+_TRIED = 4
+"""Random halves of a batch that are put in the place of the others."""
 _CURVED = 0.05
 """How far a Hessian-vector product may be from the difference of two gradients, of its size."""
 _UNEXPLAINED = 1e-3
@@ -134,7 +137,7 @@ class RecordedTraining:
         self.drift = 0.0
         """How far the rerun ended from the recorded weights, of the distance that training moved them."""
         self._ratio = Ratio()
-        self._random_states = _random_states(view)
+        self._random_states = _RandomStates(view)
 
     def marked(self, samples: Any) -> NDArray[np.bool_]:
         """bool[S]: samples by number, as bool[S], or by an SQL condition over their columns.
@@ -156,11 +159,31 @@ class RecordedTraining:
             raise BadInput(f"No sample matches {samples!r}.", field="without")
         return found
 
-    def keep(self, table: str, name: str, rows: pa.Table) -> None:
-        """Keep rows of what was found in the memory."""
+    @property
+    def identity(self) -> bytes:
+        """What tells this training from others."""
         snapshot = self._view.snapshot
-        steps = pa.array([snapshot.steps] * rows.num_rows)
-        attributions.keep(snapshot.path, table, name, rows.append_column("steps", steps))
+        return repr((snapshot.steps, sorted(snapshot.final_digests.items()), self.samples.tolist())).encode()
+
+    def keep(self, name: str, tables: Mapping[str, pa.Table]) -> None:
+        """Keep rows of tables in the memory. Samples without a dataset have "" there, which joins find."""
+        snapshot, kept = self._view.snapshot, dict[str, pa.Table]()
+        for table, rows in tables.items():
+            if "dataset" in rows.column_names:
+                place, datasets = rows.column_names.index("dataset"), rows["dataset"].cast(pa.string())
+                kept[table] = rows.set_column(place, "dataset", datasets.fill_null(""))
+            steps = pa.array([snapshot.steps] * rows.num_rows)
+            kept[table] = kept.get(table, rows).append_column("steps", steps)
+        attributions.keep(snapshot.path, name, kept)
+
+    def require_ended(self, name: str | None) -> None:
+        """Raises BadInput where rows are to be kept in a memory that a recorder still writes."""
+        if name is not None and any(writer.going_on is not False for writer in self._view.snapshot.writers):
+            raise BadInput(
+                "Nothing can be kept in a memory that is still recorded.",
+                hint="Leave out name=, or ask again when the recording has ended.",
+                field="name",
+            )
 
     def begin(self) -> Position:
         """Before the first update."""
@@ -236,7 +259,14 @@ class RecordedTraining:
 
         def passed() -> tuple[Tensor, Sequence[Tensor | None]]:
             mean = self.loss(given, step, weighed)
-            return mean, torch.autograd.grad(mean, [given[name] for name in update.settings], allow_unused=True)
+            try:
+                return mean, torch.autograd.grad(mean, [given[name] for name in update.settings], allow_unused=True)
+            except RuntimeError as error:
+                raise Inexact(
+                    f"The network cannot be differentiated again: {str(error).splitlines()[0]}",
+                    hint=_UNCHECKPOINTED,
+                    field="model",
+                ) from error
 
         if record is None:
             loss, parts = passed()
@@ -301,7 +331,7 @@ class RecordedTraining:
         Random numbers are drawn as they were then, if that is known.
         """
         numbers = self._numbers[self._datapoints(step)]
-        with random_states_as(self._random_states.get(step, {}), self.model):
+        with random_states_as(self._random_states.of(step), self.model):
             return self._drawn(given, step, numbers, rows, kind)
 
     def _drawn(
@@ -376,17 +406,29 @@ class RecordedTraining:
 
     def _require_apart(self, position: Position, step: int) -> None:
         """Raises Inexact where a row's loss depends on the other rows of its batch, as with batch statistics."""
-        given, half = self.given(position), self._rows(step) // 2
-        if not half:
-            return
+        given, rows = self.given(position), self._rows(step)
+        generator = torch.Generator().manual_seed(step)
         with torch.no_grad():
-            with_others = self._losses(given, step, torch.arange(self._rows(step)) % half)[:half]
-            if not torch.allclose(self._losses(given, step)[:half], with_others, rtol=1e-3, atol=1e-5):
+            losses = self._losses(given, step)
+            least = 1e-5 * min(1.0, float(losses.abs().max()))
+            if not torch.allclose(losses, self._losses(given, step), 1e-3, least, equal_nan=True):
                 raise Inexact(
-                    f"The losses of step {step} depend on the other rows of the batch, as with batch normalization.",
-                    hint="Use layer or group normalization: the samples of a batch must not see each other.",
+                    f"Two passes of step {step} differ: the network or batches carry something from one pass to the "
+                    "next, or draw random numbers that are not those of torch's default generators.",
+                    hint="Record with keep_random=True, and draw with torch's default generators alone.",
                     field="model",
                 )
+            for _ in range(_TRIED if rows > 1 else 0):  # rows that stay see random others of them in the others' places
+                order, taken = torch.randperm(rows, generator=generator), torch.arange(rows)
+                stay, go = order[: rows // 2], order[rows // 2 :]
+                taken[go] = stay[torch.randint(len(stay), (len(go),), generator=generator)]
+                if not torch.allclose(losses[stay], self._losses(given, step, taken)[stay], 1e-3, least):
+                    raise Inexact(
+                        f"The losses of step {step} depend on the other rows of the batch, as with batch "
+                        "normalization.",
+                        hint="Use layer or group normalization: the samples of a batch must not see each other.",
+                        field="model",
+                    )
 
     def _require_curvature(self, position: Position, step: int) -> None:
         """Raises Inexact where second derivatives are not those of the gradient, as behind a detached number or a
@@ -407,7 +449,7 @@ class RecordedTraining:
             raise Inexact(
                 f"Second derivatives at step {step} are not those of the gradient.",
                 hint="A detached number, a function with a backward of its own, weight normalization and an embedding "
-                "with max_norm have no true second derivative.",
+                f"with max_norm have no true second derivative. {_UNCHECKPOINTED}",
                 field="model",
             )
 
@@ -499,6 +541,8 @@ def recorded_training(path: str | PathLike[str], model: nn.Module, batches: Batc
     for name, own in (("batches", batches), ("loss", loss)):
         if not callable(own):
             raise BadInput(f"{name} must be a function, not {type(own).__name__}.", field=name)
+    if not isinstance(path, str | PathLike):
+        raise BadInput(f"path must name the folder of one memory, not {type(path).__name__}.", field="path")
     view = View(opened(path), backends.choose("numpy"), CACHE_BYTES)
     return RecordedTraining(view, whole_model(model), batches, loss, never)
 
@@ -520,8 +564,8 @@ def _require_whole(view: View) -> None:
         "several optimizers trained it": bool(others),
         f"its optimizer is {optimizer.name}, and not SGD, Adam or AdamW": optimizer.rule not in STEPS,
         "its optimizer is Adam with amsgrad": largest,
-        "it was recorded by several ranks": len(snapshot.manifest.shards) > 1,
         "it was resumed": len(snapshot.runs) > 1,
+        "it was recorded by several ranks": len(snapshot.manifest.shards) > 1,
         "samples were deleted": bool(snapshot.deleted),
         "slots were sampled to fit a budget": snapshot.manifest.sampling is not None,
         "it was repaired": bool(snapshot.manifest.repaired),
@@ -533,15 +577,20 @@ def _require_whole(view: View) -> None:
             raise Inexact(f"This training cannot be run once more: {reason}.", field="path")
 
 
-def _random_states(view: View) -> dict[int, dict[str, bytes]]:
-    """By step and device; empty where none were stored."""
-    found = dict[int, dict[str, bytes]]()
-    if "random_states" in view.snapshot.manifest.tables():
-        states = view.snapshot.table("random_states")
-        rows = zip(*(states[name].to_pylist() for name in ("step", "device", "state")), strict=True)
-        for step, device, state in rows:
-            found.setdefault(step, {})[device] = state
-    return found
+class _RandomStates:
+    """Of the generators at the beginning of each step; none where they were not stored."""
+
+    def __init__(self, view: View) -> None:
+        there = "random_states" in view.snapshot.manifest.tables()
+        self._table = view.snapshot.table("random_states") if there else None
+        self._steps = np.asarray([] if self._table is None else self._table["step"], dtype=np.int64)
+
+    def of(self, step: int) -> dict[str, bytes]:
+        """By device."""
+        if self._table is None:
+            return {}
+        rows = np.flatnonzero(self._steps == step)
+        return {self._table["device"][row].as_py(): self._table["state"][row].as_py() for row in rows.tolist()}
 
 
 def _samples(columns: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -31,6 +31,12 @@ _MEASURED = 3e-5
 """How far the measured factor of a gradient that nothing scaled may be from 1."""
 _TOLD = 0.05
 """By how much something must vary over the training to tell what does not vary with it."""
+_SAME_INPUTS = "batches must return the rows of each step as the training saw them, in their order. "
+_NO_RANDOM = "For a network with dropout, record with keep_random=True."
+_RANDOM = (
+    "Dropout is drawn from torch's default generators as they were at the beginning of the step, in training mode: "
+    "what the step drew before the forward pass, batches must draw, too."
+)
 _WHOLE = 10
 """Steps at which every layer is held against the record."""
 
@@ -102,6 +108,7 @@ class Record:
         }
         self._every = max(1, view.snapshot.steps // _WHOLE)
         self._last = view.snapshot.steps - 1
+        self._random = "random_states" in view.snapshot.manifest.tables()
         self._smallest = min(layers, key=lambda name: layers[name].d_in + layers[name].d_out)
 
     @classmethod
@@ -149,8 +156,7 @@ class Record:
             if keys.shape != recorded.keys.shape or _apart(keys, recorded.keys) > _KEYS:
                 raise Inexact(
                     f"The rerun differs from the record at step {step}: layer {name!r} gets other inputs.",
-                    hint="batches must return the rows of each step as the training saw them, in their order. For a "
-                    "network with dropout, record with keep_random=True.",
+                    hint=_SAME_INPUTS + (_RANDOM if self._random else _NO_RANDOM),
                     field="batches",
                 )
             pairs[name] = errors.astype(np.float64), recorded.errors

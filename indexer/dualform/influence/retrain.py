@@ -20,7 +20,7 @@ from dualform.influence.adjoint import Queries
 from dualform.influence.checkpoint import Checkpoint
 from dualform.influence.recorded_training import Batches, Progress, recorded_training
 from dualform.record.example_signals import Loss
-from dualform.record.model_arguments import Inputs
+from dualform.record.model_arguments import Inputs, device_of
 from dualform.store.attributions import check_name
 
 
@@ -57,6 +57,7 @@ def retrain(
     """
     check_name(name)
     training = recorded_training(path, model, batches, train_loss or loss)
+    training.require_ended(name)
     samples = training.samples
     if without is None:
         for said, number, fits in (
@@ -78,22 +79,24 @@ def retrain(
         sets = np.array([training.marked(own) for own in without])
         if not len(sets):
             raise BadInput("without contains no set.", hint="For example without=[[3, 17]].", field="without")
-    *_, last = training.checked()
     asked = Queries(queries, loss, training)
+    saved = Checkpoint(checkpoint, b"retrain", training.identity, asked.identity, sets.tobytes())
+    *_, last = training.checked()
     complete = asked.losses_at(last)
-    saved = Checkpoint(checkpoint, samples.tobytes(), sets.tobytes(), complete.tobytes())
-    losses = [] if saved.found is None else list(saved.found["losses"].numpy())
+    saved.require_losses(complete)
+    losses = [] if saved.found is None else list(saved.found["after"].numpy())
     for own in sets[len(losses) :]:
-        losses.append(asked.losses_at(training.rerun(torch.from_numpy(~own).to(torch.get_default_dtype()))))
+        weights = torch.from_numpy(~own).to(device_of(training.model), torch.get_default_dtype())
+        losses.append(asked.losses_at(training.rerun(weights)))
         if progress is not None:
             progress("training again", len(losses), len(sets))
-        if saved.due:
-            saved.save({"losses": torch.from_numpy(np.array(losses))})
+        if saved.due or (name is not None and len(losses) == len(sets)):
+            saved.save(complete, after=torch.from_numpy(np.array(losses)))
     answer = Retrainings(sets, np.array(losses), complete, samples)
     if name is not None:
-        training.keep("retrainings", name, answer.to_arrow())
         numbers, places = np.nonzero(sets)
         members = {key: pa.array(training.columns[key][places]) for key in ("dataset", "sample")}
-        training.keep("left_out", name, pa.table({"set": pa.array(numbers), **members}))
+        left_out = pa.table({"set": pa.array(numbers), **members})
+        training.keep(name, {"retrainings": answer.to_arrow(), "left_out": left_out})
     saved.remove()
     return answer

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import BadInput
+from dualform.store.durable_files import checksum
 
 Inputs: TypeAlias = Any
 """A model's arguments: one; several, as a tuple or list; by name, as a mapping such as a tokenizer makes. Each is a
@@ -38,14 +39,25 @@ class Arguments:
             )
         self.examples: int = lengths[0]
 
+    @property
+    def identity(self) -> bytes:
+        """Of what all tensors hold, and of what else is given."""
+        parts = [self._places, self._named]
+        tensors = (own if own.layout == torch.strided else own.to_dense() for own in _tensors(parts))
+        held = [own.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for own in tensors]
+        plain = _each(parts, lambda tensor: torch.empty(tensor.shape, device="meta"))
+        return b"".join(checksum(own).encode() for own in [repr(plain).encode(), *held])
+
     def rows(self, rows: Tensor) -> tuple[list[Any], dict[str, Any]]:
         """What the model is called with for the examples of these numbers, int64[n]."""
 
         def picked(tensor: Tensor) -> Tensor:
             if tensor.dim() <= self._axis:
                 return tensor
-            taken = tensor if tensor.layout == torch.strided else tensor.to_sparse()
-            return taken.index_select(self._axis, rows.to(tensor.device))
+            places = rows.to(tensor.device)
+            if tensor.layout == torch.strided:
+                return tensor.index_select(self._axis, places)
+            return tensor.to_sparse().index_select(self._axis, places).to_sparse(layout=tensor.layout)
 
         return _each(self._places, picked), _each(self._named, picked)
 

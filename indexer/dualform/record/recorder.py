@@ -157,6 +157,10 @@ class Recorder(Joinable):
         if budget is not None and (not keys or sink is not Writer):
             what = "keys=False" if sink is Writer else "sink="
             raise BadInput(f"budget= cannot be combined with {what}.", hint="Leave one of them out.", field="budget")
+        if keep_random and ranks != 1:
+            raise BadInput(
+                "keep_random= cannot be combined with ranks=.", hint="Leave one of them out.", field="keep_random"
+            )
         compiled = compiled_parts(model)
         model, optimizers = unwrapped_model(model), optimizers_of(optimizer)
         sharded = check_sharding(model, optimizers, ranks, resume)

@@ -4,7 +4,7 @@
     retrainings   name, set, left_out, query, loss, change, steps
     left_out      name, set, dataset, sample, steps: the samples that each of them lacked
 
-Each is kept under a name, in attributions/TABLE-NAME.arrow. They are of the training as it was then: `steps` says how
+Each is kept under a name, in attributions/TABLE-NAME-CHECKSUM.arrow. They are of the training as it was then: `steps` says how
 many steps it had, and deleting samples removes them.
 """
 
@@ -32,49 +32,52 @@ TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
     "left_out": {"set": _INT, "dataset": _TEXT, "sample": _INT, "steps": _INT},
 }
 """The columns that each has where nothing is kept; adjoints then have more."""
-_FILE = re.compile(rf"{FOLDER}({'|'.join(TABLES)})-([\w.-]{{1,64}})\.arrow")
+_FILE = re.compile(rf"{FOLDER}({'|'.join(TABLES)})-([\w.-]{{1,64}})-[0-9a-f]{{16}}\.arrow")
 
 
 def check_name(name: str | None) -> None:
     """Raises BadInput for a name that is no plain word; None keeps nothing."""
-    if name is not None and not (isinstance(name, str) and _FILE.fullmatch(_file("adjoints", name))):
+    if name is not None and not (isinstance(name, str) and re.fullmatch(r"[\w.-]{1,64}", name)):
         raise BadInput(
             f"{name!r:.40} cannot name rows.", hint="Use up to 64 letters, digits, '.', '_' and '-'.", field="name"
         )
 
 
-def _file(table: str, name: str) -> str:
-    return f"{FOLDER}{table}-{name}.arrow"
-
-
-def keep(path: str | os.PathLike[str], table: str, name: str, rows: pa.Table) -> None:
-    """Keep rows under a name in the memory of one run, in place of those that had it."""
-    folder, file = Path(path).absolute(), _file(table, name)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    content = sink.getvalue().to_pybytes()
+def keep(path: str | os.PathLike[str], name: str, tables: Mapping[str, pa.Table]) -> None:
+    """Keep rows of tables under a name in the memory of one run, all of them or none, in place of those that had it."""
+    folder = Path(path).absolute()
     with folder_lock(folder):
         manifest = Manifest.read(folder)
-        make_folders((folder / file).parent)
-        write_whole(folder / file, content)
-        manifest.files[file] = FileMark(len(content), checksum(content))
+        before = {file for file in manifest.files if (found := _FILE.fullmatch(file)) and found[2] == name}
+        before = {file for file in before if _table_of(file) in tables}
+        for table, rows in tables.items():
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_file(sink, rows.schema) as writer:
+                writer.write_table(rows)
+            content = sink.getvalue().to_pybytes()
+            file = f"{FOLDER}{table}-{name}-{checksum(content)[:16]}.arrow"
+            make_folders((folder / file).parent)
+            write_whole(folder / file, content)
+            manifest.files[file] = FileMark(len(content), checksum(content))
+            before.discard(file)
+        for file in before:
+            del manifest.files[file]
         manifest.write(folder)
+        for file in before:
+            (folder / file).unlink(missing_ok=True)
 
 
-def kept(memory: Snapshot) -> Mapping[str, Mapping[str, str]]:
-    """By table, the file of each name under which a memory has rows of it."""
-    found: dict[str, dict[str, str]] = {}
-    for file in memory.manifest.files:
-        if match := _FILE.fullmatch(file):
-            found.setdefault(match[1], {})[match[2]] = file
-    return found
+def _table_of(file: str) -> str:
+    found = _FILE.fullmatch(file)
+    return found[1] if found else ""
 
 
 def table(memory: Snapshot, name: str) -> pa.Table:
-    """Its rows under all names, one under another. Raises Damaged where a file is not what was written."""
+    """Its rows under all names, of all runs, one under another. Raises Damaged where a file is not what was written."""
     parts = [pa.schema({"name": _TEXT, **TABLES[name]}).empty_table()]
-    for under, file in kept(memory).get(name, {}).items():
-        rows = pa.ipc.open_file(read_checked(memory.path / file, memory.manifest.files[file])).read_all()
-        parts.append(rows.add_column(0, "name", pa.array([under] * rows.num_rows)))
+    for run in memory.runs:
+        for file, mark in run.manifest.files.items():
+            if (found := _FILE.fullmatch(file)) and found[1] == name:
+                rows = pa.ipc.open_file(read_checked(run.path / file, mark)).read_all()
+                parts.append(rows.add_column(0, "name", pa.array([found[2]] * rows.num_rows)))
     return pa.concat_tables(parts, promote_options="permissive")

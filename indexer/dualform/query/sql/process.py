@@ -33,7 +33,7 @@ MEMORY = 1 << 30
 """Bytes that a statement may take in the child, beside the tables."""
 ANSWER = 256 << 20
 """Bytes of an answer, as it comes from the child."""
-_HIDDEN = {"key_rows"}
+_HIDDEN = {"key_rows", "random_states"}
 """Large, and of no use without the files."""
 _START_SECONDS = 50.0
 """In which the child must have begun, and read its tables."""
@@ -249,7 +249,8 @@ def _tables(view: View, given: frozenset[str] | None) -> dict[str, pa.Table]:
     sent on its own.
     """
     names = [name for name in view.snapshot.manifest.tables() if name not in _HIDDEN and name in (given or (name,))]
-    kept = {name: attributions.table(view.snapshot, name) for name in attributions.TABLES if name in (given or (name,))}
+    own = [name for name in attributions.TABLES if name not in view.snapshot.spaces]  # which older memories may have
+    kept = {name: attributions.table(view.snapshot, name) for name in own if name in (given or (name,))}
     return {**view.snapshot.whole_tables(names), **kept}
 
 
