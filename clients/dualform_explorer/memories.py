@@ -66,7 +66,7 @@ class Memories:
             return self._answers[name]
 
     def close(self) -> None:
-        for answers in (*(own for own, _ in self._answers.values()), *self._scouts.values()):
+        for answers in (*(own for _, own in self._answers.values()), *self._scouts.values()):
             answers.close()
 
 

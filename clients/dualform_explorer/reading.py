@@ -23,7 +23,7 @@ _LONGEST = 4000
 """Letters of a parameter."""
 _SINGLE = (
     *("memory", "item", "token", "layer", "score", "target", "by", "where", "w0", "at", "k", "as", "among"),
-    *("inexact", "verify"),
+    *("inexact", "verify", "kept", "of"),
 )
 _REPEATED = ("without", "only")
 _FORM = ("keep", "column", "value", "first", "last", "move")
@@ -121,6 +121,8 @@ class _Reader:
             among=self._choice("among", ALL, (ALL, MISCLASSIFIED)),
             inexact=self._choice("inexact", "no", ("no", "yes")) == "yes",
             verify=self._choice("verify", "no", ("no", "yes")) == "yes",
+            kept=self.one("kept"),
+            kept_query=self._number("of", 0, 0, None) or 0,
         )
         self.move = self._move()
         return None if self.faults else state

@@ -28,6 +28,7 @@ class RememberedAnswers(Answers):
         self._lock = Lock()
         self._found: OrderedDict[Any, Future[Any]] = OrderedDict()
         self._seen: MemoryInfo | None = None
+        self._closed = False
 
     def ask(self, question: Question[A]) -> A:
         if isinstance(question, Inventory):
@@ -55,6 +56,8 @@ class RememberedAnswers(Answers):
                 if self._found.get(question) is found:
                     del self._found[question]
             found.set_exception(error)
+        if self._closed:  # meanwhile, and SQL has started its process again
+            self._answers.close()
 
     def _info(self, question: Inventory) -> MemoryInfo:
         """Always asked: it says of which snapshot answers are, and those of another one are forgotten."""
@@ -66,6 +69,7 @@ class RememberedAnswers(Answers):
         return info
 
     def close(self) -> None:
+        self._closed = True
         self._answers.close()
 
 

@@ -48,6 +48,10 @@ class State:
     """Whether an answer is wanted of a record that is not exact."""
     verify: bool = False
     """Whether reconstruction errors are asked for, which takes a pass over all keys and values."""
+    kept: str = ""
+    """The name under which an adjoint was kept; empty for the first."""
+    kept_query: int = 0
+    """The number of its query."""
 
     @property
     def item(self) -> str:
@@ -90,6 +94,8 @@ class State:
             ("among", None if state.among == ALL else state.among),
             ("inexact", "yes" if state.inexact else None),
             ("verify", "yes" if state.verify else None),
+            ("kept", state.kept or None),
+            ("of", str(state.kept_query) if state.kept_query else None),
         ]
         return [(name, value) for name, value in written if value is not None]
 

@@ -16,6 +16,7 @@ from dualform.errors import Unavailable
 from dualform.methods import Answers
 from dualform.questions import GroupSum
 from dualform_client import Client
+from dualform_explorer.memories import Memories
 from dualform_explorer.panels.steps import steps_panel
 from dualform_explorer.remembered import OneSnapshot, RememberedAnswers
 from dualform_explorer.state import State
@@ -52,6 +53,28 @@ def record(path: Path, seed: int) -> None:
 
 def sums(memory: Answers) -> list[float]:
     return memory.group_sum("", "test/1", by="label").sums[0].tolist()
+
+
+def test_what_is_still_being_answered_at_the_end_leaves_no_process(tmp_path):
+    record(tmp_path / "run", 0)
+    with dualform.open(tmp_path / "run") as engine:
+        memories = Memories({"run": lambda: Late(engine, memories.close)})
+        assert memories.one("run").sql("SELECT count(*) AS n FROM steps").records() == [{"n": 5}]
+        assert engine._sql._child is None
+
+
+class Late(Answers):
+    """Closed just before it answers."""
+
+    def __init__(self, engine, close) -> None:
+        self.engine, self.end = engine, close
+
+    def ask(self, question):
+        self.end()
+        return self.engine.ask(question)
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def test_another_training_in_the_same_folder_is_not_answered_for_by_the_first(tmp_path):

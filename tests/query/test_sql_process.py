@@ -153,11 +153,26 @@ def test_names_of_labels_are_answered_without_the_tables_of_slots(tmp_path, monk
     assert len(given) == 2  # a child that has all of them is not given up
 
 
+def test_statements_about_attribution_need_no_slots_and_keep_the_tables_of_those_before(sql, monkeypatch):
+    given = []
+    monkeypatch.setattr(process, "_tables", partial(_noted, given, process._tables))
+    for statement in (
+        "SELECT name FROM labels",
+        "SELECT max(query) AS q FROM adjoints WHERE sample = 3 AND (value < 0)",
+        "SELECT count(*) AS n FROM retrainings JOIN left_out USING (name, set) WHERE query = 1",
+        "SELECT name FROM labels",
+    ):
+        run(sql, statement)
+    assert given == [{"labels"}, {"labels", "adjoints"}, {"labels", "adjoints", "retrainings", "left_out"}]
+
+
 @pytest.mark.parametrize(
     "statement",
     [
         "SELECT count(*) AS n FROM query_table('sl' || 'ots') WHERE (SELECT count(*) FROM labels) < 9",
         "SELECT count(*) AS n FROM labels RIGHT JOIN slots ON true",
+        "SELECT count(*) AS n FROM adjoints RIGHT JOIN query /* a\n call */ ('FROM sl' || 'ots') ON true",
+        "SELECT count(*) AS n FROM query ('FROM duckdb' || '_tables()') WHERE (SELECT count(*) FROM adjoints) = 0",
         "SELECT count(*) AS n FROM query('FROM sl' || 'ots') WHERE (SELECT count(*) FROM labels) < 9",
         "SELECT count(DISTINCT table_name) AS n FROM information_schema.tables, (SELECT count(*) FROM labels)",
         "SELECT count(*) AS n FROM (SHOW TABLES), (SELECT count(*) FROM labels)",

@@ -52,10 +52,10 @@ def test_it_gives_what_it_is_stored_with(path):
         assert_same(printed(one), printed(other))
 
 
-def test_there_are_three_and_pictures_have_words():
+def test_there_are_four_and_pictures_have_words():
     import nbformat
 
-    assert [path.stem for path in NOTEBOOKS] == ["digits", "forgetting", "why"]
+    assert [path.stem for path in NOTEBOOKS] == ["digits", "forgetting", "was-it-this-data", "why"]
     for path in NOTEBOOKS:
         for cell in nbformat.read(path, as_version=4).cells:
             if any("image/png" in output.get("data", ()) for output in cell.get("outputs", ())):

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
+from dualform_explorer.panels.adjoint import adjoint_panel
 from dualform_explorer.panels.filter import filter_panel
 from dualform_explorer.panels.layers import layers_panel
 from dualform_explorer.panels.output import output_panel
@@ -43,6 +44,7 @@ PANELS: dict[str, Panel] = {
     "output": Panel("Output", "answers", output_panel),
     "sums": Panel("Sums by group", "answers", sums_panel),
     "slots": Panel("Most similar training examples", "answers", slots_panel),
+    "adjoint": Panel("Was it this data?", "answers", adjoint_panel),
     "layers": Panel("Layers", "answers", layers_panel),
     "ranks": Panel("Score distribution", "answers", ranks_panel),
     "steps": Panel("Sums by step", "answers", steps_panel),

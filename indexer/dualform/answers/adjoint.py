@@ -120,7 +120,7 @@ class Adjoint(Table):
                 hint="Pass what dualform.retrain returns for the same memory and queries.",
                 field="retrained",
             )
-        if len(retrained) < _FEWEST:
+        if len(retrained) < FEWEST_RETRAININGS:
             raise BadInput(
                 f"{len(retrained)} retrainings tell no correlation.", hint="Retrain without 25 sets or more.",
                 field="retrained",
@@ -163,7 +163,8 @@ def marked(columns: Mapping[str, NDArray[Any]], samples: Any) -> NDArray[np.bool
     return found
 
 
-_FEWEST = 10
+FEWEST_RETRAININGS = 10
+"""That tell a rank correlation."""
 
 
 def _mean_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:

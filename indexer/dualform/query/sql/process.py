@@ -44,6 +44,8 @@ _CATALOG = (
     *("query", "json_execute"),
 )
 """How the words begin by which a statement asks which tables there are, or runs what a text in it says, which may."""
+_QUERY_CALLED = re.compile(r"query\W*\(|/\*|--", re.IGNORECASE)
+"""Where `query` may be no column; a comment may hide the parenthesis."""
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Variables that the child may need to find libraries."""
 
@@ -114,6 +116,7 @@ class Sql:
         """By a child that has what the statement names, or all tables: those of slots take seconds to hand over."""
         named = _logs_named(statement, self._view)
         if self._child is not None and self._given is not None and not (named and named <= self._given):
+            named = named and named | self._given  # so that statements in turn do not start it each time
             self._stop()
         if self._child is not None and self._child.poll() is not None:
             self._stop()  # somebody ended it, as the system does if memory is short
@@ -260,6 +263,8 @@ def _logs_named(statement: str, view: View) -> frozenset[str]:
     """
     manifest, words = view.snapshot.manifest, set(_WORD.findall(statement.lower()))
     tables = {name for name in (*manifest.tables(), *attributions.TABLES) if name.lower() in words}
+    if not tables.isdisjoint(attributions.TABLES) and not _QUERY_CALLED.search(statement):
+        words -= {"query", "sample"}  # their columns
     large = {
         "samples",
         *manifest.spaces,

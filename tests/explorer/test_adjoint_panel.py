@@ -1,0 +1,129 @@
+"""What was kept of leaving samples out stands on the page as the engine made it; without SQL the page says so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from torch import nn
+
+import dualform
+from dualform.errors import Forbidden, NotFound
+from dualform.methods import Answers
+from dualform.questions import SqlStatement
+from dualform_explorer.export.choice import choose
+from dualform_explorer.export.page import exported_page
+from dualform_explorer.panels.adjoint import SAMPLES, SETS, adjoint_panel
+from dualform_explorer.state import State
+from tests.explorer.recorded import NAMES, STEPS, images_of, network
+from tests.explorer.served import served
+
+STATE = State("", "shapes", 3, "4", ("dataset", "label"), kept="forty", kept_query=1)
+PART = re.compile(r'<section id="panel-adjoint(?:-p1)?".*?</section>', re.DOTALL)
+
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def batches(step, samples):
+    inputs, labels = images_of(step // (STEPS // 2), step // (STEPS // 2))
+    return inputs[samples], labels[samples]
+
+
+@pytest.fixture(scope="module")
+def kept(folder, tmp_path_factory):
+    """A memory with an adjoint and retrainings of 40 sets, and under another name retrainings of 2 sets alone."""
+    path = shutil.copytree(folder, tmp_path_factory.mktemp("kept") / "run")
+    inputs, labels = images_of(0, 10)
+    given = path, network(), (inputs[:3], labels[:3]), loss, batches
+    found = dualform.adjoint(*given, name="forty")
+    retrained = dualform.retrain(*given, random=40, share=0.1, name="forty")
+    dualform.retrain(*given, random=2, share=0.1, name="a-pair")
+    with dualform.open(path) as memory:
+        yield path, memory, found, retrained
+
+
+def test_samples_are_those_of_the_adjoint(kept):
+    _, memory, found, _ = kept
+    panel = adjoint_panel(memory, memory.info(), STATE)
+    order, values = np.argsort(found.values[1]), found.values[1]
+    for shown, expected in ((panel.harmful, order[:SAMPLES]), (panel.helpful, order[::-1][:SAMPLES])):
+        own = [(one.dataset, one.sample, one.label, np.float32(one.value)) for one in shown]
+        columns = [found.columns[name][expected] for name in ("dataset", "sample", "label")]
+        assert own == [*zip(*columns, values[expected], strict=True)]
+        assert {one.preview.kind for one in shown} == {"image"}
+        assert all(one.label_name == NAMES[one.dataset][one.label] for one in shown)
+    assert (panel.names, panel.query, panel.queries) == (("forty", "a-pair"), 1, 3)
+    assert panel.loss == pytest.approx(found.losses[1])
+
+
+def test_retrained_sets_stand_with_what_was_predicted(kept):
+    _, memory, found, retrained = kept
+    panel = adjoint_panel(memory, memory.info(), STATE)
+    predicted, changes = retrained.sets.astype(float) @ found.values[1], retrained.changes[:, 1]
+    order = np.argsort(changes, kind="stable")
+    order = [*order[: SETS // 2], *order[-SETS // 2 :]]
+    assert [(own["set"], own["left_out"]) for own in panel.sets] == [(one, retrained.sets[one].sum()) for one in order]
+    assert [own["change"] for own in panel.sets] == changes[order].tolist()
+    assert [own["predicted"] for own in panel.sets] == pytest.approx(predicted[order].tolist())
+    assert panel.retrained == 40
+    assert panel.correlation == pytest.approx(spearmanr(predicted, changes).statistic)
+
+
+def test_retrainings_without_a_prediction_and_too_few_for_a_correlation(kept):
+    _, memory, _, _ = kept
+    panel = adjoint_panel(memory, memory.info(), replace(STATE, kept="a-pair", kept_query=0))
+    assert (panel.harmful, panel.helpful, panel.correlation) == ((), (), None)
+    assert [own["predicted"] for own in panel.sets] == [None, None]
+
+
+@pytest.mark.parametrize("changes", [{"kept": "x' OR 'a' = 'a"}, {"kept_query": 3}])
+def test_what_was_not_kept_is_named(kept, changes):
+    _, memory, _, _ = kept
+    with pytest.raises(NotFound):
+        adjoint_panel(memory, memory.info(), replace(STATE, **changes))
+
+
+def test_the_page_and_an_export_show_it_where_something_was_kept(kept, memory, info, folder):
+    path, own, _, retrained = kept
+    with served({"run": lambda: dualform.open(path)}) as pages:
+        found = pages.get("/explore?item=shapes/3&kept=forty&of=1").text
+    (part,) = PART.findall(found)
+    assert 'href="explore?item=shapes/3&amp;layer=4&amp;by=dataset,label&amp;kept=a-pair"' in part
+    shown = re.findall(r'<td class="right change"><data class="n" value="([^"]+)"', part)
+    assert sorted(map(float, shown))[0] == retrained.changes[:, 1].min()
+    assert ("10</data> more" in part, 'id="agreement"' in part) == (True, True)
+    exported = exported_page(own, own.info(), "run", choose(own, own.info(), ("shapes/3",), ("label:2",)))
+    assert exported.failed == 0
+    assert "Did harm" in PART.search(exported.html)[0]
+    (part,) = PART.findall(exported_page(memory, info, "run", choose(memory, info, ("shapes/3",), ("label:2",))).html)
+    assert part.endswith("hidden></section>")
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        (part,) = PART.findall(pages.get("/explore?item=shapes/3").text)
+    assert part.endswith("hidden></section>")
+
+
+class WithoutSql(Answers):
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+
+    def ask(self, question):
+        if isinstance(question, SqlStatement):
+            raise Forbidden("This server does not answer SQL.", hint="Start it with --sql.")
+        return self.answers.ask(question)
+
+    def close(self) -> None:
+        self.answers.close()
+
+
+def test_a_server_without_sql_cannot_tell(kept):
+    path, _, _, _ = kept
+    with served({"run": lambda: WithoutSql(dualform.open(path))}) as pages:
+        (part,) = PART.findall(pages.get("/explore?item=shapes/3").text)
+    assert "SQL is off: This server does not answer SQL. Start it with --sql." in part
+    assert "data-failure" not in part
