@@ -62,6 +62,7 @@ def test_exactly_these_names_are_offered():
         "connect",
         "delete",
         "estimate",
+        "estimate_adjoint",
         "estimate_ledger",
         "ledger",
         "open",

@@ -51,8 +51,10 @@ def is_offered(memory: Answers) -> bool:
 SQL = Tool(
     "sql",
     "Run one read-only SELECT over the tables slots (slot, step, row, position, dataset, label, sample, and more; of "
-    f"further slot spaces a table of the space's name), steps and labels. At most {MOST_ROWS} rows come back: "
-    "aggregate, or add LIMIT. Scores are not in the tables; ask topk and sums for those.",
+    "further slot spaces a table of the space's name), steps, labels, and what was kept of leaving samples out: "
+    "adjoints (name, query, sample, value: the predicted change of a query's loss without the sample), retrainings "
+    "(name, set, query, change: the real one) and left_out (name, set, sample: what each retraining lacked). At most "
+    f"{MOST_ROWS} rows come back: aggregate, or add LIMIT. Scores are not in the tables; ask topk and sums for those.",
     SqlArguments,
     answer,
     "rows",

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dualform.deletion.delete import delete as delete
     from dualform.errors import DualformError as DualformError
     from dualform.influence.adjoint import adjoint as adjoint
-    from dualform.influence.cost import estimate_ledger as estimate_ledger
+    from dualform.influence.cost import estimate_adjoint as estimate_adjoint, estimate_ledger as estimate_ledger
     from dualform.influence.influence import Influence as Influence
     from dualform.influence.retrain import retrain as retrain
     from dualform.influence.walk import ledger as ledger
@@ -85,6 +85,7 @@ _HOME = {
     "ledger": ("dualform.influence.walk", "ledger"),
     "adjoint": ("dualform.influence.adjoint", "adjoint"),
     "retrain": ("dualform.influence.retrain", "retrain"),
+    "estimate_adjoint": ("dualform.influence.cost", "estimate_adjoint"),
     "estimate_ledger": ("dualform.influence.cost", "estimate_ledger"),
     "PreviewSet": ("dualform.store.previews.preview_set", "PreviewSet"),
     "delete": ("dualform.deletion.delete", "delete"),
@@ -196,6 +197,7 @@ __all__ = [
     "connect",
     "delete",
     "estimate",
+    "estimate_adjoint",
     "estimate_ledger",
     "ledger",
     "open",

@@ -57,6 +57,17 @@ def recorded(tmp_path, monkeypatch):
     return tmp_path / "run", package.adjoint(tmp_path / "run", **study.attribution())
 
 
+def test_an_estimate_and_a_checkpoint(dualform, recorded, tmp_path):
+    run, found = recorded
+    told = dualform("adjoint", run, "--program", "their_study:attribution", "--estimate", "--json").json
+    assert (told["queries"], told["updates"], told["passes"]) == (2, 6, 1)
+    text = dualform("adjoint", run, "--program", "their_study:attribution", "--estimate").out
+    assert text.startswith("2 queries through 6 updates in 1 pass: about ")
+    arguments = ("adjoint", run, "--program", "their_study:attribution", "--checkpoint", tmp_path / "file", "--json")
+    assert dualform(*arguments).json["queries"][0]["loss"] == pytest.approx(float(found.losses[0]))
+    assert not (tmp_path / "file").exists()
+
+
 def test_adjoint(dualform, recorded):
     run, expected = recorded
     told = dualform("adjoint", run, "--program", "their_study:attribution", "-k", "3", "--name", "first", "--json")

@@ -52,9 +52,10 @@ class Training:
     def run(self, weights=None, path=None):
         said, net = self.said, self.model
         net.load_state_dict(self.initial)
+        torch.manual_seed(3)
         optimizer = self.optimizer(net)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.7) if said.schedule else None
-        recorder = dualform.Recorder(net, optimizer, path, quiet=True) if path else None
+        recorder = dualform.Recorder(net, optimizer, path, quiet=True, keep_random=said.keep_random) if path else None
         with recorder or nullcontext():
             for step, rows in enumerate(self.order):
                 labels = self.targets[rows]
@@ -63,7 +64,7 @@ class Training:
                 with recorder.step(sample=numbers, dataset=datasets, label=labels) if recorder else nullcontext():
                     if step % said.accumulate == 0:
                         optimizer.zero_grad()
-                    loss = per_row(net(self.inputs[rows]), self.targets[rows])
+                    loss = per_row(net(self.noisy(self.inputs[rows])), self.targets[rows])
                     loss = loss if weights is None else loss * weights[rows]
                     loss = loss.sum() if said.summed else loss.sum() / len(rows)
                     loss = said.more(net, loss / said.accumulate)
@@ -74,10 +75,13 @@ class Training:
                         if schedule:
                             schedule.step()
 
+    def noisy(self, inputs):
+        return inputs + 0.1 * torch.randn_like(inputs) if self.said.noise else inputs
+
     def batches(self, step, samples):
         rows = self.order[step]
         assert samples.tolist() == (rows // 2 if self.said.datasets else rows).tolist()
-        return self.inputs[rows], self.targets[rows]
+        return self.noisy(self.inputs[rows]), self.targets[rows]
 
     def begin_bytes(self, path):
         return recorded_training(path, self.model, self.batches, per_row).begin().nbytes
@@ -119,6 +123,9 @@ class Said:
     steps: int = STEPS
     datasets: bool = False
     """Two datasets number their samples alike."""
+    keep_random: bool = False
+    noise: bool = False
+    """Inputs get noise within each step."""
     more: Any = field(default=lambda net, loss: loss)
     between: Any = field(default=lambda net: None)
 
@@ -143,16 +150,27 @@ def adam(kind=torch.optim.Adam, **given):
     return lambda net: kind(net.parameters(), **{"lr": 0.05, "eps": 1e-4, **given})
 
 
-class Attention(nn.Module):
+class Dropped(nn.Module):
     def __init__(self):
         super().__init__()
+        self.body = mlp()
+
+    def forward(self, x):
+        return self.body(nn.functional.dropout(x, 0.5, self.training))
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.dropout = dropout
         self.embedding, self.norm, self.out = nn.Embedding(7, 6), nn.LayerNorm(6), nn.Linear(6, 3)
         self.mixed = nn.Linear(6, 18)
 
     def forward(self, tokens):
         hidden = self.norm(self.embedding(tokens))
         query, key, value = self.mixed(hidden).chunk(3, dim=-1)
-        return self.out(nn.functional.scaled_dot_product_attention(query, key, value)[:, -1])
+        dropped = self.dropout if self.training else 0.0
+        return self.out(nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropped)[:, -1])
 
 
 class Grouped(nn.Module):
@@ -251,6 +269,14 @@ TRAININGS = {
     "an LSTM": {"model": Recurrent},
     "a GRU": {"model": lambda: Recurrent(nn.GRU)},
     "a head of zeros, clipped": {"model": ZeroHead, "between": clipped(0.2)},
+    "dropout": {"model": Dropped, "keep_random": True, "optimizer": sgd(momentum=0.9)},
+    "dropout and noise, accumulated": {"model": Dropped, "keep_random": True, "noise": True, "accumulate": 2},
+    "dropout in attention": {
+        "model": lambda: Attention(0.3),
+        "inputs": tokens,
+        "keep_random": True,
+        "optimizer": adam(),
+    },
     "an unused head": {"model": UnusedHead, "optimizer": sgd(weight_decay=0.1)},
 }
 
@@ -290,15 +316,6 @@ class Penalized(nn.Module):
     def forward(self, x):
         self.hidden = torch.tanh(self.first(x))
         return self.last(self.hidden)
-
-
-class Dropped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = mlp()
-
-    def forward(self, x):
-        return self.body(nn.functional.dropout(x, 0.5, self.training))
 
 
 class Once(torch.autograd.Function):
@@ -390,7 +407,11 @@ REFUSED = {
         {"model": Penalized, "more": lambda net, loss: loss + net.hidden.square().mean()},
         "layer 'first' gets other error signals",
     ),
-    "dropout": ({"model": Dropped}, "gets other inputs"),
+    "dropout whose states were not stored": ({"model": Dropped}, "gets other inputs"),
+    "batch normalization of noise": (
+        {"model": lambda: normalized(nn.BatchNorm1d(6, track_running_stats=False)), "keep_random": True, "noise": True},
+        "other rows of the batch",
+    ),
     "batch normalization": (
         {"model": lambda: normalized(nn.BatchNorm1d(6))},
         "as batch normalization does",
@@ -516,6 +537,77 @@ def test_little_ram_gives_the_same_values(tmp_path):
         adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches, ram=each)
 
 
+@pytest.mark.parametrize("ends", [1, 5, 12, 13, 30, 47])
+def test_an_adjoint_that_is_cut_off_goes_on_from_its_checkpoint(tmp_path, monkeypatch, ends):
+    """Four passes of one query each through 12 updates, with weights that are computed again."""
+    monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
+    monkeypatch.setattr("dualform.influence.checkpoint._SHARE", 0)
+    training, file = Training(optimizer=adam()), tmp_path / "file"
+    whole = training.adjoint(tmp_path / "run")
+    ram = 2 * 9 * training.begin_bytes(tmp_path / "run")
+    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    seen = []
+
+    def until(what, done, total):
+        seen.append((what, done, total))
+        if (what, done) == ("carrying back", ends):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        adjoint(*arguments, ram=ram, checkpoint=file, progress=until)
+    assert seen[-1] == ("carrying back", ends, 48)
+    assert file.exists() == (ends > 1)  # an update is saved after it is told
+    if file.exists():
+        with pytest.raises(BadInput, match="no checkpoint of this computation"):
+            adjoint(*arguments[:2], (training.queries[0][:3], training.queries[1][:3]), *arguments[3:], checkpoint=file)
+    seen.clear()
+    found = adjoint(*arguments, ram=ram, checkpoint=file, progress=lambda *told: seen.append(told))
+    assert np.array_equal(found.values, whole.values)
+    assert not file.exists()
+    assert seen[0] == ("running the training again", 0, 12)
+    back = [told for told in seen if told[0] == "carrying back"]
+    assert back == [("carrying back", done, 48) for done in range(max(ends, 1), 49)]
+
+
+def test_retrainings_that_are_cut_off_go_on_from_their_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
+    monkeypatch.setattr("dualform.influence.checkpoint._SHARE", 0)
+    training, file = Training(), tmp_path / "file"
+    training.run(path=tmp_path / "run")
+    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    whole = retrain(*arguments, random=6, share=0.2)
+
+    def until(what, done, total):
+        if (what, done, total) == ("training again", 4, 6):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        retrain(*arguments, random=6, share=0.2, checkpoint=file, progress=until)
+    with pytest.raises(BadInput, match="no checkpoint of this computation"):
+        retrain(*arguments, random=6, share=0.2, seed=1, checkpoint=file)
+    told = []
+    found = retrain(*arguments, random=6, share=0.2, checkpoint=file, progress=lambda *own: told.append(own))
+    assert np.array_equal(found.losses, whole.losses)
+    assert [done for what, done, _ in told if what == "training again"] == [4, 5, 6]
+    file.write_bytes(b"something else")
+    with pytest.raises(BadInput, match="no checkpoint"):
+        retrain(*arguments, random=6, share=0.2, checkpoint=file)
+
+
+def test_an_estimate_says_what_will_be_done(tmp_path):
+    training = Training(optimizer=adam())
+    training.run(path=tmp_path / "run")
+    arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
+    cost = dualform.estimate_adjoint(*arguments)
+    each = training.begin_bytes(tmp_path / "run")
+    assert (cost.queries, cost.updates, cost.passes, cost.bytes) == (4, STEPS, 1, (STEPS + 6 * 4) * each)
+    assert 0 < cost.seconds_a_retraining < cost.seconds
+    assert str(cost).startswith("4 queries through 12 updates in 1 pass: about ")
+    assert dualform.estimate_adjoint(*arguments, ram=2 * 9 * each).passes == 4
+    with pytest.raises(BadInput, match="the limit is"):
+        dualform.estimate_adjoint(*arguments, ram=each)
+
+
 def test_retrainings_are_those_with_weight_0(tmp_path):
     training = Training(optimizer=adam(), between=clipped(0.3), twice=True)
     training.run(path=tmp_path / "run")
@@ -550,7 +642,7 @@ def test_what_is_kept_is_read_by_sql(tmp_path):
     training = Training()
     found = training.adjoint(tmp_path / "run", name="first")
     arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
-    retrained = retrain(*arguments, without=[[3], [4, 5]], name="sets")
+    retrained = retrain(*arguments, without=[[3], [4, 5]], name="first")
     adjoint(*arguments, name="second")
     with dualform.open(tmp_path / "run") as memory:
         rows = memory.sql("SELECT * FROM adjoints WHERE name = 'first' ORDER BY query, sample")
@@ -564,9 +656,44 @@ def test_what_is_kept_is_read_by_sql(tmp_path):
         again = memory.sql("SELECT * FROM retrainings ORDER BY set, query")
         assert again["change"].tolist() == retrained.changes.ravel().tolist()
         assert again["left_out"].tolist() == [1] * 4 + [2] * 4
+        left_out = memory.sql("SELECT set, dataset, sample FROM left_out WHERE name = 'first' ORDER BY ALL")
+        assert [tuple(row.values()) for row in left_out.records()] == [(0, "a", 3), (1, "a", 4), (1, "a", 5)]
+        both = memory.sql(
+            "SELECT set, query, any_value(change) AS change, sum(value) AS predicted "
+            "FROM retrainings JOIN left_out USING (name, set) JOIN adjoints USING (name, query, dataset, sample) "
+            "GROUP BY ALL ORDER BY ALL"
+        )
+        assert both["change"].tolist() == retrained.changes.ravel().tolist()
+        predicted = [found.without(own) for own in ([3], [4, 5])]
+        assert np.allclose(both["predicted"], np.ravel(predicted), rtol=1e-5)
     assert check_memory(tmp_path / "run") == []
-    with pytest.raises(BadInput, match="cannot name rows"):
-        adjoint(*arguments, name="a/b")
+    for asked in (adjoint, retrain):
+        with pytest.raises(BadInput, match="cannot name rows"):
+            asked(tmp_path / "none", *arguments[1:], name="a/b")
+
+
+def test_columns_of_samples_that_are_called_as_kept_ones(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for _ in range(3):
+            with recorder.step(sample=range(4), name=[7, 8, 9, 10], value=0.5, steps=[1, 1, 2, 2], colour="red"):
+                optimizer.zero_grad()
+                model(x).square().sum(1).mean().backward()
+                optimizer.step()
+
+    def loss(outputs, targets):
+        return outputs.square().sum(1)
+
+    found = dualform.adjoint(
+        tmp_path / "run", model, (x[:1], torch.zeros(1)), loss, lambda step, rows: (x[rows], rows), name="kept"
+    )
+    with dualform.open(tmp_path / "run") as memory:
+        rows = memory.sql("SELECT * FROM adjoints ORDER BY sample").records()
+    assert set(rows[0]) == {"name", "query", "dataset", "sample", "label", "colour", "value", "steps"}
+    assert [row["value"] for row in rows] == found.values[0].tolist()
+    assert {(row["name"], row["steps"], row["colour"]) for row in rows} == {("kept", 3, "red")}
 
 
 def test_kept_rows_go_with_deleted_samples(tmp_path):
@@ -575,8 +702,8 @@ def test_kept_rows_go_with_deleted_samples(tmp_path):
     assert list((tmp_path / "run" / "attributions").iterdir())
     dualform.delete(tmp_path / "run", "sample = 3")
     assert not list((tmp_path / "run" / "attributions").iterdir())
-    with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="adjoints"):
-        memory.sql("SELECT * FROM adjoints")
+    with dualform.open(tmp_path / "run") as memory:
+        assert [len(memory.sql(f"SELECT * FROM {table}")) for table in ("adjoints", "retrainings", "left_out")] == [0] * 3
     with pytest.raises(Inexact, match="samples were deleted"):
         adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches)
 

@@ -12,7 +12,7 @@ import click
 from dualform.errors import BadInput, DualformError
 from dualform_client.cli.help import command
 from dualform_client.cli.options import AtLeast, by_option, json_option, named_function
-from dualform_client.cli.printing import print_json, print_note, print_table
+from dualform_client.cli.printing import print_json, print_line, print_note, print_table, progress_bars
 from dualform_client.cli.suggestions import complete_folder
 from dualform_client.cli.target import check_run
 
@@ -26,6 +26,7 @@ _program = click.option(
     metavar="MODULE:FUNCTION",
     help="Call this for model, queries, loss, batches and train_loss.",
 )
+_checkpoint = click.option("--checkpoint", metavar="FILE", help="Save progress to FILE, to go on from there.")
 _name = click.option("--name", metavar="NAME", help="Keep the result in RUN, for SQL.")
 
 
@@ -35,8 +36,19 @@ _name = click.option("--name", metavar="NAME", help="Keep the result in RUN, for
 @click.option("-k", "k", default=10, show_default=True, type=AtLeast(1), metavar="N", help="List N samples per query.")
 @by_option("Sum over samples of equal values of these columns.")
 @_name
+@_checkpoint
+@click.option("--estimate", is_flag=True, help="Only tell how long it will take.")
 @json_option
-def adjoint(run: str, program: str, k: int, by: tuple[str, ...] | None, name: str | None, as_json: bool) -> None:
+def adjoint(
+    run: str,
+    program: str,
+    k: int,
+    by: tuple[str, ...] | None,
+    name: str | None,
+    checkpoint: str | None,
+    estimate: bool,
+    as_json: bool,
+) -> None:
     """Predict what leaving out each training sample does to a loss.
 
     Runs the recorded training again and carries the loss of each query back
@@ -50,9 +62,16 @@ def adjoint(run: str, program: str, k: int, by: tuple[str, ...] | None, name: st
     """
     check_run(run)
     given = _called(program)
+    if estimate:
+        from dualform.influence.cost import estimate_adjoint
+
+        cost = estimate_adjoint(run, **given)
+        print_json(vars(cost)) if as_json else print_line(str(cost))
+        return
     from dualform.influence.adjoint import adjoint as asked
 
-    found = asked(run, **given, name=name)
+    with progress_bars() as progress:
+        found = asked(run, **given, name=name, checkpoint=checkpoint, progress=progress)
     rows = _sums(found, by) if by else _best(found, k)
     if as_json:
         listed = [{"query": query, "loss": loss} for query, loss in enumerate(found.losses.tolist())]
@@ -92,6 +111,7 @@ def _sums(found: Adjoint, by: tuple[str, ...]) -> list[dict[str, Any]]:
 )
 @click.option("--seed", default=0, show_default=True, type=int, metavar="N", help="Draw random sets with this seed.")
 @_name
+@_checkpoint
 @json_option
 def retrain(
     run: str,
@@ -101,6 +121,7 @@ def retrain(
     share: float,
     seed: int,
     name: str | None,
+    checkpoint: str | None,
     as_json: bool,
 ) -> None:
     """Train again without sets of samples, to judge the adjoint.
@@ -119,8 +140,10 @@ def retrain(
     from dualform.influence.adjoint import adjoint as predicted
     from dualform.influence.retrain import retrain as asked
 
-    found = asked(run, **given, without=without or None, random=count, share=share, seed=seed, name=name)
-    answer = predicted(run, **given)
+    sets: dict[str, Any] = {"without": without or None, "random": count, "share": share, "seed": seed}
+    with progress_bars() as progress:
+        found = asked(run, **given, **sets, name=name, checkpoint=checkpoint, progress=progress)
+        answer = predicted(run, **given, progress=progress)
     rows = [
         {**row, "predicted": float(answer.without(found.sets[row["set"]])[row["query"]])}
         for row in found.table().records()

@@ -88,12 +88,12 @@ class Adjoint(Table):
         return np.asarray(self.values[:, marked(self.columns, samples)].sum(axis=1, dtype=np.float64))
 
     def table(self, most: int | None = None) -> Columns:
-        """One row for each query and sample: query, the columns of the sample, value."""
+        """One row for each query and sample: query, the columns of the sample but those of such names, value."""
         query, sample = first_places(self.values.shape, most)
         return Columns(
             {
                 "query": query,
-                **{name: own[sample] for name, own in self.columns.items()},
+                **{name: own[sample] for name, own in self.columns.items() if name not in _OWN},
                 "value": self.values[query, sample],
             }
         )
@@ -134,6 +134,10 @@ class Adjoint(Table):
         ]
         low, high = np.nanquantile(draws, (0.025, 0.975))
         return Agreement(_mean_correlation(predicted, actual), float(low), float(high), len(actual))
+
+
+_OWN = ("name", "query", "value", "steps")
+"""Columns of adjoints as they are kept."""
 
 
 def marked(columns: Mapping[str, NDArray[Any]], samples: Any) -> NDArray[np.bool_]:

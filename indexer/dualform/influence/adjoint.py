@@ -25,11 +25,13 @@ from torch import Tensor, nn
 
 from dualform.answers.adjoint import Adjoint
 from dualform.errors import BadInput
+from dualform.influence.checkpoint import Checkpoint
 from dualform.influence.optimizer_steps import Moved
 from dualform.influence.recorded_training import (
     Batches,
     Gradient,
     Position,
+    Progress,
     RecordedTraining,
     Update,
     pair,
@@ -37,10 +39,11 @@ from dualform.influence.recorded_training import (
 )
 from dualform.record.example_signals import Loss
 from dualform.record.model_arguments import Arguments, Inputs, device_of
+from dualform.store.attributions import check_name
 from dualform.store.byte_counts import bytes_of, readable
 from dualform.store.machine_memory import memory_bytes
 
-_HELD = 6
+HELD = 6
 """Arrays of each parameter's size that a query takes on the way back."""
 
 
@@ -55,6 +58,8 @@ def adjoint(
     *,
     name: str | None = None,
     ram: int | str | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
 ) -> Adjoint:
     """How the loss of each query would change if each training sample were left out: float32[n, S].
 
@@ -69,6 +74,9 @@ def adjoint(
     - `name`: keep the values in the memory, as rows of the table `adjoints` with this name, in place of those before.
     - `ram`: bytes for weights and derivatives, such as "2 GB"; None for a quarter of the machine's. With less, parts of
       the training run twice, and queries are carried back in several passes.
+    - `checkpoint`: a file to save to every minute. If the process ends, the same call goes on from there. At the end
+      the file is removed.
+    - `progress`: called with what is being done, the updates done and their number.
 
     It is a derivative, taken at the training as it was: it tells the effect of a few samples better than that of many,
     and that of smooth networks better than that of others. The batch keeps its size in the mean.
@@ -76,50 +84,86 @@ def adjoint(
     Raises the errors of `dualform.open`; Inexact for a training that cannot be run once more, or that the rerun does
     not reproduce, step by step; BadInput for arguments that do not fit.
     """
+    check_name(name)
     training = recorded_training(path, model, batches, train_loss or loss)
-    most = memory_bytes() // 4 if ram is None else bytes_of(ram, "ram")
-    positions = _Positions(training, most // 2)
-    asked = Queries(queries, loss, training)
-    found, losses = list[NDArray[np.float32]](), asked.losses_at(positions.last)
-    size = max(1, most // 2 // (_HELD * positions.bytes_of_one))
-    for start in range(0, len(losses), size):
-        part = slice(start, min(start + size, len(losses)))
-        found.append(_carried_back(training, positions, asked.slopes(positions.last, part), part.stop - part.start))
-    answer = Adjoint(np.concatenate(found), training.columns, training.seen, losses, training.drift)
+    asked, half = Queries(queries, loss, training), half_of(ram)
+    positions = Positions(training, half, progress)
+    losses = asked.losses_at(positions.last)
+    values = torch.zeros(len(losses), len(training.seen), dtype=torch.float32, device=device_of(training.model))
+    size = queries_at_once(training, half)
+    groups = [slice(start, start + size) for start in range(0, len(losses), size)]
+    saved = Checkpoint(checkpoint, training.samples.tobytes(), losses.tobytes(), str(size).encode())
+    updates, done, state = len(training.updates), 0, dict[str, Moved]()
+    if saved.found is not None:
+        done, state = saved.found["done"], {key: Moved(*own) for key, own in saved.found["state"].items()}
+        values.copy_(saved.found["values"])
+    while done < updates * len(groups):
+        group = groups[done // updates]
+        if done % updates == 0:
+            state = asked.slopes(positions.last, group)
+        for number, position in positions.backwards(updates - done % updates):
+            state = carried_back(training, position, training.updates[number], state, values[group])
+            done += 1
+            if progress is not None:
+                progress("carrying back", done, updates * len(groups))
+            if saved.due:
+                plain = {key: (own.weight, dict(own.buffers)) for key, own in state.items()}
+                saved.save({"done": done, "values": values, "state": plain})
+    answer = Adjoint(values.cpu().numpy(), training.columns, training.seen, losses, training.drift)
     if name is not None:
-        training.keep("adjoints", name, answer)
+        training.keep("adjoints", name, answer.to_arrow())
+    saved.remove()
     return answer
 
 
-class _Positions:
+def half_of(ram: int | str | None) -> int:
+    """Bytes, of which positions take as many as queries. Raises BadInput."""
+    return (memory_bytes() // 4 if ram is None else bytes_of(ram, "ram")) // 2
+
+
+def queries_at_once(training: RecordedTraining, most_bytes: int) -> int:
+    """How many queries are carried back in one pass."""
+    return max(1, most_bytes // (HELD * training.begin().nbytes))
+
+
+def stride_within(training: RecordedTraining, most_bytes: int) -> int:
+    """Before every which update the weights are kept: each, or one in the root of their number. Raises BadInput where
+    RAM is too small for these.
+    """
+    count, bytes_of_one = len(training.updates), training.begin().nbytes
+    if count * bytes_of_one <= most_bytes:
+        return 1
+    stride = math.isqrt(count) + 1
+    if (needed := 2 * stride * bytes_of_one) > most_bytes:
+        raise BadInput(
+            f"The weights of {2 * stride} updates take {readable(needed)}; the limit is {readable(most_bytes)}.",
+            hint=f"Pass ram={2 * needed} or more.",
+            field="ram",
+        )
+    return stride
+
+
+class Positions:
     """Where a training stood before each update; those that RAM has no room for are computed again."""
 
-    def __init__(self, training: RecordedTraining, most_bytes: int) -> None:
+    def __init__(self, training: RecordedTraining, most_bytes: int, progress: Progress | None = None) -> None:
         """Raises BadInput where RAM is too small."""
-        self._training, count = training, len(training.updates)
-        self.bytes_of_one = training.begin().nbytes
-        every = count * self.bytes_of_one <= most_bytes
-        self._stride = 1 if every else math.isqrt(count) + 1
-        if not every and (needed := 2 * self._stride * self.bytes_of_one) > most_bytes:
-            raise BadInput(
-                f"The weights of {2 * self._stride} updates take {readable(needed)}; the limit is "
-                f"{readable(most_bytes)}.",
-                hint=f"Pass ram={2 * needed} or more.",
-                field="ram",
-            )
+        self._training, self._stride, count = training, stride_within(training, most_bytes), len(training.updates)
         self._kept = dict[int, Position]()
         for number, position in enumerate(training.checked()):
             self.last = position
             if number % self._stride == 0:
                 self._kept[number] = position
+            if progress is not None:
+                progress("running the training again", number, count)
 
-    def __reversed__(self) -> Iterator[Position]:
-        count = len(self._training.updates)
+    def backwards(self, count: int) -> Iterator[tuple[int, Position]]:
+        """Those before the first updates, so many of them; the last one first, with its number."""
         for start in reversed(range(0, count, self._stride)):
             found = [self._kept[start]]
-            for update in self._training.updates[start : start + self._stride - 1]:
+            for update in self._training.updates[start : min(start + self._stride, count) - 1]:
                 found.append(self._training.next(found[-1], update))
-            yield from reversed(found)
+            yield from reversed(list(enumerate(found, start)))
 
 
 class Queries:
@@ -144,18 +188,17 @@ class Queries:
             found = self._losses({name: own.weight for name, own in position.parameters.items()})
         return np.asarray(found.double().cpu().numpy())
 
-    def slopes(self, position: Position, part: slice) -> dict[str, Moved]:
-        """What some of the losses change by each parameter: [those, …]."""
+    def slopes(self, position: Position, queries: slice) -> dict[str, Moved]:
+        """What the losses of some queries change by each parameter: [n, …]."""
         given = self._training.given(position)
-        losses = self._losses(given)[part]
+        losses = self._losses(given)[queries]
         ones = torch.eye(len(losses), dtype=losses.dtype, device=losses.device)
         found = products([losses], list(given.values()), [ones])
         none = {name: own.new_zeros(len(losses), *own.shape) for name, own in given.items()}
         return {name: Moved(none[name] if own is None else own, {}) for name, own in zip(given, found, strict=True)}
 
     def _losses(self, given: Mapping[str, Tensor]) -> Tensor:
-        rows = slice(0, self._count)
-        found = self._training.passed(given, self._arguments, self._labels, self._loss, rows, training=False)
+        found = self._training.passed(given, self._arguments, self._labels, self._loss, training=False)
         if found.shape not in ((), (self._count,)):
             raise BadInput(
                 f"loss must return one number for each of {self._count} queries, or one for all, not "
@@ -166,26 +209,24 @@ class Queries:
         return found.reshape(-1)
 
 
-def _carried_back(
-    training: RecordedTraining, positions: _Positions, state: dict[str, Moved], count: int
-) -> NDArray[np.float32]:
-    """float32[n, S], of what the losses change by the parameters at the end."""
-    device = next(iter(state.values())).weight.device
-    found = torch.zeros(count, len(training.seen), dtype=torch.float32, device=device)
-    for position, update in zip(reversed(positions), reversed(training.updates), strict=True):
-        given = training.given(position)
-        steps = [_Step(training, given, update, step) for step in training.steps_of(update)]
-        gradient = Gradient.of({name: own.detach() for name, own in step.parts.items()} for step in steps)
-        factor, before, by_gradient = training.factor(gradient), dict(state), dict[str, Tensor]()
-        for name, part in gradient.parts.items():
-            before[name], by_gradient[name] = training.rule.carry_back(
-                position.parameters[name], factor * part, update.settings[name], state[name]
-            )
-        _through_clipping(training, gradient, factor, by_gradient)
-        for step in steps:
-            step.carry_back(by_gradient, before, found)
-        state = before
-    return np.asarray(found.cpu().numpy())
+def carried_back(
+    training: RecordedTraining, position: Position, update: Update, state: dict[str, Moved], found: Tensor
+) -> dict[str, Moved]:
+    """What losses change by the parameters before an update, of what they change by those after it. Adds what they
+    change by its samples to float32[n, S].
+    """
+    given = training.given(position)
+    steps = [_Step(training, given, update, step) for step in training.steps_of(update)]
+    gradient = Gradient.of({name: own.detach() for name, own in step.parts.items()} for step in steps)
+    factor, before, by_gradient = training.factor(gradient), dict(state), dict[str, Tensor]()
+    for name, part in gradient.parts.items():
+        before[name], by_gradient[name] = training.rule.carry_back(
+            position.parameters[name], factor * part, update.settings[name], state[name]
+        )
+    _through_clipping(training, gradient, factor, by_gradient)
+    for step in steps:
+        step.carry_back(by_gradient, before, found)
+    return before
 
 
 class _Step:

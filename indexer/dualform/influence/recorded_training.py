@@ -27,7 +27,6 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dualform.answers.adjoint import marked
-from dualform.answers.table import Table
 from dualform.errors import BadInput, Inexact
 from dualform.influence.optimizer_steps import STEPS, Moved
 from dualform.influence.rerun_checks import Ratio, Record, factor_of, otherwise_scaled, scaling_of
@@ -40,6 +39,7 @@ from dualform.record.example_signals import Loss, at_weights, tensors
 from dualform.record.model_arguments import Arguments, Inputs, converted, copied, device_of
 from dualform.record.open_models import refuse_recorded
 from dualform.record.query_sets import evaluating, uncompiled
+from dualform.record.random_states import random_states_as
 from dualform.record.wrappers import whole_model
 from dualform.rules import Settings, Update as StoredUpdate
 from dualform.store import attributions
@@ -49,6 +49,9 @@ from dualform.store.samples import Samples, as_numpy
 Batches: TypeAlias = Callable[[int, NDArray[np.int64]], tuple[Inputs, Any]]
 """Of a step's number and its samples, in the order of the batch's rows: inputs, as `Recorder.query_set` takes them, and
 targets, for the loss."""
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Of what is being done, how much of it is done, and how much there is."""
 
 _FURTHEST, _FURTHEST_OF_ONE = 0.01, 0.05
 """How far the rerun may end from the recorded weights, of the distance that training moved them: of all parameters, and
@@ -131,6 +134,7 @@ class RecordedTraining:
         self.drift = 0.0
         """How far the rerun ended from the recorded weights, of the distance that training moved them."""
         self._ratio = Ratio()
+        self._random_states = _random_states(view)
 
     def marked(self, samples: Any) -> NDArray[np.bool_]:
         """bool[S]: samples by number, as bool[S], or by an SQL condition over their columns.
@@ -152,12 +156,11 @@ class RecordedTraining:
             raise BadInput(f"No sample matches {samples!r}.", field="without")
         return found
 
-    def keep(self, table: str, name: str, rows: Table) -> None:
-        """Keep rows of what was found in the memory. Raises BadInput for a name that is no plain word."""
-        snapshot, found = self._view.snapshot, rows.to_arrow()
-        attributions.keep(
-            snapshot.path, table, name, found.append_column("steps", pa.array([snapshot.steps] * found.num_rows))
-        )
+    def keep(self, table: str, name: str, rows: pa.Table) -> None:
+        """Keep rows of what was found in the memory."""
+        snapshot = self._view.snapshot
+        steps = pa.array([snapshot.steps] * rows.num_rows)
+        attributions.keep(snapshot.path, table, name, rows.append_column("steps", steps))
 
     def begin(self) -> Position:
         """Before the first update."""
@@ -291,11 +294,24 @@ class RecordedTraining:
         self,
         given: Mapping[str, Tensor],
         step: int,
-        rows: slice = slice(None),
+        rows: Tensor | None = None,
         kind: torch.dtype | None = None,
     ) -> Tensor:
-        """float[n] of a step, or of some of its rows alone; in another type than the network's."""
+        """float[n] of a step, or with other rows of it in their places, int64[n]; in another type than the network's.
+        Random numbers are drawn as they were then, if that is known.
+        """
         numbers = self._numbers[self._datapoints(step)]
+        with random_states_as(self._random_states.get(step, {}), self.model):
+            return self._drawn(given, step, numbers, rows, kind)
+
+    def _drawn(
+        self,
+        given: Mapping[str, Tensor],
+        step: int,
+        numbers: NDArray[np.int64],
+        rows: Tensor | None,
+        kind: torch.dtype | None,
+    ) -> Tensor:
         inputs, targets = pair(self._batches(step, numbers.copy()), "batches")
         arguments, labels = (Arguments(own, 0, self._device) for own in (inputs, [targets]))
         if {arguments.examples, labels.examples} != {len(numbers)}:
@@ -305,11 +321,10 @@ class RecordedTraining:
                 hint="Return one row for each of `samples`, in their order.",
                 field="batches",
             )
-        start, stop, _ = rows.indices(len(numbers))
-        losses = self.passed(given, arguments, labels, self._loss, slice(start, stop), training=True, kind=kind)
-        if losses.shape != (stop - start,):
+        losses = self.passed(given, arguments, labels, self._loss, rows, training=True, kind=kind)
+        if losses.shape != (len(numbers),):
             raise BadInput(
-                f"train_loss must return one number for each of {stop - start} rows, not {list(losses.shape)}.",
+                f"train_loss must return one number for each of {len(numbers)} rows, not {list(losses.shape)}.",
                 hint='For example lambda outputs, labels: cross_entropy(outputs, labels, reduction="none").',
                 field="train_loss",
             )
@@ -321,16 +336,18 @@ class RecordedTraining:
         arguments: Arguments,
         labels: Arguments,
         loss: Loss,
-        rows: slice,
+        rows: Tensor | None = None,
         *,
         training: bool,
         kind: torch.dtype | None = None,
     ) -> Tensor:
-        """What a loss gives for some rows at parameters, with the buffers that the training began with; all in one type
-        if it is given. Raises BadInput for what is no tensor, and for what no gradient comes back from.
+        """What a loss gives at parameters, with the buffers that the training began with; with other rows in their
+        places, int64[n], and all in one type, if they are given. Raises BadInput for what is no tensor, and for what no
+        gradient comes back from.
         """
-        places, named = arguments.part(rows.start, rows.stop)
-        (targets,), _ = labels.part(rows.start, rows.stop)
+        (places, named), ((targets,), _) = (
+            own.part(0, own.examples) if rows is None else own.rows(rows) for own in (arguments, labels)
+        )
         # A pass may write to buffers.
         state = {name: own.clone() for name, own in self.model.named_buffers()}
         state |= {name: own if name in self._parameters else own.clone() for name, own in self._fixed.items()}
@@ -359,10 +376,12 @@ class RecordedTraining:
 
     def _require_apart(self, position: Position, step: int) -> None:
         """Raises Inexact where a row's loss depends on the other rows of its batch, as with batch statistics."""
-        given, rows = self.given(position), self._rows(step)
+        given, half = self.given(position), self._rows(step) // 2
+        if not half:
+            return
         with torch.no_grad():
-            parts = [self._losses(given, step, own) for own in (slice(rows // 2), slice(rows // 2, rows)) if rows > 1]
-            if parts and not torch.allclose(self._losses(given, step), torch.cat(parts), rtol=1e-3, atol=1e-5):
+            with_others = self._losses(given, step, torch.arange(self._rows(step)) % half)[:half]
+            if not torch.allclose(self._losses(given, step)[:half], with_others, rtol=1e-3, atol=1e-5):
                 raise Inexact(
                     f"The losses of step {step} depend on the other rows of the batch, as with batch normalization.",
                     hint="Use layer or group normalization: the samples of a batch must not see each other.",
@@ -512,6 +531,17 @@ def _require_whole(view: View) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise Inexact(f"This training cannot be run once more: {reason}.", field="path")
+
+
+def _random_states(view: View) -> dict[int, dict[str, bytes]]:
+    """By step and device; empty where none were stored."""
+    found = dict[int, dict[str, bytes]]()
+    if "random_states" in view.snapshot.manifest.tables():
+        states = view.snapshot.table("random_states")
+        rows = zip(*(states[name].to_pylist() for name in ("step", "device", "state")), strict=True)
+        for step, device, state in rows:
+            found.setdefault(step, {})[device] = state
+    return found
 
 
 def _samples(columns: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

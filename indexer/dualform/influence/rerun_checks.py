@@ -149,8 +149,8 @@ class Record:
             if keys.shape != recorded.keys.shape or _apart(keys, recorded.keys) > _KEYS:
                 raise Inexact(
                     f"The rerun differs from the record at step {step}: layer {name!r} gets other inputs.",
-                    hint="batches must return the rows of each step as the training saw them, in their order, and the "
-                    "network must not draw random numbers, as dropout does.",
+                    hint="batches must return the rows of each step as the training saw them, in their order. For a "
+                    "network with dropout, record with keep_random=True.",
                     field="batches",
                 )
             pairs[name] = errors.astype(np.float64), recorded.errors

@@ -10,15 +10,18 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 
 from dualform.answers.adjoint import Retrainings
 from dualform.errors import BadInput
 from dualform.influence.adjoint import Queries
-from dualform.influence.recorded_training import Batches, recorded_training
+from dualform.influence.checkpoint import Checkpoint
+from dualform.influence.recorded_training import Batches, Progress, recorded_training
 from dualform.record.example_signals import Loss
 from dualform.record.model_arguments import Inputs
+from dualform.store.attributions import check_name
 
 
 @torch.inference_mode(False)
@@ -35,19 +38,24 @@ def retrain(
     share: float = 0.01,
     seed: int = 0,
     name: str | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
 ) -> Retrainings:
     """The losses of queries after the recorded training is run again without sets of samples.
 
     - `path`, `model`, `queries`, `loss`, `batches`, `train_loss`: as for `adjoint`.
     - `without`: sets of samples, by number, as bool[S] or by an SQL condition, each of which is left out of one
       training; None for `random` sets of a `share` of the samples, drawn with `seed`.
-    - `name`: keep the losses in the memory, as rows of the table `retrainings` with this name.
+    - `name`: keep the losses in the memory, as rows of the table `retrainings` with this name, and the samples of each
+      set as rows of `left_out`.
+    - `checkpoint`, `progress`: as for `adjoint`; trainings in place of updates.
 
     A sample that is left out has weight 0 in the loss, and its batch keeps its size. Everything else is as it was
     recorded: first weights, batches, optimizer. One training a set, after one that is held against the record.
 
     Raises as `adjoint`, and BadInput for samples that the training does not have.
     """
+    check_name(name)
     training = recorded_training(path, model, batches, train_loss or loss)
     samples = training.samples
     if without is None:
@@ -72,8 +80,20 @@ def retrain(
             raise BadInput("without contains no set.", hint="For example without=[[3, 17]].", field="without")
     *_, last = training.checked()
     asked = Queries(queries, loss, training)
-    found = [asked.losses_at(training.rerun(torch.from_numpy(~own).to(torch.get_default_dtype()))) for own in sets]
-    answer = Retrainings(sets, np.array(found), asked.losses_at(last), samples)
+    complete = asked.losses_at(last)
+    saved = Checkpoint(checkpoint, samples.tobytes(), sets.tobytes(), complete.tobytes())
+    losses = [] if saved.found is None else list(saved.found["losses"].numpy())
+    for own in sets[len(losses) :]:
+        losses.append(asked.losses_at(training.rerun(torch.from_numpy(~own).to(torch.get_default_dtype()))))
+        if progress is not None:
+            progress("training again", len(losses), len(sets))
+        if saved.due:
+            saved.save({"losses": torch.from_numpy(np.array(losses))})
+    answer = Retrainings(sets, np.array(losses), complete, samples)
     if name is not None:
-        training.keep("retrainings", name, answer)
+        training.keep("retrainings", name, answer.to_arrow())
+        numbers, places = np.nonzero(sets)
+        members = {key: pa.array(training.columns[key][places]) for key in ("dataset", "sample")}
+        training.keep("left_out", name, pa.table({"set": pa.array(numbers), **members}))
+    saved.remove()
     return answer

@@ -40,7 +40,8 @@ def bytes_of_logs(batch: Batch) -> Bytes:
     groups = sum(1 + len(log.groups) for log in batch.logs)
     alone = sum(factor.alone.rows.nbytes + factor.alone.gradient.nbytes for factor in factors if factor.alone)
     rows = len(factors) + groups + len(batch.defects) + len(batch.watch) + len(batch.extents) + len(batch.layers)
-    return Bytes(tables=alone + _ROW * (rows + 2 * len({extent.space for extent in batch.extents})))
+    random = sum(len(state) for state in batch.random_states.values())
+    return Bytes(tables=alone + random + _ROW * (rows + 2 * len({extent.space for extent in batch.extents})))
 
 
 def _bytes(array: NDArray[Any]) -> int:

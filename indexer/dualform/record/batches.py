@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -109,7 +109,14 @@ class Batches:
         if self._others is not None and (self._sampler is None or self._sampler.keeps_others):
             self._others.look(self._progress.steps)
 
-    def put(self, step: int, slots: Slots, layers: Sequence[Layer], joined: Sequence[Layer]) -> None:
+    def put(
+        self,
+        step: int,
+        slots: Slots,
+        layers: Sequence[Layer],
+        joined: Sequence[Layer],
+        random_states: Mapping[str, bytes],
+    ) -> None:
         """The batch of a step; `layers`: all that have slots by now; `joined`: those that the sink does not know of."""
         logs, defects, watch = self._updates.take()
         batch = Batch(
@@ -123,6 +130,7 @@ class Batches:
             defects=defects,
             watch=watch,
             others=self._take_others(),
+            random_states=random_states,
         )
         if self.bytes_a_step is None:
             beside = 0 if self._others is None else self._others.bytes_a_step

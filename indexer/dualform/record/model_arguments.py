@@ -38,6 +38,17 @@ class Arguments:
             )
         self.examples: int = lengths[0]
 
+    def rows(self, rows: Tensor) -> tuple[list[Any], dict[str, Any]]:
+        """What the model is called with for the examples of these numbers, int64[n]."""
+
+        def picked(tensor: Tensor) -> Tensor:
+            if tensor.dim() <= self._axis:
+                return tensor
+            taken = tensor if tensor.layout == torch.strided else tensor.to_sparse()
+            return taken.index_select(self._axis, rows.to(tensor.device))
+
+        return _each(self._places, picked), _each(self._named, picked)
+
     def part(self, start: int, stop: int) -> tuple[list[Any], dict[str, Any]]:
         """What the model is called with for the examples from start to stop."""
 

@@ -45,3 +45,5 @@ class Plan:
     """What the memory may take on disk; None for whatever it needs."""
     sharded: bool = False
     """Whether each rank holds a part of the model alone."""
+    keep_random: bool = False
+    """Whether to store the states of the random number generators."""

@@ -25,6 +25,7 @@ from dualform.record.open_models import OPEN
 from dualform.record.optimizers import around_each_update
 from dualform.record.plan import Plan
 from dualform.record.query_sets import QuerySetTaker
+from dualform.record.random_states import random_states
 from dualform.record.ranks import Ranks
 from dualform.record.recording import Recording
 from dualform.record.sharded_parameters import check_unsharded
@@ -202,7 +203,9 @@ class RecordedTraining:
                 if self.ongoing.batches.used_up:
                     self.fail(self._used_up(), may_end=False)
                     return None
-            self.collector.begin(self.steps, Metadata(**said))
+            record = self.collector.begin(self.steps, Metadata(**said))
+            if self.plan.keep_random:
+                record.random_states = random_states(self.plan.model)
         except Exception as error:
             self.fail(error)
         return self.collector.step

@@ -87,6 +87,7 @@ class Recorder(Joinable):
         keep: Literal["samples", "steps"] = "samples",
         steps: int | None = None,
         seed: int = 0,
+        keep_random: bool = False,
     ) -> None:
         """Choose the model, its optimizers, the folder and what to record.
 
@@ -109,6 +110,9 @@ class Recorder(Joinable):
           first step always raises. Steps that were already stored remain a valid memory.
         - `quiet`: do not print the summary to stderr. `DUALFORM_QUIET=1` does the same. Warnings stay.
         - `sink`: makes the object that takes the batches on its own thread, in place of the writer of the store.
+
+        - `keep_random`: store the state of torch's random number generators at the beginning of each step, about 5 kB.
+          `adjoint` and `retrain` need it for a network with dropout, or a step that draws random numbers.
 
         Several processes:
 
@@ -186,7 +190,7 @@ class Recorder(Joinable):
             raise
         plan = Plan(
             model, owners, folder, selected, self.skipped, sink, there, routed, keys, dict(label_names or {}),
-            resumed, self._ranks, compiled, budget_plan, sharded,
+            resumed, self._ranks, compiled, budget_plan, sharded, keep_random,
         )  # fmt: skip
         self._training = RecordedTraining(plan, found, on_error == "raise", keys and values)
         self._says = not (quiet or os.environ.get("DUALFORM_QUIET") or (self._ranks and self._ranks.number))

@@ -256,7 +256,7 @@ class Recording:
             self._updates.close_step()
         self._updates.await_update(self._plan.owners.numbers - record.updated, record.step, record.dtypes)
         self._updates.look(record.step)
-        self.batches.put(record.step, slots, self._layers.told, joined)
+        self.batches.put(record.step, slots, self._layers.told, joined, record.random_states)
 
     def _begin(self, slots: Slots) -> None:
         """The first step is over, which has these slots."""

@@ -18,9 +18,10 @@ from dualform.record.lookups import lookup_of
 from dualform.record.signal import Signal
 from dualform.record.space import RecordedSpace
 from dualform.record.taps import Tap
-from dualform.store.tables import OTHERS, ROUNDING, SHARES, TABLES
+from dualform.store.attributions import TABLES as ATTRIBUTIONS
+from dualform.store.tables import OPTIONAL, OTHERS, SHARES, TABLES
 
-RESERVED = frozenset({"slots", "samples", "commits", *TABLES, *OTHERS, *ROUNDING, *SHARES})
+RESERVED = frozenset({"slots", "samples", "commits", *TABLES, *OPTIONAL, *OTHERS, *SHARES, *ATTRIBUTIONS})
 """Names of tables and views of the store."""
 DEFAULTS = ("sample", "token")
 """Spaces of layers that no name was given for: of rows, and of tokens."""

@@ -6,7 +6,7 @@ Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class StepRecord:
         """Layer -> why a call of it is no row of the layer that was recorded."""
         self.unseen: dict[str, str] = {}
         """Layer -> why a call of it could not be recorded at all."""
+        self.random_states: Mapping[str, bytes] = {}
+        """By device, the state of its random number generator at the beginning; empty where nobody asked."""
         self._before = None if before is None else weakref.ref(before)
         self._owners = owners
         self.followed: KnownRows | None = None

@@ -2,6 +2,7 @@
 
     adjoints      name, query, the columns of the sample, value, steps
     retrainings   name, set, left_out, query, loss, change, steps
+    left_out      name, set, dataset, sample, steps: the samples that each of them lacked
 
 Each is kept under a name, in attributions/TABLE-NAME.arrow. They are of the training as it was then: `steps` says how
 many steps it had, and deleting samples removes them.
@@ -24,20 +25,31 @@ from dualform.store.snapshot import Snapshot
 from dualform.store.weights import read_checked
 
 FOLDER = "attributions/"
-TABLES = ("adjoints", "retrainings")
+_INT, _TEXT, _NUMBER = pa.int64(), pa.string(), pa.float64()
+TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
+    "adjoints": {"query": _INT, "dataset": _TEXT, "sample": _INT, "value": pa.float32(), "steps": _INT},
+    "retrainings": {"set": _INT, "left_out": _INT, "query": _INT, "loss": _NUMBER, "change": _NUMBER, "steps": _INT},
+    "left_out": {"set": _INT, "dataset": _TEXT, "sample": _INT, "steps": _INT},
+}
+"""The columns that each has where nothing is kept; adjoints then have more."""
 _FILE = re.compile(rf"{FOLDER}({'|'.join(TABLES)})-([\w.-]{{1,64}})\.arrow")
 
 
-def keep(path: str | os.PathLike[str], table: str, name: str, rows: pa.Table) -> None:
-    """Keep rows under a name in the memory of one run, in place of those that had it. Raises BadInput for a name that
-    is no plain word.
-    """
-    folder, file = Path(path).absolute(), f"{FOLDER}{table}-{name}.arrow"
-    if not isinstance(name, str) or not _FILE.fullmatch(file):
+def check_name(name: str | None) -> None:
+    """Raises BadInput for a name that is no plain word; None keeps nothing."""
+    if name is not None and not (isinstance(name, str) and _FILE.fullmatch(_file("adjoints", name))):
         raise BadInput(
-            f"{name!r:.40} cannot name rows of {table}.", hint="Use up to 64 letters, digits, '.', '_' and '-'.",
-            field="name",
-        )  # fmt: skip
+            f"{name!r:.40} cannot name rows.", hint="Use up to 64 letters, digits, '.', '_' and '-'.", field="name"
+        )
+
+
+def _file(table: str, name: str) -> str:
+    return f"{FOLDER}{table}-{name}.arrow"
+
+
+def keep(path: str | os.PathLike[str], table: str, name: str, rows: pa.Table) -> None:
+    """Keep rows under a name in the memory of one run, in place of those that had it."""
+    folder, file = Path(path).absolute(), _file(table, name)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, rows.schema) as writer:
         writer.write_table(rows)
@@ -59,10 +71,10 @@ def kept(memory: Snapshot) -> Mapping[str, Mapping[str, str]]:
     return found
 
 
-def table(memory: Snapshot, files: Mapping[str, str]) -> pa.Table:
-    """The rows of some files, by name, under one another. Raises Damaged where one is not what was written."""
-    parts = []
-    for name, file in files.items():
+def table(memory: Snapshot, name: str) -> pa.Table:
+    """Its rows under all names, one under another. Raises Damaged where a file is not what was written."""
+    parts = [pa.schema({"name": _TEXT, **TABLES[name]}).empty_table()]
+    for under, file in kept(memory).get(name, {}).items():
         rows = pa.ipc.open_file(read_checked(memory.path / file, memory.manifest.files[file])).read_all()
-        parts.append(rows.add_column(0, "name", pa.array([name] * rows.num_rows)))
+        parts.append(rows.add_column(0, "name", pa.array([under] * rows.num_rows)))
     return pa.concat_tables(parts, promote_options="permissive")

@@ -194,6 +194,8 @@ class Batch:
     others: list[OtherRow] = field(default_factory=list)
     shares: Sequence[SpaceShare] = ()
     """By space, where the step was sampled."""
+    random_states: Mapping[str, bytes] = field(default_factory=dict)
+    """By device, the state of its random number generator when the step began; empty where nobody asked."""
     mark: Mark | None = None
     """How the training stands behind this batch, where it may be resumed there."""
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dualform.store.batch import Batch, StepLog
 from dualform.store.digests import digests
-from dualform.store.tables import FIRST_STEP, ROUNDING, SETTINGS, SHARES, TABLES, ColumnTypes, arrow_table, rows_table
+from dualform.store.tables import FIRST_STEP, OPTIONAL, SETTINGS, SHARES, TABLES, ColumnTypes, arrow_table, rows_table
 
 
 class LogRows:
@@ -23,7 +23,7 @@ class LogRows:
         self._factors = {**TABLES["factors"], **(FIRST_STEP if several else {})}
         self.settings: dict[str, str] = dict(SETTINGS) | dict(settings)
         """DuckDB types of the optimizer's settings: those given, then others as they are seen."""
-        self.further: Mapping[str, ColumnTypes] = {}
+        self.further: dict[str, ColumnTypes] = {}
         """Tables that came while recording."""
         self._named: dict[str, list[dict[str, Any]]] = {}
         """Rows of tables that have the settings as columns; what a row lacks is NULL."""
@@ -39,6 +39,7 @@ class LogRows:
         self._add(
             "watch", [(w.step, w.parameter, w.one_step, w.accumulated, w.way, w.rounding, w.noise) for w in batch.watch]
         )
+        self._add("random_states", [(batch.step, device, state) for device, state in batch.random_states.items()])
         self._add("shares", [(batch.step, s.space, s.share, s.slots, s.kept) for s in batch.shares])
         found = digests(batch, digested) if digested else {}
         self._add("digests", [(batch.step, name, digest.keys, digest.columns) for name, digest in found.items()])
@@ -58,18 +59,18 @@ class LogRows:
         rows = [(log.step, f.parameter, f.group, f.factor, f.residual, f.first_step) for f in log.factors]
         self._add("factors", [row[: len(self._factors)] for row in rows])
         alone = [(log.step, f.parameter, f.alone.rows, f.alone.gradient) for f in log.factors if f.alone is not None]
-        if alone:
-            self.further = ROUNDING
         self._add("rounding_gradients", alone)
 
     def _add(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
+            if table in OPTIONAL:
+                self.further[table] = OPTIONAL[table]
             self._rows.setdefault(table, []).extend(rows)
 
     def take(self) -> dict[str, pa.Table]:
         """The rows by table since the last call; a table without new rows is absent."""
         tables = {name: self._table(name, rows) for name, rows in self._named.items() if rows}
-        types = {**TABLES, **ROUNDING, **SHARES, "factors": self._factors}
+        types = {**TABLES, **OPTIONAL, **SHARES, "factors": self._factors}
         tables |= {name: rows_table(rows, types[name]) for name, rows in self._rows.items()}
         self._named, self._rows = {}, {}
         return tables

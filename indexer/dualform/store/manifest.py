@@ -27,8 +27,8 @@ from dualform.store.sampling import Sampling
 from dualform.store.stored_optimizer import StoredOptimizer, for_one
 from dualform.store.tables import (
     FIRST_STEP,
+    OPTIONAL,
     OTHERS,
-    ROUNDING,
     SAMPLES,
     SETTINGS,
     SHARES,
@@ -139,7 +139,7 @@ class Manifest:
             base[name] = {**TABLES[name], **settings}
         base["factors"] = {**TABLES["factors"], **self.columns.get("factors", {})}
         extents = {extents_table(space): extents_types(self.columns[space]) for space in self.spaces}
-        further = {name: types for name, types in ROUNDING.items() if name in self.columns}
+        further = {name: types for name, types in OPTIONAL.items() if name in self.columns}
         kept = {**(OTHERS if self.others else {}), **(SHARES if self.sampling else {})}
         return {"samples": self.columns["samples"], **extents, **base, **further, **kept}
 
@@ -236,7 +236,7 @@ class Manifest:
         types = self.tables()
         for part in self.shards:
             for table, mark in part.tables.items():
-                known = table in {**ROUNDING, **OTHERS, **SHARES} or table.startswith(extents_table(""))
+                known = table in {**OPTIONAL, **OTHERS, **SHARES} or table.startswith(extents_table(""))
                 if known and table not in types:
                     raise ValueError(f"it has rows of the table {table!r}, but does not describe it")
                 if left_out := sorted(mark.digests.keys() - types.get(table, mark.digests).keys()):

@@ -15,6 +15,7 @@
     segments          the matrix files, with a checksum for each of their blocks
     shares            of each step that was sampled, how many slots of a space it had and how many were kept
     rounding_gradients  gradients of biases that are rounding alone, at each update that has any
+    random_states     the random number generators' states at the beginning of each step, if asked for
     other_rows        how many steps were taken when each row of what no slot explains was kept
     other_segments    the matrix files of those rows
     commits           rows and running digest of each column after each commit
@@ -119,10 +120,11 @@ TABLES: Mapping[str, ColumnTypes] = {
     },
 }
 """Every table but samples and extents. Further settings follow in `steps` and `parameter_groups`."""
-ROUNDING: Mapping[str, ColumnTypes] = {
+OPTIONAL: Mapping[str, ColumnTypes] = {
     "rounding_gradients": {"step": "BIGINT", "parameter": "VARCHAR", "rows": "INTEGER[]", "gradient": "DOUBLE[]"},
+    "random_states": {"step": "BIGINT", "device": "VARCHAR", "state": "BLOB"},
 }
-"""That of a memory which has seen gradients that are rounding alone."""
+"""Those of a memory that has rows of them."""
 OTHERS: Mapping[str, ColumnTypes] = {
     "other_rows": {"at_step": "BIGINT"},
     "other_segments": {name: kind for name, kind in TABLES["segments"].items() if name not in ("layer", "kind")},

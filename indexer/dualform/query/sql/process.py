@@ -249,11 +249,7 @@ def _tables(view: View, given: frozenset[str] | None) -> dict[str, pa.Table]:
     sent on its own.
     """
     names = [name for name in view.snapshot.manifest.tables() if name not in _HIDDEN and name in (given or (name,))]
-    kept = {
-        name: attributions.table(view.snapshot, files)
-        for name, files in attributions.kept(view.snapshot).items()
-        if name in (given or (name,))
-    }
+    kept = {name: attributions.table(view.snapshot, name) for name in attributions.TABLES if name in (given or (name,))}
     return {**view.snapshot.whole_tables(names), **kept}
 
 
@@ -262,7 +258,7 @@ def _logs_named(statement: str, view: View) -> frozenset[str]:
     tables there are; else none.
     """
     manifest, words = view.snapshot.manifest, set(_WORD.findall(statement.lower()))
-    tables = {name for name in (*manifest.tables(), *attributions.kept(view.snapshot)) if name.lower() in words}
+    tables = {name for name in (*manifest.tables(), *attributions.TABLES) if name.lower() in words}
     large = {
         "samples",
         *manifest.spaces,
