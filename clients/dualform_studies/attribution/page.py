@@ -9,6 +9,7 @@ from dualform_studies.pages.folder import Report, report_folder
 from dualform_studies.pages.frame import INK, MARKS, new_figure
 from dualform_studies.pages.items import Cell, Table
 from dualform_studies.pages.page import Page
+from dualform_studies.pages.words import percent
 
 MEASURES = {
     "1": "LDS, 1 % left out",
@@ -49,24 +50,20 @@ def settings(report: Report) -> Iterator[str]:
         "dropout."
     )
     yield (
-        f"Wrong labels: a second training in which {report['wrong']:.0%} of the samples have a wrong label, or shuffled "
-        "tokens. The measure is the AUC of the scores for the mean loss of the tests: 0.5 is chance, 1 finds all wrong "
-        "samples first."
-    ).replace("0% of", "0 % of")
+        f"Wrong labels: a second training in which {percent(report['wrong'], 'g')} of the samples have a wrong label "
+        "or shuffled tokens. The measure is the AUC of the scores for the mean loss of the tests: 0.5 is chance, 1 "
+        "finds all wrong samples first."
+    )
     yield (
-        "Intervals are 95 % of a bootstrap over tests and retrainings, or samples. They do not cover other seeds. Seconds "
-        "are for the scores of all tests, including trainings that a way needs, without the recording."
+        "Intervals are 95 % of a bootstrap over tests and retrainings, or samples. They do not cover other seeds. "
+        "Seconds are for the scores of all tests, including trainings that a way needs, without the recording."
     )
 
 
 def recipe_words(recipe: Report) -> Iterator[str]:
     """What was trained, how long it took, and which ways ended with an error."""
-    hours = sum(recipe["seconds"].values()) / 3600
-    described = recipe["described"]
-    yield (
-        f"{described[0].upper()}{described[1:]}. Result: {recipe['learned']}. All retrainings and ways took {hours:.1f} "
-        "hours."
-    )
+    hours, described = sum(recipe["seconds"].values()) / 3600, recipe["described"]
+    yield f"{described[0].upper()}{described[1:]}. Result: {recipe['learned']}. The recipe took {hours:.1f} hours."
     for name, error in recipe["raised"].items():
         yield f"No result for {name}: `{error}`"
 
@@ -103,9 +100,8 @@ def _draw(path: Path, report: Report) -> Path:
             for (package, words), ink, mark in zip(_PACKAGES.items(), ("0.45", *INK), MARKS, strict=False):
                 places = [at for at, way in enumerate(rows) if rows[way] == package and way in recipe["ways"]]
                 found = [recipe["ways"][way]["1"] for way in rows if rows[way] == package and way in recipe["ways"]]
-                ends = [[own[0] - own[1] for own in found], [own[2] - own[0] for own in found]]
-                values = [own[0] for own in found]
-                panel.errorbar(values, places, xerr=ends, fmt=mark, color=ink, markersize=4, linewidth=1, label=words)
+                panel.hlines(places, [own[1] for own in found], [own[2] for own in found], color=ink, linewidth=1)
+                panel.plot([own[0] for own in found], places, mark, color=ink, markersize=4, label=words)
         panels[0].set_yticks(range(len(rows)), list(rows))
         panels[0].invert_yaxis()
         lines, words_of = panels[0].get_legend_handles_labels()

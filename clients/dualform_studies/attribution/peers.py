@@ -119,14 +119,13 @@ def conjugate_gradients(trained: Trained, samples: int = CG_SAMPLES) -> Scores:
         inputs, targets = data
         return trained.loss(network.outputs(params, inputs), targets).mean()
 
-    inputs, targets = trained.trained
-    seen = (inputs[:samples], targets[:samples])
+    seen = trained.trained.of(slice(samples))
     with _quiet():
         method = IFAttributorCG(_task(network, loss, [trained.checkpoints[-1]]), regularization=_CG_DAMPING)
         # dattri adds up the results of the batches, so the Hessian is right only for a single one.
         method.cache(_loader(seen, samples))
         # It solves for the test examples again in each batch of training samples, so these are a single one, too.
-        whole, tests = _loader(trained.trained, len(inputs)), _loader(trained.tested, _AT_ONCE_CG)
+        whole, tests = _loader(trained.trained, len(trained.trained.targets)), _loader(trained.tested, _AT_ONCE_CG)
         return _array(method.attribute(whole, tests).T)
 
 

@@ -12,7 +12,7 @@ Shapes: n samples, t tests, k retrainings.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -29,9 +29,9 @@ from dualform_studies.attribution.measures import auc, lds
 from dualform_studies.attribution.page import attribution_page
 from dualform_studies.attribution.recipes import RECIPES, Examples, Recipe
 from dualform_studies.attribution.training import Trained, losses_of, recorded, train
-from dualform_studies.attribution.ways import Scores, Way
+from dualform_studies.attribution.ways import Scores
 from dualform_studies.pages.folder import Report, check_free, write_report
-from dualform_studies.progress import Progress, or_silent
+from dualform_studies.progress import or_silent
 
 TESTS = 50
 """Tests whose losses are attributed: the first held-out examples."""
@@ -113,7 +113,7 @@ class _Judged:
 
     def report(self) -> Report:
         whole = self._recorded("clean", self._trained)
-        found = {name: {"package": package} for name, (package, _) in self._ways.items()}
+        found: dict[str, Report] = {name: {"package": package} for name, (package, _) in self._ways.items()}
         retrained = {kind: (own, self._retrained(kind, own)) for kind, own in self._sets().items()}
         for name, scores in self._scores("clean", whole):
             found[name] |= {kind: lds(scores, *own, self._seed) for kind, own in retrained.items()}
@@ -141,7 +141,9 @@ class _Judged:
 
     def _recorded(self, kind: str, samples: Examples) -> Trained:
         or_silent(self._progress)(f"{self._recipe.name}: recording", 0, 1)
-        found = recorded(self._recipe, samples, self._tested, self._seed, self._folder / kind, one_query=kind == "wrong")
+        found = recorded(
+            self._recipe, samples, self._tested, self._seed, self._folder / kind, one_query=kind == "wrong"
+        )
         self.seconds[f"{kind}, recording"] = found.seconds
         return found
 
@@ -161,7 +163,8 @@ class _Judged:
         """float64[k, t], from the file as far as it goes."""
         file, say = self._folder / f"retrained-{kind}.npz", or_silent(self._progress)
         kept = _load(file) or {"losses": np.zeros((0, len(self._tested.targets))), "seconds": 0.0}
-        losses, seconds = kept["losses"], float(kept["seconds"])
+        losses: Losses = kept["losses"]
+        seconds = float(kept["seconds"])
         for done in range(len(losses), len(sets)):
             say(f"{self._recipe.name}: training without {kind}", done, len(sets))
             start = perf_counter()

@@ -5,7 +5,6 @@ Shapes: n samples, b samples of a batch, t tests.
 
 from __future__ import annotations
 
-import inspect
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -62,37 +61,41 @@ def train(
     seed: int,
     left_out: NDArray[np.bool_] | None = None,
     *,
-    recorder_of: Callable[[nn.Module, torch.optim.Optimizer], Recorder] | None = None,
-    after_epoch: Callable[[int, nn.Module], None] | None = None,
-    at_end: Callable[[Recorder], None] | None = None,
+    memory: Path | None = None,
+    tested: Examples | None = None,
+    states: list[State] | None = None,
 ) -> nn.Module:
     """The trained network, in eval mode.
 
     Samples that are left out, bool[n], weigh 0 in the loss. The mean keeps its divisor, and initial weights, order and
-    dropout are as with all samples (trajectory-specific removal, as of Engstrom et al., 2025).
+    dropout are as with all samples (trajectory-specific removal, as of Ilyas and Engstrom, 2025).
+
+    - `memory`: a folder to record the training in, with `tested` as a query set.
+    - `states`: takes the state dicts of the checkpoints.
     """
     network = recipe.build(seed)
     optimizer = recipe.optimizer(network.parameters())
     weights = torch.ones(recipe.samples)
     if left_out is not None:
         weights[torch.from_numpy(left_out)] = 0
-    recorder = recorder_of(network, optimizer) if recorder_of else None
-    done = 0
+    moments = [recipe.samples * round(epoch) for epoch in np.linspace(0, recipe.epochs, _CHECKPOINTS + 1)[1:]]
+    recorder = memory and Recorder(network, optimizer, memory, quiet=True, keep_random=recipe.random)
+    seen = 0
     with torch.random.fork_rng(devices=[]), recorder or nullcontext():
-        torch.manual_seed(seed)  # nothing but dropout draws from here on
+        torch.manual_seed(seed)  # only dropout draws after this
         for batch in recipe.batches(seed):
             inputs, targets = examples.of(torch.from_numpy(batch))
-            said = {"dataset": recipe.dataset, "sample": batch} | ({} if recipe.text else {"label": targets})
-            with recorder.step(**said) if recorder else nullcontext():
+            label = None if recipe.text else targets
+            with recorder.step(recipe.dataset, label, batch) if recorder else nullcontext():
                 optimizer.zero_grad()
                 losses = loss(network(inputs), targets)
                 torch.autograd.backward((losses * weights[batch]).sum() / len(batch))
                 optimizer.step()
-            done += len(batch)
-            if after_epoch and done % recipe.samples == 0:
-                after_epoch(done // recipe.samples, network)
-        if recorder and at_end:
-            at_end(recorder)
+            seen += len(batch)
+            if states is not None and seen in moments:
+                states.append({name: own.detach().clone() for name, own in network.state_dict().items()})
+        if recorder and tested:
+            recorder.query_set(QUERY_SET, tested.inputs, label=tested.targets, loss=loss)
     return network.eval()
 
 
@@ -110,21 +113,7 @@ def recorded(
     if not file.exists():
         shutil.rmtree(memory, ignore_errors=True)  # of a run that was cut off
         start, states = perf_counter(), list[State]()
-        moments = {round(epoch) for epoch in np.linspace(0, recipe.epochs, _CHECKPOINTS + 1)[1:]}
-
-        def keep(epoch: int, network: nn.Module) -> None:
-            if epoch in moments:
-                states.append({name: own.detach().clone() for name, own in network.state_dict().items()})
-
-        more = {"keep_random": True} if recipe.random and "keep_random" in inspect.signature(Recorder).parameters else {}
-        train(
-            recipe,
-            trained,
-            seed,
-            recorder_of=lambda network, optimizer: Recorder(network, optimizer, memory, quiet=True, **more),
-            after_epoch=keep,
-            at_end=lambda recorder: recorder.query_set(QUERY_SET, tested.inputs, label=tested.targets, loss=loss),
-        )
+        train(recipe, trained, seed, memory=memory, tested=tested, states=states)
         torch.save({"states": states, "seconds": perf_counter() - start}, part := file.with_suffix(".part"))
         part.replace(file)
     kept = torch.load(file)

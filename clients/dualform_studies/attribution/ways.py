@@ -23,7 +23,10 @@ Way: TypeAlias = Callable[[Trained], Scores]
 
 def floors(text: bool) -> dict[str, Way]:
     """Ways that look at no training; `text`: of windows, which have no labels."""
-    return {"random": random} | ({} if text else {"same label": same_label})
+    found: dict[str, Way] = {"random": random}
+    if not text:
+        found["same label"] = same_label
+    return found
 
 
 def ours(text: bool) -> dict[str, Way]:
@@ -85,7 +88,7 @@ def adjoint(trained: Trained) -> Scores:
         return trained.loss(outputs, targets).mean()
 
     asked = mean_loss if trained.one_query else trained.loss
-    found = dualform.adjoint(trained.memory, trained.network, tuple(trained.tested), asked, batches, trained.loss)
+    found = dualform.adjoint(trained.memory, trained.network, trained.tested, asked, batches, trained.loss)
     scores = np.zeros((len(found), len(trained.trained.targets)))
     scores[:, found.samples] = found.values
     return scores
@@ -106,4 +109,5 @@ def _in_order(trained: Trained, groups: Any, sums: Scores) -> Scores:
 
 
 def _output_layer(trained: Trained) -> str:
-    return [name for name, own in trained.network.named_modules() if isinstance(own, nn.Linear)][-1]
+    names: list[str] = [name for name, own in trained.network.named_modules() if isinstance(own, nn.Linear)]
+    return names[-1]
