@@ -235,7 +235,7 @@ RECIPES = (
         "rate 0.02",
         samples=2000,
         batch=100,
-        epochs=15,
+        epochs=20,
     ),
     Recipe(
         "gpt",
