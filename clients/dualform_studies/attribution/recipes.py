@@ -244,7 +244,7 @@ RECIPES = (
         f"a causal transformer of 2 blocks, width 64, 4 heads, GELU and {VOCABULARY} byte pairs; AdamW, learning rate "
         "0.002, eps 0.0001, weight decay 0.01",
         samples=1000,
-        batch=100,
+        batch=50,
         epochs=5,
         text=True,
     ),
