@@ -1,4 +1,4 @@
-"""Attribution methods of other packages: captum, dattri and kronfluence.
+"""Attribution methods of other packages: captum, dattri, kronfluence and bergson.
 
 Shapes: n training samples, t test examples, b examples of a batch, p parameters. Scores are float64[t, n]: the greater
 a score, the more the training sample lowers the loss of the test example.
@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, TensorDataset
 
-from dualform_studies.attribution.recipes import Examples
+from dualform_studies.attribution.recipes import Examples, Recipe
 from dualform_studies.attribution.training import Trained
 from dualform_studies.attribution.ways import Scores, Way
 
@@ -42,15 +42,21 @@ _LAYERS = (nn.Linear, nn.Conv2d)
 """Layers whose gradients captum and kronfluence can compute for each example in one backward pass."""
 
 
-def ways() -> dict[str, Way]:
-    """All methods by name. A method raises ImportError without its package, which the extra `peers` brings."""
-    return {
+def ways(recipe: Recipe) -> dict[str, Way]:
+    """By name, those that take less than hours. One raises ImportError without its package, which the extra `peers`
+    brings; bergson has no place there, for it brings 600 MB.
+    """
+    found: dict[str, Way] = {
         "captum TracInCP": tracin,
         "dattri TRAK-10": lambda trained: trak(trained, 10),
         "dattri TRAK-50": lambda trained: trak(trained, 50),
-        "dattri IF-CG": conjugate_gradients,
         "kronfluence EK-FAC": ekfac,
     }
+    if not recipe.text:
+        found["dattri IF-CG"] = conjugate_gradients
+    if not (recipe.text or recipe.random):
+        found["bergson MAGIC"] = magic
+    return found
 
 
 def tracin(trained: Trained) -> Scores:
@@ -167,6 +173,73 @@ def ekfac(trained: Trained) -> Scores:
             score_args=ScoreArguments(damping_factor=_EKFAC_DAMPING),
         )
         return _array(method.load_pairwise_scores("scores")["all_modules"])
+
+
+def magic(trained: Trained) -> Scores:
+    """MAGIC (Ilyas and Engstrom, 2025): the gradient of each test loss with respect to the weight of each training
+    sample, through all steps of SGD. Trains the network again, then goes back through the steps once for each test.
+    """
+    import torchopt
+    from bergson.magic.trainer import BackwardState, Trainer
+    from torchopt.pytree import tree_iter
+
+    network, stream, scores = trained.recipe.build(trained.seed), _Stream(trained), []
+    momentum = trained.recipe.optimizer(network.parameters()).defaults["momentum"]
+    with _quiet(), TemporaryDirectory() as folder:
+        optimizer = torchopt.sgd(trained.lr, momentum=momentum)
+        trainer, state = Trainer.initialize(_WithLoss(network.train(), trained.loss), optimizer)
+        state = trainer.train(state, stream, save_dir=folder, save_mode="sqrt").detach_()
+        end = {name: parameter.clone() for name, parameter in state.params.items()}
+        for gradient in _gradients(trained, end):
+            momenta = [torch.zeros_like(one) for one in tree_iter(state.opt_state) if _is_float(one)]
+            backward = BackwardState(gradient, momenta, torch.zeros_like(stream.weights))
+            found = trainer.backward(folder, stream, backward, state, cleanup=False, save_mode="sqrt")
+            scores.append(-found.weight_grads.detach())
+    return _array(torch.stack(scores))
+
+
+class _Stream:
+    """Batches in the order of the training, as bergson's trainer reads them."""
+
+    def __init__(self, trained: Trained) -> None:
+        self.weights = nn.Parameter(torch.ones(len(trained.trained.targets)))
+        self.device, self.requires_grad = torch.device("cpu"), True
+        self._samples, self._batches = trained.trained, list(trained.recipe.batches(trained.seed))
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        rows = torch.from_numpy(self._batches[step])
+        inputs, targets = self._samples.of(rows)
+        # bergson divides by the sum of this mask, which is the same for the batch and for all its parts.
+        mask = torch.ones(len(rows))
+        return {"inputs": inputs, "targets": targets, "weights": self.weights[rows], "shift_loss_mask": mask}
+
+
+class _WithLoss(nn.Module):
+    """A network whose forward pass returns the weighted loss of a batch, as bergson's trainer requires."""
+
+    def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.network, self._loss = network, loss
+
+    def forward(self, inputs: Tensor, targets: Tensor, weights: Tensor, shift_loss_mask: Tensor) -> Tensor:
+        return (self._loss(self.network(inputs), targets) * weights).sum() / len(weights)
+
+
+def _gradients(trained: Trained, params: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Of each test loss, or of their mean, by the names of `_WithLoss`."""
+    network = _WithLoss(trained.build().eval(), trained.loss)
+    given = {name: parameter.detach().requires_grad_() for name, parameter in params.items()}
+    for inputs, targets in _loader(trained.tested, len(trained.tested.targets) if trained.one_query else 1):
+        ones = torch.ones(len(targets))
+        loss = functional_call(network, given, (inputs, targets, ones, ones))
+        yield dict(zip(given, torch.autograd.grad(loss, list(given.values())), strict=True))
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 class _Flat(nn.Module):

@@ -221,8 +221,8 @@ RECIPES = (
     Recipe(
         "smooth",
         partial(_perceptron, nn.Tanh),
-        _sgd(0.1),
-        "a perceptron 784-128-64-10 with tanh; SGD with momentum 0.9, learning rate 0.1",
+        _sgd(0.05),
+        "a perceptron 784-128-64-10 with tanh; SGD with momentum 0.9, learning rate 0.05",
         samples=2000,
         batch=500,
         epochs=15,

@@ -42,6 +42,9 @@ SHARES = {"1": 0.01, "10": 0.1, "50": 0.5}
 WRONG = 0.1
 """The share of samples that are spoiled in the second training."""
 
+_ONCE = ("dattri TRAK-50",)
+"""Ways that are too slow for the second training, too."""
+
 Losses: TypeAlias = NDArray[np.float64]
 Sets: TypeAlias = NDArray[np.bool_]
 
@@ -104,7 +107,7 @@ class _Judged:
             for package, found in (
                 ("none", ways.floors(recipe.text)),
                 ("dualform", ways.ours(recipe.text)),
-                ("others", peers.ways()),
+                ("others", peers.ways(recipe)),
             )
             for name, way in found.items()
         }
@@ -178,6 +181,8 @@ class _Judged:
     def _scores(self, kind: str, trained: Trained) -> Iterator[tuple[str, Scores]]:
         """float64[t, n] of each way, or float64[1, n]; from files as far as they are there."""
         for done, (name, (_, way)) in enumerate(self._ways.items()):
+            if kind == "wrong" and name in _ONCE:
+                continue
             or_silent(self._progress)(f"{self._recipe.name}: {name}", done, len(self._ways))
             file = self._folder / kind / "scores" / f"{name.replace(' ', '-')}.npz"
             if not file.exists():
