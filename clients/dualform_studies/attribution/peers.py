@@ -43,18 +43,17 @@ _LAYERS = (nn.Linear, nn.Conv2d)
 
 
 def ways(recipe: Recipe) -> dict[str, Way]:
-    """By name, those that take less than hours. One raises ImportError without its package, which the extra `peers`
+    """By name. One raises ImportError without its package, which the extra `peers`
     brings; bergson has no place there, for it brings 600 MB.
     """
     found: dict[str, Way] = {
         "captum TracInCP": tracin,
         "dattri TRAK-10": lambda trained: trak(trained, 10),
-        "dattri TRAK-50": lambda trained: trak(trained, 50),
         "kronfluence EK-FAC": ekfac,
     }
-    if not recipe.text:
-        found["dattri IF-CG"] = conjugate_gradients
-    if not (recipe.text or recipe.random):
+    if recipe.every_way:
+        found |= {"dattri IF-CG": conjugate_gradients, "dattri TRAK-50": lambda trained: trak(trained, 50)}
+    if recipe.every_way and not recipe.random:
         found["bergson MAGIC"] = magic
     return found
 

@@ -62,6 +62,8 @@ class Recipe:
     text: bool = False
     random: bool = False
     """Whether training draws random numbers, as dropout does."""
+    every_way: bool = False
+    """Whether ways are run that take more than half an hour on larger networks."""
 
     @property
     def dataset(self) -> str:
@@ -217,6 +219,7 @@ RECIPES = (
         batch=64,
         epochs=15,
         random=True,
+        every_way=True,
     ),
     Recipe(
         "smooth",
@@ -226,6 +229,7 @@ RECIPES = (
         samples=2000,
         batch=500,
         epochs=15,
+        every_way=True,
     ),
     Recipe(
         "cnn",

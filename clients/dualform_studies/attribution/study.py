@@ -35,7 +35,7 @@ from dualform_studies.progress import or_silent
 
 TESTS = 50
 """Tests whose losses are attributed: the first held-out examples."""
-SETS = 50
+SETS = 40
 """Retrainings of each kind."""
 SHARES = {"1": 0.01, "10": 0.1, "50": 0.5}
 """Of the samples that a retraining leaves out."""
@@ -106,7 +106,7 @@ class _Judged:
             name: (package, way)
             for package, found in (
                 ("none", ways.floors(recipe.text)),
-                ("dualform", ways.ours(recipe.text)),
+                ("dualform", ways.ours(recipe)),
                 ("others", peers.ways(recipe)),
             )
             for name, way in found.items()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import dualform
+from dualform_studies.attribution.recipes import Recipe
 from dualform_studies.attribution.training import QUERY_SET, Trained
 
 Scores: TypeAlias = NDArray[np.float64]
@@ -29,11 +30,13 @@ def floors(text: bool) -> dict[str, Way]:
     return found
 
 
-def ours(text: bool) -> dict[str, Way]:
+def ours(recipe: Recipe) -> dict[str, Way]:
     found: dict[str, Way] = {"attention": attention}
-    if not text:
+    if not recipe.text:
         found["contribution"] = contribution
-    return found | {"GradDot": graddot, "ledger": ledger, "adjoint": adjoint}
+    if recipe.every_way:
+        found |= {"GradDot": graddot, "ledger": ledger}
+    return found | {"adjoint": adjoint}
 
 
 def random(trained: Trained) -> Scores:
