@@ -152,10 +152,10 @@ networks: setup
 	@$(MAKE) --jobs=$(JOBS) $(foreach run,$(NETWORKS),$(call REPORT,$(run)))
 	$(BIN)/python -m dualform_studies.networks.document runs docs
 
-# Ways to attribute a prediction to training data, put to the test by retraining, beside captum and dattri, an extra of their
-# own: an hour on one thread. docs/results/attribution.md is written from its report.
+# Which score predicts a retraining? dualform beside captum, dattri and kronfluence, an extra of their own: hours on one thread.
+# runs/attribution keeps what is computed, so a run that was cut off goes on. docs/results/attribution.md is written from its report.
 attribution: $(VENV)/attribution-peers
-	@$(MAKE) $(call REPORT,attribution)
+	OMP_NUM_THREADS=1 $(BIN)/dualform study attribution --out runs/attribution --json > /dev/null
 	$(BIN)/python -m dualform_studies.attribution.document runs docs
 
 $(VENV)/attribution-peers: $(VENV)/ready

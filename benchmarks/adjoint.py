@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 import dualform
 from benchmarks.timing import race
-from dualform_studies.attribution.examples import first_examples
-from dualform_studies.images.data.download import load_dataset
+from dualform_studies.attribution.recipes import images as first_images
 
 QUERIES = 12
 
@@ -72,11 +71,8 @@ def trained(recipe: Recipe, images: Tensor, labels: Tensor, path: Path | None) -
 
 
 def measured(recipe: Recipe) -> str:
-    dataset = load_dataset("mnist")
-    train = first_examples(dataset, dataset.train, recipe.images)
-    test = first_examples(dataset, dataset.test, QUERIES)
-    images, labels = train.inputs.flatten(1), train.labels
-    tests, their_labels = test.inputs.flatten(1), test.labels
+    (images, labels), held_out = first_images(None, recipe.images)
+    tests, their_labels = held_out.of(slice(QUERIES))
 
     def batches(step: int, samples: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         return images[samples], labels[samples]

@@ -15,6 +15,6 @@ STUDY_NAMES = {
     "memorisation": "a small attention-only Transformer learns 25 pairs by heart",
     "gpt2": "not of the paper: a GPT-2 by the Hugging Face Trainer",
     "resnet18": "not of the paper: a ResNet-18 by Lightning",
-    "attribution": "not of the paper: ways to attribute a prediction, put to the test by retraining",
+    "attribution": "not of the paper: which score predicts a retraining without some of the data",
 }
 """Those of the paper first, in the order of its document."""
