@@ -703,7 +703,9 @@ def test_kept_rows_go_with_deleted_samples(tmp_path):
     dualform.delete(tmp_path / "run", "sample = 3")
     assert not list((tmp_path / "run" / "attributions").iterdir())
     with dualform.open(tmp_path / "run") as memory:
-        assert [len(memory.sql(f"SELECT * FROM {table}")) for table in ("adjoints", "retrainings", "left_out")] == [0] * 3
+        assert [len(memory.sql(f"SELECT * FROM {table}")) for table in ("adjoints", "retrainings", "left_out")] == [
+            0
+        ] * 3
     with pytest.raises(Inexact, match="samples were deleted"):
         adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches)
 
