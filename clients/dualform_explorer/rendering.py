@@ -7,7 +7,7 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dualform_explorer.drawing.bars import bar, columns
+from dualform_explorer.drawing.bars import bar, columns, span
 from dualform_explorer.drawing.descents import descents
 from dualform_explorer.drawing.histogram import histogram
 from dualform_explorer.drawing.ranks import rank_curve
@@ -44,6 +44,7 @@ def templates(asynchronous: bool = False) -> Environment:
     found.globals |= {
         "bar": bar,
         "columns": columns,
+        "span": span,
         "histogram": histogram,
         "rank_curve": rank_curve,
         "descents": descents,

@@ -52,3 +52,16 @@ def columns(values: Sequence[tuple[float | None, int, float | None, str]], large
 def _rect(length: float, zero: float, top: float, height: float, kind: str) -> str:
     left = zero + min(length, 0.0)
     return f'<rect x="{left:.2f}" y="{top:g}" width="{abs(length):.2f}" height="{height:g}" class="{kind}"/>'
+
+
+def span(begin: float, end: float, ends: tuple[float, float], kind: str) -> Markup:
+    """A bar from one number to another, of those between `ends`; a line stands at zero."""
+    low, high = ends
+    scale = _WIDTH / (high - low) if high > low else 0.0
+    zero, start = (0.0 - low) * scale, (begin - low) * scale
+    own = _rect((end - begin) * scale, start, 2.0, _HEIGHT - 4.0, kind)
+    line = f'<line x1="{zero:.2f}" x2="{zero:.2f}" y1="0" y2="{_HEIGHT:g}" class="zero"/>'
+    return Markup(
+        f'<svg class="bar" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{own}{line}</svg>"
+    )

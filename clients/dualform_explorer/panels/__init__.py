@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
 from dualform_explorer.panels.adjoint import adjoint_panel
+from dualform_explorer.panels.answer import answer_panel
 from dualform_explorer.panels.filter import filter_panel
 from dualform_explorer.panels.layers import layers_panel
 from dualform_explorer.panels.output import output_panel
@@ -26,8 +27,8 @@ from dualform_explorer.panels.terms import terms_panel
 from dualform_explorer.state import State
 
 PanelMaker: TypeAlias = Callable[[Answers, MemoryInfo, State], Any]
-Place: TypeAlias = Literal["side", "answers", "under"]
-"""The column at the left, what stands beside it, and what stands under that column."""
+Place: TypeAlias = Literal["side", "first", "answers", "under"]
+"""The column at the left; what stands beside it, first and below; and what stands under that column."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Panel:
 PANELS: dict[str, Panel] = {
     "query": Panel("Example", "side", query_panel),
     "filter": Panel("Filter", "side", filter_panel),
+    "answer": Panel("Answer", "first", answer_panel),
     "output": Panel("Output", "answers", output_panel),
     "sums": Panel("Sums by group", "answers", sums_panel),
     "slots": Panel("Most similar training examples", "answers", slots_panel),

@@ -264,7 +264,7 @@ def _logs_named(statement: str, view: View) -> frozenset[str]:
     manifest, words = view.snapshot.manifest, set(_WORD.findall(statement.lower()))
     tables = {name for name in (*manifest.tables(), *attributions.TABLES) if name.lower() in words}
     if not tables.isdisjoint(attributions.TABLES) and not _QUERY_CALLED.search(statement):
-        words -= {"query", "sample"}  # their columns
+        words -= {"query", "sample"} - {*manifest.spaces[1:]}  # their columns
     large = {
         "samples",
         *manifest.spaces,
