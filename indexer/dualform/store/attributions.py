@@ -4,8 +4,8 @@
     retrainings   name, set, left_out, query, loss, change, steps
     left_out      name, set, dataset, sample, steps: the samples that each of them lacked
 
-Each is kept under a name, in attributions/TABLE-NAME-CHECKSUM.arrow. They are of the training as it was then: `steps` says how
-many steps it had, and deleting samples removes them.
+Each is kept under a name, in attributions/TABLE-NAME-CHECKSUM.arrow. They are of the training as it was then: `steps`
+says how many steps it had, and deleting samples removes them.
 """
 
 from __future__ import annotations
