@@ -27,7 +27,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from dualform.answers import MemoryInfo
-from dualform.errors import BadMask, DualformError
+from dualform.errors import BadMask, DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer.completed_state import completed
 from dualform_explorer.groups import groupings_of
@@ -155,13 +155,13 @@ class Pages:
         name = self._name(params)
         found = await self._opened(name)
         if isinstance(found, Failure):
-            return JSONResponse({"message": found.message, "hint": found.hint}, _BAD_GATEWAY)
+            return JSONResponse({"message": found.message, "hint": found.hint}, _status(found))
         memory, info = found
         try:
             reading, state = await self._read(memory, info, name, params)
         except (DualformError, TimeoutError) as error:
             failure = self._failure(name, error)
-            return JSONResponse({"message": failure.message, "hint": failure.hint}, _BAD_GATEWAY)
+            return JSONResponse({"message": failure.message, "hint": failure.hint}, _status(failure))
         if state is None:
             faults = [{"parameter": fault.parameter, "message": fault.message} for fault in reading.faults]
             return JSONResponse({"faults": faults}, _BAD_REQUEST)
@@ -258,7 +258,7 @@ class Pages:
     def _trouble(self, failure: Failure) -> Response:
         """A page in the place of one that a memory does not answer for."""
         links = [(own, "explore?" + query_string({"memory": own})) for own in self._memories.names]
-        return self._stream("trouble.html", {"failure": failure, "links": links}, (), _BAD_GATEWAY)
+        return self._stream("trouble.html", {"failure": failure, "links": links}, (), _status(failure))
 
     def _begin(
         self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str = ""
@@ -286,6 +286,11 @@ class Pages:
                     job.cancel()
 
         return StreamingResponse(parts(), status, media_type="text/html")
+
+
+def _status(failure: Failure) -> int:
+    """Of a page in whose place this is said."""
+    return _NOT_FOUND if failure.code == NotFound.code else _BAD_GATEWAY
 
 
 async def _nowhere(request: Request, _error: Exception) -> Response:

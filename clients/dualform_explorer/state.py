@@ -74,7 +74,11 @@ class State:
         return where_of(self.chips, self.where, self.at, complete)
 
     def params(self, **changes: Any) -> list[tuple[str, str]]:
-        """What stands in the URL, in order; with some fields changed."""
+        """What stands in the URL, in order; with some fields changed. Another layer has other outputs, so that the
+        target is left to it.
+        """
+        if changes.get("layer", self.layer) != self.layer:
+            changes = {"target": "", **changes}
         state = replace(self, **changes)
         chips = [("only" if chip.only else "without", chip.written) for chip in state.chips]
         written: list[tuple[str, str | None]] = [

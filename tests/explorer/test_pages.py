@@ -313,7 +313,7 @@ def test_a_damaged_file_is_named(folder, tmp_path):
         assert "shapes" in start.text
         assert pages.get("/explore?memory=broken&item=shapes/1").status == 502
         assert pages.get("/explore?memory=whole&item=shapes/1").status == 200
-        assert pages.get("/explore?memory=none").status == 502
+        assert pages.get("/explore?memory=none").status == 404
 
 
 def test_a_browser_is_told_that_nothing_comes_from_elsewhere(pages):

@@ -8,10 +8,12 @@ from urllib.parse import parse_qsl, unquote
 import pytest
 from hypothesis import given, strategies as st
 
+import dualform
 from dualform_explorer.chip import Chip, Condition, Range, read_chip
 from dualform_explorer.examples import examples_of, moved
 from dualform_explorer.reading import read_state
 from dualform_explorer.state import State
+from tests.explorer.served import served
 
 START = State("", "shapes", 3, "4", ("dataset", "label"))
 
@@ -41,6 +43,19 @@ def faults(query: str, info) -> dict[str, str]:
 def test_what_was_written_is_read(info, changes):
     state = replace(START, **changes)
     assert read(state.query(), info).state == state
+
+
+def test_another_layer_has_a_target_of_its_own(info, folder):
+    state = replace(START, score="contribution", target="3-0")
+    assert read(state.query(layer="0"), info).state.target == ""
+    assert read(state.query(layer="4", row=5), info).state.target == "3-0"
+    assert read(state.query(layer="0", target="7"), info).state.target == "7"
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        hidden = pages.get("/explore?item=shapes/3&layer=0&score=contribution&target=7&by=label").text
+        output = pages.get(f"/explore?{state.query()}").text
+    assert "to unit 7" in hidden
+    assert "to output" not in hidden
+    assert "to output 3 less 0" in output
 
 
 @given(st.text(min_size=1))
