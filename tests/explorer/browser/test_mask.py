@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -64,7 +66,7 @@ class Clicks:
         settle(page)
 
 
-def test_a_first_time_user_finds_why_it_was_misclassified_and_what_undoes_it_in_six_clicks(page, study):
+def test_a_first_time_user_finds_why_it_was_misclassified_and_what_undoes_it_in_two_clicks(page, study):
     memory, layer, click = study.memory, study.layers[-1], Clicks()
     page.goto(study.pages.url)
     card = corrected_card(page, study.query_set, study.other)
@@ -75,17 +77,16 @@ def test_a_first_time_user_finds_why_it_was_misclassified_and_what_undoes_it_in_
     expect(page.locator(".verdict")).to_contain_text(f"predicted {read}")
 
     # Why: what each dataset brought to the output that was read, less the right one.
-    click(page.get_by_role("link", name="contribution"), page)
-    expect(page.locator("#target")).to_have_value(f"{read}-{label}")
-    click(page.locator("#panel-sums").get_by_role("link", name="dataset", exact=True), page)
     item = page.locator("#item").input_value()
-    answer = memory.group_sum(layer, item, by="dataset", score="contribution", target=f"{read}-{label}")
-    assert numbers(page.locator("#sums .sum data")) == answer.sums[0].tolist()
-    brought = answer.sums[0][answer.groups.index((study.other,))]
-    output = np.asarray(memory.output(layer, item), dtype=np.float64)[0]
-    assert brought > output[read] - output[label] > 0  # more than the wrong output is ahead by
+    answer = memory.contributions(layer, item, "dataset")
+    margin = answer.output[0][read] - answer.output[0][label]
+    brought = {own: values[read] - values[label] for (own,), values in zip(answer.groups, answer.sums[0], strict=True)}
+    expect(page.locator("#sentence")).to_contain_text(re.compile(rf"^Predicted {read}\b.*, not {label}\b"))
+    assert numbers(page.locator("#waterfall tr[data-part=group] data")) == list(brought.values())
+    assert numbers(page.locator("#waterfall tr[data-part=margin] data")) == [margin]
+    assert brought[study.other] > margin > 0  # more than the wrong output is ahead by
 
     # What undoes it: leaving that dataset out.
-    click(page.get_by_role("link", name=f"without {study.other}"), page)
+    click(page.locator("#waterfall").get_by_role("link", name=f"without {study.other}"), page)
     expect(page.locator("#flips")).to_have_text(f"prediction changes {read} → {label}")
-    assert click.count <= 6
+    assert click.count == 2
