@@ -1,7 +1,7 @@
 """The pictures of docs/explorer.md: python -m tests.explorer.screenshots RUN docs/explorer
 
-Of a misclassified example that is correct without one dataset, with that filter: in light, and in dark what each group
-added to it; and the page as a phone shows it.
+Of the first example of the start page, as it is: in light, and in dark what each group added to it; and on a phone
+without the group that added most.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ def take(run: Path, folder: Path) -> None:
         page.locator(".cards a").first.click()
         page.locator("#answers").wait_for()
         settle(page)
-        corrected = page.url
-        page.locator("#panel-filter .chips a").first.click()
+        example = page.url
+        _picture(page, folder / "light.png")
+        rows = page.locator("#waterfall tr[data-part=group]")
+        added = [float(own.locator("data").get_attribute("value") or 0) for own in rows.all()]
+        rows.nth(added.index(max(added))).get_by_role("link").click()
         settle(page)
         masked = page.url
-        _picture(page, folder / "light.png")
 
         page = _tab(browser, 1440, 1080, color_scheme="dark")
-        page.goto(corrected)
+        page.goto(example)
         settle(page)
         page.get_by_role("link", name="contribution").click()
         settle(page)
