@@ -25,6 +25,8 @@ class Failure:
     message: str
     hint: str = ""
     code: str = ""
+    field: str = ""
+    """The argument of the question that is to blame."""
 
 
 class PanelThreads:
@@ -66,7 +68,7 @@ class PanelThreads:
                 )
             )
         except DualformError as error:
-            return self._failed(name, title, Failure(error.message, error.hint, error.code), context)
+            return self._failed(name, title, Failure(error.message, error.hint, error.code, error.field or ""), context)
         except Exception as error:
             log.exception("the panel %s failed", name)
             fault = Failure(

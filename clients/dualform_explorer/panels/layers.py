@@ -82,5 +82,7 @@ def _filled(card: LayerCard, memory: Answers, info: MemoryInfo, state: State, sc
             return card
         ranks, steps = ranks_panel(memory, info, state), steps_panel(memory, info, state, _MOST_BARS)
     except DualformError as error:
+        if error.field == "where":
+            raise
         return replace(card, rows=None, why=error.message)
     return replace(card, ranks=ranks, steps=steps)

@@ -87,6 +87,8 @@ def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPan
         query = query_of(memory, info, state, layer)
         answer = memory.placebo(layer, query, kept, SETS, state.at, state.inexact)
     except (BadInput, Inexact, ServiceError) as error:
+        if error.field == "where":
+            raise
         return PlaceboPanel(True, note=f"No random sets: {error.message}")
     return PlaceboPanel(True, verdict_of(answer))
 

@@ -116,6 +116,9 @@ function take(part) {
     document.getElementById(`panel-${part.panel}`)?.removeAttribute("aria-busy");
     return;
   }
+  const template = document.createElement("template");
+  template.innerHTML = part.html;
+  if (template.content.querySelector("[data-failure][hidden]")) return; // a filter that is refused: what was shown stays
   shown.set(part.panel, part.html);
   swap(document.getElementById(`panel-${part.panel}`), part.html);
   if (part.panel === "output") {
