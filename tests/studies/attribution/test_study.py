@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_peers():
     """Other packages are the way that fails, whether they are installed or not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peers, "ways", lambda: {"their way": fails})
+        patch.setattr(peers, "ways", lambda recipe: {"their way": fails})
         yield
 
 
@@ -54,7 +54,7 @@ def test_every_way_has_every_measure_by_every_recipe(run):
     assert json.loads((out / "report" / "report.json").read_text()) == json.loads(json.dumps(report))
     assert list(report["recipes"]) == [own.name for own in RECIPES]
     for recipe, own in zip(RECIPES, report["recipes"].values(), strict=True):
-        assert list(own["ways"]) == [*ways.floors(recipe.text), *ways.ours(recipe.text)]
+        assert list(own["ways"]) == [*ways.floors(recipe.text), *ways.ours(recipe)]
         assert own["raised"] == {"their way": "ValueError: no such kernel"}
         assert own["apart"] == 0
         for name, way in own["ways"].items():
