@@ -21,6 +21,8 @@ from typing import Any
 
 from markupsafe import Markup
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -66,6 +68,7 @@ class Pages:
                 Route("/news", self.news, methods=["GET"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
+            middleware=[Middleware(GZipMiddleware, compresslevel=5)],  # each part is sent as it is ready
             lifespan=self._lifespan,
             exception_handlers={_NOT_FOUND: _nowhere},
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import re
@@ -508,3 +509,15 @@ def test_only_get_is_answered(pages):
 def test_a_deadline_is_a_number_of_seconds(seconds):
     with pytest.raises(BadInput, match="deadline is"):
         ExplorerConfig("127.0.0.1:0", deadline=seconds)
+
+
+def test_pages_are_compressed_for_those_who_take_that(pages):
+    answer = http.client.HTTPConnection("127.0.0.1", pages.port, timeout=60)
+    answer.request("GET", "/explore?item=shapes/3", headers={"Accept-Encoding": "gzip"})
+    found = answer.getresponse()
+    content = found.read()
+    answer.close()
+    assert found.headers["Content-Encoding"] == "gzip"
+    text, plain = gzip.decompress(content).decode(), pages.get("/explore?item=shapes/3").text
+    assert panels_of(text).keys() == panels_of(plain).keys()
+    assert len(content) < len(plain) / 4

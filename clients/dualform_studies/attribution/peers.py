@@ -52,9 +52,9 @@ def ways(recipe: Recipe) -> dict[str, Way]:
         "kronfluence EK-FAC": ekfac,
     }
     if recipe.every_way:
-        found |= {"dattri IF-CG": conjugate_gradients, "dattri TRAK-50": lambda trained: trak(trained, 50)}
+        found["dattri IF-CG"] = conjugate_gradients
     if recipe.every_way and not recipe.random:
-        found["bergson MAGIC"] = magic
+        found |= {"dattri TRAK-50": lambda trained: trak(trained, 50), "bergson MAGIC": magic}
     return found
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from dualform.rules import Settings
 
@@ -29,7 +31,9 @@ class Moved:
 
 
 class OptimizerStep(Protocol):
-    def advance(self, state: Moved, gradient: Tensor, settings: Settings) -> Moved: ...
+    def advance(self, state: Moved, gradient: Tensor, settings: Settings) -> Moved:
+        """By torch's own function, so that a rerun rounds as the training did."""
+        ...
 
     def carry_back(self, state: Moved, gradient: Tensor, settings: Settings, after: Moved) -> tuple[Moved, Tensor]:
         """What n losses change by the state before an update, and by its gradient; `after`: by the state behind it."""
@@ -38,14 +42,12 @@ class OptimizerStep(Protocol):
 
 class SGDStep:
     def advance(self, state: Moved, gradient: Tensor, settings: Settings) -> Moved:
-        descent = _descent(state, gradient, settings)
-        momentum = settings["momentum"]
-        if not momentum:
-            return Moved(state.weight - settings["lr"] * descent, state.buffers)
-        before = state.buffers.get("momentum_buffer")
-        buffer = descent if before is None else momentum * before + (1 - settings["dampening"]) * descent
-        step = descent + momentum * buffer if settings["nesterov"] else buffer
-        return Moved(state.weight - settings["lr"] * step, {"momentum_buffer": buffer})
+        weight, before = state.weight.clone(), state.buffers.get("momentum_buffer")
+        buffers = [None if before is None else before.clone()]
+        names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+        given: dict[str, Any] = {name: settings[name] for name in names}
+        sgd([weight], [gradient], buffers, foreach=False, **given)
+        return Moved(weight, {} if buffers[0] is None else {"momentum_buffer": buffers[0]})
 
     def carry_back(self, state: Moved, gradient: Tensor, settings: Settings, after: Moved) -> tuple[Moved, Tensor]:
         momentum, of_step = settings["momentum"], -settings["lr"] * after.weight
@@ -67,11 +69,12 @@ class AdamStep:
     """Without AMSGrad. The count of updates is a buffer too, and no loss changes by it."""
 
     def advance(self, state: Moved, gradient: Tensor, settings: Settings) -> Moved:
-        coupled = bool(settings["weight_decay"]) and not settings["decoupled_weight_decay"]
-        descent = _descent(state, gradient, settings, coupled)
-        average, square, count = self._averages(state, descent, settings)
-        of_average, _ = self._slopes(average, square, count, settings)
-        weight = self._kept(settings) * state.weight + of_average * average
+        weight, zero = state.weight.clone(), torch.zeros_like(gradient)
+        average, square = (state.buffers.get(name, zero).clone() for name in ("exp_avg", "exp_avg_sq"))
+        count = state.buffers.get("step", torch.zeros(())).clone()
+        names = ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize", "decoupled_weight_decay")
+        given: dict[str, Any] = {name: settings[name] for name in names}
+        adam([weight], [gradient], [average], [square], [], [count], foreach=False, amsgrad=False, **given)
         return Moved(weight, {"exp_avg": average, "exp_avg_sq": square, "step": count})
 
     def carry_back(self, state: Moved, gradient: Tensor, settings: Settings, after: Moved) -> tuple[Moved, Tensor]:

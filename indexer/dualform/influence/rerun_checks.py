@@ -37,6 +37,10 @@ _RANDOM = (
     "Dropout is drawn from torch's default generators as they were at the beginning of the step, in training mode: "
     "what the step drew before the forward pass, batches must draw, too."
 )
+_ROUNDS = (
+    " Since earlier steps were equal, it may also be that this machine rounds otherwise than the one that trained: "
+    "around the kinks of ReLU that grows."
+)
 _WHOLE = 10
 """Steps at which every layer is held against the record."""
 
@@ -85,8 +89,13 @@ class Ratio:
 
     def of(self, rows: int) -> float:
         if self._of_mean is not None:
-            return self._of_mean
-        return 1.0 if self._of_sum is None else self._of_sum * rows
+            return _plain(self._of_mean)
+        return 1.0 if self._of_sum is None else _plain(self._of_sum) * rows
+
+
+def _plain(ratio: float) -> float:
+    """A ratio that was measured as 1, or 1 / k, to rounding: a rerun with it has the training's own bits."""
+    return next((own for own in (1.0, *(1 / k for k in range(2, 65))) if abs(ratio / own - 1) < _MEASURED), ratio)
 
 
 class Record:
@@ -156,7 +165,7 @@ class Record:
             if keys.shape != recorded.keys.shape or _apart(keys, recorded.keys) > _KEYS:
                 raise Inexact(
                     f"The rerun differs from the record at step {step}: layer {name!r} gets other inputs.",
-                    hint=_SAME_INPUTS + (_RANDOM if self._random else _NO_RANDOM),
+                    hint=_SAME_INPUTS + (_RANDOM if self._random else _NO_RANDOM) + (_ROUNDS if step else ""),
                     field="batches",
                 )
             pairs[name] = errors.astype(np.float64), recorded.errors
