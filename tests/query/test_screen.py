@@ -97,7 +97,8 @@ def test_codes_of_queries_say_how_much_they_leave_out(columns, rng):
     assert np.allclose(
         sums, queries.astype(float).sum(axis=1), rtol=1e-6, atol=1e-6 * np.abs(queries).sum(axis=1).max()
     )
-    assert np.all(residual < length / (100 if columns == 1 else 20_000))
+    finer = kernels.greatest() / 127  # processors without products of whole bytes have coarser codes
+    assert np.all(residual < length / (100 * finer if columns == 1 else 20_000 * finer**2))
 
 
 def test_queries_out_of_range_are_not_coded():
