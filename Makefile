@@ -155,7 +155,7 @@ networks: setup
 # Which score predicts a retraining? dualform beside captum, dattri and kronfluence, an extra of their own: hours on one thread.
 # runs/attribution keeps what is computed, so a run that was cut off goes on. docs/results/attribution.md is written from its report.
 attribution: $(VENV)/attribution-peers
-	OMP_NUM_THREADS=1 $(BIN)/dualform study attribution --out runs/attribution --json > /dev/null
+	OMP_NUM_THREADS=1 $(BIN)/dualform study attribution --seed 1 --out runs/attribution --json > /dev/null
 	$(BIN)/python -m dualform_studies.attribution.document runs docs
 
 $(VENV)/attribution-peers: $(VENV)/ready
