@@ -92,7 +92,7 @@ def _draw(path: Path, report: Report) -> Path:
     rows = {way: own["package"] for recipe in recipes.values() for way, own in recipe["ways"].items()}
     rows = dict(sorted(rows.items(), key=lambda row: list(_PACKAGES).index(row[1])))
     with new_figure(path, 1 + 0.24 * len(rows)) as figure:
-        panels = figure.subplots(1, len(recipes), sharey=True, squeeze=False).ravel()
+        panels = figure.subplots(1, len(recipes), sharex=True, sharey=True, squeeze=False).ravel()
         for panel, (name, recipe) in zip(panels, recipes.items(), strict=True):
             panel.set_title(name, loc="left", pad=3)
             panel.axvline(0, color="0.6", linewidth=0.8)
