@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from dualform.errors import BadInput
-from dualform.store.durable_files import checksum, make_folders, write_whole
+from dualform.store.durable_files import checksum, make_folders, remove, write_whole
 from dualform.store.folder_lock import folder_lock
 from dualform.store.manifest import FileMark, Manifest
 from dualform.store.snapshot import Snapshot
@@ -64,7 +64,7 @@ def keep(path: str | os.PathLike[str], name: str, tables: Mapping[str, pa.Table]
             del manifest.files[file]
         manifest.write(folder)
         for file in before:
-            (folder / file).unlink(missing_ok=True)
+            remove(folder / file)
 
 
 def _table_of(file: str) -> str:
