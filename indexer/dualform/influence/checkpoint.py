@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput
-from dualform.store.durable_files import checksum, rename, write_new
+from dualform.store.durable_files import checksum, remove, rename, write_new
 
 _SECONDS = 60.0
 _SHARE = 20
@@ -65,13 +65,13 @@ class Checkpoint:
             rename(part, self._path)
         except OSError as error:
             warnings.warn(f"the checkpoint was not saved: {error}", RuntimeWarning, stacklevel=3)
-            part.unlink(missing_ok=True)
+            remove(part)
         self._due = monotonic() + max(_SECONDS, _SHARE * (monotonic() - began))
 
     def remove(self) -> None:
         """The computation is done."""
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            remove(self._path)
 
     def _head(self, body: bytes) -> bytes:
         return self._question + checksum(body).encode()

@@ -384,10 +384,9 @@ class RecordedTraining:
         state |= given
         if kind is not None:
             places, named, targets, state = converted([places, named, targets, state], kind)
-        devices = {own.device for own in state.values()}
         # Other kernels of attention have no second derivative.
         with (
-            torch.random.fork_rng([own.index or 0 for own in devices if own.type == "cuda"]),
+            random_states_as({}, self.model),
             evaluating(self.model, training),
             uncompiled(),
             sdpa_kernel(SDPBackend.MATH),

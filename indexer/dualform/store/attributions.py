@@ -48,8 +48,8 @@ def keep(path: str | os.PathLike[str], name: str, tables: Mapping[str, pa.Table]
     folder = Path(path).absolute()
     with folder_lock(folder):
         manifest = Manifest.read(folder)
-        before = {file for file in manifest.files if (found := _FILE.fullmatch(file)) and found[2] == name}
-        before = {file for file in before if _table_of(file) in tables}
+        named = ((file, _FILE.fullmatch(file)) for file in manifest.files)
+        before = {file for file, found in named if found and found[1] in tables and found[2] == name}
         for table, rows in tables.items():
             sink = pa.BufferOutputStream()
             with pa.ipc.new_file(sink, rows.schema) as writer:
@@ -65,11 +65,6 @@ def keep(path: str | os.PathLike[str], name: str, tables: Mapping[str, pa.Table]
         manifest.write(folder)
         for file in before:
             remove(folder / file)
-
-
-def _table_of(file: str) -> str:
-    found = _FILE.fullmatch(file)
-    return found[1] if found else ""
 
 
 def table(memory: Snapshot, name: str) -> pa.Table:
