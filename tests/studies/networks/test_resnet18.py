@@ -21,6 +21,7 @@ from dualform_studies.networks.resnet18.recipe import Recipe
 from dualform_studies.networks.resnet18.study import probed_rows, run_resnet18
 from dualform_studies.networks.resnet18.training import new_statistics
 from dualform_studies.pages.folder import Report, report_folder
+from tests.coverage.rows import convolutions_are_one_product
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the package's own, of loaders and settings
 
@@ -37,7 +38,11 @@ def run(coarse_figures: None, made_up_data: Path, tmp_path_factory: pytest.TempP
 def test_every_layer_is_recorded_and_exact(run: tuple[Path, Report]) -> None:
     report = run[1]
     assert len(report["verify"]) == 1 + 16 + 3 + 1
-    assert all(one["exact"] and one["reconstruction_error"] < 1e-3 for one in report["verify"].values())
+    # Where torch rounds the gradient of a bfloat16 convolution sample by sample (docs/exactness.md), grades say so.
+    convolved = "exact" if convolutions_are_one_product() else "exact to bfloat16"
+    for layer, one in report["verify"].items():
+        assert one["status"] == ("exact" if layer == "network.fc" else convolved), layer
+        assert one["reconstruction_error"] < {"exact": 1e-3, "exact to bfloat16": 2**-7}[one["status"]], layer
     assert all("BatchNorm2d" in reason for reason in report["skipped"].values())
     assert report["asked"]["as_the_network"] == 1.0
     with dualform.open(run[0]) as memory:

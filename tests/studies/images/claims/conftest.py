@@ -36,9 +36,13 @@ class Recorded:
         return self.checkpoint(number).classes_given(self.memory)
 
     def products(self, layer: str, number: int, rows: np.ndarray | None = None) -> np.ndarray:
-        """Float64 scores of the test images of a dataset, and of all slots."""
+        """Float64 scores of the test images of a dataset, and of all slots; those of equal keys are equal.
+
+        Each key is scored once: a matrix product may round the same key differently at another place of the matrix.
+        """
         queries = self.memory.query_set(self.checkpoint(number).query_set, layer).queries.astype(np.float64)
-        return queries[slice(None) if rows is None else rows] @ self.keys(layer).T
+        keys, slots = np.unique(self.keys(layer), axis=0, return_inverse=True)
+        return (queries[slice(None) if rows is None else rows] @ keys.T)[:, slots]
 
     def keys(self, layer: str) -> np.ndarray:
         return self.memory.keys(layer).astype(np.float64)
