@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dualform.extras import missing_package
 
 if TYPE_CHECKING:
-    from dualform_explorer.served_pages import explore as explore
+    from dualform_explorer.server import explore as explore
 
 __all__ = ["explore"]
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     if name != "explore":
         raise AttributeError(f"module 'dualform_explorer' has no attribute {name!r}")
     try:
-        from dualform_explorer.served_pages import explore
+        from dualform_explorer.server import explore
     except ImportError as error:
         raise missing_package(error) or error from None
     return explore

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,21 +34,86 @@ from starlette.staticfiles import StaticFiles
 from dualform.answers import MemoryInfo
 from dualform.errors import BadMask, DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.completed_state import completed
-from dualform_explorer.groups import groupings_of
-from dualform_explorer.keys import KEYS
-from dualform_explorer.links import item_link, link
-from dualform_explorer.memories import Memories
-from dualform_explorer.panel_threads import Failure, PanelThreads
+from dualform_explorer.address import Params, Reading, completed, read_state
+from dualform_explorer.examples import layers_of, query_set_of
+from dualform_explorer.groups import groupings_of, where_before
+from dualform_explorer.memories import Memories, OneSnapshot
 from dualform_explorer.panels import PANELS, panels_in
-from dualform_explorer.panels.paper import paper_panel
-from dualform_explorer.panels.query import query_panel
-from dualform_explorer.questions import where_before
-from dualform_explorer.reading import Params, Reading, layers_of, query_set_of, read_state
-from dualform_explorer.remembered import OneSnapshot
-from dualform_explorer.rendering import layer_in_words, layer_name, templates
+from dualform_explorer.panels.example import query_panel
+from dualform_explorer.panels.layers import paper_panel
+from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
 from dualform_explorer.start import query_set_panel
-from dualform_explorer.state import KS, SCORES, State, query_string
+from dualform_explorer.state import KS, SCORES, State, item_link, link, query_string
+
+_THREADS = 12
+log = logging.getLogger("dualform_explorer")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """In a panel's place."""
+
+    message: str
+    hint: str = ""
+    code: str = ""
+    field: str = ""
+    """The argument of the question that is to blame."""
+
+
+class PanelThreads:
+    """Few of them: a page that nobody waits for any more does not keep those who follow."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` that a panel may take."""
+        self.seconds = seconds
+        self._threads = ThreadPoolExecutor(_THREADS, "dualform-explorer")
+        self._templates = templates()
+
+    async def panel(
+        self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str
+    ) -> Markup:
+        """The panel as HTML: what `make` returns in its template, or why there is nothing."""
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, self._made, name, title, make, context, template)
+        try:
+            return await asyncio.wait_for(work, self.seconds)
+        except TimeoutError:
+            late = Failure(
+                f"There was no answer within {self.seconds:g} seconds.",
+                "It is still being worked on; ask again, or begin the pages with more time: "
+                "dualform explore TARGET --deadline SECONDS.",
+                "late",
+            )
+            return self._failed(name, title, late, context)
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """What is no panel, in the same threads. Raises TimeoutError."""
+        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._threads, work), self.seconds)
+
+    def _made(self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str) -> Markup:
+        try:
+            panel = make()
+            return Markup(
+                self._templates.get_template(f"panels/{template}.html").render(
+                    {**context, "name": name, "title": title, "panel": panel}
+                )
+            )
+        except DualformError as error:
+            return self._failed(name, title, Failure(error.message, error.hint, error.code, error.field or ""), context)
+        except Exception as error:
+            log.exception("the panel %s failed", name)
+            fault = Failure(
+                f"{type(error).__name__}: {error}", "This is a fault of dualform; the log has more.", "internal"
+            )
+            return self._failed(name, title, fault, context)
+
+    def _failed(self, name: str, title: str, failure: Failure, context: dict[str, Any]) -> Markup:
+        found = self._templates.get_template("failed.html")
+        return Markup(found.render({**context, "name": name, "title": title, "failure": failure}))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
 
 STATIC = Path(__file__).parent / "static"
 _SEE_OTHER, _BAD_REQUEST, _NOT_FOUND, _BAD_GATEWAY = 303, 400, 404, 502

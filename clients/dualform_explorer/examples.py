@@ -1,17 +1,67 @@
-"""The examples of a query set: how many there are, what the network made of them, and which one follows which."""
+"""Query sets: their layers, their examples and labels, what the network made of them, and its output layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import MemoryInfo, QuerySetInfo
-from dualform.errors import NotFound
+from dualform.answers import LayerInfo, MemoryInfo, QuerySetInfo
+from dualform.errors import DualformError, Inexact, NotFound
 from dualform.methods import Answers
-from dualform_explorer.reading import layer_of, layers_of, query_set_of
+from dualform_explorer.filter import complete_columns
 from dualform_explorer.state import MISCLASSIFIED, State
+
+
+def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
+    """The recorded layer of a name, which may be that of one of its parts."""
+    return next((layer for layer in info.layers if layer.name == name or name in layer.views), None)
+
+
+def query_set_of(info: MemoryInfo, name: str) -> QuerySetInfo | None:
+    return next((query_set for query_set in info.query_sets if query_set.name == name), None)
+
+
+def layers_of(info: MemoryInfo, query_set: QuerySetInfo) -> list[LayerInfo]:
+    """Those that a query set has queries of."""
+    return [layer for layer in info.layers if layer.name in query_set.layers]
+
+
+_NAMES = "SELECT dataset, label, name FROM labels"
+
+
+@dataclass(frozen=True)
+class LabelNames:
+    by_dataset: Mapping[tuple[Any, Any], str] = field(default_factory=dict)
+    datasets: frozenset[str | None] = frozenset()
+    """Those of the memory, with None where beside them some slots have no dataset; empty where none has any."""
+
+    def of(self, label: Any, *dataset: Any) -> str:
+        """The name of a label of a dataset, or without one that which it has in all; empty where there is none, or
+        several, or where it says no more than the number, and where a dataset has no names: its labels may mean others.
+        """
+        known = {own for own, _ in self.by_dataset}
+        asked = {*dataset} if dataset and self.datasets else self.datasets or known
+        if label is None or not asked <= known:
+            return ""
+        named = {name for (own, number), name in self.by_dataset.items() if number == label and own in asked}
+        name = named.pop() if len(named) == 1 else ""
+        return "" if name == str(label) else name
+
+
+def label_names(memory: Answers, info: MemoryInfo) -> LabelNames:
+    """Empty where there are none, and where a server answers no SQL: numbers stand for themselves then."""
+    try:
+        rows = memory.sql(_NAMES)
+    except DualformError:
+        return LabelNames()
+    datasets: set[str | None] = {*info.datasets}
+    if datasets and "dataset" not in complete_columns(info):
+        datasets.add(None)
+    return LabelNames({(row["dataset"], row["label"]): str(row["name"]) for row in rows}, frozenset(datasets))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,3 +195,49 @@ def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None 
     tokens = tokens_of(memory, info, examples, state.layer if layer is None else layer)
     token = token_of(examples, tokens, state)
     return state.item if token is None else f"{state.item}:{token}"
+
+
+MOST_OUTPUTS = 12
+"""Of a layer that has more, a page shows so many."""
+_TRIED = 8
+"""Examples that a layer is asked about."""
+_LEAST, _MOST = 1e-3, 5e-2
+"""Of the largest output: how far the layer's outputs may be from the network's, in float32 and at most."""
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    name: str
+    difference: float
+    """The largest between its outputs and the network's, over the examples that were tried."""
+    tried: int
+
+
+def output_layer(memory: Answers, info: MemoryInfo, examples: Examples) -> OutputLayer | None:
+    """None where the network's outputs are not known, or are those of no recorded layer: of a softmax in the model, or
+    behind a sum with other layers.
+    """
+    query_set = query_set_of(info, examples.query_set)
+    if query_set is None or examples.outputs is None or not len(examples.outputs):
+        return None
+    tried = np.unique(np.linspace(0, len(examples.outputs) - 1, _TRIED).astype(int))
+    stored = examples.outputs[tried].astype(np.float64)
+    scale = float(np.abs(stored).max())
+    for layer in reversed(layers_of(info, query_set)):
+        if layer.d_out != stored.shape[1] or layer.space != "sample" or not layer.values:
+            continue
+        try:
+            rows = ",".join(map(str, tried.tolist()))
+            own = np.asarray(memory.output(layer.name, f"{examples.query_set}/{rows}"), dtype=np.float64)
+        except Inexact:
+            continue
+        difference = float(np.abs(own - stored).max())
+        if difference <= scale * _tolerance(layer.status.name, layer.status.error):
+            return OutputLayer(layer.name, difference, len(tried))
+    return None
+
+
+def _tolerance(status: str, error: float | None) -> float:
+    if status == "exact":
+        return _LEAST
+    return min(_MOST, max(1e-2, 10 * (error or 0.0)))

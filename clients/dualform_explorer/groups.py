@@ -1,4 +1,4 @@
-"""The groups of slots that a page shows, with what it calls them."""
+"""The groups of slots that a page shows, and what its questions about scores have in common."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from zlib import crc32
 
 from dualform.answers import GroupSums, MemoryInfo
 from dualform.methods import Answers
-from dualform_explorer.chip import alike
-from dualform_explorer.labels import LabelNames, label_names
-from dualform_explorer.reading import layer_of
-from dualform_explorer.standard_columns import OF_PLACE
+from dualform_explorer.examples import LabelNames, label_names, layer_of, query_of
+from dualform_explorer.filter import OF_PLACE, alike, complete_columns
 from dualform_explorer.state import State
 
 HUES = 10
@@ -97,3 +95,29 @@ def groupings_of(info: MemoryInfo, state: State) -> list[tuple[str, ...]]:
     if len(info.datasets) > 1:
         found.insert(0, ("dataset", "label"))
     return found if state.by in found else [*found, state.by]
+
+
+def scored(memory: Answers, info: MemoryInfo, state: State, masked: bool = True) -> dict[str, Any]:
+    """Of questions about the scores in the page's layer."""
+    asked: dict[str, Any] = {
+        "layer": state.layer,
+        "queries": query_of(memory, info, state),
+        "where": where_before(info, state) if masked else where_unmasked(state),
+        "score": state.score,
+    }
+    if state.score == "contribution":
+        asked |= {"target": state.target, "at_step": state.at, "allow_inexact": state.inexact}
+    return asked
+
+
+def where(info: MemoryInfo, state: State) -> str | None:
+    return state.mask(complete_columns(info))
+
+
+def where_before(info: MemoryInfo, state: State) -> str | None:
+    return state.mask_before(complete_columns(info))
+
+
+def where_unmasked(state: State) -> str | None:
+    """All slots as of the page's step."""
+    return None if state.at is None else f"step < {state.at}"

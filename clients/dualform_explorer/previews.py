@@ -1,4 +1,4 @@
-"""What samples look like: an image, a passage with a token marked, a row of a table, or nothing but their metadata."""
+"""A text as the tokens that it was read in, each of which a reader can pick."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dualform.answers import MemoryInfo, Preview
 from dualform.answers.previews import PNG
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
-from dualform_explorer.reading import query_set_of
+from dualform_explorer.examples import query_set_of
 
 _AROUND = 160
 """Letters of a passage that are shown on either side of its token, and twice as many where none is marked."""
@@ -142,3 +142,44 @@ def _beginning(text: str, letters: int) -> str:
 
 def _ending(text: str, letters: int) -> str:
     return text if len(text) <= letters else "\N{HORIZONTAL ELLIPSIS}" + text[-letters:].lstrip()
+
+
+_MORE = "\N{HORIZONTAL ELLIPSIS}"
+_LETTERS_AROUND = 150
+"""Tokens that are shown on either side."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A piece of a text."""
+
+    text: str
+    position: int | None
+    """Of the token; None for what stands between tokens, and for what is left out before and behind."""
+    marked: bool = False
+
+
+def tokens_of_passage(preview: Preview, position: int) -> tuple[Token, ...]:
+    """The tokens around a position, with all text between them; none where their places are not known, or the token
+    has none, as padding has.
+    """
+    text, offsets = preview.text, preview.offsets
+    if text is None or offsets is None or preview.marked(position) is None:
+        return ()
+    row = position - preview.first
+    begins, ends = offsets[row].tolist()
+    around = slice(max(0, row - _LETTERS_AROUND), row + _LETTERS_AROUND + 1)
+    positions = range(preview.first, preview.first + len(offsets))[around]
+    places = sorted((*own, place) for place, own in zip(positions, offsets[around].tolist(), strict=True))
+    # Those without letters are left out, and those that share some with the marked one or with the one before.
+    places = [(a, b, at) for a, b, at in places if a < b and (at == position or b <= begins or a >= ends)]
+    done = places[0][0]
+    tokens = [Token(_MORE, None)] if done else []
+    for start, stop, place in places:
+        if start < done:
+            continue
+        if start > done:
+            tokens.append(Token(text[done:start], None))
+        tokens.append(Token(text[start:stop], place, place == position))
+        done = stop
+    return (*tokens, Token(_MORE, None)) if done < len(text) else tuple(tokens)

@@ -7,12 +7,20 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dualform_explorer.drawing.bars import bar, columns, span
-from dualform_explorer.drawing.descents import descents
-from dualform_explorer.drawing.histogram import histogram
-from dualform_explorer.drawing.ranks import rank_curve
+from dualform_explorer.drawing import bar, columns, descents, histogram, rank_curve, span
 from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
 from dualform_explorer.numbers import decimals, fixed, number, percent, plain, rounded
+
+KEYS = (
+    ("j  k", "next and previous example"),
+    ("l  h", "next and previous layer"),
+    ("/", "add to the filter"),
+    ("u", "clear the filter"),
+    ("s", "slots or samples"),
+    ("t", "theme"),
+    ("?", "list the keys"),
+)
+
 
 _WORDS = re.compile(
     rf"\b(?:{'|'.join(sorted(map(re.escape, GLOSSARY), key=len, reverse=True))})s?(?!\w)", re.IGNORECASE

@@ -11,15 +11,19 @@ from numpy.typing import NDArray
 from dualform.answers import MemoryInfo
 from dualform.errors import DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.chip import Chip
-from dualform_explorer.complete_columns import complete_columns
-from dualform_explorer.examples import Examples, examples_of
-from dualform_explorer.filter import where_of
+from dualform_explorer.address import default_by
+from dualform_explorer.examples import (
+    Examples,
+    OutputLayer,
+    examples_of,
+    label_names,
+    layers_of,
+    output_layer,
+    query_set_of,
+)
+from dualform_explorer.filter import Chip, complete_columns, where_of
 from dualform_explorer.groups import hue_of
-from dualform_explorer.labels import label_names
-from dualform_explorer.output_layer import OutputLayer, output_layer
 from dualform_explorer.previews import ShownPreview, shown_of_examples
-from dualform_explorer.reading import default_by, layers_of, query_set_of
 
 _SHOWN = 12
 _TRIED = 1000

@@ -1,4 +1,4 @@
-"""What a page shows, as one value: the whole of its URL. It is written here, and read in `reading.py`."""
+"""Where a page's links lead: to other states of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from dualform_explorer.chip import Chip
-from dualform_explorer.filter import where_of
+from dualform_explorer.filter import Chip, where_of
 
 SCORES = {"dot": "attention", "abs": "absolute", "contribution": "contribution"}
 """By name in the URL and of the question: what the page calls it."""
@@ -124,3 +123,12 @@ def written_by(names: Iterable[str]) -> str:
 
 def query_string(params: list[tuple[str, str]] | Mapping[str, str]) -> str:
     return urlencode(params, quote_via=quote, safe="/:,-")
+
+
+def link(state: State, **changes: Any) -> str:
+    """To the page of a state, with some fields changed."""
+    return f"explore?{state.query(**changes)}"
+
+
+def item_link(memory: str, query_set: str, row: int, layer: str, by: tuple[str, ...], among: str = "all") -> str:
+    return f"explore?{State(memory, query_set, row, layer, by, among=among).query()}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dualform.errors import BadInput
-from dualform_explorer.chip import Chip
+from dualform_explorer.filter import Chip
 
 
 def chip_of(given: Any) -> Chip:

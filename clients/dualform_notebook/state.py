@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform_explorer.chip import Chip
-from dualform_explorer.completed_state import completed
-from dualform_explorer.reading import Fault, read_state
+from dualform_explorer.address import Fault, completed, read_state
+from dualform_explorer.filter import Chip
 from dualform_explorer.state import State
 
 

@@ -8,16 +8,14 @@ from typing import Any
 from dualform.answers import Status
 from dualform.answers.columns import WIDEST, json_value
 from dualform.methods import Answers
+from dualform_explorer.examples import layer_of, layers_of, query_set_of
 from dualform_explorer.glossary import SCORE_WORDS, meaning
-from dualform_explorer.groups import GroupRow, groupings_of
-from dualform_explorer.panels.placebo import placebo_panel
-from dualform_explorer.panels.query import QueryPanel, query_panel
-from dualform_explorer.panels.slots import Slot, SlotsPanel, slots_panel
-from dualform_explorer.panels.sums import sums_panel
+from dualform_explorer.groups import GroupRow, groupings_of, where_before
+from dualform_explorer.memories import OneSnapshot
+from dualform_explorer.panels.answer import placebo_panel
+from dualform_explorer.panels.data import Slot, SlotsPanel, slots_panel, sums_panel
+from dualform_explorer.panels.example import QueryPanel, query_panel
 from dualform_explorer.previews import ShownPreview
-from dualform_explorer.questions import where_before
-from dualform_explorer.reading import layer_of, layers_of, query_set_of
-from dualform_explorer.remembered import OneSnapshot
 from dualform_explorer.state import SCORES
 from dualform_notebook.masks import words_of
 from dualform_notebook.state import WidgetState

@@ -9,8 +9,7 @@ from jinja2 import ChoiceLoader, DictLoader, PackageLoader
 
 import dualform
 from dualform_explorer import rendering
-from dualform_explorer.export.choice import choose
-from dualform_explorer.export.page import exported_page
+from dualform_explorer.export import choose, exported_page
 from dualform_explorer.glossary import GLOSSARY
 from dualform_explorer.panels import PANELS, Panel, Place, panels_in
 from tests.explorer.served import served

@@ -15,9 +15,8 @@ import dualform
 from dualform.errors import Forbidden, NotFound
 from dualform.methods import Answers
 from dualform.questions import SqlStatement
-from dualform_explorer.export.choice import choose
-from dualform_explorer.export.page import exported_page
-from dualform_explorer.panels.adjoint import SAMPLES, SETS, adjoint_panel
+from dualform_explorer.export import choose, exported_page
+from dualform_explorer.panels.data import SAMPLES, SETS, adjoint_panel
 from dualform_explorer.state import State
 from tests.explorer.recorded import NAMES, STEPS, images_of, network
 from tests.explorer.served import served

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import dualform
-from dualform_explorer.chip import Chip
-from dualform_explorer.drawing.bars import span
+from dualform_explorer.drawing import span
+from dualform_explorer.filter import Chip
 from dualform_explorer.panels.answer import answer_panel
 from dualform_explorer.state import State
 from tests.explorer.served import served

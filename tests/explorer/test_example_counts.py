@@ -11,9 +11,9 @@ import pytest
 import dualform
 from dualform.errors import NotFound
 from dualform.methods import Answers
+from dualform_explorer.address import read_state
 from dualform_explorer.examples import examples_of, moved, query_of
-from dualform_explorer.panels.query import query_panel
-from dualform_explorer.reading import read_state
+from dualform_explorer.panels.example import query_panel
 from dualform_explorer.state import State
 from tests.explorer.recorded_text import WORDS
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import dualform
 from dualform_explorer.examples import examples_of, query_of
-from dualform_explorer.panels.output import output_panel
-from dualform_explorer.panels.query import query_panel
+from dualform_explorer.panels.answer import output_panel
+from dualform_explorer.panels.example import query_panel
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
 

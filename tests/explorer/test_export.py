@@ -12,10 +12,8 @@ import pytest
 
 import dualform
 from dualform.errors import BadInput
-from dualform_explorer.chip import Chip
-from dualform_explorer.export.choice import choose
-from dualform_explorer.export.page import exported_page
-from dualform_explorer.export.standalone import standalone
+from dualform_explorer.export import choose, exported_page, standalone
+from dualform_explorer.filter import Chip
 from dualform_explorer.start import query_set_panel
 
 ITEMS = ("shapes/3", "shapes/7", "noise/5")

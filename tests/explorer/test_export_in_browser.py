@@ -10,8 +10,7 @@ import torch
 from playwright.sync_api import Browser, Page
 
 import dualform
-from dualform_explorer.export.choice import choose
-from dualform_explorer.export.page import exported_page
+from dualform_explorer.export import choose, exported_page
 from tests.explorer.chromium import chromium, needs_chromium
 
 pytestmark = needs_chromium

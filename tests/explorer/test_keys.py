@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dualform_explorer.application import STATIC
-from dualform_explorer.keys import KEYS
+from dualform_explorer.rendering import KEYS
 
 
 def test_help_names_the_keys_that_the_script_knows():

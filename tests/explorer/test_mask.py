@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadMask
-from dualform_explorer.chip import Chip, Range, column_name, literal, read_chip
-from dualform_explorer.complete_columns import complete_columns
-from dualform_explorer.filter import where_of
+from dualform_explorer.filter import Chip, Range, column_name, complete_columns, literal, read_chip, where_of
 
 LEFT_OUT, ALONE = False, True
 

@@ -15,23 +15,17 @@ from dualform.deletion.delete import delete
 from dualform.errors import BadMask, EmptyMask, NotFound, Unavailable
 from dualform.methods import Answers
 from dualform.questions import Distribution, GroupSum
-from dualform_explorer.chip import Chip, Range
+from dualform_explorer.filter import Chip, Range
 from dualform_explorer.groups import Group, rows_of
+from dualform_explorer.memories import RememberedAnswers
 from dualform_explorer.numbers import percent
 from dualform_explorer.panels import layers
-from dualform_explorer.panels.filter import filter_panel
-from dualform_explorer.panels.layers import layers_panel
-from dualform_explorer.panels.output import output_panel
-from dualform_explorer.panels.paper import paper_panel
-from dualform_explorer.panels.query import query_panel
-from dualform_explorer.panels.ranks import ranks_panel
-from dualform_explorer.panels.record import record_panel
-from dualform_explorer.panels.removal import removal_panel
-from dualform_explorer.panels.slots import slots_panel
-from dualform_explorer.panels.steps import steps_panel
-from dualform_explorer.panels.sums import sums_panel
-from dualform_explorer.panels.terms import terms_panel
-from dualform_explorer.remembered import RememberedAnswers
+from dualform_explorer.panels.answer import output_panel, terms_panel
+from dualform_explorer.panels.data import slots_panel, sums_panel
+from dualform_explorer.panels.example import filter_panel, query_panel
+from dualform_explorer.panels.layers import layers_panel, paper_panel, ranks_panel
+from dualform_explorer.panels.record import record_panel, removal_panel
+from dualform_explorer.panels.training import steps_panel
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
 
@@ -203,7 +197,7 @@ def test_the_histogram_is_the_group_sum_by_step(memory, info, state, asked):
 
 
 def test_of_many_steps_a_bar_has_several(memory, info, monkeypatch):
-    monkeypatch.setattr("dualform_explorer.panels.steps.MOST_BARS", 7)
+    monkeypatch.setattr("dualform_explorer.panels.training.MOST_BARS", 7)
     panel = steps_panel(memory, info, PLAIN)
     answer = memory.group_sum("4", "shapes/3", by="step")
     sums = dict(zip((step for (step,) in answer.groups), answer.sums[0].tolist(), strict=True))

@@ -13,8 +13,8 @@ from dualform.answers.placebos import CENTRAL
 from dualform.errors import BadInput, Inexact, ServiceError
 from dualform.methods import Answers
 from dualform.questions import Placebo
-from dualform_explorer.chip import Chip
-from dualform_explorer.panels.placebo import SETS, Interval, Verdict, placebo_panel
+from dualform_explorer.filter import Chip
+from dualform_explorer.panels.answer import SETS, Interval, Verdict, placebo_panel
 from dualform_explorer.state import State
 from tests.explorer.served import served
 

@@ -25,10 +25,9 @@ import dualform_explorer
 from dualform.errors import BadInput, NotAMemory
 from dualform.methods import Answers
 from dualform.questions import PreviewLookup
-from dualform_explorer.coded_preview import coded_preview
-from dualform_explorer.panels.query import query_panel
-from dualform_explorer.panels.slots import slots_panel
-from dualform_explorer.preview_function import GIVEN, AnswersWithPreviews
+from dualform_explorer.panels.data import slots_panel
+from dualform_explorer.panels.example import query_panel
+from dualform_explorer.preview_function import GIVEN, AnswersWithPreviews, coded_preview
 from dualform_explorer.state import State
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server

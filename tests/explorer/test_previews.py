@@ -15,10 +15,9 @@ from dualform.answers import Preview
 from dualform.errors import BadInput, Damaged, NotFound
 from dualform.methods import Answers
 from dualform.questions import PreviewLookup
-from dualform_explorer.panels.query import query_panel
-from dualform_explorer.panels.slots import slots_panel
-from dualform_explorer.passage import tokens_of_passage
-from dualform_explorer.previews import shown_of_examples, shown_preview
+from dualform_explorer.panels.data import slots_panel
+from dualform_explorer.panels.example import query_panel
+from dualform_explorer.previews import shown_of_examples, shown_preview, tokens_of_passage
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
 from tests.explorer import recorded_table

@@ -16,9 +16,8 @@ from dualform.errors import Unavailable
 from dualform.methods import Answers
 from dualform.questions import GroupSum
 from dualform_client import Client
-from dualform_explorer.memories import Memories
-from dualform_explorer.panels.steps import steps_panel
-from dualform_explorer.remembered import OneSnapshot, RememberedAnswers
+from dualform_explorer.memories import Memories, OneSnapshot, RememberedAnswers
+from dualform_explorer.panels.training import steps_panel
 from dualform_explorer.state import State
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server

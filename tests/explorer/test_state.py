@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import dualform
-from dualform_explorer.chip import Chip, Condition, Range, read_chip
+from dualform_explorer.address import read_state
 from dualform_explorer.examples import examples_of, moved
-from dualform_explorer.reading import read_state
+from dualform_explorer.filter import Chip, Condition, Range, read_chip
 from dualform_explorer.state import State
 from tests.explorer.served import served
 

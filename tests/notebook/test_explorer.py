@@ -14,7 +14,7 @@ import dualform
 from dualform import open as open_memory
 from dualform.errors import MissingPackage, ServiceError
 from dualform_explorer.filter import where_of
-from dualform_explorer.remembered import OneSnapshot
+from dualform_explorer.memories import OneSnapshot
 from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE

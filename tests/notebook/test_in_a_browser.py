@@ -13,7 +13,7 @@ import pytest
 import dualform
 import dualform_notebook.explorer as room
 from dualform_explorer.glossary import meaning
-from dualform_explorer.panels import slots
+from dualform_explorer.panels import data as slots
 from dualform_explorer.previews import NOTHING, ShownPreview, ShownPreviews
 from tests.explorer.chromium import chromium, needs_chromium
 from tests.notebook.conftest import UNSAFE

@@ -148,10 +148,9 @@ def _export(
     Raises BadInput for several memories, unknown predictions or a file that would be too large, AlreadyExists if the
     file exists, and FolderError if it cannot be made.
     """
-    from dualform_explorer.export.choice import choose
-    from dualform_explorer.export.page import exported_page
+    from dualform_explorer.export import choose, exported_page
+    from dualform_explorer.memories import RememberedAnswers
     from dualform_explorer.preview_function import with_previews
-    from dualform_explorer.remembered import RememberedAnswers
 
     if len(opened) > 1:
         raise BadInput("--export takes one TARGET.", hint="Export each memory to its own file.", field="targets")

@@ -107,7 +107,7 @@ def main() -> None:
     """The process of the pages. It reads its settings from stdin and ends when stdin closes, which happens even if the
     server is killed.
     """
-    from dualform_explorer.beside import BesideConfig, serve_beside
+    from dualform_explorer.visitors import BesideConfig, serve_beside
 
     said = json.loads(sys.stdin.buffer.readline())
     certificate, key = said["certificate"], said["key"]

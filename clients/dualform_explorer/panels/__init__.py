@@ -10,20 +10,12 @@ from typing import Any, Literal, TypeAlias
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
-from dualform_explorer.panels.adjoint import adjoint_panel
-from dualform_explorer.panels.answer import answer_panel
-from dualform_explorer.panels.filter import filter_panel
-from dualform_explorer.panels.layers import layers_panel
-from dualform_explorer.panels.output import output_panel
-from dualform_explorer.panels.placebo import placebo_panel
-from dualform_explorer.panels.query import query_panel
-from dualform_explorer.panels.ranks import ranks_panel
-from dualform_explorer.panels.record import record_panel
-from dualform_explorer.panels.removal import removal_panel
-from dualform_explorer.panels.slots import slots_panel
-from dualform_explorer.panels.steps import steps_panel
-from dualform_explorer.panels.sums import sums_panel
-from dualform_explorer.panels.terms import terms_panel
+from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
+from dualform_explorer.panels.data import adjoint_panel, slots_panel, sums_panel
+from dualform_explorer.panels.example import filter_panel, query_panel
+from dualform_explorer.panels.layers import layers_panel, ranks_panel
+from dualform_explorer.panels.record import record_panel, removal_panel
+from dualform_explorer.panels.training import steps_panel
 from dualform_explorer.state import State
 
 PanelMaker: TypeAlias = Callable[[Answers, MemoryInfo, State], Any]

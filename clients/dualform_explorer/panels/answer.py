@@ -1,4 +1,4 @@
-"""Why the network predicts what it does: the margin of its prediction, as a sum of what the training brought."""
+"""The answer: the prediction as a sum of what the training brought, all outputs, and what a filter changes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dualform.answers import MemoryInfo, Status
+from dualform.answers import MemoryInfo, Placebos, Status
+from dualform.answers.placebos import FEWEST_SIBLINGS, central
+from dualform.errors import BadInput, Inexact, NotFound, ServiceError
 from dualform.methods import Answers
-from dualform_explorer.examples import examples_of, query_of
-from dualform_explorer.groups import hue_of, name_of
-from dualform_explorer.labels import label_names
-from dualform_explorer.output_layer import output_layer
-from dualform_explorer.questions import where
+from dualform_explorer.examples import MOST_OUTPUTS, examples_of, label_names, layer_of, output_layer, query_of
+from dualform_explorer.groups import MOST_GROUPS, hue_of, name_of, where
 from dualform_explorer.state import State
 
 _MOST = 8
@@ -117,4 +117,305 @@ def answer_panel(memory: Answers, info: MemoryInfo, state: State) -> AnswerPanel
             for (kind, said, name, value, hue), begin in zip(listed, begins, strict=False)
         ),
         status=answer.status,
+    )
+
+
+@dataclass(frozen=True)
+class Term:
+    kind: str
+    """"group", "initial", "bias", "unrecorded change", "residual", "rest" (of the groups that are not shown) or
+    "output".
+    """
+    said: tuple[Any, ...]
+    """The values of a group's columns, or what else is to be said of the term."""
+    name: str
+    """What a group's label is called."""
+    values: tuple[float, ...]
+    """Along each output that is shown."""
+    count: int | None = None
+    """Slots."""
+    hue: int = 0
+
+
+@dataclass(frozen=True)
+class TermsPanel:
+    layer: str
+    network: bool
+    outputs: tuple[tuple[int, str], ...]
+    """Those that are shown: number and name."""
+    total: int
+    """How many the layer has."""
+    terms: tuple[Term, ...]
+    largest: float
+    """The size of the largest term of a group, or of the initial weights or the bias."""
+    residual: float
+    """The largest over all outputs: what the terms miss of the output."""
+    unexplained: float | None
+    """The largest difference between the network's own output as its training ended and what the record makes of it."""
+    by: tuple[str, ...]
+    initial: bool
+    """Whether W_0 and the bias are part of the page's output."""
+    status: Status
+
+
+def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
+    examples = examples_of(memory, info, state.query_set)
+    found = output_layer(memory, info, examples)
+    layer = state.layer if found is None else found.name
+    query = query_of(memory, info, state, layer)
+    answer = memory.contributions(layer, query, state.by, where(info, state), state.at, state.inexact)
+    names = label_names(memory, info)
+    own, output = answer.sums[0], answer.output[0]
+    if not state.initial:
+        output = (
+            output - answer.initial[0] - answer.bias - answer.unrecorded_change[0]
+        )  # what slots brought, as `output` has it
+    label = examples.label(state.row) if found is not None else None
+    shown = _shown(output, None, label)
+    order = np.argsort(-np.abs(own).max(axis=1, initial=0.0), kind="stable")[:MOST_GROUPS]
+    order = np.sort(order)
+    rest = np.setdiff1d(np.arange(len(own)), order)
+    groups = [
+        Term(
+            "group",
+            answer.groups[place],
+            name_of(names, state.by, answer.groups[place]),
+            _row(own[place], shown),
+            int(answer.counts[place]),
+            hue_of(info, state.by, answer.groups[place]),
+        )
+        for place in order.tolist()
+    ]
+    if len(rest):
+        more = (f"{len(rest)} more",)
+        groups.append(Term("rest", more, "", _row(own[rest].sum(axis=0), shown), int(answer.counts[rest].sum())))
+    others = [
+        Term("initial", ("W₀",), "", _row(answer.initial[0], shown)),
+        Term("bias", ("bias",), "", _row(answer.bias, shown)),
+    ]
+    if np.any(answer.unrecorded_change[0]):
+        others.append(Term("unrecorded_change", ("outside the record",), "", _row(answer.unrecorded_change[0], shown)))
+    ends = [
+        Term("residual", ("residual",), "", _row(answer.residual[0], shown)),
+        Term("output", ("output",), "", _row(output, shown)),
+    ]
+    sizes = [abs(value) for term in (*others, *groups) for value in term.values]
+    return TermsPanel(
+        layer=layer,
+        network=found is not None,
+        outputs=tuple((number, names.of(number) if found is not None else "") for number in shown),
+        total=len(output),
+        terms=(*others, *groups, *ends),
+        largest=max(sizes, default=0.0),
+        residual=float(np.abs(answer.residual[0]).max(initial=0.0)),
+        unexplained=None if answer.unexplained is None else float(np.abs(answer.unexplained[0]).max(initial=0.0)),
+        by=state.by,
+        initial=state.initial,
+        status=answer.status,
+    )
+
+
+def _row(values: np.ndarray, shown: list[int]) -> tuple[float, ...]:
+    return tuple(float(values[number]) for number in shown)
+
+
+@dataclass(frozen=True)
+class Output:
+    number: int
+    name: str
+    full: float
+    """As of the page's step, with all slots."""
+    masked: float | None
+    """Without what the mask leaves out; None where there is no mask."""
+    label: bool
+    """Whether it is the example's."""
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.masked is None else self.masked - self.full
+
+
+@dataclass(frozen=True)
+class OutputPanel:
+    layer: str
+    network: bool
+    """Whether the layer's outputs are the network's."""
+    difference: float | None
+    """The largest between them, over the examples that were tried; None where it is not the network's."""
+    tried: int
+    outputs: tuple[Output, ...]
+    """Those of which there is something to say, by number."""
+    total: int
+    """How many the layer has."""
+    full: int
+    """The number of the largest output."""
+    masked: int | None
+    stored: int | None
+    """The number of the largest of the network's own outputs, when the query set was taken."""
+    status: Status
+    unrecorded_change: float
+
+    @property
+    def flips(self) -> bool:
+        return self.masked is not None and self.masked != self.full
+
+    @property
+    def known(self) -> bool:
+        """Whether one of the outputs is the label's."""
+        return any(own.label for own in self.outputs)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the record as of the end has another largest output than the network had."""
+        return self.network and self.stored is not None and self.stored != self.full
+
+
+def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel:
+    examples = examples_of(memory, info, state.query_set)
+    found = output_layer(memory, info, examples)
+    name = state.layer if found is None else found.name
+    layer = layer_of(info, name)
+    if layer is None:
+        raise NotFound(f"There is no layer {name!r}.", field="layer")
+    query = query_of(memory, info, state, name)
+    answer = memory.output(name, query, None, state.at, state.inexact)
+    full = np.asarray(answer, dtype=np.float64)[0]
+    masked = None
+    if state.masked:
+        answer = memory.output(name, query, where(info, state), state.at, state.inexact, initial=state.initial)
+        masked = np.asarray(answer, dtype=np.float64)[0]
+    label = examples.label(state.row) if found is not None and len(full) > 1 else None
+    names = label_names(memory, info)
+    stored = None if examples.read is None else int(examples.read[state.row])
+    outputs = tuple(
+        Output(
+            number,
+            names.of(number) if found is not None else "",
+            float(full[number]),
+            None if masked is None else float(masked[number]),
+            number == label,
+        )
+        for number in _shown(full, masked, label)
+    )
+    largest, left = int(full.argmax()), None if masked is None else int(masked.argmax())
+    return OutputPanel(
+        layer=name,
+        network=found is not None,
+        difference=None if found is None else found.difference,
+        tried=0 if found is None else found.tried,
+        outputs=outputs,
+        total=layer.d_out,
+        full=largest,
+        masked=left,
+        stored=stored,
+        status=answer.status,
+        unrecorded_change=answer.unrecorded_change,
+    )
+
+
+def _shown(full: NDArray[np.float64], masked: NDArray[np.float64] | None, label: int | None) -> list[int]:
+    """All outputs where they are few; else the largest, those that the mask moves furthest, and the label's."""
+    if len(full) <= MOST_OUTPUTS:
+        return list(range(len(full)))
+    chosen = [] if label is None else [label]
+    if masked is None:
+        chosen += np.argsort(-full, kind="stable")[:MOST_OUTPUTS].tolist()
+    else:
+        thirds = (-full, -masked, -np.abs(masked - full))
+        each = MOST_OUTPUTS // len(thirds)
+        chosen += [number for own in thirds for number in np.argsort(own, kind="stable")[:each].tolist()]
+    return sorted(set(chosen))
+
+
+SETS = 50
+"""Random sets."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The central 95 % of a query's changes under several sets."""
+
+    sets: int
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, changes: NDArray[np.float64]) -> Interval:
+        ((low,), (high,)) = central(changes)
+        return cls(changes.shape[1], float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    unusual: bool
+    predicted: int
+    becomes: int
+    change: float
+    """Of the margin."""
+    random: Interval
+    siblings: Interval | None
+    """None where they are too few to decide anything."""
+    random_flips: float
+    """The share of the random sets that change the prediction."""
+    removed: int
+    total: int
+    unit: str
+
+    @property
+    def flips(self) -> bool:
+        return self.becomes != self.predicted
+
+    @property
+    def words(self) -> str:
+        """As random sets do, as siblings do, or unusual among both."""
+        if self.unusual:
+            return "unusual"
+        inside = self.random.low <= self.change <= self.random.high
+        return "as random" if inside else "as its siblings"
+
+
+@dataclass(frozen=True)
+class PlaceboPanel:
+    asked: bool
+    """Whether there is a filter of slots at all; without one there is nothing to show."""
+    verdict: Verdict | None = None
+    note: str = ""
+    """Why there is no verdict."""
+
+
+def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPanel:
+    """Asked of the output layer alone, and only under a filter: the first question takes a pass over its training."""
+    kept = where(info, state)
+    if kept is None:
+        return PlaceboPanel(False)
+    found = output_layer(memory, info, examples_of(memory, info, state.query_set))
+    layer = state.layer if found is None else found.name
+    if layer != info.output_layer:
+        return PlaceboPanel(True, note="Random sets are drawn only for the output layer.")
+    if not state.initial:
+        return PlaceboPanel(True, note="Random sets are drawn only with W₀ and bias.")
+    try:
+        query = query_of(memory, info, state, layer)
+        answer = memory.placebo(layer, query, kept, SETS, state.at, state.inexact)
+    except (BadInput, Inexact, ServiceError) as error:
+        if error.field == "where":
+            raise
+        return PlaceboPanel(True, note=f"No random sets: {error.message}")
+    return PlaceboPanel(True, verdict_of(answer))
+
+
+def verdict_of(answer: Placebos) -> Verdict:
+    """Of the answer to one query."""
+    several = len(answer.siblings) >= FEWEST_SIBLINGS
+    return Verdict(
+        unusual=bool(answer.unusual[0]),
+        predicted=int(answer.predicted[0]),
+        becomes=int(answer.outcomes[0, 0]),
+        change=float(answer.change[0]),
+        random=Interval.of(answer.random_changes),
+        siblings=Interval.of(answer.sibling_changes) if several else None,
+        random_flips=float(answer.random_flips[0]),
+        removed=answer.removed,
+        total=answer.total,
+        unit=answer.unit,
     )

@@ -1,6 +1,4 @@
-"""The layers side by side, each with where its attention goes: by group, by rank and by step, from the first to the
-last.
-"""
+"""The layers side by side, the distribution of scores in one, and one as the paper shows it."""
 
 from __future__ import annotations
 
@@ -9,12 +7,54 @@ from dataclasses import dataclass, replace
 from dualform.answers import MemoryInfo
 from dualform.errors import DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.groups import GroupRow
-from dualform_explorer.panels.ranks import RanksPanel, ranks_panel
-from dualform_explorer.panels.steps import StepsPanel, steps_panel
-from dualform_explorer.panels.sums import sums_panel
-from dualform_explorer.reading import layer_of, layers_of, query_set_of
+from dualform_explorer.examples import layer_of, layers_of, query_set_of
+from dualform_explorer.filter import alike
+from dualform_explorer.groups import MOST_GROUPS, GroupRow, scored
+from dualform_explorer.panels.data import Slot, SumsPanel, slots_panel, sums_panel
+from dualform_explorer.panels.training import StepsPanel, steps_panel
 from dualform_explorer.state import State
+
+_NAMED = (10, 100, 1000, 10_000, 100_000)
+"""Ranks whose shares are said in words."""
+
+
+@dataclass(frozen=True)
+class RankPoint:
+    rank: int
+    score: float
+    share: float
+    """Of the absolute scores of all slots, that of the ranks up to this one."""
+
+
+@dataclass(frozen=True)
+class RanksPanel:
+    points: tuple[RankPoint, ...]
+    """From the best slot to the last, evenly on a logarithmic axis."""
+    named: tuple[RankPoint, ...]
+    """Those at round ranks, or the next one behind them."""
+    count: int
+    """Slots that have a rank."""
+    effective: float
+    """How many slots, weighed alike, would be as concentrated: (sum of |s|)^2 over the sum of s^2."""
+
+    @property
+    def curve(self) -> list[tuple[int, float, float]]:
+        """What is drawn: of each point its rank, score and share."""
+        return [(own.rank, own.score, own.share) for own in self.points]
+
+
+def ranks_panel(memory: Answers, info: MemoryInfo, state: State) -> RanksPanel:
+    answer = memory.distribution(**scored(memory, info, state))
+    columns = (answer.ranks.tolist(), answer.scores[0].tolist(), answer.shares[0].tolist())
+    points = tuple(RankPoint(*own) for own in zip(*columns, strict=True))
+    named = [next(own for own in points if own.rank >= rank) for rank in _NAMED if rank < answer.count]
+    return RanksPanel(
+        points=points,
+        named=tuple(named),
+        count=answer.count,
+        effective=float(answer.effective_slots[0]),
+    )
+
 
 _MOST_SUMMED = 12
 """Layers that are asked; the others are named alone."""
@@ -86,3 +126,44 @@ def _filled(card: LayerCard, memory: Answers, info: MemoryInfo, state: State, sc
             raise
         return replace(card, rows=None, why=error.message)
     return replace(card, ranks=ranks, steps=steps)
+
+
+_BEST = 5
+_RANKED = 500
+"""Of each group, as in the paper."""
+_FEWER = 200
+"""In its place where all groups together would have more than _MOST_POINTS."""
+_MOST_POINTS = 10_000
+"""Of a figure."""
+
+
+@dataclass(frozen=True)
+class PaperPanel:
+    layer: str
+    best: tuple[Slot, ...]
+    sums: SumsPanel
+    largest: GroupRow | None
+    """Of the groups that the mask leaves, that whose sum is largest in size; None where it leaves none."""
+    curves: tuple[tuple[GroupRow, tuple[float, ...]], ...]
+    """Of each group its best scores, best first; none of one that the mask leaves out. Empty where there are more
+    groups than a figure can show."""
+    ranked: int
+    """Scores that each group has at most."""
+
+
+def paper_panel(memory: Answers, info: MemoryInfo, state: State, layer: str) -> PaperPanel:
+    """Contributions are those of one layer: elsewhere the score is the signed one."""
+    score = state.score if layer == state.layer or state.score != "contribution" else "dot"
+    own = replace(state, layer=layer, score=score, k=120, by_sample=True)
+    sums = sums_panel(memory, info, own)
+    rows = [row for row in sums.rows if not row.gone]
+    largest = max(rows, key=lambda row: abs(row.group.sum), default=None)
+    ranked = _RANKED if len(rows) * _RANKED <= _MOST_POINTS else _FEWER
+    curves: list[tuple[GroupRow, tuple[float, ...]]] = []
+    if sums.total <= MOST_GROUPS:
+        hits = memory.topk(**scored(memory, info, own), k=ranked, by=state.by)
+        groups = [tuple(map(alike, group)) for group in hits.groups or ()]
+        scores = dict(zip(groups, hits.scores[0], strict=True))
+        curves = [(row, tuple(map(float, scores.get(row.group.values, ())))) for row in sums.rows]
+    best = slots_panel(memory, info, own).slots[:_BEST]
+    return PaperPanel(layer, best, sums, largest, tuple(curves), ranked)

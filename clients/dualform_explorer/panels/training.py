@@ -8,8 +8,7 @@ import numpy as np
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
-from dualform_explorer.groups import hue_of
-from dualform_explorer.questions import scored
+from dualform_explorer.groups import hue_of, scored
 from dualform_explorer.state import State
 
 MOST_BARS = 200

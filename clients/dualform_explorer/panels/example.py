@@ -1,4 +1,4 @@
-"""What is asked about: one example of a query set, and what the network made of it."""
+"""What is asked about: one example of a query set; and the filter that it is asked under."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from dualform.answers import MemoryInfo
+from dualform.errors import BadInput, DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.examples import examples_of, token_of, tokens_of
-from dualform_explorer.labels import label_names
-from dualform_explorer.passage import Token, tokens_of_passage
-from dualform_explorer.previews import NOTHING, ShownPreview, previews_of_examples, shown_preview, unmarked
+from dualform_explorer.examples import examples_of, label_names, layer_of, query_of, token_of, tokens_of
+from dualform_explorer.groups import MOST_GROUPS, Group, groups_of, where_before
+from dualform_explorer.previews import (
+    NOTHING,
+    ShownPreview,
+    Token,
+    previews_of_examples,
+    shown_preview,
+    tokens_of_passage,
+    unmarked,
+)
 from dualform_explorer.state import State
 
 
@@ -82,4 +90,54 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         missing=missing,
         token=token,
         tokens=tokens,
+    )
+
+
+@dataclass(frozen=True)
+class FilterPanel:
+    sql: str
+    """One condition; empty without a filter."""
+    matching: int
+    """Slots of the layer that stay; 0 where there is trouble."""
+    trouble: str
+    """What is wrong with the filter, which can still be cleared; empty if nothing is."""
+    slots: int
+    """Of the layer."""
+    columns: dict[str, str]
+    """Of the layer's slots, with their types."""
+    groups: tuple[tuple[Group, ...], ...]
+    """What may be left out: datasets, where there are several, and labels."""
+    steps: int
+    """Recorded ones."""
+
+
+def filter_panel(memory: Answers, info: MemoryInfo, state: State) -> FilterPanel:
+    layer = layer_of(info, state.layer)
+    columns = {} if layer is None else dict(info.columns[layer.space])
+    try:
+        return _asked(memory, info, state, columns)
+    except DualformError as error:  # of a layer without an answer: what is set can be cleared all the same
+        slots = 0 if layer is None else layer.slots
+        return FilterPanel("", 0, error.message, slots, columns, (), info.steps)
+
+
+def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, str]) -> FilterPanel:
+    query = query_of(memory, info, state)
+    offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(info.datasets) > 1)]
+    sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
+    whole = memory.group_sum(state.layer, query, by="dataset", k=MOST_GROUPS)
+    condition, matching, trouble = None, whole.scan.slots_matching, ""
+    try:
+        if (condition := where_before(info, state)) is not None:
+            matching = memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching
+    except (BadInput, NotFound) as error:
+        matching, trouble = 0, error.message
+    return FilterPanel(
+        sql=condition or "",
+        matching=matching,
+        trouble=trouble,
+        slots=whole.scan.slots_scanned,
+        columns=columns,
+        groups=tuple(groups_of(memory, info, (by,), sums[by]) for by in offered),
+        steps=info.steps,
     )

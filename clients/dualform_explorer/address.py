@@ -1,17 +1,21 @@
-"""Reads a page's state from its URL. What is unknown or wrong is named, beside what there is; nothing is guessed."""
+"""Reads a page's state from its address. What is unknown or wrong is named, beside what there is; nothing is guessed.
+What an address leaves open, the memory decides.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from urllib.parse import unquote
 
 from dualform.answers import LayerInfo, MemoryInfo, QuerySetInfo
 from dualform.errors import BadInput
-from dualform_explorer.chip import Chip, read_chip
+from dualform.methods import Answers
+from dualform_explorer.examples import examples_of, layer_of, layers_of, moved, output_layer, query_set_of
+from dualform_explorer.filter import Chip, read_chip
 from dualform_explorer.state import ALL, KS, MISCLASSIFIED, SCORES, State, query_string, written_by
 
 T = TypeVar("T")
@@ -57,20 +61,6 @@ class Reading:
     def complete(self) -> bool:
         """Whether the state is that of a page: not after a move, and with an output that contributions go to."""
         return not self.move and (self.state is None or self.state.score != "contribution" or bool(self.state.target))
-
-
-def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
-    """The recorded layer of a name, which may be that of one of its parts."""
-    return next((layer for layer in info.layers if layer.name == name or name in layer.views), None)
-
-
-def query_set_of(info: MemoryInfo, name: str) -> QuerySetInfo | None:
-    return next((query_set for query_set in info.query_sets if query_set.name == name), None)
-
-
-def layers_of(info: MemoryInfo, query_set: QuerySetInfo) -> list[LayerInfo]:
-    """Those that a query set has queries of."""
-    return [layer for layer in info.layers if layer.name in query_set.layers]
 
 
 def default_by(info: MemoryInfo) -> tuple[str, ...]:
@@ -269,3 +259,25 @@ class _Reader:
 
 def _range(first: str, last: str) -> str:
     return f"{first}..{last}" if first and last else first or last
+
+
+def completed(memory: Answers, info: MemoryInfo, state: State, move: int) -> State:
+    """So many examples further on, and of contributions where they go to."""
+    there = moved(memory, info, state, move)
+    if there.score != "contribution" or there.target:
+        return there
+    return replace(there, target=_target(memory, info, there))
+
+
+def _target(memory: Answers, info: MemoryInfo, state: State) -> str:
+    """What tells most of an example: the output that the network read, less the one that it should have read, where it
+    misclassified it. The layer's first output where its outputs are not the network's.
+    """
+    examples = examples_of(memory, info, state.query_set)
+    found, layer = output_layer(memory, info, examples), layer_of(info, state.layer)
+    if found is None or layer is None or found.name != layer.name:
+        return "0"
+    if examples.read is None or state.row >= examples.count:
+        return "0"
+    read = int(examples.read[state.row])
+    return f"{read}-{examples.label(state.row)}" if state.row in examples.misclassified else str(read)

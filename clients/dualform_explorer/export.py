@@ -1,12 +1,15 @@
-"""The file: every chosen prediction with every filter, drawn by the panels and templates of the pages."""
+"""One HTML file that holds chosen predictions, each under every chosen filter, and needs no server."""
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from html.parser import HTMLParser
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,187 @@ from markupsafe import Markup
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
-from dualform_explorer.examples import examples_of
-from dualform_explorer.export.choice import Choice
-from dualform_explorer.export.standalone import standalone
-from dualform_explorer.panel_threads import Failure
+from dualform_explorer.address import read_state
+from dualform_explorer.application import Failure
+from dualform_explorer.examples import examples_of, layer_of, layers_of, output_layer, query_set_of
+from dualform_explorer.filter import Chip, read_chip
 from dualform_explorer.panels import PANELS, panels_in
-from dualform_explorer.panels.query import QueryPanel
+from dualform_explorer.panels.example import QueryPanel
 from dualform_explorer.rendering import templates
-from dualform_explorer.start import ExampleCard, example_cards
+from dualform_explorer.start import MOST_DATASETS, ExampleCard, example_cards, query_set_panel
 from dualform_explorer.state import SCORES, State
 
+_MOST = 12
+"""Predictions where none are named."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    items: tuple[State, ...]
+    """Each as it stands with nothing left out."""
+    masks: tuple[tuple[Chip, ...], ...]
+    """The first one leaves nothing out."""
+
+    def state(self, item: int, mask: int) -> State:
+        return replace(self.items[item], chips=self.masks[mask])
+
+    @property
+    def views(self) -> int:
+        return len(self.items) * len(self.masks)
+
+
+def choose(memory: Answers, info: MemoryInfo, items: Sequence[str], without: Sequence[str]) -> Choice:
+    """`items`: QUERY_SET/EXAMPLE each; of none, those that the start page leads to. `without`: COLUMN:VALUE each; of
+    none, each dataset where there are several.
+
+    Raises BadInput for what there is not.
+    """
+    if not info.query_sets:
+        raise BadInput(
+            "This memory has no query set, whose predictions would be exported.",
+            hint="Store examples with recorder.query_set while you record.",
+            field="item",
+        )
+    chosen = items or [f"{query_set}/{row}" for query_set, row in _worth_looking_at(memory, info)]
+    states = list(dict.fromkeys(_state(memory, info, item) for item in chosen))
+    return Choice(tuple(states), ((), *_masks(info, states, without)))
+
+
+def _state(memory: Answers, info: MemoryInfo, item: str) -> State:
+    reading = read_state([("item", item)], info)
+    state = reading.state
+    if state is None:
+        raise BadInput(" ".join(fault.message for fault in reading.faults), field="item")
+    examples = examples_of(memory, info, state.query_set)
+    if state.row >= examples.count:
+        raise BadInput(
+            f"The query set {state.query_set} has no example {state.row}: it has 0 to {examples.count - 1}.",
+            field="item",
+        )
+    found = output_layer(memory, info, examples)
+    return state if found is None else replace(state, layer=found.name)
+
+
+def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]]:
+    """Of each query set in turn: misclassified examples that a filter corrects, then other misclassified ones, or the
+    first.
+    """
+    query_sets = [query_set for query_set in info.query_sets if layers_of(info, query_set)]
+    panels = [query_set_panel(memory, info, query_set.name) for query_set in query_sets]
+    corrected = [[(one.query_set, card.row) for own in one.corrections for card in own.cards] for one in panels]
+    others = [[(one.query_set, card.row) for card in one.cards] for one in panels]
+    return list(dict.fromkeys(chain(_in_turn(corrected), _in_turn(others))))[:_MOST]
+
+
+def _in_turn(lists: Sequence[Sequence[tuple[str, int]]]) -> Iterator[tuple[str, int]]:
+    return (own for turn in zip_longest(*lists) for own in turn if own is not None)
+
+
+def _masks(info: MemoryInfo, states: Sequence[State], without: Sequence[str]) -> list[tuple[Chip, ...]]:
+    if not without:
+        datasets = info.datasets if 1 < len(info.datasets) <= MOST_DATASETS else ()
+        return [(Chip.of(False, ("dataset",), (name,)),) for name in datasets]
+    columns: dict[str, str] = {}
+    for state in states:
+        layer, query_set = layer_of(info, state.layer), query_set_of(info, state.query_set)
+        if layer is not None and query_set is not None:
+            own = info.columns[layer.space]
+            columns = {name: own[name] for name in own if name in columns} if columns else dict(own)
+    masks: list[tuple[Chip, ...]] = []
+    for said in dict.fromkeys(without):
+        try:
+            chip = read_chip(said, False, columns)
+        except BadInput as error:
+            raise BadInput(
+                f"--without {said}: {error}",
+                hint=f"Write COLUMN:VALUE; columns are {', '.join(columns)}.",
+                field="without",
+            ) from None
+        _check_dataset(info, chip)
+        masks.append((chip,))
+    return list(dict.fromkeys(masks))  # the same may be written in several ways
+
+
+def _check_dataset(info: MemoryInfo, chip: Chip) -> None:
+    for own in chip.conditions:
+        if own.column == "dataset" and isinstance(own.value, str) and own.value not in info.datasets:
+            raise BadInput(
+                f"There is no dataset {own.value!r}.", hint=f"There is {', '.join(info.datasets)}.", field="without"
+            )
+
+
+_NAMED = re.compile(r'\b(id|for|aria-labelledby)="([^"]*)"')
+_KEPT = ("card", "chip", "token")
+"""Classes of links that say something also where they lead nowhere."""
+
+
+def standalone(html: str, view: str) -> str:
+    """A panel's HTML: without forms and links to what the file does not hold, and with the `view` behind each id."""
+    parser = _Standalone(view)
+    parser.feed(html)
+    parser.close()
+    return "".join(parser.parts)
+
+
+class _Standalone(HTMLParser):
+    """What is kept is kept letter by letter."""
+
+    def __init__(self, view: str) -> None:
+        super().__init__(convert_charrefs=False)
+        self.parts: list[str] = []
+        self._view = view
+        self._dropped, self._depth = "", 0
+        """The element that is left out, and how many of its kind are open in it."""
+        self._spans = False
+        """Whether the link that is open became a span."""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._depth:
+            self._depth += tag == self._dropped
+            return
+        text = self.get_starttag_text() or ""
+        if tag == "form":
+            self._dropped, self._depth = tag, 1
+            return
+        if tag == "a" and not (dict(attrs).get("href") or "").startswith("#"):
+            classes = (dict(attrs).get("class") or "").split()
+            if not any(name in classes for name in _KEPT):
+                self._dropped, self._depth = tag, 1
+                return
+            self._spans = True
+            text = re.sub(r'\s(href|aria-current|tabindex)="[^"]*"', "", "<span" + text[2:])
+        self.parts.append(_NAMED.sub(rf'\1="\2-{self._view}"', text))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        hit = "hit" in (dict(attrs).get("class") or "").split()  # where a script would take hold of a figure
+        if not self._depth and not hit:
+            self.parts.append(self.get_starttag_text() or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._depth:
+            self._depth -= tag == self._dropped
+        elif tag == "a" and self._spans:
+            self._spans = False
+            self.parts.append("</span>")
+        else:
+            self.parts.append(f"</{tag}>")
+
+    def handle_data(self, data: str) -> None:
+        self._text(data)
+
+    def handle_entityref(self, name: str) -> None:
+        self._text(f"&{name};")
+
+    def handle_charref(self, name: str) -> None:
+        self._text(f"&#{name};")
+
+    def _text(self, text: str) -> None:
+        if not self._depth:
+            self.parts.append(text)
+
+
 MOST_BYTES = 32 * 2**20
-_STATIC = Path(__file__).parent.parent / "static"
+_STATIC = Path(__file__).parent / "static"
 
 
 @dataclass(frozen=True)

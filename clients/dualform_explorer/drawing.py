@@ -1,0 +1,190 @@
+"""Figures as SVG that stands in the page. Coordinates are numbers of ours; what they mean stands beside them in HTML.
+
+Colours are classes of the stylesheet, so that a figure is right in light and dark: h0 to h9 for groups, `plus` and
+`minus` for signs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from markupsafe import Markup, escape
+
+from dualform_explorer.numbers import rounded
+
+_WIDTH, _HEIGHT = 200.0, 12.0
+
+
+def bar(value: float, largest: float, signed: bool, kind: str = "", ghost: float | None = None) -> Markup:
+    """A bar from zero: at the left, or in the middle where numbers of both signs are `signed`. `ghost`: an outline of
+    what it was before; `kind`: a class of the stylesheet.
+    """
+    zero = _WIDTH / 2 if signed else 0.0
+    scale = (_WIDTH - zero) / largest if largest else 0.0
+    own = _rect(value * scale, zero, 2.0, _HEIGHT - 4.0, kind or ("plus" if value >= 0 else "minus"))
+    was = "" if ghost is None else _rect(ghost * scale, zero, 0.5, _HEIGHT - 1.0, "ghost")
+    line = f'<line x1="{zero:g}" x2="{zero:g}" y1="0" y2="{_HEIGHT:g}" class="zero"/>'
+    return Markup(  # numbers of ours and names of classes
+        f'<svg class="bar" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{was}{own}{line}</svg>"
+    )
+
+
+def columns(values: Sequence[tuple[float | None, int, float | None, str]], largest: float) -> Markup:
+    """Small upright bars side by side: of each its value, its hue, an outline of what it was before, and its name."""
+    width, height = 10.0, 40.0
+    signed = any((own or 0.0) < 0 for value, _, was, _ in values for own in (value, was))
+    zero = height / 2 if signed else height
+    scale = (height / 2 if signed else height) / largest if largest else 0.0
+    parts = []
+    for place, (value, hue, was, name) in enumerate(values):
+        for own, kind in ((was, "ghost"), (value, f"h{hue}")):
+            if own is not None:
+                size = abs(own) * scale
+                top = zero - size if own >= 0 else zero
+                left, wide = place * width + 1, width - 2
+                parts.append(
+                    f'<rect x="{left:g}" y="{top:.2f}" width="{wide:g}" height="{size:.2f}" class="{kind}">'
+                    f"<title>{escape(name)}</title></rect>"
+                )
+    total = max(len(values), 1) * width
+    line = f'<line x1="0" x2="{total:g}" y1="{zero:g}" y2="{zero:g}" class="zero"/>'
+    return Markup(
+        f'<svg class="columns" viewBox="0 0 {total:g} {height:g}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{''.join(parts)}{line}</svg>"
+    )
+
+
+def _rect(length: float, zero: float, top: float, height: float, kind: str) -> str:
+    left = zero + min(length, 0.0)
+    return f'<rect x="{left:.2f}" y="{top:g}" width="{abs(length):.2f}" height="{height:g}" class="{kind}"/>'
+
+
+def span(begin: float, end: float, ends: tuple[float, float], kind: str) -> Markup:
+    """A bar from one number to another, of those between `ends`; a line stands at zero."""
+    low, high = ends
+    scale = _WIDTH / (high - low) if high > low else 0.0
+    zero, start = (0.0 - low) * scale, (begin - low) * scale
+    own = _rect((end - begin) * scale, start, 2.0, _HEIGHT - 4.0, kind)
+    line = f'<line x1="{zero:.2f}" x2="{zero:.2f}" y1="0" y2="{_HEIGHT:g}" class="zero"/>'
+    return Markup(
+        f'<svg class="bar" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{own}{line}</svg>"
+    )
+
+
+_DESCENT = 300.0
+
+
+def descents(groups: Sequence[tuple[int, Sequence[float]]], ranked: int) -> Markup:
+    """Of each group its hue and its scores; a group has a place for `ranked` of them."""
+    every = [score for _, scores in groups for score in scores]
+    low, high = min(0.0, *every, 0.0), max(0.0, *every, 0.0)
+    scale = _DESCENT / ((high - low) or 1.0)
+    zero = high * scale
+    width = float(ranked)
+    parts = []
+    for place, (hue, scores) in enumerate(groups):
+        left = place * width
+        if not scores:
+            continue
+        each = width / max(len(scores), ranked)
+        line = " ".join(f"{left + rank * each:.1f},{zero - score * scale:.1f}" for rank, score in enumerate(scores))
+        right = left + (len(scores) - 1) * each
+        parts.append(f'<polygon points="{left:.1f},{zero:.1f} {line} {right:.1f},{zero:.1f}" class="h{hue}"/>')
+        if place:
+            parts.append(f'<line x1="{left:g}" x2="{left:g}" y1="0" y2="{_DESCENT:g}" class="grid"/>')
+    total = max(len(groups), 1) * width
+    return Markup(  # numbers of ours alone
+        f'<svg class="descents" viewBox="0 0 {total:g} {_DESCENT:g}" preserveAspectRatio="none" aria-hidden="true">'
+        f'{"".join(parts)}<line x1="0" x2="{total:g}" y1="{zero:.1f}" y2="{zero:.1f}" class="zero"/></svg>'
+    )
+
+
+_HISTOGRAM_HEIGHT = 100.0
+
+
+def histogram(bars: Sequence[tuple[int, int, Sequence[tuple[int, float]], float]], small: bool = False) -> Markup:
+    """Of each bar its first and last step, the hue and size of its parts, and their sum: positive ones upwards, others
+    down. `small`: without what is said of a bar that is pointed at.
+    """
+    up = max((sum(size for _, size in parts if size > 0) for _, _, parts, _ in bars), default=0.0)
+    down = max((-sum(size for _, size in parts if size < 0) for _, _, parts, _ in bars), default=0.0)
+    scale = _HISTOGRAM_HEIGHT / (up + down) if up + down else 0.0
+    zero = up * scale
+    drawn = []
+    for place, (first, last, parts, total) in enumerate(bars):
+        high = low = zero
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        for hue, size in parts:
+            height = abs(size) * scale
+            top = low
+            if size >= 0:
+                high -= height
+                top = high
+            else:
+                low += height
+            drawn.append(f'<rect x="{place}" y="{top:.3f}" width="1.02" height="{height:.3f}" class="h{hue}"/>')
+        if small:
+            continue
+        drawn.append(
+            f'<rect x="{place}" y="0" width="1" height="{_HISTOGRAM_HEIGHT:g}" class="hit" data-first="{first}" '
+            f'data-last="{last}" data-said="{steps}: {rounded(total, 4)}"/>'
+        )
+    line = f'<line x1="0" x2="{len(bars)}" y1="{zero:.3f}" y2="{zero:.3f}" class="zero"/>'
+    return Markup(
+        f'<svg class="histogram" viewBox="0 0 {max(len(bars), 1)} {_HISTOGRAM_HEIGHT:g}" preserveAspectRatio="none" '
+        f'aria-hidden="true">{"".join(drawn)}{line}</svg>'
+    )
+
+
+_RANKS_WIDTH, _RANKS_HEIGHT = 1000.0, 300.0
+_FEW_POINTS = 60
+"""Points of a small figure."""
+
+
+def rank_curve(points: Sequence[tuple[int, float, float]], small: bool = False) -> Markup:
+    """Of each point its rank, score and share, ranks ascending. `small`: fewer of them, and without an axis."""
+    if not points:
+        return Markup("")
+    if small:
+        points = [*points[: -1 : max(1, len(points) // _FEW_POINTS)], points[-1]]
+    ranks, scores, shares = zip(*points, strict=True)
+    span = math.log10(ranks[-1]) or 1.0
+    low, high = min(0.0, *scores), max(0.0, *scores)
+    across = [_RANKS_WIDTH * math.log10(rank) / span for rank in ranks]
+    height = (high - low) or 1.0
+    by_score = _line(across, [_RANKS_HEIGHT * (high - own) / height for own in scores])
+    by_share = _line(across, [_RANKS_HEIGHT * (1 - own) for own in shares])
+    zero = _RANKS_HEIGHT * high / height
+    lines = (
+        f'<line x1="0" x2="{_RANKS_WIDTH:g}" y1="{zero:.2f}" y2="{zero:.2f}" class="zero"/>'
+        f'<polyline points="{by_share}" class="share"/><polyline points="{by_score}" class="score-line"/>'
+    )
+    box = f'viewBox="0 0 {_RANKS_WIDTH:g} {_RANKS_HEIGHT:g}" preserveAspectRatio="none"'
+    if small:
+        return Markup(f'<svg class="ranks" {box} aria-hidden="true">{lines}</svg>')  # numbers of ours alone
+    decades = [10**power for power in range(int(span) + 1)]
+    grid = "".join(
+        f'<line x1="{100 * math.log10(own) / span:.3f}%" x2="{100 * math.log10(own) / span:.3f}%" y1="0" y2="100%" '
+        'class="grid"/>'
+        for own in decades
+    )
+    names = "".join(
+        f'<text x="{100 * math.log10(own) / span:.3f}%" y="100%" dy="1.2em" text-anchor="{_anchor(own, span)}">'
+        f"{rounded(own)}</text>"
+        for own in decades
+    )
+    return Markup(  # numbers of ours alone
+        f'<svg class="ranks" aria-hidden="true">{grid}{names}<svg {box} width="100%" height="100%">{lines}</svg></svg>'
+    )
+
+
+def _line(across: Sequence[float], down: Sequence[float]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+
+
+def _anchor(rank: int, span: float) -> str:
+    place = math.log10(rank) / span
+    return "start" if place < 0.02 else "end" if place > 0.95 else "middle"

@@ -1,0 +1,271 @@
+"""Which training data speaks: sums by group, the best slots, and what leaving samples out did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dualform.answers import MemoryInfo, Status
+from dualform.answers.adjoint import FEWEST_RETRAININGS
+from dualform.answers.rank_correlation import rank_correlation
+from dualform.errors import Forbidden, NotFound
+from dualform.methods import Answers
+from dualform_explorer.examples import label_names
+from dualform_explorer.filter import STANDARD
+from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, rows_of, scored
+from dualform_explorer.previews import ShownPreview, ShownPreviews, shown_of_slots
+from dualform_explorer.state import State
+
+
+@dataclass(frozen=True)
+class SumsPanel:
+    rows: tuple[GroupRow, ...]
+    largest: float
+    """The size of the largest sum of all, masked and not."""
+    signed: bool
+    """Whether any is below zero."""
+    total: int
+    """How many groups there are under the mask."""
+    matching: int
+    scanned: int
+    status: Status | None
+
+
+def sums_panel(memory: Answers, info: MemoryInfo, state: State) -> SumsPanel:
+    sums = memory.group_sum(**scored(memory, info, state), by=state.by, k=MOST_GROUPS)
+    groups = groups_of(memory, info, state.by, sums)
+    whole: tuple[Group, ...] = ()
+    if state.chips or state.where:
+        answer = memory.group_sum(**scored(memory, info, state, masked=False), by=state.by, k=MOST_GROUPS)
+        whole = groups_of(memory, info, state.by, answer)
+    every = [group.sum for group in (*groups, *whole)]
+    return SumsPanel(
+        rows=rows_of(groups, whole),
+        largest=max(map(abs, every), default=0.0),
+        signed=min(every, default=0.0) < 0,
+        total=sums.total or len(groups),
+        matching=sums.scan.slots_matching,
+        scanned=sums.scan.slots_scanned,
+        status=sums.status,
+    )
+
+
+@dataclass(frozen=True)
+class Slot:
+    rank: int
+    slot: int
+    score: float
+    step: int | None
+    dataset: str | None
+    label: int | None
+    label_name: str
+    sample: int | None
+    position: int | None
+    """Of the slot's token in its sample, where it is one."""
+    others: Mapping[str, Any]
+    """Columns of one's own."""
+    preview: ShownPreview
+    hue: int
+    times: int
+    """How often its sample stands among the best; 1 where it is not known."""
+    steps: tuple[int, int] | None
+    """The first and the last step of those, where the slots of a sample are shown as one."""
+    total: float
+    """The sum of their scores."""
+
+
+@dataclass(frozen=True)
+class SlotsPanel:
+    slots: tuple[Slot, ...]
+    k: int
+    """Slots that were ranked; where those of a sample are shown as one there are fewer to see."""
+    samples: int
+    """Distinct samples among them."""
+    gap: float | None
+    """By how much the last one that is shown is ahead of the next; None where there is no next."""
+    largest: float
+    """The size of the largest score that is shown."""
+    kind: str
+    """What slots look like: "image", "text", "table" or "none"."""
+    missing: str
+    """Why some are not shown as they looked; empty where there is nothing to say."""
+    matching: int
+    scanned: int
+    space: str
+    status: Status | None
+
+
+def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
+    hits = memory.topk(**scored(memory, info, state), k=state.k + 1)
+    ids, scores = hits.slots[0].tolist(), hits.scores[0].tolist()
+    shown = min(state.k, len(ids))
+    rows = memory.slots(hits.slots[0][:shown], hits.space).records() if shown else []
+    names = label_names(memory, info)
+    previews = shown_of_slots(memory, info, rows)
+    # Where no sample was said, each slot is its own.
+    keys = [_sample(row) or (None, None, slot) for row, slot in zip(rows, ids, strict=False)]
+    times = Counter(keys)
+    slots = []
+    for place, (row, key, preview) in enumerate(zip(rows, keys, previews, strict=True)):
+        if state.by_sample and key in keys[:place]:
+            continue
+        alike = [other for other, own in enumerate(keys) if own == key]
+        steps = [rows[other]["step"] for other in alike if rows[other]["step"] is not None]
+        slots.append(
+            Slot(
+                rank=place + 1,
+                slot=ids[place],
+                score=scores[place],
+                step=row["step"],
+                dataset=row.get("dataset"),
+                label=row.get("label"),
+                label_name=names.of(row.get("label"), row.get("dataset")),
+                sample=row.get("sample"),
+                position=row.get("position"),
+                others={name: value for name, value in row.items() if name not in STANDARD and value is not None},
+                preview=preview,
+                hue=hue_of(info, state.by, [row.get(name) for name in state.by]),
+                times=times[key],
+                steps=(min(steps), max(steps)) if steps and state.by_sample else None,
+                total=float(sum(scores[other] for other in alike)),
+            )
+        )
+    kinds = [own.kind for own in previews if own.kind != "none"]
+    return SlotsPanel(
+        slots=tuple(slots),
+        k=shown,
+        samples=len(times),
+        gap=scores[state.k - 1] - scores[state.k] if len(ids) > state.k else None,
+        largest=max(map(abs, scores[:shown]), default=0.0),
+        kind=kinds[0] if kinds else "none",
+        missing=previews.missing,
+        matching=hits.scan.slots_matching,
+        scanned=hits.scan.slots_scanned,
+        space=hits.space,
+        status=hits.status,
+    )
+
+
+def _sample(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    return None if row.get("sample") is None else (row.get("dataset"), row["sample"])
+
+
+SAMPLES = 12
+"""Shown of either sign."""
+SETS = 30
+"""Shown, of which half have the smallest changes and half the largest."""
+_NAMES = """
+    SELECT name, max(query) + 1 AS queries FROM (
+        SELECT name, query, 0 AS place FROM adjoints UNION ALL SELECT name, query, 1 FROM retrainings
+        UNION ALL SELECT name, 0, 2 FROM left_out
+    ) GROUP BY name ORDER BY min(place), name"""
+"""All tables that the others name, so that a process with them starts once."""
+_SAMPLES = """
+    SELECT * FROM adjoints
+    WHERE name = '{name}' AND query = {query} AND value {sign} 0
+    ORDER BY abs(value) DESC, dataset, sample LIMIT {most}"""
+_SETS = """
+    SELECT r.set, r.left_out, r.loss, r.change, sum(a.value) AS predicted
+    FROM retrainings r
+    LEFT JOIN left_out l ON l.name = r.name AND l.set = r.set
+    LEFT JOIN adjoints a ON a.name = r.name AND a.query = r.query AND a.sample = l.sample
+        AND a.dataset IS NOT DISTINCT FROM l.dataset
+    WHERE r.name = '{name}' AND r.query = {query} GROUP BY ALL ORDER BY r.change, r.set"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    sample: int
+    dataset: str | None
+    label: int | None
+    label_name: str
+    value: float
+    """The predicted change of the loss without it."""
+    preview: ShownPreview
+    hue: int
+
+
+@dataclass(frozen=True)
+class AdjointPanel:
+    refused: str = ""
+    """Why nothing is known of what was kept."""
+    names: tuple[str, ...] = ()
+    """None where nothing was kept, and there is nothing to show."""
+    name: str = ""
+    query: int = 0
+    queries: int = 0
+    harmful: tuple[Sample, ...] = ()
+    """Without which the loss would be smaller, the most harmful first."""
+    helpful: tuple[Sample, ...] = ()
+    largest: float = 0.0
+    """The size of the largest value that is shown."""
+    kind: str = "none"
+    missing: str = ""
+    sets: tuple[Mapping[str, Any], ...] = ()
+    """Of retrainings: set, left_out, loss, change, predicted; the smallest change first."""
+    retrained: int = 0
+    """How many sets there are, shown or not."""
+    loss: float | None = None
+    """With all samples, where there are retrainings."""
+    correlation: float | None = None
+    """Of predicted and real changes, where there are enough sets."""
+
+
+def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPanel:
+    try:
+        kept = {row["name"]: row["queries"] for row in memory.sql(_NAMES)}
+    except Forbidden as error:
+        return AdjointPanel(refused=f"{error.message} {error.hint}".strip())
+    if not kept:
+        return AdjointPanel()
+    name, query = state.kept or next(iter(kept)), state.kept_query
+    if name not in kept:
+        raise NotFound(f"Nothing is kept under the name {name!r}.", hint=f"Names: {', '.join(kept)}.")
+    if query >= kept[name]:
+        raise NotFound(f"There is no query {query}.", hint=f"{name} has 0 to {kept[name] - 1}.")
+    rows = [[*memory.sql(_SAMPLES.format(name=name, query=query, sign=sign, most=SAMPLES))] for sign in ("<", ">")]
+    previews = shown_of_slots(memory, info, [*rows[0], *rows[1]])
+    samples = _samples(memory, info, state, [*rows[0], *rows[1]], previews)
+    sets = tuple(memory.sql(_SETS.format(name=name, query=query)))
+    return AdjointPanel(
+        names=tuple(kept),
+        name=name,
+        query=query,
+        queries=kept[name],
+        harmful=samples[: len(rows[0])],
+        helpful=samples[len(rows[0]) :],
+        largest=max((abs(own.value) for own in samples), default=0.0),
+        kind=next((own.kind for own in previews if own.kind != "none"), "none"),
+        missing=previews.missing,
+        sets=sets if len(sets) <= SETS else sets[: SETS // 2] + sets[-SETS // 2 :],
+        retrained=len(sets),
+        loss=sets[0]["loss"] - sets[0]["change"] if sets else None,
+        correlation=_correlation(sets),
+    )
+
+
+def _samples(
+    memory: Answers, info: MemoryInfo, state: State, rows: Sequence[Mapping[str, Any]], previews: ShownPreviews
+) -> tuple[Sample, ...]:
+    names = label_names(memory, info)
+    return tuple(
+        Sample(
+            sample=row["sample"],
+            dataset=row["dataset"],
+            label=row.get("label"),
+            label_name=names.of(row.get("label"), row["dataset"]),
+            value=row["value"],
+            preview=preview,
+            hue=hue_of(info, state.by, [row.get(column) for column in state.by]),
+        )
+        for row, preview in zip(rows, previews, strict=True)
+    )
+
+
+def _correlation(sets: Sequence[Mapping[str, Any]]) -> float | None:
+    pairs = [(own["predicted"], own["change"]) for own in sets if own["predicted"] is not None]
+    return rank_correlation(*np.array(pairs).T) if len(pairs) >= FEWEST_RETRAININGS else None
