@@ -16,7 +16,7 @@ from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform_explorer.examples import examples_of, layer_of, layers_of, moved, output_layer, query_set_of
 from dualform_explorer.filter import Chip, read_chip
-from dualform_explorer.state import ALL, KS, MISCLASSIFIED, SCORES, State, query_string, written_by
+from dualform_explorer.state import ALL, KS, MISCLASSIFIED, SCORES, SECTIONS, State, query_string, written_by
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, str]]
@@ -27,7 +27,7 @@ _LONGEST = 4000
 """Letters of a parameter."""
 _SINGLE = (
     *("memory", "item", "token", "layer", "score", "target", "by", "where", "w0", "at", "k", "as", "among"),
-    *("inexact", "verify", "kept", "of"),
+    *("inexact", "verify", "kept", "of", "open"),
 )
 _REPEATED = ("without", "only")
 _FORM = ("keep", "column", "value", "first", "last", "move")
@@ -113,6 +113,7 @@ class _Reader:
             verify=self._choice("verify", "no", ("no", "yes")) == "yes",
             kept=self.one("kept"),
             kept_query=self._number("of", 0, 0, None) or 0,
+            open=self._open(),
         )
         self.move = self._move()
         return None if self.faults else state
@@ -209,6 +210,13 @@ class _Reader:
             )
             return default
         return int(said)
+
+    def _open(self) -> tuple[str, ...]:
+        said = self.one("open").split(",") if self.one("open") else []
+        for name in said:
+            if name not in SECTIONS:
+                self._fault("open", f"There is no section {name!r}: they are {', '.join(SECTIONS)}.", SECTIONS, name)
+        return tuple(name for name in SECTIONS if name in said)
 
     def _move(self) -> int:
         said = self.one("move") or "0"

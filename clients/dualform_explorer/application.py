@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,15 +35,14 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadMask, DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer.address import Params, Reading, completed, read_state
-from dualform_explorer.examples import layers_of, query_set_of
+from dualform_explorer.examples import examples_of, layers_of, output_layer, query_set_of
 from dualform_explorer.groups import groupings_of, where_before
 from dualform_explorer.memories import Memories, OneSnapshot
-from dualform_explorer.panels import PANELS, panels_in
-from dualform_explorer.panels.example import query_panel
+from dualform_explorer.panels import PANELS, panels_in, panels_of
 from dualform_explorer.panels.layers import paper_panel
 from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
 from dualform_explorer.start import query_set_panel
-from dualform_explorer.state import KS, SCORES, State, item_link, link, query_string
+from dualform_explorer.state import KS, SCORES, SECTIONS, State, item_link, link, query_string
 
 _THREADS = 12
 log = logging.getLogger("dualform_explorer")
@@ -60,6 +59,15 @@ class Failure:
     """The argument of the question that is to blame."""
 
 
+@dataclass
+class Running:
+    """A panel that is being made."""
+
+    work: Future[Markup]
+    waiting: int = 0
+    """Pages that wait for it."""
+
+
 class PanelThreads:
     """Few of them: a page that nobody waits for any more does not keep those who follow."""
 
@@ -68,23 +76,39 @@ class PanelThreads:
         self.seconds = seconds
         self._threads = ThreadPoolExecutor(_THREADS, "dualform-explorer")
         self._templates = templates()
+        self._running: dict[Hashable, Running] = {}
 
     async def panel(
-        self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str
+        self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str, same: Hashable
     ) -> Markup:
-        """The panel as HTML: what `make` returns in its template, or why there is nothing."""
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, self._made, name, title, make, context, template)
+        """The panel as HTML: what `make` returns in its template, or why there is nothing. While it is being made,
+        whoever asks for the `same` waits for that one, so that a page may ask again for what was late.
+        """
+        running = self._running.get(same)
+        if running is None:
+            work = self._threads.submit(self._made, name, title, make, context, template)
+            running = self._running[same] = Running(work)
+            work.add_done_callback(lambda _: self._running.pop(same, None))
+        running.waiting += 1
         try:
-            return await asyncio.wait_for(work, self.seconds)
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(running.work)), self.seconds)
         except TimeoutError:
             late = Failure(
                 f"There was no answer within {self.seconds:g} seconds.",
-                "It is still being worked on; ask again, or begin the pages with more time: "
-                "dualform explore TARGET --deadline SECONDS.",
+                "It is still being worked on, and appears here once it is there.",
                 "late",
             )
             return self._failed(name, title, late, context)
+        except asyncio.CancelledError:
+            if running.waiting == 1:  # the visitor is gone: it need not begin any more
+                running.work.cancel()
+            raise
+        finally:
+            running.waiting -= 1
+
+    def begin(self, work: Callable[[], Any]) -> None:
+        """What nobody waits for."""
+        self._threads.submit(work)
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """What is no panel, in the same threads. Raises TimeoutError."""
@@ -145,6 +169,8 @@ class Pages:
 
     @asynccontextmanager
     async def _lifespan(self, _application: Starlette) -> AsyncIterator[None]:
+        for name in self._memories.names:
+            self._threads.begin(partial(_warm, self._memories, name))
         yield
         self._threads.close()
         self._memories.close()
@@ -161,7 +187,8 @@ class Pages:
             for query_set in info.query_sets:
                 context = {"memory": name if several else "", "link": partial(item_link, name if several else "")}
                 make = partial(query_set_panel, memory, info, query_set.name)
-                jobs[name, query_set.name] = self._begin("query_set", query_set.name, make, context)
+                same = ("start", name, info.snapshot, query_set.name)
+                jobs[name, query_set.name] = self._begin("query_set", query_set.name, make, context, same)
 
         async def panel(name: str, query_set: str) -> Markup:
             return await jobs[name, query_set]
@@ -177,7 +204,7 @@ class Pages:
         if reading.forms or not reading.complete:
             return RedirectResponse(link(state), _SEE_OTHER)
         context = self._context(info, name, state)
-        return self._filled("explore.html", context, self._jobs(memory, info, state, context))
+        return self._filled("explore.html", context, self._jobs(memory, info, state, context, panels_of(state)))
 
     async def paper(self, request: Request) -> Response:
         """One example in all of its layers."""
@@ -196,10 +223,17 @@ class Pages:
             sql = state.where
         context |= {"layers": [*layers], "sql": sql}
         jobs = {
-            key: self._begin(key, own, partial(paper_panel, memory, info, state, own), context, "paper")
+            key: self._begin(
+                key,
+                own,
+                partial(paper_panel, memory, info, state, own),
+                context,
+                (name, info.snapshot, state, key),
+                "paper",
+            )
             for key, own in layers.items()
         }
-        jobs["query"] = self._begin("query", PANELS["query"].title, partial(query_panel, memory, info, state), context)
+        jobs |= self._jobs(memory, info, state, context, ("query",))
         return self._filled("paper.html", context, jobs)
 
     async def _page_of(self, request: Request) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
@@ -220,9 +254,10 @@ class Pages:
 
     async def panels(self, request: Request) -> Response:
         """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page
-        it is, and at which address it stands.
+        it is, and at which address it stands. With `panel=NAME` that one alone, for a page in which it was late.
         """
-        params = request.query_params.multi_items()
+        waited = request.query_params.get("panel")
+        params = [(key, value) for key, value in request.query_params.multi_items() if key != "panel"]
         name = self._name(params)
         found = await self._opened(name)
         if isinstance(found, Failure):
@@ -237,9 +272,13 @@ class Pages:
             faults = [{"parameter": fault.parameter, "message": fault.message} for fault in reading.faults]
             return JSONResponse({"faults": faults}, _BAD_REQUEST)
         context = self._context(info, name, state)
-        jobs = self._jobs(memory, info, state, context)
-        bar = await self._templates.get_template("bar.html").render_async(context)
-        said = {"title": context["page_title"], "heading": context["heading"], "bar": bar}
+        names = [name for name in panels_of(state) if waited in (None, name)]
+        jobs = self._jobs(memory, info, state, context, names)
+        bar, sections = [
+            await self._templates.get_template(own).render_async({**context, "panel": _empty})
+            for own in ("bar.html", "sections.html")
+        ]
+        said = {"title": context["page_title"], "heading": context["heading"], "bar": bar, "sections": sections}
 
         async def lines() -> AsyncIterator[str]:
             async def named(key: str, job: asyncio.Task[Markup]) -> dict[str, str]:
@@ -295,16 +334,24 @@ class Pages:
             "groupings": groupings_of(info, state),
             "keys": KEYS,
             "panels_in": panels_in,
+            "sections": SECTIONS,
+            "layer_names": _names_of(info, state),
             "heading": f"{state.item} in {layer_in_words(state.layer)}",
             "page_title": " \N{MIDDLE DOT} ".join((state.item, layer_name(state.layer), name, "dualform")),
         }
 
     def _jobs(
-        self, memory: Answers, info: MemoryInfo, state: State, context: dict[str, Any]
+        self, memory: Answers, info: MemoryInfo, state: State, context: dict[str, Any], panels: Iterable[str]
     ) -> dict[str, asyncio.Task[Markup]]:
         return {
-            key: self._begin(key, panel.title, partial(panel.make, memory, info, state), context)
-            for key, panel in PANELS.items()
+            key: self._begin(
+                key,
+                PANELS[key].title,
+                partial(PANELS[key].make, memory, info, state),
+                context,
+                (context["memory"], info.snapshot, state, key),
+            )
+            for key in panels
         }
 
     async def _opened(self, name: str, newest: bool = False) -> tuple[Answers, MemoryInfo] | Failure:
@@ -332,9 +379,15 @@ class Pages:
         return self._stream("trouble.html", {"failure": failure, "links": links}, (), _status(failure))
 
     def _begin(
-        self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str = ""
+        self,
+        name: str,
+        title: str,
+        make: Callable[[], Any],
+        context: dict[str, Any],
+        same: Hashable,
+        template: str = "",
     ) -> asyncio.Task[Markup]:
-        return asyncio.create_task(self._threads.panel(name, title, make, context, template or name))
+        return asyncio.create_task(self._threads.panel(name, title, make, context, template or name, same))
 
     def _filled(self, template: str, context: dict[str, Any], jobs: Mapping[str, asyncio.Task[Markup]]) -> Response:
         """A page of panels."""
@@ -357,6 +410,28 @@ class Pages:
                     job.cancel()
 
         return StreamingResponse(parts(), status, media_type="text/html")
+
+
+def _warm(memories: Memories, name: str) -> None:
+    """Opens a memory and asks its output layer, so that the first visitor does not wait for that."""
+    with suppress(DualformError):
+        memory = memories.one(name)
+        info = memory.info()
+        for query_set in info.query_sets[:1]:
+            output_layer(memory, info, examples_of(memory, info, query_set.name))
+
+
+def _names_of(info: MemoryInfo, state: State) -> list[str]:
+    """Of the layers that the reader may choose among."""
+    query_set = query_set_of(info, state.query_set)
+    own = [] if query_set is None else [layer.name for layer in layers_of(info, query_set)]
+    return own if state.layer in own else [*own, state.layer]
+
+
+def _empty(key: str) -> Markup:
+    """The place of a panel that comes later."""
+    place = '<section id="panel-{0}" class="panel {0}" aria-label="{1}" data-waits></section>'
+    return Markup(place).format(key, PANELS[key].title)
 
 
 def _status(failure: Failure) -> int:

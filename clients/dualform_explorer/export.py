@@ -28,7 +28,7 @@ from dualform_explorer.panels import PANELS, panels_in
 from dualform_explorer.panels.example import QueryPanel
 from dualform_explorer.rendering import templates
 from dualform_explorer.start import MOST_DATASETS, ExampleCard, example_cards, query_set_panel
-from dualform_explorer.state import SCORES, State
+from dualform_explorer.state import SCORES, SECTIONS, State
 
 _MOST = 12
 """Predictions where none are named."""
@@ -330,6 +330,7 @@ class _Drawing:
             "ks": (state.k,),
             "groupings": [state.by],
             "panels_in": panels_in,
+            "sections": SECTIONS,
             "filters": filters,
         }
 

@@ -13,6 +13,8 @@ SCORES = {"dot": "attention", "abs": "absolute", "contribution": "contribution"}
 """By name in the URL and of the question: what the page calls it."""
 KS = (12, 24, 60, 120, 500)
 """How many of the best slots may be shown."""
+SECTIONS = ("data", "layers", "training", "record")
+"""Of a page, beside its answer. What is folded asks nothing."""
 ALL, MISCLASSIFIED = "all", "misclassified"
 """Which of a query set's examples the reader goes through."""
 
@@ -51,6 +53,8 @@ class State:
     """The name under which an adjoint was kept; empty for the first."""
     kept_query: int = 0
     """The number of its query."""
+    open: tuple[str, ...] = ()
+    """The sections that are unfolded, in their order."""
 
     @property
     def item(self) -> str:
@@ -99,12 +103,17 @@ class State:
             ("verify", "yes" if state.verify else None),
             ("kept", state.kept or None),
             ("of", str(state.kept_query) if state.kept_query else None),
+            ("open", ",".join(state.open) or None),
         ]
         return [(name, value) for name, value in written if value is not None]
 
     def query(self, **changes: Any) -> str:
         """The part of the URL behind its question mark."""
         return query_string(self.params(**changes))
+
+    def toggled(self, section: str) -> tuple[str, ...]:
+        """The open sections, with one more of them, or one less."""
+        return tuple(own for own in SECTIONS if (own in self.open) != (own == section))
 
     def with_chip(self, only: bool, columns: Sequence[str], values: Sequence[Any]) -> State:
         """One chip more, or less where it is there already. It takes the place of its opposite."""

@@ -21,11 +21,12 @@ TEMPLATE = """{% extends "panel.html" %}
 
 
 def classes_before(text: str, part: str) -> str:
-    """The last of a page's columns that begins before a part of it."""
-    return re.findall(r'<div class="(side|answers|under)"', text[: text.index(part)])[-1]
+    """The last of a page's columns and sections that begins before a part of it."""
+    begins = r'<div class="(side|first)"|id="fold-(\w+)"|<summary>(Data|Layers|Training|Record)</summary>'
+    return "".join(re.findall(begins, text[: text.index(part)])[-1]).lower()
 
 
-@pytest.fixture(params=["side", "answers", "under"])
+@pytest.fixture(params=["side", "first", "data", "record"])
 def place(request, monkeypatch) -> Place:
     monkeypatch.setitem(PANELS, "count", Panel("Count of layers", request.param, lambda _, info, __: len(info.layers)))
     added = DictLoader({"panels/count.html": TEMPLATE})
@@ -35,7 +36,7 @@ def place(request, monkeypatch) -> Place:
 
 def test_it_stands_on_the_page_in_its_place(folder, place):
     with served({"run": lambda: dualform.open(folder)}) as pages:
-        text = pages.get("/explore?item=shapes/3").text
+        text = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
     heading = re.sub("</?abbr[^>]*>", "", text)
     assert '<h2 id="title-count">Count of layers <span class="soft">of shapes/3</span></h2>' in heading
     assert f'<abbr title="{GLOSSARY["layer"].meaning}">layers</abbr>' in text
@@ -52,6 +53,6 @@ def test_it_stands_in_an_export(memory, info, place):
 
 def test_each_title_is_that_of_its_panel(folder):
     with served({"run": lambda: dualform.open(folder)}) as pages:
-        text = pages.get("/explore?item=shapes/3&without=label:1").text
+        text = pages.get("/explore?item=shapes/3&without=label:1&open=data,layers,training,record").text
     titles = dict(re.findall(r'<h2 id="title-(\w+)">([^<]*?) ?(?:<|$)', re.sub("</?abbr[^>]*>", "", text)))
     assert titles == {name: panel.title for name, panel in PANELS.items() if name != "adjoint"}  # nothing was kept

@@ -91,9 +91,12 @@ def test_what_was_not_kept_is_named(kept, changes):
 def test_the_page_and_an_export_show_it_where_something_was_kept(kept, memory, info, folder):
     path, own, _, retrained = kept
     with served({"run": lambda: dualform.open(path)}) as pages:
-        found = pages.get("/explore?item=shapes/3&kept=forty&of=1").text
+        found = pages.get("/explore?item=shapes/3&kept=forty&of=1&open=data,layers,training,record").text
     (part,) = PART.findall(found)
-    assert 'href="explore?item=shapes/3&amp;layer=4&amp;by=dataset,label&amp;kept=a-pair"' in part
+    assert (
+        'href="explore?item=shapes/3&amp;layer=4&amp;by=dataset,label&amp;kept=a-pair&amp;open=data,layers,training,record"'
+        in part
+    )
     shown = re.findall(r'<td class="right change"><data class="n" value="([^"]+)"', part)
     assert sorted(map(float, shown))[0] == retrained.changes[:, 1].min()
     assert ("10</data> more" in part, 'id="agreement"' in part) == (True, True)
@@ -103,7 +106,7 @@ def test_the_page_and_an_export_show_it_where_something_was_kept(kept, memory, i
     (part,) = PART.findall(exported_page(memory, info, "run", choose(memory, info, ("shapes/3",), ("label:2",))).html)
     assert part.endswith("hidden></section>")
     with served({"run": lambda: dualform.open(folder)}) as pages:
-        (part,) = PART.findall(pages.get("/explore?item=shapes/3").text)
+        (part,) = PART.findall(pages.get("/explore?item=shapes/3&open=data,layers,training,record").text)
     assert part.endswith("hidden></section>")
 
 
@@ -123,6 +126,6 @@ class WithoutSql(Answers):
 def test_a_server_without_sql_cannot_tell(kept):
     path, _, _, _ = kept
     with served({"run": lambda: WithoutSql(dualform.open(path))}) as pages:
-        (part,) = PART.findall(pages.get("/explore?item=shapes/3").text)
+        (part,) = PART.findall(pages.get("/explore?item=shapes/3&open=data,layers,training,record").text)
     assert "SQL is off: This server does not answer SQL. Start it with --sql." in part
     assert "data-failure" not in part

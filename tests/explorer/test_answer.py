@@ -28,10 +28,12 @@ def test_parts_are_those_of_contributions_and_add_up(memory, info, row, state, w
     panel = answer_panel(memory, info, replace(state, row=row, at=at, layer="0"))
     answer = memory.contributions("4", f"shapes/{row}", ("dataset",), where, at)
     output, label = answer.output[0], int(memory.query_set("shapes").labels[row])
-    top, second = np.argsort(-output, kind="stable")[:2].tolist()
+    whole = np.asarray(memory.output("4", f"shapes/{row}", None, at))[0]  # a filter does not change what is explained
+    top, second = np.argsort(-whole, kind="stable")[:2].tolist()
     other = second if top == label else label
     assert (panel.layer, panel.predicted[0], panel.other[0], panel.wrong) == ("4", top, other, top != label)
     assert panel.margin == output[top] - output[other]
+    assert (None if where is None else int(output.argmax())) == (panel.becomes and panel.becomes[0])
     found = {part.said: part.value for part in panel.parts if part.kind == "group"}
     assert found == {group: own[top] - own[other] for group, own in zip(answer.groups, answer.sums[0], strict=True)}
     assert panel.parts[0].begin == 0.0
@@ -57,7 +59,7 @@ def test_of_many_groups_the_others_are_one_part(memory, info):
 
 def test_a_page_says_it_in_a_sentence_and_a_bar_removes_its_group(folder):
     with served({"run": lambda: dualform.open(folder)}) as pages:
-        text = pages.get("/explore?item=shapes/3").text
+        text = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
     sentence = " ".join(re.sub("<[^>]*>", "", re.search(r'id="sentence">(.*?)</p>', text, re.DOTALL)[1]).split())
     assert re.fullmatch(
         r"Predicted 3( frame)?, as labelled, ahead of \d( \w+)? by [\d.]+: initial weights [+\u2212][\d.]+, "

@@ -58,7 +58,7 @@ def test_newer_steps_are_offered_and_shown_when_asked_for(training: Training, tm
         def slots() -> str | None:
             return page.locator(f"{SCANNED} data").first.get_attribute("value")
 
-        page.goto(f"{pages.url}explore?item=test/1")
+        page.goto(f"{pages.url}explore?item=test/1&open=data,layers,training,record")
         assert page.get_attribute("#answers", "data-recording") == "yes"
         assert not page.is_visible("#news")
         assert slots() == str(2 * SLOTS)

@@ -31,7 +31,7 @@ def test_the_best_slots_of_a_page_are_those_of_a_brute_force(tmp_path: Path) -> 
     (right,) = oracle.best(read(tmp_path / "run", queries).keys, queries, SHOWN)
     with served({"run": lambda: dualform.open(tmp_path / "run")}, deadline=600.0) as pages:
         for row in range(examples):
-            page = pages.get(f"/explore?item=test/{row}&k={SHOWN}&inexact=yes")
+            page = pages.get(f"/explore?item=test/{row}&k={SHOWN}&inexact=yes&open=data,layers,training,record")
             assert page.status == 200
             shown = _SLOT.findall(page.text)
             ids = np.array([int(slot) for slot, _ in shown], dtype=np.int64)

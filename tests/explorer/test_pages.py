@@ -20,7 +20,7 @@ import torch
 import dualform
 from dualform.errors import BadInput, Unavailable
 from dualform.methods import Answers
-from dualform.questions import Contribution, GroupSum, Inventory
+from dualform.questions import Contribution, GroupSum, Inventory, Output
 from dualform_client import Client
 from dualform_explorer import server
 from dualform_explorer.application import Pages
@@ -67,20 +67,20 @@ def failed(text: str) -> set[str]:
 
 
 def test_a_page_without_scripts_is_whole(pages):
-    page = pages.get("/explore?item=shapes/3&without=label:1")
+    page = pages.get("/explore?item=shapes/3&without=label:1&open=data,layers,training,record")
     assert page.status == 200
     assert list(panels_of(page.text)) == [*PANELS]
     assert not failed(page.text)
 
 
 def test_sums_and_slots_are_sent_before_what_passes_over_every_layer(pages):
-    text = pages.get("/explore?item=shapes/3").text
+    text = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
     sent = [text.index(f'id="panel-{name}"') for name in ("query", "output", "sums", "slots", "layers")]
     assert sent == sorted(sent)
 
 
 def test_numbers_have_all_their_digits_beside_them(pages, memory):
-    text = panels_of(pages.get("/explore?item=shapes/3").text)["sums"]
+    text = panels_of(pages.get("/explore?item=shapes/3&open=data,layers,training,record").text)["sums"]
     shown = re.findall(
         r'<td class="right sum"><data class="n" value="([^"]+)" data-value="([^"]+)" title="([^"]+)"', text
     )
@@ -125,7 +125,7 @@ def test_a_recording_is_looked_ahead_at_without_moving_the_page(tmp_path):
         recorder.query_set("test", inputs, label=labels)
         recorder.flush()
         with served({"run": lambda: dualform.open(tmp_path / "run")}) as pages:
-            text = pages.get("/explore?item=test/1").text
+            text = pages.get("/explore?item=test/1&open=data,layers,training,record").text
             assert 'data-recording="yes"' in text
             before = json.loads(pages.get("/news").text)
             assert (before["steps"], before["recording"]) == (1, True)
@@ -134,9 +134,9 @@ def test_a_recording_is_looked_ahead_at_without_moving_the_page(tmp_path):
             recorder.flush()
             after = json.loads(pages.get("/news").text)
             assert (after["steps"], after["snapshot"] > before["snapshot"]) == (4, True)
-            parts = pages.get("/panels?item=test/1").text
+            parts = pages.get("/panels?item=test/1&open=data,layers,training,record").text
             assert "1</data> steps of SGD" in parts.replace('\\"', '"')
-            assert "4</data> steps of SGD" in pages.get("/explore?item=test/1").text
+            assert "4</data> steps of SGD" in pages.get("/explore?item=test/1&open=data,layers,training,record").text
 
 
 def test_the_start_page_leads_to_examples(pages):
@@ -198,7 +198,7 @@ def test_contributions_go_to_what_was_read_less_what_should_have_been(pages, mem
     ],
 )
 def test_a_mask_that_cannot_be_is_told_of_once(pages, where, message):
-    page = pages.get(f"/explore?item=shapes/3&where={quote(where)}")
+    page = pages.get(f"/explore?item=shapes/3&where={quote(where)}&open=data,layers,training,record")
     assert page.status == 200
     assert {"sums", "slots", "steps"} <= failed(page.text)
     assert "query" not in failed(page.text)
@@ -208,7 +208,7 @@ def test_a_mask_that_cannot_be_is_told_of_once(pages, where, message):
 
 
 def test_a_condition_that_would_reach_beyond_the_chips_is_refused(pages):
-    state = f"item=shapes/3&without=label:3&where={quote('label = 1) OR (true')}"
+    state = f"item=shapes/3&without=label:3&where={quote('label = 1) OR (true')}&open=data,layers,training,record"
     page = pages.get(f"/explore?{state}")
     assert page.text.count("closes a parenthesis that it did not open") == 1
     assert "closes a parenthesis that it did not open" in panels_of(page.text)["filter"]
@@ -247,7 +247,7 @@ def test_one_panel_that_fails_leaves_the_others(folder):
         raise Unavailable("The server went away.", hint="Start it again.")
 
     with served({"run": lambda: Troubled(dualform.open(folder), Contribution, gone)}) as pages:
-        text = pages.get("/explore?item=shapes/3").text
+        text = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
     assert failed(text) == {"answer", "terms"}
     assert "The server went away." in panels_of(text)["terms"]
     assert "Start it again." in panels_of(text)["terms"]
@@ -258,7 +258,7 @@ def test_a_fault_of_ours_shows_no_traceback(folder, caplog):
         raise ZeroDivisionError("in the midst of it")
 
     with served({"run": lambda: Troubled(dualform.open(folder), Contribution, broken)}) as pages:
-        text = pages.get("/explore?item=shapes/3").text
+        text = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
     assert failed(text) == {"answer", "terms"}
     assert "Traceback" not in text
     assert "ZeroDivisionError: in the midst of it" in panels_of(text)["terms"]
@@ -268,7 +268,7 @@ def test_a_fault_of_ours_shows_no_traceback(folder, caplog):
 def test_a_panel_that_is_late_says_so_and_the_others_stand(folder):
     let_go = threading.Event()
     with served({"run": lambda: Troubled(dualform.open(folder), Contribution, let_go.wait)}, deadline=3.0) as pages:
-        text = pages.get("/explore?item=shapes/3").text
+        text = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
         let_go.set()
     assert failed(text) == {"answer", "terms"}
     assert "There was no answer within 3 seconds." in panels_of(text)["terms"]
@@ -283,9 +283,9 @@ def test_the_same_question_is_asked_once(folder):
             return super().ask(question)
 
     with served({"run": lambda: Counted(dualform.open(folder), int, None)}) as pages:
-        pages.get("/explore?item=shapes/3&by=label")
+        pages.get("/explore?item=shapes/3&by=label&open=data,layers,training,record")
         first = [question for question in asked if isinstance(question, GroupSum)]
-        pages.get("/explore?item=shapes/3&by=label")
+        pages.get("/explore?item=shapes/3&by=label&open=data,layers,training,record")
     assert len(set(first)) == len(first) > 3
     assert [question for question in asked if isinstance(question, GroupSum)] == first
 
@@ -295,7 +295,7 @@ def test_a_server_elsewhere_gives_the_same_page_and_its_end_is_told(folder, page
         server = Server(engine, ServiceConfig("127.0.0.1:0", sql=True))
         server.start()
         with served({"run": lambda: Client(server.address, timeout=20)}) as remote:
-            path = "/explore?item=shapes/3&without=label:2"
+            path = "/explore?item=shapes/3&without=label:2&open=data,layers,training,record"
             here, there = panels_of(pages.get(path).text), panels_of(remote.get(path).text)
             del here["record"], there["record"]  # which says how long answering took
             assert here == there
@@ -327,7 +327,7 @@ def test_a_browser_is_told_that_nothing_comes_from_elsewhere(pages):
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
         assert "set-cookie" not in headers
-    text = pages.get("/explore?item=shapes/3").text
+    text = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
     assert not re.search(r"<script(?![^>]* src=)|\sstyle=|\son\w+=|javascript:", text)
 
 
@@ -404,7 +404,7 @@ def test_half_requests_shut_nobody_out_and_end_by_themselves(folder, monkeypatch
     monkeypatch.setattr(server, "SECONDS", 3.0)
     with served({"run": lambda: dualform.open(folder)}) as pages, ExitStack() as open_ones:
         quiet = [open_ones.enter_context(slow(pages.port)) for _ in range(150)]
-        assert pages.get("/explore?item=shapes/3").status == 200
+        assert pages.get("/explore?item=shapes/3&open=data,layers,training,record").status == 200
         assert ends(quiet[0])
         again = open_ones.enter_context(slow(pages.port))
         for _ in range(20):  # what comes bit by bit has no more time
@@ -472,7 +472,7 @@ def test_a_name_that_was_given_is_let_in(folder):
 
 def test_with_a_token_nothing_of_a_memory_is_shown_without_it(folder):
     with served({"run": lambda: dualform.open(folder)}, token="sesame-sesame-sesame") as pages:
-        for path in ("/", "/explore", "/explore?item=shapes/3"):
+        for path in ("/", "/explore", "/explore?item=shapes/3&open=data,layers,training,record"):
             for headers in ({}, {"Authorization": "Bearer sesame"}, {"Authorization": "Basic sesame-sesame-sesame"}):
                 page = pages.get(path, **headers)
                 assert page.status == 401
@@ -486,7 +486,7 @@ def test_it_works_under_a_prefix_that_a_proxy_leaves_in_the_path_or_takes_away(f
     with served({"run": lambda: dualform.open(folder)}, root_path="/user/me/explorer") as pages:
         for prefix in ("", "/user/me/explorer"):
             assert pages.get(f"{prefix}/").status == 200
-            assert pages.get(f"{prefix}/explore?item=shapes/3").status == 200
+            assert pages.get(f"{prefix}/explore?item=shapes/3&open=data,layers,training,record").status == 200
             assert pages.get(f"{prefix}/static/explorer.css").status == 200
             nowhere = pages.get(f"{prefix}/explore/?item=shapes/3")
             assert (nowhere.status, "location" in nowhere.headers) == (404, False)
@@ -513,11 +513,32 @@ def test_a_deadline_is_a_number_of_seconds(seconds):
 
 def test_pages_are_compressed_for_those_who_take_that(pages):
     answer = http.client.HTTPConnection("127.0.0.1", pages.port, timeout=60)
-    answer.request("GET", "/explore?item=shapes/3", headers={"Accept-Encoding": "gzip"})
+    answer.request(
+        "GET", "/explore?item=shapes/3&open=data,layers,training,record", headers={"Accept-Encoding": "gzip"}
+    )
     found = answer.getresponse()
     content = found.read()
     answer.close()
     assert found.headers["Content-Encoding"] == "gzip"
-    text, plain = gzip.decompress(content).decode(), pages.get("/explore?item=shapes/3").text
+    text, plain = (
+        gzip.decompress(content).decode(),
+        pages.get("/explore?item=shapes/3&open=data,layers,training,record").text,
+    )
     assert panels_of(text).keys() == panels_of(plain).keys()
     assert len(content) < len(plain) / 4
+
+
+def test_the_output_layer_is_asked_before_the_first_visitor(folder):
+    asked = []
+
+    class Counted(Troubled):
+        def ask(self, question):
+            asked.append(type(question))
+            return super().ask(question)
+
+    with served({"run": lambda: Counted(dualform.open(folder), int, None)}):
+        for _ in range(200):
+            if Output in asked:
+                break
+            time.sleep(0.05)
+    assert Output in asked

@@ -102,8 +102,8 @@ def test_a_refusal_is_a_short_note(memory, info, kind):
 
 def test_the_page_shows_it_only_under_a_filter(folder):
     with served({"run": lambda: dualform.open(folder)}) as pages:
-        plain = pages.get("/explore?item=shapes/3").text
-        filtered = pages.get("/explore?item=shapes/3&without=label:1").text
+        plain = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
+        filtered = pages.get("/explore?item=shapes/3&without=label:1&open=data,layers,training,record").text
         wrong = pages.get("/explore?item=shapes/3&where=label%20=").text
     part = re.compile(r'<section id="panel-placebo".*?</section>', re.DOTALL)
     assert part.search(plain)[0].endswith("hidden></section>")

@@ -33,7 +33,7 @@ from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer.served import Served
 
-PLAIN = State("", "shapes", 3, "4", ("dataset", "label"), k=12)
+PLAIN = State("", "shapes", 3, "4", ("dataset", "label"), k=12, open=("data",))
 PREFIX = "data:image/png;base64,"
 RNG = np.random.default_rng(15)
 

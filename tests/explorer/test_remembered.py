@@ -138,7 +138,9 @@ def test_a_memory_that_moves_on_amid_a_page_is_named_in_the_place_of_the_answer(
         opened = Waiting(dualform.open(tmp_path / "run"))
         with served({"run": lambda: opened}) as pages:
             found = []
-            thread = threading.Thread(target=lambda: found.append(pages.get("/explore?item=test/1")))
+            thread = threading.Thread(
+                target=lambda: found.append(pages.get("/explore?item=test/1&open=data,layers,training,record"))
+            )
             thread.start()
             assert asked.wait(30)
             training.take(2)
@@ -147,7 +149,7 @@ def test_a_memory_that_moves_on_amid_a_page_is_named_in_the_place_of_the_answer(
             thread.join()
             assert found[0].text.count("The memory moved on to newer steps") > 3
             assert "IndexError" not in found[0].text
-            assert "data-failure" not in pages.get("/explore?item=test/1").text
+            assert "data-failure" not in pages.get("/explore?item=test/1&open=data,layers,training,record").text
 
 
 def test_each_answer_says_its_snapshot_here_and_over_the_wire(folder):

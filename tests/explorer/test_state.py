@@ -51,8 +51,10 @@ def test_another_layer_has_a_target_of_its_own(info, folder):
     assert read(state.query(layer="4", row=5), info).state.target == "3-0"
     assert read(state.query(layer="0", target="7"), info).state.target == "7"
     with served({"run": lambda: dualform.open(folder)}) as pages:
-        hidden = pages.get("/explore?item=shapes/3&layer=0&score=contribution&target=7&by=label").text
-        output = pages.get(f"/explore?{state.query()}").text
+        hidden = pages.get(
+            "/explore?item=shapes/3&layer=0&score=contribution&target=7&by=label&open=data,layers,training,record"
+        ).text
+        output = pages.get(f"/explore?{state.query(open=('data',))}").text
     assert "to unit 7" in hidden
     assert "to output" not in hidden
     assert "to output 3 less 0" in output

@@ -77,7 +77,7 @@ def test_widget_page_and_api_show_the_same_numbers(asked, score, target, masked)
     view = widget.view
     assert "error" not in view, view
 
-    address = {"item": kind.item, "layer": kind.layer, "score": score, "target": target, "k": SHOWN}
+    address = {"item": kind.item, "layer": kind.layer, "score": score, "target": target, "k": SHOWN, "open": "data"}
     address |= {} if kind.token is None else {"token": kind.token}
     address |= {"without": kind.written} if masked else {}
     page = pages.get("/explore?" + urlencode(address))

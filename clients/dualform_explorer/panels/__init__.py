@@ -19,8 +19,8 @@ from dualform_explorer.panels.training import steps_panel
 from dualform_explorer.state import State
 
 PanelMaker: TypeAlias = Callable[[Answers, MemoryInfo, State], Any]
-Place: TypeAlias = Literal["side", "first", "answers", "under"]
-"""The column at the left; what stands beside it, first and below; and what stands under that column."""
+Place: TypeAlias = Literal["side", "first", "data", "layers", "training", "record"]
+"""The column at the left; what stands first beside it; and below that the sections, which are folded at first."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,24 @@ PANELS: dict[str, Panel] = {
     "query": Panel("Example", "side", query_panel),
     "filter": Panel("Filter", "side", filter_panel),
     "answer": Panel("Answer", "first", answer_panel),
-    "output": Panel("Output", "answers", output_panel),
-    "sums": Panel("Sums by group", "answers", sums_panel),
-    "slots": Panel("Most similar training examples", "answers", slots_panel),
-    "adjoint": Panel("Was it this data?", "answers", adjoint_panel),
-    "layers": Panel("Layers", "answers", layers_panel),
-    "ranks": Panel("Score distribution", "answers", ranks_panel),
-    "steps": Panel("Sums by step", "answers", steps_panel),
-    "terms": Panel("Contributions to the output", "answers", terms_panel),
-    "placebo": Panel("Placebo", "answers", placebo_panel),
-    "removal": Panel("About ablation", "under", removal_panel),
-    "record": Panel("Accuracy of this recording", "under", record_panel),
+    "output": Panel("Output", "first", output_panel),
+    "placebo": Panel("Placebo", "first", placebo_panel),
+    "sums": Panel("Sums by group", "data", sums_panel),
+    "slots": Panel("Most similar training examples", "data", slots_panel),
+    "terms": Panel("Contributions to the output", "data", terms_panel),
+    "adjoint": Panel("Was it this data?", "data", adjoint_panel),
+    "layers": Panel("Layers", "layers", layers_panel),
+    "ranks": Panel("Score distribution", "layers", ranks_panel),
+    "steps": Panel("Sums by step", "training", steps_panel),
+    "record": Panel("Accuracy of this recording", "record", record_panel),
+    "removal": Panel("About ablation", "record", removal_panel),
 }
-"""By name, in the order in which a page is sent, which waits for each: what takes longest comes late. Where they stand
-is the stylesheet's.
-"""
+"""By name, in the order in which a page is sent, which waits for each."""
+
+
+def panels_of(state: State) -> list[str]:
+    """The names of those that a page shows: what is folded is not asked."""
+    return [name for name, panel in PANELS.items() if panel.place in ("side", "first", *state.open)]
 
 
 def panels_in(place: Place) -> list[str]:

@@ -44,7 +44,9 @@ class AnswerPanel:
     layer: str
     """That gives the network's outputs; empty where none does."""
     predicted: tuple[int, str] = (0, "")
-    """The largest output, and its name."""
+    """The largest output without a filter, and its name: a filter changes no question."""
+    becomes: tuple[int, str] | None = None
+    """The largest output under the filter; None without one."""
     other: tuple[int, str] | None = None
     """The label where the prediction is wrong, else the second largest output; None of a single output."""
     label: int | None = None
@@ -85,7 +87,8 @@ def answer_panel(memory: Answers, info: MemoryInfo, state: State) -> AnswerPanel
     label = examples.label(state.row)
     if label is not None and label >= len(output):
         label = None
-    order = np.argsort(-output, kind="stable")
+    whole = np.asarray(memory.output(found.name, query, None, state.at, state.inexact))[0] if state.masked else output
+    order = np.argsort(-whole, kind="stable")
     top = int(order[0])
     other = None if len(output) < 2 else int(order[1]) if label is None or label == top else label
 
@@ -108,6 +111,7 @@ def answer_panel(memory: Answers, info: MemoryInfo, state: State) -> AnswerPanel
     return AnswerPanel(
         layer=found.name,
         predicted=(top, names.of(top)),
+        becomes=(int(output.argmax()), names.of(int(output.argmax()))) if state.masked else None,
         other=None if other is None else (other, names.of(other)),
         label=label,
         margin=float(along(output)),

@@ -6,9 +6,11 @@ import { nextTheme } from "./tools.js";
 const press = (selector) => document.querySelector(selector)?.click();
 
 function layer(by) {
-  const cards = [...document.querySelectorAll("#panel-layers a[data-layer]")];
-  const at = cards.findIndex((own) => own.hasAttribute("aria-current"));
-  cards[at + by]?.click();
+  const choice = document.getElementById("layer");
+  const at = choice ? choice.selectedIndex + by : -1;
+  if (!choice?.options[at]) return;
+  choice.selectedIndex = at;
+  choice.form.requestSubmit();
 }
 
 const KEYS = {

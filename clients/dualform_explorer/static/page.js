@@ -4,6 +4,7 @@ import { ask } from "./access.js";
 import { toolsFor } from "./tools.js";
 import { follow } from "./news.js";
 
+const MOST_TRIES = 40;
 let latest = 0;
 let origin = location.search; // the address that moves count from: that of the page, or of the one asked for last
 let moves = 0;
@@ -15,6 +16,7 @@ export function begin() {
   toolsFor(document);
   if (!document.getElementById("answers")) return;
   follow();
+  wait(latest).catch(() => {});
 }
 
 export function listen() {
@@ -81,10 +83,24 @@ export async function go(address, push = true, moving = false) {
       take(part);
     }
     busy(false);
+    await wait(mine);
   } catch (error) {
     if (mine !== latest || error.name === "AbortError") return;
     busy(false);
     say(`No answer from the explorer: ${error.message}.`, true);
+  }
+}
+
+/** Asks for what was late again, one after another, until it is there; each time the server waits as long as it may. */
+async function wait(mine) {
+  for (const panel of document.querySelectorAll('[data-failure="late"]')) {
+    const name = panel.id.replace("panel-", "");
+    for (let tries = 0; tries < MOST_TRIES; tries++) {
+      const answer = await ask(`panels${location.search}${location.search ? "&" : "?"}panel=${name}`);
+      if (mine !== latest || !answer.ok) return;
+      for await (const part of lines(answer.body)) if (mine === latest && part.panel) take(part);
+      if (document.getElementById(`panel-${name}`)?.dataset.failure !== "late") break;
+    }
   }
 }
 
@@ -109,6 +125,7 @@ function take(part) {
     document.title = part.title;
     document.getElementById("heading").textContent = part.heading;
     swap(document.getElementById("bar"), part.bar);
+    unfold(part.sections);
     say(part.heading);
     return;
   }
@@ -125,6 +142,20 @@ function take(part) {
     const flips = document.getElementById("flips");
     if (flips) say(`${document.getElementById("heading").textContent}: ${flips.textContent}`);
   }
+}
+
+/** The sections as they are open now; the panels that were there stay until their new ones come. */
+function unfold(html) {
+  const template = document.createElement("template");
+  template.innerHTML = html.trim();
+  const focused = document.activeElement?.id;
+  for (const place of template.content.querySelectorAll("[data-waits]")) {
+    const there = document.getElementById(place.id);
+    if (there) place.replaceWith(there);
+    else shown.delete(place.id.replace("panel-", ""));
+  }
+  document.getElementById("sections").replaceWith(template.content);
+  if (focused && document.activeElement?.id !== focused) document.getElementById(focused)?.focus({ preventScroll: true });
 }
 
 /** Puts HTML in an element's place; what had the focus there has it again, and what was open stays open. */

@@ -15,13 +15,13 @@ from tests.explorer.served import Served, served
 def address(item: str, layer: str = "4", **params: str) -> str:
     """Of a page, beneath that of the server."""
     more = "".join(f"&{name}={quote(value, safe=':,')}" for name, value in params.items())
-    return f"explore?item={item}&layer={layer}&by=dataset,label{more}"
+    return f"explore?item={item}&layer={layer}&by=dataset,label{more}&open=data,layers,training,record"
 
 
 @contextmanager
 def served_to(page: Page, opened: Mapping[str, Callable[[], Answers]], **config: object) -> Iterator[Served]:
     """A server that ends when the tab has left it: what a page still asks for then would be refused."""
-    with served(opened, deadline=60.0, **config) as found:
+    with served(opened, **{"deadline": 60.0, **config}) as found:
         yield found
         page.goto("about:blank")
 

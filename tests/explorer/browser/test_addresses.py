@@ -143,6 +143,7 @@ def test_it_works_under_a_path_and_in_a_frame_of_another_page(page, folder, pref
         page.frames[1].wait_for_load_state()
         frame.locator("#panel-filter .chip", has_text="noise <b>").click()
         expect(frame.locator("#where")).to_have_text("dataset <> 'noise <b>'")
+        frame.locator("#fold-layers").click()
         frame.locator("#paper").click()
         expect(frame.locator("#panel-layer-2")).to_be_visible()
         own = page.frames[1]

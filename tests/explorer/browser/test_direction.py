@@ -39,7 +39,9 @@ def test_numbers_beside_a_text_that_turns_the_direction_are_seen_as_they_are(pag
                 optimizer.step()
         recorder.query_set("test", torch.eye(2), label=[0, 1])
     with served_to(page, {"run": lambda: dualform.open(tmp_path / "run")}) as pages:
-        page.goto(f"{pages.url}explore?item=test/1&by=note,size&without=note:other;size:1234&without=size:567")
+        page.goto(
+            f"{pages.url}explore?item=test/1&by=note,size&without=note:other;size:1234&without=size:567&open=data,layers,training,record"
+        )
         settle(page)
         for selector in (
             "#slots .said > *",

@@ -31,7 +31,7 @@ def test_thumbnails_are_the_images_of_their_slots(page, study):
 
 
 def test_each_passage_has_one_token_marked_which_is_the_slots(page, text_pages, text_folder):
-    page.goto(text_pages.url + "explore?item=held/3&token=2&layer=3&by=label&k=60")
+    page.goto(text_pages.url + "explore?item=held/3&token=2&layer=3&by=label&k=60&open=data,layers,training,record")
     settle(page)
     slots = page.locator("#slots .slot").evaluate_all(
         """all => all.map(own => ({sample: Number(own.dataset.sample), position: Number(own.dataset.position),
@@ -51,11 +51,16 @@ def test_each_passage_has_one_token_marked_which_is_the_slots(page, text_pages, 
     query.locator("a").nth(4).click()  # of the others, of which two stand before the marked one
     settle(page)
     expect(query.locator("mark")).to_have_count(1)
-    expect(page).to_have_url(text_pages.url + "explore?item=held/3&token=5&layer=3&by=label&k=60")
+    expect(page).to_have_url(
+        text_pages.url + "explore?item=held/3&token=5&layer=3&by=label&k=60&open=data,layers,training,record"
+    )
 
 
 def test_a_script_in_a_training_text_stays_text(page, text_pages):
-    page.goto(text_pages.url + "explore?item=held/0&token=0&layer=3&by=sample&k=500&as=samples")
+    page.goto(
+        text_pages.url
+        + "explore?item=held/0&token=0&layer=3&by=sample&k=500&as=samples&open=data,layers,training,record"
+    )
     settle(page)
     title = page.title()
     hostile = page.locator("#slots .slot[data-sample='0'] .passage")

@@ -48,7 +48,11 @@ def test_the_whole_task_is_done_by_keyboard(page, pages, memory):
     page.keyboard.press("l")
     expect(heading).to_have_text(f"{item} in layer 4")
     settle(page)
+    reach(page, "#fold-data")
+    page.keyboard.press("Enter")
     expect(page.locator("#title-slots")).to_contain_text("in layer 4")
+    settle(page)
+    assert page.evaluate("document.activeElement.id") == "fold-data"
 
     reach(page, "nav[aria-label='Score'] a:last-child")
     page.keyboard.press("Enter")
@@ -111,7 +115,7 @@ def test_axe_finds_nothing_serious(pages, text_pages, new_context, watch, scheme
     options = {"resultTypes": ["violations"]}
     if scheme == "dark":
         options["runOnly"] = ["color-contrast", "link-in-text-block"]
-    text = "explore?item=held/3&token=2&layer=3&by=label&without=label:2&k=12"
+    text = "explore?item=held/3&token=2&layer=3&by=label&without=label:2&k=12&open=data,layers,training,record"
     for url in (*(pages.url + path for path in PAGES.values()), text_pages.url, text_pages.url + text):
         page.goto(url)
         page.locator("details").evaluate_all("all => all.forEach(own => (own.open = true))")
@@ -126,7 +130,7 @@ def test_axe_finds_nothing_serious(pages, text_pages, new_context, watch, scheme
 def test_pages_reflow_without_scrolling_sideways(pages, text_pages, new_context, watch, width):
     watch.expected.append(REFUSED)
     page = new_context(viewport={"width": width, "height": 740}).new_page()
-    text = "explore?item=held/0&token=0&layer=3&by=label&without=label:2&k=12"
+    text = "explore?item=held/0&token=0&layer=3&by=label&without=label:2&k=12&open=data,layers,training,record"
     for url in (*(pages.url + path for path in PAGES.values()), text_pages.url, text_pages.url + text):
         page.goto(url)
         page.locator("details").evaluate_all("all => all.forEach(own => (own.open = true))")
