@@ -3,6 +3,7 @@
     ./                  memories, query sets, examples worth a look
     ./explore?item=…    one example: its output, and what in the training speaks for it
     ./paper?item=…      all of its layers, as the paper shows them
+    ./sample?sample=…   one training sample: when it was learned, and what it moved
     ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
     ./static/…          stylesheet and scripts
 
@@ -41,6 +42,7 @@ from dualform_explorer.memories import Memories, OneSnapshot
 from dualform_explorer.panels import PANELS, panels_in, panels_of
 from dualform_explorer.panels.layers import paper_panel
 from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
+from dualform_explorer.sample import SampleAddress, moved_panel, read_sample, sample_panel
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import KS, SCORES, SECTIONS, State, item_link, link, query_string
 
@@ -157,6 +159,7 @@ class Pages:
                 Route("/explore", self.explore, methods=["GET"]),
                 Route("/panels", self.panels, methods=["GET"]),
                 Route("/paper", self.paper, methods=["GET"]),
+                Route("/sample", self.sample, methods=["GET"]),
                 Route("/news", self.news, methods=["GET"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
@@ -249,7 +252,9 @@ class Pages:
         except (DualformError, TimeoutError) as error:
             return self._trouble(self._failure(name, error))
         if state is None:
-            return self._stream("faults.html", {"faults": reading.faults, "memory": name}, (), _BAD_REQUEST)
+            return self._stream(
+                "faults.html", {"faults": reading.faults, "memory": name, "page": "explore"}, (), _BAD_REQUEST
+            )
         return memory, info, name, reading, state
 
     async def panels(self, request: Request) -> Response:
@@ -294,6 +299,27 @@ class Pages:
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
+    async def sample(self, request: Request) -> Response:
+        """One training sample."""
+        params = request.query_params.multi_items()
+        name = self._name(params)
+        found = await self._opened(name, newest=True)
+        if isinstance(found, Failure):
+            return self._trouble(found)
+        memory, info = found
+        address = read_sample(params, info, self._written(name))
+        if isinstance(address, list):
+            return self._stream("faults.html", {"faults": address, "memory": name, "page": "sample"}, (), _BAD_REQUEST)
+        context = {"address": address, "info": info, "memory": name, "to": link}
+        makers = {"sample": ("Sample", sample_panel), "moved": ("Predictions without it", moved_panel)}
+        jobs = {
+            key: self._begin(
+                key, title, partial(make, memory, info, address), context, (name, info.snapshot, address, key)
+            )
+            for key, (title, make) in makers.items()
+        }
+        return self._filled("sample.html", context, jobs)
+
     async def news(self, request: Request) -> Response:
         """How far a training has recorded, which nothing on a page follows by itself."""
         name = self._name(request.query_params.multi_items())
@@ -329,6 +355,7 @@ class Pages:
             "names": self._memories.names,
             "link": partial(link, state),
             "to": link,
+            "sample_at": lambda dataset, sample: SampleAddress(state.memory, dataset, sample, state.query_set).link(),
             "scores": SCORES,
             "ks": KS,
             "groupings": groupings_of(info, state),
@@ -440,5 +467,5 @@ def _status(failure: Failure) -> int:
 
 
 async def _nowhere(request: Request, _error: Exception) -> Response:
-    there = "Pages are the start page (/), /explore?item=SET/EXAMPLE and /paper?item=SET/EXAMPLE."
+    there = "Pages are the start page (/), /explore?item=SET/EXAMPLE, /paper?item=SET/EXAMPLE and /sample?sample=N."
     return PlainTextResponse(f"There is nothing at {request.url.path!r}. {there}\n", _NOT_FOUND)

@@ -1,0 +1,227 @@
+"""One training sample: what it looked like, when it was trained on, and which predictions change without it.
+
+./sample?dataset=…&sample=…     where there are several memories, &memory=…; of a query set that is named, &set=…
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dualform.answers import MemoryInfo, Status
+from dualform.errors import EmptyMask, NotFound
+from dualform.methods import Answers
+from dualform_explorer.address import Fault, Params, default_by
+from dualform_explorer.examples import (
+    examples_of,
+    label_names,
+    layers_of,
+    output_layer,
+    query_of,
+    query_set_of,
+)
+from dualform_explorer.filter import Chip, complete_columns
+from dualform_explorer.groups import hue_of
+from dualform_explorer.panels.training import MOST_BARS
+from dualform_explorer.previews import ShownPreview, shown_of_slots
+from dualform_explorer.start import ExampleCard, example_cards
+from dualform_explorer.state import State, query_string
+
+MOST_TRIED = 1000
+"""Examples of a query set that are asked with and without the sample, evenly spread."""
+_SHOWN = 8
+_NAMES = ("memory", "dataset", "sample", "set")
+_LONGEST = 400
+
+
+@dataclass(frozen=True)
+class SampleAddress:
+    memory: str
+    """Empty where there is only one."""
+    dataset: str | None
+    sample: int
+    query_set: str
+    """Whose examples are asked; empty where the memory has none."""
+
+    def link(self, **changes: str) -> str:
+        written = {"memory": self.memory, "dataset": self.dataset, "sample": str(self.sample), "set": self.query_set}
+        return "sample?" + query_string({name: own for name, own in (written | changes).items() if own})
+
+    @property
+    def chip(self) -> Chip:
+        """That leaves the sample out."""
+        if self.dataset is None:
+            return Chip.of(False, ("sample",), (self.sample,))
+        return Chip.of(False, ("dataset", "sample"), (self.dataset, self.sample))
+
+    def state(self, info: MemoryInfo, layer: str, row: int = 0) -> State:
+        """The page of an example without the sample."""
+        return State(self.memory, self.query_set, row, layer, default_by(info), chips=(self.chip,))
+
+
+def read_sample(params: Params, info: MemoryInfo, memory: str) -> SampleAddress | list[Fault]:
+    """What an address names, or what is wrong with it."""
+    said = dict(params)
+    faults = [
+        Fault(name, f"The page knows no parameter {name!r}. It knows {', '.join(_NAMES)}.")
+        for name in said
+        if name not in _NAMES
+    ]
+    number = said.get("sample", "")
+    if not number.removeprefix("-").isdecimal() or not number.isascii() or len(number) > 19:
+        faults.append(Fault("sample", f"sample is {number[:_LONGEST]!r}; it is a whole number."))
+    dataset = said.get("dataset")
+    if dataset is not None and dataset not in info.datasets:
+        choices = tuple((own, query_string({**said, "dataset": own})) for own in list(info.datasets)[:40])
+        faults.append(Fault("dataset", f"There is no dataset {dataset[:_LONGEST]!r}.", choices))
+    names = [own.name for own in info.query_sets]
+    query_set = said.get("set", next(iter(names), ""))
+    if query_set and query_set not in names:
+        choices = tuple((own, query_string({**said, "set": own})) for own in names)
+        faults.append(Fault("set", f"There is no query set {query_set[:_LONGEST]!r}.", choices))
+    return faults or SampleAddress(memory, dataset, int(number), query_set)
+
+
+@dataclass(frozen=True)
+class SamplePanel:
+    dataset: str | None
+    sample: int
+    label: int | None
+    label_name: str
+    preview: ShownPreview
+    missing: str
+    visits: tuple[tuple[int, int], ...]
+    """The steps it was trained on, each with its slots."""
+    steps: int
+    """Recorded ones."""
+    hue: int
+
+    @property
+    def drawn(self) -> list[tuple[int, int, list[tuple[int, float]], float]]:
+        """Of each bar of the timeline its first and last step, and how many slots are of them."""
+        each = max(1, -(-self.steps // MOST_BARS))
+        counts = np.zeros(-(-self.steps // each), dtype=np.int64)
+        for step, count in self.visits:
+            counts[step // each] += count
+        return [
+            (bar * each, min((bar + 1) * each, self.steps) - 1, [(self.hue, float(count))], float(count))
+            for bar, count in enumerate(counts.tolist())
+        ]
+
+
+def sample_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> SamplePanel:
+    """Raises NotFound where no slot is of the sample."""
+    layer, query = _asked(memory, info, address)
+    only = Chip(True, address.chip.conditions).sql(complete_columns(info))
+    try:
+        steps = memory.group_sum(layer, query, by="step", where=only)
+    except EmptyMask:
+        raise NotFound(f"No training on {address.chip.words} is recorded.", field="sample") from None
+    labels = memory.group_sum(layer, query, by="label", where=only) if "label" in _columns(info, layer) else None
+    label = labels.groups[0][0] if labels is not None and len(labels.groups) == 1 else None
+    slot = {"dataset": address.dataset, "sample": address.sample, "label": label}
+    shown = shown_of_slots(memory, info, [slot])
+    return SamplePanel(
+        dataset=address.dataset,
+        sample=address.sample,
+        label=label,
+        label_name=label_names(memory, info).of(label, address.dataset),
+        preview=shown[0],
+        missing=shown.missing,
+        visits=tuple((int(step), count) for (step,), count in zip(steps.groups, steps.counts.tolist(), strict=True)),
+        steps=info.steps,
+        hue=hue_of(info, default_by(info), [slot.get(column) for column in default_by(info)]),
+    )
+
+
+@dataclass(frozen=True)
+class Moved:
+    card: ExampleCard
+    change: float
+    """Of the margin, without the sample."""
+    becomes: int | None
+    """The largest output without the sample, where it is another one."""
+    state: State
+    """The page of the example without the sample."""
+
+
+@dataclass(frozen=True)
+class MovedPanel:
+    query_set: str
+    layer: str
+    """That gives the network's outputs; empty where none does."""
+    tried: int = 0
+    count: int = 0
+    """Examples of the query set."""
+    helped: tuple[Moved, ...] = ()
+    """Whose margin is smaller without the sample, the largest change first."""
+    hurt: tuple[Moved, ...] = ()
+    """Whose margin is larger without it."""
+    changed: int = 0
+    """Predictions that are others without it."""
+    largest: float = 0.0
+    labelled: bool = False
+    status: Status | None = None
+
+
+def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> MovedPanel:
+    """The margin of an example is its label's output, or without a label the largest one, less the largest other one,
+    all of the complete training.
+    """
+    examples = examples_of(memory, info, address.query_set)
+    found = output_layer(memory, info, examples)
+    if found is None:
+        return MovedPanel(address.query_set, "")
+    rows = np.unique(np.linspace(0, examples.count - 1, min(examples.count, MOST_TRIED)).astype(np.int64))
+    query = f"{address.query_set}/{','.join(map(str, rows.tolist()))}"
+    answer = memory.output(found.name, query)
+    whole = np.asarray(answer, dtype=np.float64)
+    left = np.asarray(memory.output(found.name, query, address.chip.sql(complete_columns(info))), dtype=np.float64)
+    every = np.arange(len(rows))
+    own = whole.argmax(axis=1)
+    if examples.labels is not None:
+        labels = examples.labels[rows]
+        own = np.where((labels >= 0) & (labels < whole.shape[1]), labels, own)
+    others = whole.copy()
+    others[every, own] = -np.inf
+    other = others.argmax(axis=1)
+    several = whole.shape[1] > 1
+    changes = (left - whole)[every, own] - ((left - whole)[every, other] if several else 0.0)
+    order = np.argsort(changes, kind="stable")
+    helped = [place for place in order[:_SHOWN] if changes[place] < 0]
+    hurt = [place for place in order[::-1][:_SHOWN] if changes[place] > 0]
+    cards, _ = example_cards(memory, info, examples, rows[[*helped, *hurt]])
+    becomes = left.argmax(axis=1)
+
+    def moved(place: Any, card: ExampleCard) -> Moved:
+        flips = int(becomes[place]) if becomes[place] != whole[place].argmax() else None
+        return Moved(card, float(changes[place]), flips, address.state(info, found.name, card.row))
+
+    return MovedPanel(
+        query_set=address.query_set,
+        layer=found.name,
+        tried=len(rows),
+        count=examples.count,
+        helped=tuple(map(moved, helped, cards)),
+        hurt=tuple(map(moved, hurt, cards[len(helped) :])),
+        changed=int((becomes != whole.argmax(axis=1)).sum()),
+        largest=float(np.abs(changes).max(initial=0.0)),
+        labelled=examples.labels is not None,
+        status=answer.status,
+    )
+
+
+def _asked(memory: Answers, info: MemoryInfo, address: SampleAddress) -> tuple[str, str]:
+    """A layer and a query of it, by which slots are counted: any will do, and the output layer is the smallest."""
+    query_set = query_set_of(info, address.query_set)
+    own = [] if query_set is None else layers_of(info, query_set)
+    if not own:
+        raise NotFound("This memory has no query set, by whose layers slots are counted.")
+    layer = min(own, key=lambda one: one.d_in).name
+    return layer, query_of(memory, info, State("", address.query_set, 0, layer, ()), layer)
+
+
+def _columns(info: MemoryInfo, layer: str) -> Any:
+    return next(info.columns[own.space] for own in info.layers if own.name == layer)

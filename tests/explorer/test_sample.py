@@ -1,0 +1,98 @@
+"""The page of one training sample: when it was trained on, and what predictions are without it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform.errors import NotFound
+from dualform_explorer.sample import SampleAddress, moved_panel, read_sample, sample_panel
+from tests.explorer.served import served
+
+
+@pytest.mark.parametrize("dataset", ["shapes", "noise <b>"])
+def test_steps_are_those_of_its_slots(memory, info, dataset):
+    own = f"dataset = '{dataset}'"
+    (first, *_) = memory.sql(
+        f"SELECT sample, any_value(label) AS label FROM slots WHERE {own} GROUP BY sample ORDER BY 1"
+    )
+    panel = sample_panel(memory, info, SampleAddress("", dataset, first["sample"], "shapes"))
+    rows = memory.sql(
+        f"SELECT step, count(*) AS n FROM slots WHERE {own} AND sample = {first['sample']} GROUP BY step ORDER BY step"
+    )
+    assert panel.visits == tuple((row["step"], row["n"]) for row in rows)
+    assert panel.label == first["label"]
+    assert sum(total for *_, total in panel.drawn) == sum(row["n"] for row in rows)
+    assert panel.preview.kind == "image"
+
+
+@pytest.mark.parametrize("query_set", ["shapes", "noise"])
+def test_changes_are_what_its_terms_bring_to_the_margin(memory, info, query_set):
+    """Contributions of the sample, and what it brought to the bias, are another way to the same numbers."""
+    panel = moved_panel(memory, info, SampleAddress("", "shapes", 5, query_set))
+    labels = memory.query_set(query_set).labels
+    assert (panel.layer, panel.tried, panel.count) == ("4", len(labels), len(labels))
+    found = {}
+    flips = 0
+    for row, label in enumerate(labels.tolist()):
+        answer = memory.contributions("4", f"{query_set}/{row}", ("dataset", "sample"))
+        without = memory.contributions(
+            "4", f"{query_set}/{row}", ("dataset",), "NOT (dataset = 'shapes' AND sample = 5)"
+        )
+        brought = answer.sums[0][answer.groups.index(("shapes", 5))] + answer.bias - without.bias
+        output = answer.output[0]
+        own = label if label >= 0 else int(output.argmax())
+        other = int(np.where(np.arange(len(output)) == own, -np.inf, output).argmax())
+        found[row] = brought[other] - brought[own]
+        flips += (output - brought).argmax() != output.argmax()
+    ordered = sorted(found, key=found.__getitem__)
+    assert [one.card.row for one in panel.helped] == [row for row in ordered[:8] if found[row] < 0]
+    assert [one.card.row for one in panel.hurt] == [row for row in ordered[::-1][:8] if found[row] > 0]
+    for one in (*panel.helped, *panel.hurt):
+        assert one.change == pytest.approx(found[one.card.row], abs=1e-4)
+    assert panel.changed == flips
+    assert panel.largest == pytest.approx(max(map(abs, found.values())), abs=1e-4)
+
+
+def test_a_sample_that_was_never_trained_on_is_named(memory, info):
+    with pytest.raises(NotFound, match="sample 99999"):
+        sample_panel(memory, info, SampleAddress("", "shapes", 99999, "shapes"))
+
+
+@pytest.mark.parametrize(
+    ("params", "wrong"),
+    [
+        ([("sample", "1x")], {"sample"}),
+        ([], {"sample"}),
+        ([("sample", "1"), ("dataset", "none")], {"dataset"}),
+        ([("sample", "1"), ("set", "none")], {"set"}),
+        ([("sample", "1"), ("colour", "3")], {"colour"}),
+        ([("sample", "9" * 5000)], {"sample"}),
+    ],
+)
+def test_what_is_wrong_in_an_address_is_named(info, params, wrong):
+    found = read_sample(params, info, "")
+    assert isinstance(found, list)
+    assert {fault.parameter for fault in found} == wrong
+
+
+def test_thumbnails_lead_there_and_examples_lead_on_without_the_sample(folder):
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        page = pages.get("/explore?item=shapes/3&open=data").text
+        links = re.findall(r'<a href="(sample\?[^"]+)">#(\d+)</a>', page)
+        assert len(links) == 24
+        address, number = links[0]
+        there = pages.get("/" + address.replace("&amp;", "&"))
+        assert there.status == 200
+        assert f"Training sample {number}" in there.text
+        assert "data-failure" not in there.text
+        on = re.search(r'href="(explore\?[^"]+)" data-row', there.text)[1].replace("&amp;", "&")
+        chip = pages.get("/" + on)
+        assert chip.status == 200
+        chips = chip.text[chip.text.index('<ul class="chips set">') :]
+        assert f"sample {number}</bdi>" in chips[: chips.index("</ul>")]
+        assert pages.get("/sample?sample=1x").status == 400
+        assert "no dataset &#39;x&#39;" in pages.get("/sample?sample=1&dataset=x").text
