@@ -102,7 +102,30 @@ def descents(groups: Sequence[tuple[int, Sequence[float]]], ranked: int) -> Mark
     )
 
 
+_LINES_WIDTH, _LINES_HEIGHT = 1000.0, 160.0
 _HISTOGRAM_HEIGHT = 100.0
+
+
+def lines(at: Sequence[int], several: Sequence[tuple[int, Sequence[float]]], ends: tuple[float, float]) -> Markup:
+    """Lines over the steps `at`: of each its hue and its values, drawn between `ends`; a rule stands at zero."""
+    low, high = ends
+    first, last = at[0], max(at[-1], at[0] + 1)
+    up = _LINES_HEIGHT / ((high - low) or 1.0)
+    drawn = []
+    for hue, values in several:
+        places = " ".join(
+            f"{_LINES_WIDTH * (step - first) / (last - first):.1f},{(high - value) * up:.1f}"
+            for step, value in zip(at, values, strict=True)
+            if math.isfinite(value)
+        )
+        drawn.append(f'<polyline points="{places}" class="h{hue}"/>')
+    zero = high * up
+    rule = f'<line x1="0" x2="{_LINES_WIDTH:g}" y1="{zero:.1f}" y2="{zero:.1f}" class="zero"/>'
+    cursor = f'<line class="cursor" x1="0" x2="0" y1="0" y2="{_LINES_HEIGHT:g}"/>'
+    return Markup(  # numbers of ours alone
+        f'<svg class="lines" viewBox="0 0 {_LINES_WIDTH:g} {_LINES_HEIGHT:g}" preserveAspectRatio="none" '
+        f'aria-hidden="true">{rule if low <= 0 <= high else ""}{"".join(drawn)}{cursor}</svg>'
+    )
 
 
 def histogram(bars: Sequence[tuple[int, int, Sequence[tuple[int, float]], float]], small: bool = False) -> Markup:

@@ -7,7 +7,7 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dualform_explorer.drawing import bar, columns, descents, histogram, rank_curve, span
+from dualform_explorer.drawing import bar, columns, descents, histogram, lines, rank_curve, span
 from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
 from dualform_explorer.numbers import decimals, fixed, number, percent, plain, rounded
 
@@ -54,6 +54,7 @@ def templates(asynchronous: bool = False) -> Environment:
         "columns": columns,
         "span": span,
         "histogram": histogram,
+        "lines": lines,
         "rank_curve": rank_curve,
         "descents": descents,
         "meaning": meaning,

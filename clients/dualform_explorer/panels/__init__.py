@@ -15,7 +15,7 @@ from dualform_explorer.panels.data import adjoint_panel, slots_panel, sums_panel
 from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, ranks_panel
 from dualform_explorer.panels.record import record_panel, removal_panel
-from dualform_explorer.panels.training import steps_panel
+from dualform_explorer.panels.training import steps_panel, timeline_panel
 from dualform_explorer.state import State
 
 PanelMaker: TypeAlias = Callable[[Answers, MemoryInfo, State], Any]
@@ -43,6 +43,7 @@ PANELS: dict[str, Panel] = {
     "adjoint": Panel("Was it this data?", "data", adjoint_panel),
     "layers": Panel("Layers", "layers", layers_panel),
     "ranks": Panel("Score distribution", "layers", ranks_panel),
+    "timeline": Panel("Outputs over time", "training", timeline_panel),
     "steps": Panel("Sums by step", "training", steps_panel),
     "record": Panel("Accuracy of this recording", "record", record_panel),
     "removal": Panel("About ablation", "record", removal_panel),

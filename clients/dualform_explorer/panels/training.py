@@ -1,17 +1,28 @@
-"""How the attention is spread over the training, step by step."""
+"""When it was learned: outputs and accuracies over the training, and how the attention is spread over its steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from time import monotonic
 
 import numpy as np
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
-from dualform_explorer.groups import hue_of, scored
+from dualform_explorer.examples import Examples, examples_of, label_names, output_layer, query_of
+from dualform_explorer.groups import HUES, hue_of, scored
 from dualform_explorer.state import State
 
 MOST_BARS = 200
+POINTS = 41
+"""Steps of which outputs are asked, evenly spread from the start of the training to its end."""
+SECONDS = 5.0
+"""For all of them: where they take longer, fewer are shown."""
+_RATED = 300
+"""Examples of a query set by which its accuracy is told, evenly spread."""
+_LINES = 6
+"""Outputs that are drawn."""
 
 
 @dataclass(frozen=True)
@@ -76,3 +87,117 @@ def steps_panel(memory: Answers, info: MemoryInfo, state: State, most: int | Non
         total=float(sums.sums[0].sum()),
         datasets=tuple((name, hues[name]) for name in names),
     )
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    """Of an output or a query set."""
+    hue: int
+    values: tuple[float, ...]
+    """One for each step."""
+    what: str = ""
+    """What the output is called."""
+
+
+@dataclass(frozen=True)
+class TimelinePanel:
+    layer: str
+    """That gives the network's outputs; empty where none does."""
+    at: int = 0
+    """The page's step."""
+    steps: tuple[int, ...] = ()
+    """Those that were asked, ascending."""
+    asked: int = 0
+    """How many would have been, with more time."""
+    margins: tuple[Line, ...] = ()
+    """Of an output, less the largest other one: the prediction is the one above zero."""
+    accuracies: tuple[Line, ...] = ()
+    """Of query sets with labels: the share of examples whose largest output is their label."""
+    rated: int = 0
+    """Examples of a query set that were asked, at most."""
+
+
+def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelinePanel:
+    """Without the page's filter. The output layer alone goes back in time: its inputs are those that the query set
+    stored at the end.
+    """
+    examples = examples_of(memory, info, state.query_set)
+    found = output_layer(memory, info, examples)
+    if found is None:
+        return TimelinePanel("")
+    query = query_of(memory, info, state, found.name)
+    rated = [own for own in (examples_of(memory, info, one.name) for one in info.query_sets) if _has_accuracy(own)]
+    rows = {
+        own.query_set: np.unique(np.linspace(0, own.count - 1, min(own.count, _RATED)).astype(int)) for own in rated
+    }
+    steps = np.unique(np.linspace(0, info.steps, POINTS).round().astype(int))
+    outputs: dict[int, np.ndarray] = {}
+    right: dict[int, list[float]] = {}
+    end = monotonic() + SECONDS
+    for step in _from_coarse_to_fine(steps.tolist()):
+        if outputs and monotonic() > end:
+            break
+        at = None if step == info.steps else step
+        outputs[step] = np.asarray(memory.output(found.name, query, None, at, state.inexact), dtype=np.float64)[0]
+        right[step] = [_accuracy(memory, found.name, own, rows[own.query_set], at, state.inexact) for own in rated]
+    shown = sorted(outputs)
+    every = np.array([outputs[step] for step in shown])
+    names = label_names(memory, info)
+    return TimelinePanel(
+        layer=found.name,
+        at=info.steps if state.at is None else state.at,
+        steps=tuple(shown),
+        asked=len(steps),
+        margins=tuple(
+            Line(str(number), number % HUES, tuple(_margins(every, number).tolist()), names.of(number))
+            for number in _worth_drawing(every, examples.label(state.row))
+        ),
+        accuracies=tuple(
+            Line(own.query_set, place % HUES, tuple(right[step][place] for step in shown))
+            for place, own in enumerate(rated)
+        ),
+        rated=max(map(len, rows.values()), default=0),
+    )
+
+
+def _has_accuracy(examples: Examples) -> bool:
+    return examples.labels is not None and examples.outputs is not None and examples.outputs.shape[1] > 1
+
+
+def _accuracy(
+    memory: Answers, layer: str, examples: Examples, rows: np.ndarray, at: int | None, inexact: bool
+) -> float:
+    assert examples.labels is not None
+    query = f"{examples.query_set}/{','.join(map(str, rows.tolist()))}"
+    found = np.asarray(memory.output(layer, query, None, at, inexact)).argmax(axis=1)
+    known = examples.labels[rows] >= 0
+    return float((found == examples.labels[rows])[known].mean()) if known.any() else float("nan")
+
+
+def _from_coarse_to_fine(steps: list[int]) -> Iterator[int]:
+    """Both ends, then the middles of what is between, so that fewer are spread evenly too."""
+    yield from dict.fromkeys((steps[-1], steps[0]))
+    spans = [(0, len(steps) - 1)]
+    for first, last in spans:
+        if last - first > 1:
+            middle = (first + last) // 2
+            yield steps[middle]
+            spans += [(first, middle), (middle, last)]
+
+
+def _margins(outputs: np.ndarray, number: int) -> np.ndarray:
+    """float64[steps]: of an output, `outputs` float64[steps, outputs], less the largest other one."""
+    if outputs.shape[1] == 1:
+        return outputs[:, 0]
+    others = np.delete(outputs, number, axis=1)
+    found: np.ndarray = outputs[:, number] - others.max(axis=1)
+    return found
+
+
+def _worth_drawing(outputs: np.ndarray, label: int | None) -> list[int]:
+    """The label, and what was the prediction at any step, those of most steps first."""
+    counts = np.bincount(outputs.argmax(axis=1), minlength=outputs.shape[1])
+    leading = [number for number in np.argsort(-counts, kind="stable").tolist() if counts[number]]
+    own = [label] if label is not None and label < outputs.shape[1] else []
+    return sorted(dict.fromkeys((*own, *leading)).keys() if len(leading) < _LINES else {*own, *leading[: _LINES - 1]})

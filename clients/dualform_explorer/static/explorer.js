@@ -4,10 +4,12 @@ import { takeFromFragment } from "./access.js";
 import { listen as listenForBrush } from "./brush.js";
 import { listen as listenForKeys } from "./keys.js";
 import { begin, listen } from "./page.js";
+import { listen as listenForTime } from "./timeline.js";
 import "./door.js";
 
 takeFromFragment();
 listen();
 listenForKeys();
 listenForBrush();
+listenForTime();
 begin();

@@ -1,0 +1,44 @@
+"""Outputs over the training: those of the memory as of each step, and accuracies counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dualform_explorer.panels import training
+from dualform_explorer.panels.training import timeline_panel
+from dualform_explorer.state import State
+
+STATE = State("", "shapes", 3, "4", ("dataset", "label"))
+
+
+@pytest.mark.parametrize("row", [3, 22])
+def test_margins_and_accuracies_are_those_of_the_memory_at_each_step(memory, info, row):
+    panel = timeline_panel(memory, info, replace(STATE, row=row))
+    assert (panel.layer, panel.steps[0], panel.steps[-1], len(panel.steps)) == ("4", 0, info.steps, training.POINTS)
+    names = [line.name for line in panel.margins]
+    assert str(memory.query_set("shapes").labels[row]) in names
+    leading = set()
+    for place, step in enumerate(panel.steps):
+        output = np.asarray(memory.output("4", f"shapes/{row}", at_step=step), dtype=np.float64)[0]
+        leading.add(str(output.argmax()))
+        for line in panel.margins:
+            others = np.delete(output, int(line.name)).max()
+            assert line.values[place] == pytest.approx(output[int(line.name)] - others)
+        for line in panel.accuracies:
+            labels = memory.query_set(line.name).labels
+            read = np.asarray(memory.output("4", f"{line.name}/0-{len(labels) - 1}", at_step=step)).argmax(axis=1)
+            assert line.values[place] == pytest.approx((read == labels).mean())
+    assert leading <= set(names)
+
+
+def test_with_less_time_fewer_steps_are_shown_evenly(memory, info, monkeypatch):
+    monkeypatch.setattr(training, "SECONDS", 0.0)
+    panel = timeline_panel(memory, info, STATE)
+    assert (panel.steps, panel.asked) == ((info.steps,), training.POINTS)
+    assert all(len(line.values) == 1 for line in (*panel.margins, *panel.accuracies))
+    found = list(training._from_coarse_to_fine(list(range(9))))
+    assert found[:3] == [8, 0, 4]
+    assert sorted(found) == list(range(9))
