@@ -41,6 +41,7 @@ from dualform_explorer.groups import groupings_of, where_before
 from dualform_explorer.memories import Memories, OneSnapshot
 from dualform_explorer.panels import PANELS, panels_in, panels_of
 from dualform_explorer.panels.layers import paper_panel
+from dualform_explorer.publish import Told, as_command, as_csv, as_python
 from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
 from dualform_explorer.sample import SampleAddress, moved_panel, read_sample, sample_panel
 from dualform_explorer.start import query_set_panel
@@ -160,6 +161,7 @@ class Pages:
                 Route("/panels", self.panels, methods=["GET"]),
                 Route("/paper", self.paper, methods=["GET"]),
                 Route("/sample", self.sample, methods=["GET"]),
+                Route("/csv", self.csv, methods=["GET"]),
                 Route("/news", self.news, methods=["GET"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
@@ -320,6 +322,34 @@ class Pages:
         }
         return self._filled("sample.html", context, jobs)
 
+    async def csv(self, request: Request) -> Response:
+        """The answer to one of a panel's questions, by its number, as a file."""
+        given = request.query_params
+        params = [(key, value) for key, value in given.multi_items() if key not in ("panel", "question")]
+        name = self._name(params)
+        found = await self._opened(name)
+        if isinstance(found, Failure):
+            return self._trouble(found)
+        memory, info = found
+
+        def written(state: State) -> str:
+            told = Told(memory)
+            PANELS[given["panel"]].make(told, info, state)
+            return as_csv(memory.ask(told.questions[int(given["question"])]))
+
+        try:
+            reading, state = await self._read(memory, info, name, params)
+            if state is None:
+                faults = {"faults": reading.faults, "memory": name, "page": "explore"}
+                return self._stream("faults.html", faults, (), _BAD_REQUEST)
+            text = await self._threads.run(partial(written, state))
+        except (KeyError, IndexError, ValueError):
+            return await _nowhere(request, KeyError())
+        except (DualformError, TimeoutError) as error:
+            return self._trouble(self._failure(name, error))
+        saved = {"Content-Disposition": f'attachment; filename="{given["panel"]}.csv"'}
+        return PlainTextResponse(text, media_type="text/csv", headers=saved)
+
     async def news(self, request: Request) -> Response:
         """How far a training has recorded, which nothing on a page follows by itself."""
         name = self._name(request.query_params.multi_items())
@@ -355,6 +385,8 @@ class Pages:
             "names": self._memories.names,
             "link": partial(link, state),
             "to": link,
+            "as_python": as_python,
+            "as_command": as_command,
             "sample_at": lambda dataset, sample: SampleAddress(state.memory, dataset, sample, state.query_set).link(),
             "scores": SCORES,
             "ks": KS,
@@ -370,16 +402,13 @@ class Pages:
     def _jobs(
         self, memory: Answers, info: MemoryInfo, state: State, context: dict[str, Any], panels: Iterable[str]
     ) -> dict[str, asyncio.Task[Markup]]:
-        return {
-            key: self._begin(
-                key,
-                PANELS[key].title,
-                partial(PANELS[key].make, memory, info, state),
-                context,
-                (context["memory"], info.snapshot, state, key),
-            )
-            for key in panels
-        }
+        jobs = {}
+        for key in panels:
+            told = Told(memory)
+            make = partial(PANELS[key].make, told, info, state)
+            same = (context["memory"], info.snapshot, state, key)
+            jobs[key] = self._begin(key, PANELS[key].title, make, {**context, "told": told}, same)
+        return jobs
 
     async def _opened(self, name: str, newest: bool = False) -> tuple[Answers, MemoryInfo] | Failure:
         """A memory and what it holds: as it is now, or as the reader has seen it last."""

@@ -4,6 +4,7 @@ import { takeFromFragment } from "./access.js";
 import { listen as listenForBrush } from "./brush.js";
 import { listen as listenForKeys } from "./keys.js";
 import { begin, listen } from "./page.js";
+import { listen as listenToPublish } from "./publish.js";
 import { listen as listenForTime } from "./timeline.js";
 import "./door.js";
 
@@ -12,4 +13,5 @@ listen();
 listenForKeys();
 listenForBrush();
 listenForTime();
+listenToPublish();
 begin();

@@ -1,0 +1,108 @@
+"""What a reader takes along from a panel: its questions as Python and as commands, and their answers as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+from dualform.answers.table import Table
+from dualform.errors import NotFound
+from dualform.methods import Answers
+from dualform.questions import Contribution, Distribution, GroupSum, Output, Placebo, QuerySetExamples, TopK
+from dualform.questions.question import Question
+
+A = TypeVar("A")
+_METHODS = {
+    TopK: "topk",
+    GroupSum: "group_sum",
+    Distribution: "distribution",
+    Output: "output",
+    Contribution: "contributions",
+    Placebo: "placebo",
+}
+_OPTIONS = {"queries": "--query", "k": "-k", "n": "--placebo"}
+"""Of the command line, where they are not called as the argument is."""
+
+
+class Told(Answers):
+    """Another's answers; it knows what was asked."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._asked: list[Any] = []
+
+    def ask(self, question: Question[A]) -> A:
+        if type(question) in _METHODS and question not in self._asked:
+            self._asked.append(question)
+        return self._answers.ask(question)
+
+    @property
+    def questions(self) -> list[Question[Any]]:
+        """Those about a single stored example, in order."""
+        return [own for own in self._asked if isinstance(own.queries, QuerySetExamples) and own.queries.count == 1]
+
+    def close(self) -> None:
+        self._answers.close()
+
+
+def as_python(question: Question[Any]) -> str:
+    """The call of the method that asks it."""
+    said = ", ".join(f"{name}={value!r}" for name, value in _arguments(question))
+    return f"memory.{_METHODS[type(question)]}({said})"
+
+
+def as_command(question: Question[Any], target: str) -> str:
+    """The command that asks it of the memory at `target`."""
+    name = _METHODS[type(question)].replace("_", "-")
+    parts = ["dualform", "output" if isinstance(question, Placebo) else name, target]
+    for argument, value in _arguments(question):
+        option = _OPTIONS.get(argument, f"--{argument.replace('_', '-')}")
+        if isinstance(question, GroupSum) and argument == "k":
+            option = "--top"
+        if isinstance(value, bool):
+            parts.append("--no-initial" if argument == "initial" else option)
+        else:
+            parts += [option, ",".join(value) if isinstance(value, list) else str(value)]
+    return shlex.join(parts)
+
+
+def as_csv(answer: object) -> str:
+    """All rows of its table. Raises NotFound where an answer is no table."""
+    if not isinstance(answer, Table):
+        raise NotFound("This answer is no table.", field="panel")
+    columns = answer.table()
+    written = io.StringIO()
+    rows = csv.DictWriter(written, columns.keys())
+    rows.writeheader()
+    rows.writerows(columns)
+    return written.getvalue()
+
+
+def _arguments(question: Question[Any]) -> list[tuple[str, Any]]:
+    """Those of its method that are not what they would be anyway."""
+    found: list[tuple[str, Any]] = []
+    for own in fields(question):  # type: ignore[arg-type]
+        value = getattr(question, own.name)
+        if value is None or (own.default is not MISSING and value == own.default):
+            continue
+        if own.name == "target":
+            found.append(("target", str(value.output) if value.minus is None else f"{value.output}-{value.minus}"))
+            found += [(name, getattr(value, name)) for name in ("at_step", "allow_inexact") if getattr(value, name)]
+            continue
+        if isinstance(value, QuerySetExamples):
+            value = _written(value)
+        elif isinstance(value, tuple):
+            value = value[0] if len(value) == 1 else list(value)
+        found.append((own.name, value))
+    return found
+
+
+def _written(queries: QuerySetExamples) -> str:
+    tokens = queries.tokens or ("",) * len(queries.examples or ())
+    examples = ",".join(
+        f"{example}:{token}".rstrip(":") for example, token in zip(queries.examples or (), tokens, strict=True)
+    )
+    return queries.query_set if queries.examples is None else f"{queries.query_set}/{examples}"

@@ -1,0 +1,78 @@
+"""What a reader takes along: calls that ask the same, commands that run, numbers that are those of the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+from dataclasses import replace
+from html import unescape
+
+import numpy as np
+import pytest
+
+import dualform
+from dualform_client.cli import main
+from dualform_explorer.filter import Chip
+from dualform_explorer.panels import PANELS
+from dualform_explorer.publish import Told, as_command, as_python
+from dualform_explorer.state import State
+from tests.explorer.served import served
+
+PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
+STATES = {
+    "plain": PLAIN,
+    "filtered, as of a step": replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),), at=40),
+    "contribution": replace(PLAIN, score="contribution", target="1-0", by=("label",)),
+    "without initial weights": replace(PLAIN, initial=False),
+}
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("panel", ["answer", "output", "placebo", "sums", "slots", "terms", "ranks", "steps"])
+def test_the_call_asks_the_same_question(memory, info, panel, state):
+    told = Told(memory)
+    PANELS[panel].make(told, info, state)
+    for question in told.questions:
+        again = Told(memory)
+        eval(as_python(question), {"memory": again})
+        assert again.questions == [question]
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("panel", ["answer", "output", "placebo", "sums", "slots", "ranks"])
+def test_the_command_runs(memory, info, folder, panel, state, capsys):
+    told = Told(memory)
+    PANELS[panel].make(told, info, state)
+    for question in told.questions:
+        command = shlex.split(as_command(question, str(folder)))
+        assert command[0] == "dualform"
+        assert main([*command[1:], "--json"]) == 0, (command, capsys.readouterr().err)
+
+
+def test_the_file_holds_the_numbers_of_the_page(folder, memory):
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        page = pages.get("/explore?item=shapes/3&open=data").text
+        sums = page[page.index('id="panel-sums"') :]
+        address = unescape(re.search(r'href="(csv\?[^"]+)"', sums)[1])
+        answer = pages.get("/" + address)
+        assert answer.status == 200
+        assert answer.headers["content-disposition"] == 'attachment; filename="sums.csv"'
+        rows = list(csv.DictReader(io.StringIO(answer.text)))
+        found = memory.group_sum("4", "shapes/3", by=("dataset", "label"))
+        assert sorted(float(row["sum"]) for row in rows) == sorted(found.sums[0].tolist())
+        assert {(row["dataset"], int(row["label"])) for row in rows} == set(found.groups)
+        for wrong in ("panel=none&question=0", "panel=sums&question=9", "panel=sums&question=x", "panel=sums"):
+            assert pages.get(f"/csv?item=shapes/3&{wrong}").status == 404, wrong
+        assert pages.get("/csv?item=nothing/3&panel=sums&question=0").status == 400
+
+
+def test_what_is_said_of_a_panel_is_the_question_it_asked(folder):
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        page = unescape(pages.get("/explore?item=shapes/3&without=label:1&open=data").text)
+    assert "memory.group_sum(layer='4', queries='shapes/3', by=['dataset', 'label'], where=" in page
+    assert (
+        "dualform topk run --query shapes/3 --layer 4" in page or "dualform topk run --layer 4 --query shapes/3" in page
+    )
+    assert np.char.count(page, "Take it along") >= 4
