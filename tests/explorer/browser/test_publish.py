@@ -11,7 +11,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_a_saved_figure_has_its_colours_and_a_caption(page, pages):
-    page.goto(pages.url + address("shapes/3"))
+    page.goto(pages.url + address("shapes/22"))
     settle(page)
     page.locator("#panel-timeline details.publish summary").click()
     with page.expect_download() as saved:
@@ -22,5 +22,5 @@ def test_a_saved_figure_has_its_colours_and_a_caption(page, pages):
     swatches = [own.get("fill") for own in drawn.iter(f"{SVG}rect")]
     assert swatches == lines
     said = " ".join(own.text for own in drawn.iter(f"{SVG}text"))
-    assert "memory.output(layer='4', queries='shapes/3')" in said
+    assert "memory.output(layer='4', queries='shapes/22')" in said
     assert "step 0 … " in said

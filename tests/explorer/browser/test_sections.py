@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from playwright.sync_api import expect
 
 import dualform
@@ -77,3 +78,21 @@ def test_a_layer_is_chosen_in_the_bar(page, pages):
     page.keyboard.press("Escape")
     page.locator("body").press("l")
     expect(page.locator("#heading")).to_have_text("shapes/3 in layer 4")
+
+
+@pytest.mark.parametrize(
+    "path", ["", FOLDED, f"{FOLDED}&open=data,layers,training,record&without=label:1", "sample?dataset=shapes&sample=5"]
+)
+def test_on_a_phone_everything_is_large_enough_for_a_finger(page, pages, path):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(pages.url + path)
+    page.wait_for_load_state("networkidle")
+    small = page.evaluate(
+        """() => [...document.querySelectorAll("a[href], button, input:not([type=hidden]), select, summary, textarea")]
+            .filter((own) => own.offsetParent && !own.classList.contains("skip"))
+            .map((own) => [own.outerHTML.slice(0, 120), own.getBoundingClientRect()])
+            .filter(([, box]) => box.height < 44 || box.width < 24)
+            .map(([html, box]) => `${Math.round(box.width)} x ${Math.round(box.height)}: ${html}`)"""
+    )
+    assert small == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
