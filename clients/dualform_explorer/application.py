@@ -3,6 +3,7 @@
     ./                  memories, query sets, examples worth a look
     ./explore?item=…    one example: its output, and what in the training speaks for it
     ./paper?item=…      all of its layers, as the paper shows them
+    ./compare?a.item=…  two pages side by side
     ./sample?sample=…   one training sample: when it was learned, and what it moved
     ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
     ./static/…          stylesheet and scripts
@@ -36,6 +37,7 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadMask, DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer.address import Params, Reading, completed, read_state
+from dualform_explorer.compare import SIDES, Side, another, compare_link, compare_panel, params_of
 from dualform_explorer.examples import examples_of, layers_of, output_layer, query_set_of
 from dualform_explorer.groups import groupings_of, where_before
 from dualform_explorer.memories import Memories, OneSnapshot
@@ -160,6 +162,7 @@ class Pages:
                 Route("/explore", self.explore, methods=["GET"]),
                 Route("/panels", self.panels, methods=["GET"]),
                 Route("/paper", self.paper, methods=["GET"]),
+                Route("/compare", self.compare, methods=["GET"]),
                 Route("/sample", self.sample, methods=["GET"]),
                 Route("/csv", self.csv, methods=["GET"]),
                 Route("/news", self.news, methods=["GET"]),
@@ -202,7 +205,7 @@ class Pages:
 
     async def explore(self, request: Request) -> Response:
         """One example."""
-        found = await self._page_of(request)
+        found = await self._page_of(request.query_params.multi_items())
         if isinstance(found, Response):
             return found
         memory, info, name, reading, state = found
@@ -213,7 +216,7 @@ class Pages:
 
     async def paper(self, request: Request) -> Response:
         """One example in all of its layers."""
-        found = await self._page_of(request)
+        found = await self._page_of(request.query_params.multi_items())
         if isinstance(found, Response):
             return found
         memory, info, name, _, state = found
@@ -241,9 +244,8 @@ class Pages:
         jobs |= self._jobs(memory, info, state, context, ("query",))
         return self._filled("paper.html", context, jobs)
 
-    async def _page_of(self, request: Request) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
+    async def _page_of(self, params: Params) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
         """What a page of one example is about, or a page that says why there is none."""
-        params = request.query_params.multi_items()
         name = self._name(params)
         found = await self._opened(name, newest=True)
         if isinstance(found, Failure):
@@ -300,6 +302,22 @@ class Pages:
                     job.cancel()
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
+
+    async def compare(self, request: Request) -> Response:
+        """Two pages side by side."""
+        params = request.query_params.multi_items()
+        sides = list[Side]()
+        for key in SIDES:
+            own = params_of(params, key)
+            found = await self._page_of(own)
+            if isinstance(found, Response):
+                return found
+            memory, info, name, _, state = found
+            sides.append(Side(memory, info, name, state))
+        context = {"sides": sides, "names": self._memories.names, "to": link}
+        same = (*((own.name, own.info.snapshot, own.state) for own in sides), "compare")
+        jobs = {"compare": self._begin("compare", "Side by side", partial(compare_panel, *sides), context, same)}
+        return self._filled("compare.html", context, jobs)
 
     async def sample(self, request: Request) -> Response:
         """One training sample."""
@@ -385,6 +403,7 @@ class Pages:
             "names": self._memories.names,
             "link": partial(link, state),
             "to": link,
+            "compare": compare_link(state, another(info, state)),
             "as_python": as_python,
             "as_command": as_command,
             "sample_at": lambda dataset, sample: SampleAddress(state.memory, dataset, sample, state.query_set).link(),

@@ -71,7 +71,10 @@ class AnswerPanel:
         return min(sums), max(sums)
 
 
-def answer_panel(memory: Answers, info: MemoryInfo, state: State) -> AnswerPanel:
+def answer_panel(
+    memory: Answers, info: MemoryInfo, state: State, pair: tuple[int, int | None] | None = None
+) -> AnswerPanel:
+    """`pair`: the outputs whose margin it is, in place of the predicted one and its label or rival."""
     examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
     if found is None:
@@ -91,6 +94,9 @@ def answer_panel(memory: Answers, info: MemoryInfo, state: State) -> AnswerPanel
     order = np.argsort(-whole, kind="stable")
     top = int(order[0])
     other = None if len(output) < 2 else int(order[1]) if label is None or label == top else label
+
+    if pair is not None:
+        top, other = pair
 
     def along(values: np.ndarray) -> Any:
         return values[..., top] - (0.0 if other is None else values[..., other])
