@@ -339,6 +339,26 @@ def test_a_mask_is_what_duckdb_reads_and_refuses_what_duckdb_refuses(engine, the
     assert [slot for (slot,) in theirs.execute(f"SELECT slot FROM slots WHERE {where}").fetchall()] == own, where
 
 
+LISTED = [3, 999, 1000, 5000, 9000, 130_000]
+
+
+@pytest.mark.parametrize(
+    ("where", "true"),
+    [
+        ("slot IN ({})", lambda slot: np.isin(slot, LISTED)),
+        ("slot NOT IN ({})", lambda slot: ~np.isin(slot, LISTED)),
+        ("number < 500 AND (slot % 7 = 3 OR slot IN ({}))", lambda slot: (slot % 7 == 3) | np.isin(slot, LISTED)),
+    ],
+)
+def test_a_list_of_many_values_keeps_its_slots_where_duckdb_asks_several_threads(where, true):
+    slots = np.arange(200_000)  # more than one thread is given
+    rows = pa.table({"slot": slots, "number": np.zeros(len(slots), dtype=np.int64)})
+    expression = parse(where.format(", ".join(map(str, LISTED))), rows.column_names)
+    with contextlib.closing(connect(len(slots))) as asked:
+        for _ in range(3):
+            np.testing.assert_array_equal(mask._evaluate(asked, expression, rows), true(slots))
+
+
 def test_threads_that_ask_at_once_compute_a_mask_once(monkeypatch):
     made = arrays.memory({"fc": np.ones((SLOTS, 1), np.float32)}, {"label": COLUMNS["label"]})
     engine = arrays.engine(made)

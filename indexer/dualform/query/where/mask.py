@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from dualform.answers.table import free_name
 from dualform.errors import BadInput, BadMask, EmptyMask, NotFound
 from dualform.faults import shortage
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
@@ -241,12 +242,16 @@ def _evaluate(
     """bool[rows]: where the expression is true."""
     for own in expression.members:
         rows = rows.append_column(own.name, _is_member(rows[own.column], own))
+    # Several threads may answer out of order: DuckDB joins the rows with a list of five values or more.
+    numbers = np.arange(len(rows), dtype=np.int32)
+    number = free_name("number", [name.lower() for name in rows.column_names])
+    rows = rows.append_column(number, pa.array(numbers))
     # DuckDB takes a batch at a time, at the end of which it may be interrupted; what it makes of one lies in memory.
     batches = rows.to_batches(max(1, min(_VECTOR, _WORK // max(1, expression.work))))
     connection.register("slots", pa.Table.from_batches(batches, rows.schema))  # in place of what was there
 
     def work() -> NDArray[np.bool_]:
-        statement = f"SELECT {expression.sql} AS stays FROM slots"
+        statement = f"SELECT {expression.sql} AS stays, {number} FROM slots"
         found = connection.sql(statement, params=list(expression.parameters))
         kind = str(found.types[0])
         if kind != "BOOLEAN":
@@ -255,8 +260,10 @@ def _evaluate(
                 hint='Write a comparison, for example where="label = 3".',
                 field="where",
             )
-        # The order of the rows is kept: nothing here asks for another.
-        return np.asarray(found.to_arrow_table()["stays"].fill_null(False), dtype=bool)
+        answered = found.to_arrow_table()
+        stays = np.zeros(len(numbers), dtype=bool)
+        stays[np.asarray(answered[number])] = np.asarray(answered["stays"].fill_null(False), dtype=bool)
+        return stays
 
     try:
         return interruptible(connection, work, check)
