@@ -68,6 +68,7 @@ def encode_query_set_answer(query_set: QuerySet) -> pb.QuerySetResponse:
         outputs=None if query_set.outputs is None else encode_matrix(query_set.outputs.astype(np.float32, copy=False)),
         queries=None if query_set.queries is None else encode_matrix(query_set.queries.astype(np.float32, copy=False)),
         scan=encode_scan(query_set.scan),
+        examples=query_set.examples,
     )
 
 
@@ -78,18 +79,18 @@ def decode_query_set_answer(message: pb.QuerySetResponse) -> QuerySet:
         outputs=decode_matrix(message.outputs, np.float32, "outputs") if message.HasField("outputs") else None,
         queries=decode_matrix(message.queries, np.float32, "queries") if message.HasField("queries") else None,
         scan=decode_scan(message.scan),
+        examples=message.examples if message.HasField("examples") else None,
     )
     lengths = {len(part) for part in (query_set.labels, query_set.outputs) if part is not None}
-    queries = set() if query_set.queries is None else {len(query_set.queries)}
-    if len(lengths) > 1 or not all(_is_multiple(of_layer, own) for of_layer in queries for own in lengths):
-        parts = " and ".join(map(str, sorted(lengths | queries)))
-        raise BadInput(f"query set {query_set.name!r} has parts of {parts} rows.")
+    if lengths and not _is_multiple(max(lengths), min(lengths)):
+        parts = " and ".join(map(str, sorted(lengths)))
+        raise BadInput(f"query set {query_set.name!r} has labels and outputs of {parts} rows.")
     return query_set
 
 
-def _is_multiple(queries: int, examples: int) -> bool:
-    """Whether each example may have as many queries as any other: one, or one for each of its tokens or places."""
-    return queries == 0 if examples == 0 else queries > 0 and queries % examples == 0
+def _is_multiple(rows: int, fewer: int) -> bool:
+    """Whether some parts have one row for each example, and others one for each of its tokens."""
+    return rows == 0 if fewer == 0 else rows % fewer == 0
 
 
 def encode_reconstructions(reconstructions: Reconstructions) -> pb.VerifyResponse:

@@ -168,6 +168,7 @@ def test_labels_that_are_not_one_for_each_example_or_token_are_refused(tmp_path,
             assert memory.info().query_sets == ()
 
 
+@pytest.mark.filterwarnings("ignore:query set 'test' is stored without the model's outputs")
 @pytest.mark.parametrize("last", [True, False], ids=["of texts", "of tokens"])
 @pytest.mark.parametrize(("batch_dim", "texts", "expected"), [(1, 8, 8), (0, 8, None), (0, 1, None), (0, 12, None)])
 def test_of_a_network_whose_batch_comes_second_the_number_is_told_or_left_unknown(
@@ -185,6 +186,7 @@ def test_rows_that_may_be_tokens_or_texts_leave_the_number_unknown_unless_labels
     assert examples_of_a_query_set(tmp_path / "flat", Tagger(flat=True), TOKENS, spaces={"head": "token"}) == 8
 
 
+@pytest.mark.filterwarnings("ignore:query set 'test' is stored without the model's outputs")
 @pytest.mark.parametrize("last", [True, False], ids=["of texts", "of tokens"])
 @pytest.mark.parametrize(("batch_dim", "tokens", "expected"), [(0, 16, None), (1, 16, 8), (1, 4, 8), (0, 4, None)])
 def test_parts_of_a_query_set_that_are_square_do_not_pass_tokens_for_examples(

@@ -282,7 +282,7 @@ def query_sets(draw: Any) -> QuerySet:
     rows = st.just(draw(st.integers(0, 4)))
     some = st.none() | matrices(np.float32, rows)
     labels = st.none() | rows.flatmap(lambda count: arrays.arrays(np.int64, count))
-    return QuerySet(draw(texts), draw(labels), draw(some), draw(some), draw(scans))
+    return QuerySet(draw(texts), draw(labels), draw(some), draw(some), draw(scans), draw(st.none() | counts))
 
 
 preview_lookups = st.lists(int64s).flatmap(

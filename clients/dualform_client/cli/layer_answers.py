@@ -136,10 +136,11 @@ def asked_queries(memory: Answers, queries: Queries, count: int, space: str) -> 
 def _labels(memory: Answers, query_set: str) -> dict[str, int]:
     """The known labels, by SET/EXAMPLE."""
     try:
-        labels = memory.query_set(query_set).labels
+        stored = memory.query_set(query_set)
     except DualformError:  # labels are optional: the question itself is answered
         return {}
-    known = [] if labels is None else labels.tolist()
+    of_examples = stored.labels is not None and stored.examples in (None, len(stored.labels))
+    known = stored.labels.tolist() if stored.labels is not None and of_examples else []
     return {f"{query_set}/{example}": label for example, label in enumerate(known) if label >= 0}
 
 

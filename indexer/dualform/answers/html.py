@@ -136,8 +136,11 @@ def query_labels(memory: Any, question: Any, space: str) -> NDArray[Any] | None:
     if memory is None or name is None or space != _EXAMPLES:
         return None
     examples = question.queries.examples
-    labels: NDArray[Any] | None = memory.query_set(name).labels
-    return labels if labels is None or examples is None else labels[[*examples]]
+    stored = memory.query_set(name)
+    labels: NDArray[Any] | None = stored.labels
+    if labels is None or stored.examples not in (None, len(labels)):  # those of tokens are of no example
+        return None
+    return labels if examples is None else labels[[*examples]]
 
 
 def bars(spans: Sequence[tuple[float, float]], totals: Sequence[int] = ()) -> list[Html]:

@@ -1,4 +1,4 @@
-"""A stored set of queries. Shapes: n queries, d numbers of a layer's input."""
+"""A stored set of queries. Shapes: n examples of L tokens, d numbers of a layer's input."""
 
 from __future__ import annotations
 
@@ -19,23 +19,32 @@ class QuerySet(Shown):
 
     name: str
     labels: NDArray[np.int64] | None
-    """int64[n], -1 if unknown."""
+    """int64[n], or int64[n * L] with a label for each token, example after example; -1 if unknown."""
     outputs: NDArray[np.float32] | None
-    """float32[n, outputs]: the outputs of the model when the query set was recorded."""
+    """float32[n, outputs]: the outputs of the model when the query set was recorded. If the model has outputs for each
+    token, float32[n * L, outputs], example after example."""
     queries: NDArray[np.float32] | None = None
     """float32[n, d]: the queries of the named layer, otherwise None. In layers that see tokens float32[n * L, d],
     example after example."""
     scan: Scan = field(default_factory=Scan)
+    examples: int | None = None
+    """n; None if unknown."""
 
     def shown(self, most: int) -> tuple[Columns, int]:
-        """One row for each example: its label and the largest output."""
-        known = [own for own in (self.labels, self.outputs) if own is not None]
-        rows = len(known[0]) if known else 0
-        found: dict[str, NDArray[Any]] = {"example": np.arange(min(rows, most))}
+        """One row for each example, or for each token of it: its label and the largest output."""
+        lengths = [len(own) for own in (self.labels, self.outputs) if own is not None]
+        rows = max(lengths, default=0)
+        row = np.arange(min(rows, most))
+        tokens = rows // max(min([*lengths, self.examples or rows]), 1)
+        found: dict[str, NDArray[Any]] = {"example": row // max(tokens, 1)}
+        if tokens > 1:
+            found["token"] = row % tokens
         if self.labels is not None:
-            found["label"] = column_of([own if own >= 0 else None for own in self.labels[:most].tolist()])
+            own = self.labels[row // (rows // len(self.labels))] if rows else self.labels
+            found["label"] = column_of([label if label >= 0 else None for label in own.tolist()])
         if self.outputs is not None:
-            found["largest output"] = self.outputs[:most].argmax(axis=1)
+            largest = self.outputs[row // (rows // len(self.outputs))] if rows else self.outputs
+            found["largest output"] = largest.argmax(axis=1)
         return Columns(found, self.scan), rows
 
     def title(self) -> str:

@@ -19,4 +19,8 @@ def stored_query_set(view: View, name: str, layer: str | None) -> QuerySet:
         asked = view.snapshot.layer(layer)
         view.bounds.require(stored.rows, 4 * asked.d_in, "Ask by the query set's name instead.", "layer")
         queries = np.ascontiguousarray(stored.queries(asked.stored.name)[:, asked.own_keys])
-    return QuerySet(name, stored.labels, stored.outputs, queries, view.scan(began))
+    outputs = stored.outputs
+    if outputs is not None:
+        hint = "Record fewer examples in one query set, or ask where the memory lies."
+        view.bounds.require(len(outputs), 4 * outputs.shape[1], hint, "name")
+    return QuerySet(name, stored.labels, outputs, queries, view.scan(began), stored.examples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -111,16 +112,27 @@ class RecordedTraining:
             self.collector.query_set = None
         if store:
             try:
-                outputs = taker.outputs()
-                known = taker.examples.known(
-                    outputs=None if outputs is None else len(outputs),
-                    labels=None if labels is None else len(labels),
-                    shown=preview_set is not None,
-                )
+                made = taker.outcome(None if labels is None else len(labels), shown=preview_set is not None)
                 arrays = QuerySetArrays(
-                    name, taker.queries(), labels, outputs, known, gradients=gradients, preview_set=preview_set
+                    name,
+                    taker.queries(),
+                    labels,
+                    made.outputs,
+                    made.examples,
+                    gradients=gradients,
+                    preview_set=preview_set,
                 )
-                self.ongoing.add_query_set(arrays)
+                why_none = made.why_no_outputs
+                try:
+                    self.ongoing.add_query_set(arrays)
+                except BadInput:
+                    if made.tokens is None:
+                        raise
+                    self.ongoing.add_query_set(replace(arrays, outputs=None))
+                    why_none = "with one row for each token they exceed what is left of the budget"
+                if why_none:
+                    lost = f"query set {name!r} is stored without the model's outputs: {why_none}."
+                    warnings.warn(lost, RuntimeWarning, stacklevel=5)
             except BadInput:
                 raise
             except DualformError as error:

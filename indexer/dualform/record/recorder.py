@@ -353,8 +353,10 @@ class Recorder(Joinable):
         - `previews`: a `PreviewSet` of the examples, for `memory.previews(…, query_set=name)`.
 
         The model runs in eval mode. A layer that sees tokens gets one query for each token, [n * L, d_in], example
-        after example. A layer that is called several times gets the queries of its first call. With several ranks, rank
-        0 stores the query set. If `fully_shard` has split the model, call it on every rank.
+        after example. Outputs are stored if the model returns [n, outputs], or [n, L, outputs] with L tokens for each
+        example, and only up to 256 MiB of the latter; a warning says why outputs of tokens are left out. A layer that
+        is called several times gets the queries of its first call. With several ranks, rank 0 stores the query set. If
+        `fully_shard` has split the model, call it on every rank.
 
         Raises BadInput for a name that exists and for a loss that is not one finite number for each example;
         RecordingError before the first recorded step. A rejected call changes nothing.

@@ -47,9 +47,10 @@ class QuerySetArrays:
     queries: Mapping[str, NDArray[np.float32]]
     """float32[rows, d_in] by layer."""
     labels: NDArray[np.int64] | None
-    """int64[rows]; None where they are not known."""
+    """int64[rows]: one for each example, or for each of its tokens; None where they are not known."""
     outputs: NDArray[np.float32] | None
-    """float32[rows, outputs] of the whole model; None where it does not return such a matrix."""
+    """float32[rows, outputs] of the whole model, of each example or of each of its tokens, example after example; None
+    where it returns no such matrix."""
     examples: int | None = None
     """How many there are; None where it cannot be told. Their rows in a layer may be more, one a token."""
     steps: int = 0
@@ -175,7 +176,8 @@ class StoredQuerySet:
 
     @property
     def outputs(self) -> NDArray[np.float32] | None:
-        """float32[rows, outputs] of the whole model; None where it did not return such a matrix."""
+        """float32[rows, outputs] of the whole model, of each example or of each of its tokens, example after example;
+        None where it returned no such matrix."""
         return self._array("outputs.npy", "<f4", 2)
 
     def queries(self, layer: str) -> NDArray[np.float32]:

@@ -1893,16 +1893,19 @@ class QuerySetResponse(google.protobuf.message.Message):
     OUTPUTS_FIELD_NUMBER: builtins.int
     QUERIES_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
+    EXAMPLES_FIELD_NUMBER: builtins.int
     name: builtins.str
     labels: builtins.bytes
-    """int64[n], -1 where unknown"""
+    """int64[n], -1 where unknown; int64[n * L] with one for each token of an example"""
+    examples: builtins.int
+    """n, where known"""
     @property
     def outputs(self) -> Global___Matrix:
-        """float32[n, outputs] of the whole model, where stored"""
+        """float32[n, outputs] of the whole model, where stored; [n * L, outputs] of tokens"""
 
     @property
     def queries(self) -> Global___Matrix:
-        """float32[n, d] of the layer that was asked for"""
+        """float32[n, d] of the layer that was asked for; [n * L, d] where it sees tokens"""
 
     @property
     def scan(self) -> Global___Scan: ...
@@ -1914,9 +1917,13 @@ class QuerySetResponse(google.protobuf.message.Message):
         outputs: Global___Matrix | None = ...,
         queries: Global___Matrix | None = ...,
         scan: Global___Scan | None = ...,
+        examples: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_labels", b"_labels", "labels", b"labels", "outputs", b"outputs", "queries", b"queries", "scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_labels", b"_labels", "labels", b"labels", "name", b"name", "outputs", b"outputs", "queries", b"queries", "scan", b"scan"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_examples", b"_examples", "_labels", b"_labels", "examples", b"examples", "labels", b"labels", "outputs", b"outputs", "queries", b"queries", "scan", b"scan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_examples", b"_examples", "_labels", b"_labels", "examples", b"examples", "labels", b"labels", "name", b"name", "outputs", b"outputs", "queries", b"queries", "scan", b"scan"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_examples", b"_examples"]) -> typing.Literal["examples"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_labels", b"_labels"]) -> typing.Literal["labels"] | None: ...
 
 Global___QuerySetResponse: typing_extensions.TypeAlias = QuerySetResponse
