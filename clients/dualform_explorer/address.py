@@ -14,7 +14,16 @@ from urllib.parse import unquote
 from dualform.answers import LayerInfo, MemoryInfo, QuerySetInfo
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform_explorer.examples import examples_of, layer_of, layers_of, moved, output_layer, query_set_of
+from dualform_explorer.examples import (
+    examples_of,
+    layer_of,
+    layers_of,
+    moved,
+    output_layer,
+    query_set_of,
+    token_of,
+    tokens_of,
+)
 from dualform_explorer.filter import Chip, read_chip
 from dualform_explorer.state import ALL, KS, MISCLASSIFIED, SCORES, SECTIONS, State, query_string, written_by
 
@@ -285,7 +294,11 @@ def _target(memory: Answers, info: MemoryInfo, state: State) -> str:
     found, layer = output_layer(memory, info, examples), layer_of(info, state.layer)
     if found is None or layer is None or found.name != layer.name:
         return "0"
-    if examples.read is None or state.row >= examples.count:
+    if state.row >= examples.count:
         return "0"
-    read = int(examples.read[state.row])
-    return f"{read}-{examples.label(state.row)}" if state.row in examples.misclassified else str(read)
+    tokens = tokens_of(memory, info, examples, found.name)
+    token = token_of(memory, info, examples, tokens, state)
+    read, label = examples.read_at(state.row, token, tokens), examples.label_at(state.row, token, tokens)
+    if read is None:
+        return "0"
+    return f"{read}-{label}" if label is not None and label != read and label < layer.d_out else str(read)

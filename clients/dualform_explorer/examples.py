@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import LayerInfo, MemoryInfo, QuerySetInfo
+from dualform.answers import LayerInfo, MemoryInfo, QuerySet, QuerySetInfo
 from dualform.errors import DualformError, Inexact, NotFound
 from dualform.methods import Answers
 from dualform_explorer.filter import complete_columns
 from dualform_explorer.state import MISCLASSIFIED, State
+from dualform_explorer.words import Words, visible
 
 
 def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
@@ -38,11 +40,18 @@ class LabelNames:
     by_dataset: Mapping[tuple[Any, Any], str] = field(default_factory=dict)
     datasets: frozenset[str | None] = frozenset()
     """Those of the memory, with None where beside them some slots have no dataset; empty where none has any."""
+    words: Words | None = None
+    """Of a tokenizer, which name what the memory has no name for."""
 
     def of(self, label: Any, *dataset: Any) -> str:
         """The name of a label of a dataset, or without one that which it has in all; empty where there is none, or
         several, or where it says no more than the number, and where a dataset has no names: its labels may mean others.
+        White space at its ends is shown.
         """
+        found = visible(self._recorded(label, *dataset))
+        return self.words.of(label) if not found and self.words is not None and isinstance(label, int) else found
+
+    def _recorded(self, label: Any, *dataset: Any) -> str:
         known = {own for own, _ in self.by_dataset}
         asked = {*dataset} if dataset and self.datasets else self.datasets or known
         if label is None or not asked <= known:
@@ -54,19 +63,20 @@ class LabelNames:
 
 def label_names(memory: Answers, info: MemoryInfo) -> LabelNames:
     """Empty where there are none, and where a server answers no SQL: numbers stand for themselves then."""
+    words: Words | None = getattr(memory, "words", None)
     try:
         rows = memory.sql(_NAMES)
     except DualformError:
-        return LabelNames()
+        return LabelNames(words=words)
     datasets: set[str | None] = {*info.datasets}
     if datasets and "dataset" not in complete_columns(info):
         datasets.add(None)
-    return LabelNames({(row["dataset"], row["label"]): str(row["name"]) for row in rows}, frozenset(datasets))
+    return LabelNames({(row["dataset"], row["label"]): str(row["name"]) for row in rows}, frozenset(datasets), words)
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """n examples of a query set."""
+    """n examples of a query set, of L tokens where those have outputs or labels of their own."""
 
     query_set: str
     count: int
@@ -75,7 +85,11 @@ class Examples:
     outputs: NDArray[np.float32] | None
     """float32[n, outputs] of the network when the query set was taken."""
     token_labels: NDArray[np.int64] | None
-    """int64[n * tokens], in place of `labels` where each token has its own."""
+    """int64[n * L], in place of `labels` where each token has its own."""
+    token_outputs: NDArray[np.float32] | None = None
+    """float32[n * L, outputs], in place of `outputs` where the network has some for each token."""
+    token_read: NDArray[np.int64] | None = None
+    """int64[n * L]: the largest of these."""
 
     @property
     def read(self) -> NDArray[np.int64] | None:
@@ -83,6 +97,57 @@ class Examples:
         nothing beside others.
         """
         return None if self.outputs is None or self.outputs.shape[1] < 2 else self.outputs.argmax(axis=1)
+
+    @property
+    def tokens(self) -> int | None:
+        """L; None where neither outputs nor labels are those of tokens."""
+        own = self.token_labels if self.token_outputs is None else self.token_outputs
+        return None if own is None or not self.count or len(own) % self.count else len(own) // self.count
+
+    @property
+    def token_errors(self) -> tuple[int, int] | None:
+        """How many tokens have another label than their largest output, and how many have a label at all; None where
+        outputs or labels of tokens are not known.
+        """
+        if self.token_read is None or self.token_labels is None or self.token_outputs is None:
+            return None
+        if len(self.token_labels) != len(self.token_read):
+            return None
+        known = (self.token_labels >= 0) & (self.token_labels < self.token_outputs.shape[1])
+        return int(np.count_nonzero(known & (self.token_labels != self.token_read))), int(np.count_nonzero(known))
+
+    def read_at(self, row: int, token: int | None, tokens: int) -> int | None:
+        """The largest output of an example, or of its token where those have their own."""
+        if self.read is not None:
+            return int(self.read[row])
+        if self.token_read is None or token is None or tokens != self.tokens:
+            return None
+        return int(self.token_read[row * tokens + token])
+
+    def losses(self, row: int) -> NDArray[np.float64] | None:
+        """float64[L]: how surprising the label of each token of an example was, -log of the share that a softmax of the
+        outputs gives it, in nats; NaN where a token has none. None where outputs or labels of tokens are not known.
+        """
+        tokens = self.tokens
+        if self.token_outputs is None or self.token_labels is None or tokens is None:
+            return None
+        if len(self.token_labels) != len(self.token_outputs) or self.token_outputs.shape[1] < 2:
+            return None
+        own = slice(row * tokens, (row + 1) * tokens)
+        outputs, labels = self.token_outputs[own].astype(np.float64), self.token_labels[own]
+        known = (labels >= 0) & (labels < outputs.shape[1])
+        largest = outputs.max(axis=1)
+        spread = largest + np.log(np.exp(outputs - largest[:, None]).sum(axis=1))
+        chosen = outputs[np.arange(tokens), np.where(known, labels, 0)]
+        return np.where(known, spread - chosen, np.nan)
+
+    def default_token(self, row: int, tokens: int) -> int:
+        """The last token that has a label, where tokens have their own; else the last one."""
+        if self.token_labels is not None and len(self.token_labels) == self.count * tokens:
+            labelled = np.flatnonzero(self.token_labels[row * tokens : (row + 1) * tokens] >= 0)
+            if len(labelled):
+                return int(labelled[-1])
+        return tokens - 1
 
     @property
     def misclassified(self) -> NDArray[np.int64]:
@@ -121,13 +186,29 @@ def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
         whole = None if stored is None else _seen_whole(memory, info, stored)
         rows = 0 if stored is None else stored.rows
         count = whole or (rows if labels is None else len(labels))
+    of_tokens = outputs is not None and len(outputs) > count > 0 and len(outputs) % count == 0
     return Examples(
         name,
         count,
         labels if labels is not None and len(labels) == count else None,
         outputs if outputs is not None and len(outputs) == count else None,
         labels if labels is not None and len(labels) > count else None,
+        outputs if of_tokens else None,
+        _largest(query_set) if of_tokens and outputs is not None and outputs.shape[1] > 1 else None,
     )
+
+
+_LARGEST: WeakKeyDictionary[QuerySet, NDArray[np.int64]] = WeakKeyDictionary()
+"""Of query sets that were asked for: their outputs are gone through once."""
+
+
+def _largest(query_set: QuerySet) -> NDArray[np.int64]:
+    """int64[rows]: the largest output of each row."""
+    found = _LARGEST.get(query_set)
+    if found is None:
+        assert query_set.outputs is not None
+        found = _LARGEST[query_set] = query_set.outputs.argmax(axis=1)
+    return found
 
 
 def _seen_whole(memory: Answers, info: MemoryInfo, query_set: QuerySetInfo) -> int | None:
@@ -170,9 +251,10 @@ def tokens_of(memory: Answers, info: MemoryInfo, examples: Examples, layer: str)
     return rows // examples.count if rows % examples.count == 0 else 1
 
 
-def token_of(examples: Examples, tokens: int, state: State) -> int | None:
-    """The place that is asked about of so many in an example: the last one where none is named; None of an example that
-    is seen whole. Raises NotFound for a token or an example that there is not.
+def token_of(memory: Answers, info: MemoryInfo, examples: Examples, tokens: int, state: State) -> int | None:
+    """The place that is asked about of so many in an example: where none is named, or one that other layers alone
+    have, the last one with a label; None of an example that is seen whole. Raises NotFound for a token that no layer
+    has, and an example that there is not.
     """
     if state.row >= examples.count:
         raise NotFound(
@@ -181,19 +263,54 @@ def token_of(examples: Examples, tokens: int, state: State) -> int | None:
         )
     if tokens == 1:
         return None
-    token = tokens - 1 if state.token is None else state.token
-    if token >= tokens:
-        raise NotFound(f"The example has no token {token}: it has 0 to {tokens - 1}.", field="token")
-    return token
+    if state.token is not None and state.token < tokens:
+        return state.token
+    if state.token is not None:
+        query_set = query_set_of(info, examples.query_set)
+        by_space = {} if query_set is None else {own.space: own.name for own in layers_of(info, query_set)}
+        if state.token >= max(tokens_of(memory, info, examples, own) for own in by_space.values()):
+            raise NotFound(f"The example has no token {state.token}: it has 0 to {tokens - 1}.", field="token")
+    return examples.default_token(state.row, tokens)
 
 
-def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None = None) -> str:
-    """The stored query of the page's example in a layer, as questions name it. Raises NotFound for a token or an
-    example that there is not.
+def of_no_sample(memory: Answers, info: MemoryInfo, layer: LayerInfo) -> bool:
+    """Whether a layer's slots are of no sample, as those of a table of positions that is looked up once for all."""
+    if layer.space in ("sample", "token") or not info.slots.get(layer.space):
+        return False
+    try:
+        (slot,) = memory.slots([0], layer.space).records()
+    except NotFound:  # it was deleted
+        return False
+    return slot.get("row") is None and slot.get("sample") is None
+
+
+def shared_row(memory: Answers, info: MemoryInfo, state: State, layer: str) -> tuple[int, int] | None:
+    """Of a layer whose stored queries are of no example, as those of a table of positions that is looked up once for
+    all of them: which one is asked, the one with the number of the page's token, and how many there are; None of any
+    other layer.
     """
+    found = layer_of(info, layer)
+    if found is None or not of_no_sample(memory, info, found):
+        return None
+    queries = memory.query_set(state.query_set, found.name).queries
+    if queries is None or not len(queries):
+        return None
     examples = examples_of(memory, info, state.query_set)
-    tokens = tokens_of(memory, info, examples, state.layer if layer is None else layer)
-    token = token_of(examples, tokens, state)
+    token = state.token if state.token is not None else examples.default_token(state.row, examples.tokens or 1)
+    return (token if token < len(queries) else 0), len(queries)
+
+
+def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None = None) -> str | NDArray[np.float32]:
+    """The stored query of the page's example in a layer, as questions name it, or its numbers where the layer's queries
+    are of no example. Raises NotFound for a token or an example that there is not.
+    """
+    name = state.layer if layer is None else layer
+    if (shared := shared_row(memory, info, state, name)) is not None:
+        queries = memory.query_set(state.query_set, name).queries
+        assert queries is not None
+        return queries[shared[0] : shared[0] + 1]
+    examples = examples_of(memory, info, state.query_set)
+    token = token_of(memory, info, examples, tokens_of(memory, info, examples, name), state)
     return state.item if token is None else f"{state.item}:{token}"
 
 
@@ -218,16 +335,24 @@ def output_layer(memory: Answers, info: MemoryInfo, examples: Examples) -> Outpu
     behind a sum with other layers.
     """
     query_set = query_set_of(info, examples.query_set)
-    if query_set is None or examples.outputs is None or not len(examples.outputs):
+    outputs = examples.outputs if examples.token_outputs is None else examples.token_outputs
+    if query_set is None or outputs is None or not len(outputs):
         return None
-    tried = np.unique(np.linspace(0, len(examples.outputs) - 1, _TRIED).astype(int))
-    stored = examples.outputs[tried].astype(np.float64)
+    tokens = 1 if examples.token_outputs is None else len(outputs) // examples.count
+    tried = np.unique(np.linspace(0, len(outputs) - 1, _TRIED).astype(int))
+    stored = outputs[tried].astype(np.float64)
     scale = float(np.abs(stored).max())
-    for layer in reversed(layers_of(info, query_set)):
-        if layer.d_out != stored.shape[1] or layer.space != "sample" or not layer.values:
+    places = zip(*(own.tolist() for own in np.divmod(tried, tokens)), strict=True)
+    rows = ",".join(f"{row}:{token}" if examples.token_outputs is not None else str(row) for row, token in places)
+    layers = layers_of(info, query_set)
+    layers.reverse()
+    layers.sort(key=lambda own: own.name != info.output_layer)
+    for layer in layers:
+        if layer.d_out != stored.shape[1] or not layer.values:
+            continue
+        if layer.space != "sample" if tokens == 1 else tokens_of(memory, info, examples, layer.name) != tokens:
             continue
         try:
-            rows = ",".join(map(str, tried.tolist()))
             own = np.asarray(memory.output(layer.name, f"{examples.query_set}/{rows}"), dtype=np.float64)
         except Inexact:
             continue

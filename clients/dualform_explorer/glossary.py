@@ -95,6 +95,10 @@ GLOSSARY: dict[str, Word] = {
         "How well the record rebuilds a layer: exact, exact to bfloat16, or approximate since a step.", "exactness.md"
     ),
     "step": Word("One update of the training, counted from 0.", "recording.md"),
+    "surprise": Word(
+        "The loss at a token in nats: minus the logarithm of the share that a softmax of the outputs gives its label.",
+        "explorer.md",
+    ),
     "target": Word("The output, margin or direction along which contributions are measured.", "howto/contributions.md"),
     "unrecorded change": Word("A change of the weights that the recorded updates do not explain.", "exactness.md"),
     "value": Word("The layer's error signal for a slot, times what the optimizer made of it.", "concepts.md"),

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from dualform.answers import GroupSums, MemoryInfo
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.answers import Contributions, GroupKey, GroupSums, MemoryInfo
+from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform_explorer.examples import LabelNames, label_names, layer_of, query_of
-from dualform_explorer.filter import OF_PLACE, alike, complete_columns
+from dualform_explorer.filter import OF_PLACE, Chip, alike, complete_columns, where_of
 from dualform_explorer.state import State
 
 HUES = 10
@@ -95,6 +99,56 @@ def groupings_of(info: MemoryInfo, state: State) -> list[tuple[str, ...]]:
     if len(info.datasets) > 1:
         found.insert(0, ("dataset", "label"))
     return found if state.by in found else [*found, state.by]
+
+
+_MOST_SHARED = 24
+"""Groups that contributions are asked for where each takes a run of the training's updates; of more, the largest."""
+_MOST_SUMMED = 1000
+"""Where they are sums."""
+_LARGEST = 20
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of a layer's output for one query. Shapes: G groups, d_out."""
+
+    answer: Contributions
+    """Its groups may be others: of it are the terms that no group has."""
+    groups: tuple[GroupKey, ...]
+    sums: NDArray[np.float64]
+    """float64[G, d_out]"""
+    counts: NDArray[np.int64]
+    others: int = 0
+    """How many groups are left out: those with the smallest sums of attention, in absolute value."""
+    other_sum: NDArray[np.float64] | None = None
+    """float64[d_out] of all of these."""
+    other_count: int = 0
+
+
+def terms_of(memory: Answers, info: MemoryInfo, state: State, layer: str, by: tuple[str, ...]) -> Terms:
+    """Of a grouping with many groups, those that have the largest attention, and all others as one."""
+    query, mask = query_of(memory, info, state, layer), where(info, state)
+
+    def asked(by: tuple[str, ...], mask: str | None) -> Contributions:
+        return memory.contributions(layer, query, by, mask, state.at, state.inexact)
+
+    most = _MOST_SUMMED if info.optimizer == "SGD" else _MOST_SHARED
+    largest = memory.group_sum(layer, query, by=by, where=where_before(info, state), score="abs", k=_LARGEST)
+    if (largest.total or len(largest.groups)) <= most:
+        try:
+            answer = asked(by, mask)
+        except BadInput as error:
+            if error.field != "by":
+                raise
+        else:
+            return Terms(answer, answer.groups, answer.sums[0], answer.counts)
+    chosen = [group for group, _, _ in largest.ranked()]
+    condition = where_of([Chip.of(True, by, group) for group in chosen])
+    own = asked(by, condition if mask is None else f"({mask}) AND ({condition})")
+    whole = asked(("dataset",), mask)
+    others = (largest.total or len(chosen)) - len(own.groups)
+    rest = whole.sums[0].sum(axis=0) - own.sums[0].sum(axis=0)
+    return Terms(whole, own.groups, own.sums[0], own.counts, others, rest, int(whole.counts.sum() - own.counts.sum()))
 
 
 def scored(memory: Answers, info: MemoryInfo, state: State, masked: bool = True) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import fields
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, cast
@@ -12,8 +13,9 @@ from typing import Any, TypeVar, cast
 from dualform.answers import MemoryInfo
 from dualform.errors import NotFound, Unavailable
 from dualform.methods import Answers
-from dualform.questions import Inventory, PreviewLookup, Question, SlotLookup
+from dualform.questions import Inventory, PreviewLookup, Question, SlotLookup, Vectors
 from dualform_explorer.preview_function import PreviewFunction, with_previews
+from dualform_explorer.words import Words
 
 A = TypeVar("A")
 _MOST = 400
@@ -26,8 +28,8 @@ class RememberedAnswers(Answers):
     A question that is being answered is not asked again beside it: who asks it too waits for the same answer.
     """
 
-    def __init__(self, answers: Answers) -> None:
-        self._answers = answers
+    def __init__(self, answers: Answers, words: Words | None = None) -> None:
+        self._answers, self.words = answers, words
         self._lock = Lock()
         self._found: OrderedDict[Any, Future[Any]] = OrderedDict()
         self._seen: MemoryInfo | None = None
@@ -38,26 +40,27 @@ class RememberedAnswers(Answers):
             return cast("A", self._info(question))
         if isinstance(question, SlotLookup | PreviewLookup):  # each is its own
             return cast("A", self._answers.ask(question))
+        key = _key(question)
         with self._lock:
-            found = self._found.get(question)
+            found = self._found.get(key)
             mine = found is None
             if found is None:
-                found = self._found[question] = Future()
+                found = self._found[key] = Future()
                 if len(self._found) > _MOST:
                     self._found.popitem(last=False)
             else:
-                self._found.move_to_end(question)
+                self._found.move_to_end(key)
         if mine:
-            self._answer(question, found)
+            self._answer(question, key, found)
         return cast("A", found.result())
 
-    def _answer(self, question: Question[Any], found: Future[Any]) -> None:
+    def _answer(self, question: Question[Any], key: Hashable, found: Future[Any]) -> None:
         try:
             found.set_result(self._answers.ask(question))
         except BaseException as error:
             with self._lock:
-                if self._found.get(question) is found:
-                    del self._found[question]
+                if self._found.get(key) is found:
+                    del self._found[key]
             found.set_exception(error)
         if self._closed:  # meanwhile, and SQL has started its process again
             self._answers.close()
@@ -76,6 +79,14 @@ class RememberedAnswers(Answers):
         self._answers.close()
 
 
+def _key(question: Question[Any]) -> Hashable:
+    """Equal for equal questions, those that hold numbers in an array, too."""
+    if not isinstance(getattr(question, "queries", None), Vectors):
+        return question
+    own = ((field.name, getattr(question, field.name)) for field in fields(question))  # type: ignore[arg-type]
+    return type(question), *((name, said.rows.tobytes() if isinstance(said, Vectors) else said) for name, said in own)
+
+
 class OneSnapshot(Answers):
     """The answers of one snapshot. Those of another one, of a memory that moved on meanwhile, are refused: no page adds
     up what belongs to two.
@@ -83,6 +94,7 @@ class OneSnapshot(Answers):
 
     def __init__(self, answers: Answers, snapshot: int) -> None:
         self._answers, self._snapshot = answers, snapshot
+        self.words: Words | None = getattr(answers, "words", None)
 
     def ask(self, question: Question[A]) -> A:
         answer = self._answers.ask(question)
@@ -100,11 +112,16 @@ class OneSnapshot(Answers):
 class Memories:
     """Safe to use from several threads."""
 
-    def __init__(self, opened: Mapping[str, Callable[[], Answers]], preview: PreviewFunction | None = None) -> None:
+    def __init__(
+        self,
+        opened: Mapping[str, Callable[[], Answers]],
+        preview: PreviewFunction | None = None,
+        words: Words | None = None,
+    ) -> None:
         """`opened`: by name, what opens or connects to one. `preview`: what training samples look like, in place of the
-        preview sets of datasets.
+        preview sets of datasets. `words`: what labels and outputs are called that have no recorded name.
         """
-        self._opened, self._preview = dict(opened), preview
+        self._opened, self._preview, self._words = dict(opened), preview, words
         self._answers: dict[str, tuple[Answers, RememberedAnswers]] = {}
         self._scouts: dict[str, Answers] = {}
         """Opened beside those that answer, to look ahead."""
@@ -145,7 +162,7 @@ class Memories:
         with self._locks[name]:
             if name not in self._answers:
                 answers = self._opened[name]()
-                self._answers[name] = answers, RememberedAnswers(with_previews(answers, self._preview))
+                self._answers[name] = answers, RememberedAnswers(with_previews(answers, self._preview), self._words)
             return self._answers[name]
 
     def close(self) -> None:

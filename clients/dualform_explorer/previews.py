@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from dualform.answers import MemoryInfo, Preview
 from dualform.answers.previews import PNG
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
-from dualform_explorer.examples import query_set_of
+from dualform_explorer.examples import of_no_sample, query_set_of
 
 _AROUND = 160
 """Letters of a passage that are shown on either side of its token, and twice as many where none is marked."""
@@ -61,11 +62,12 @@ def shown_preview(preview: Preview, position: int | None = None) -> ShownPreview
     return NOTHING if preview.row is None else ShownPreview(row=preview.row)
 
 
-def unmarked(info: MemoryInfo) -> str:
+def unmarked(memory: Answers, info: MemoryInfo) -> str:
     """Why no token of a text is marked; empty where a position is the place of a token in its preview set's texts. Of
-    an encoder and a decoder either has its own, and a preview set does not say whose it has.
+    an encoder and a decoder either has its own, and a preview set does not say whose it has. Slots without a sample, as
+    those of a table of positions, have no text.
     """
-    spaces = sorted({layer.space for layer in info.layers} - {"sample"})
+    spaces = sorted({layer.space for layer in info.layers if not of_no_sample(memory, info, layer)} - {"sample"})
     if len(spaces) < 2:
         return ""
     return f"No token is marked: positions are of several kinds ({', '.join(spaces)}), and texts do not say which."
@@ -73,7 +75,7 @@ def unmarked(info: MemoryInfo) -> str:
 
 def shown_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]]) -> ShownPreviews:
     """Of slots given by their columns; nothing where there is no preview set of their dataset."""
-    found, missing, why_unmarked = [NOTHING] * len(slots), "", unmarked(info)
+    found, missing, why_unmarked = [NOTHING] * len(slots), "", unmarked(memory, info)
     for dataset in dict.fromkeys(slot.get("dataset") for slot in slots):
         if (dataset or "") not in info.previews:
             continue
@@ -147,6 +149,8 @@ def _ending(text: str, letters: int) -> str:
 _MORE = "\N{HORIZONTAL ELLIPSIS}"
 _LETTERS_AROUND = 150
 """Tokens that are shown on either side."""
+_LEVELS = 6
+"""Of colour, of which the last one is that of a guess, or of what is worse."""
 
 
 @dataclass(frozen=True)
@@ -157,11 +161,17 @@ class Token:
     position: int | None
     """Of the token; None for what stands between tokens, and for what is left out before and behind."""
     marked: bool = False
+    loss: float | None = None
+    """How surprising its label was, in nats; None where that is not known."""
+    level: int | None = None
+    """Of its colour, 0 to 6."""
 
 
-def tokens_of_passage(preview: Preview, position: int) -> tuple[Token, ...]:
+def tokens_of_passage(
+    preview: Preview, position: int, losses: Sequence[float] = (), chance: float = 1.0
+) -> tuple[Token, ...]:
     """The tokens around a position, with all text between them; none where their places are not known, or the token
-    has none, as padding has.
+    has none, as padding has. `losses` by position, NaN where there is none; `chance`: that of a guess.
     """
     text, offsets = preview.text, preview.offsets
     if text is None or offsets is None or preview.marked(position) is None:
@@ -180,6 +190,8 @@ def tokens_of_passage(preview: Preview, position: int) -> tuple[Token, ...]:
             continue
         if start > done:
             tokens.append(Token(text[done:start], None))
-        tokens.append(Token(text[start:stop], place, place == position))
+        loss = losses[place] if place < len(losses) and not isnan(losses[place]) else None
+        level = None if loss is None else min(_LEVELS, round(_LEVELS * max(loss, 0.0) / chance))
+        tokens.append(Token(text[start:stop], place, place == position, loss, level))
         done = stop
     return (*tokens, Token(_MORE, None)) if done < len(text) else tuple(tokens)

@@ -26,6 +26,7 @@ from dualform_explorer.guard import Guard
 from dualform_explorer.memories import Memories, names_of
 from dualform_explorer.preview_function import PreviewFunction, check_preview_function
 from dualform_explorer.rendering import templates
+from dualform_explorer.words import Words
 from dualform_proto.address import LOOPBACK, parse_address
 
 _GRACEFUL_SECONDS = 3
@@ -78,15 +79,16 @@ def serve(
     ready: Callable[[str], None],
     browse: bool = False,
     preview: PreviewFunction | None = None,
+    words: Words | None = None,
 ) -> None:
     """Until the process is interrupted. `ready` is told the address of the start page. `preview`: what training samples
-    look like, in place of the preview sets of datasets.
+    look like, in place of the preview sets of datasets. `words`: what labels and outputs without a name are called.
 
     Raises BadInput where the address cannot be had.
     """
     listening = listening_at(config.address)
     url = url_of(config, listening)
-    guarded = application(Memories(opened, preview), config)
+    guarded = application(Memories(opened, preview, words), config)
     ready(url)
     if browse:
         webbrowser.open(url)
@@ -255,6 +257,7 @@ def explore(
     targets: Target | Sequence[Target],
     preview: PreviewFunction | None = None,
     *,
+    tokenizer: Any = None,
     address: str = "127.0.0.1:0",
     token: str | None = None,
     deadline: float = DEADLINE,
@@ -268,12 +271,14 @@ def explore(
     training sample looks like, in place of the preview sets of datasets: it returns an image (an array, a tensor or one
     of Pillow's, alone or with its label), a text, alone or with the offsets of its tokens, a mapping of columns, or
     None. It is called in this process alone. Numbers of 8 bits are shown as they are, floats from 0 to 1 as shares of
-    full brightness, and others are scaled from the least to the greatest of the image. `address`: where the pages are;
-    port 0 is a free one. `token`: that visitors must have. `deadline`: seconds that a part of a page may take.
-    `browse`: open the start page in a browser. `connecting`: how servers are reached, as `dualform.connect` has it.
+    full brightness, and others are scaled from the least to the greatest of the image. `tokenizer`: what names labels
+    and outputs without a recorded name: a `tokenizers.Tokenizer` or its file, or a tokenizer of transformers.
+    `address`: where the pages are; port 0 is a free one. `token`: that visitors must have. `deadline`: seconds that a
+    part of a page may take. `browse`: open the start page in a browser. `connecting`: how servers are reached, as
+    `dualform.connect` has it.
 
-    Raises what opening the memories does, and BadInput where the address cannot be had or `preview` cannot be called
-    so.
+    Raises what opening the memories does, and BadInput where the address cannot be had, `preview` cannot be called so
+    or `tokenizer` is none.
     """
     several = [targets] if isinstance(targets, str | PathLike) else list(targets)
     places = [fspath(target) for target in several]
@@ -286,7 +291,7 @@ def explore(
         name: partial(dualform.connect, place, **connecting)
         for name, place in zip(names_of(places), places, strict=True)
     }
-    memories = Memories(opened, preview)
+    memories = Memories(opened, preview, None if tokenizer is None else Words(tokenizer))
     try:
         for name in memories.names:
             memories.one(name).info()

@@ -58,6 +58,8 @@ class QuerySetPanel:
     count: int
     misclassified: int | None
     """None where labels or outputs are not known."""
+    token_errors: tuple[int, int] | None
+    """Misclassified tokens, of those with a label; None where tokens have no labels or outputs of their own."""
     tried: int
     """Of the misclassified ones, on how many masks were tried."""
     corrections: tuple[Correction, ...]
@@ -95,6 +97,7 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str) -> QuerySetPan
         query_set=name,
         count=examples.count,
         misclassified=len(misclassified) if known else None,
+        token_errors=examples.token_errors,
         tried=min(len(misclassified), _TRIED),
         corrections=corrections,
         layer=own[-1].name if found is None else found.name,

@@ -45,6 +45,12 @@ from dualform_proto.memory_name import is_served
     help="Call preview(dataset, sample) for previews.",
 )
 @click.option(
+    "--tokenizer",
+    type=FILE,
+    metavar="FILE",
+    help="Name tokens by FILE of the tokenizers package.",
+)
+@click.option(
     "--export",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -76,6 +82,7 @@ def explore(
     root_path: str,
     deadline: float,
     preview: str | None,
+    tokenizer: Path | None,
     export: Path | None,
     items: tuple[str, ...],
     without: tuple[str, ...],
@@ -88,7 +95,8 @@ def explore(
 
     It serves pages until Ctrl-C. An address that other machines can reach needs
     --access. --preview names your own function as MODULE:FUNCTION or
-    FILE.py:FUNCTION. Nothing else is run, and no memory is changed.
+    FILE.py:FUNCTION. Nothing else is run, and no memory is changed. --tokenizer
+    shows labels and outputs without a recorded name as words.
 
     \b
     Examples:
@@ -98,6 +106,7 @@ def explore(
     from dualform_explorer.memories import names_of
     from dualform_explorer.preview_function import check_preview_function
     from dualform_explorer.server import ExplorerConfig, serve
+    from dualform_explorer.words import Words
 
     for target in targets:
         if Path(target).exists() or not is_served(target):
@@ -110,12 +119,13 @@ def explore(
     function = None if preview is None else named_function(preview, "preview")
     if function is not None:
         check_preview_function(function)
+    words = None if tokenizer is None else Words(tokenizer)
     opened = {
         name: partial(_opened, target, ram, {own: reach[own] for own in REACH})
         for name, target in zip(names_of(targets), targets, strict=True)
     }
     if export is not None:
-        _export(opened, export, items, without, force, as_json, function)
+        _export(opened, export, items, without, force, as_json, function, words)
         return
     token = None if access is None else read_token(access)
     config = ExplorerConfig(address, hosts, token, root_path, deadline)
@@ -127,7 +137,7 @@ def explore(
             print_line(f"exploring {', '.join(opened)} at {url}")
         sys.stdout.flush()
 
-    serve(opened, config, ready, browse, function)
+    serve(opened, config, ready, browse, function, words)
 
 
 def _opened(target: str, ram: str | None, reach: dict[str, Any]) -> Answers:
@@ -142,8 +152,10 @@ def _export(
     force: bool,
     as_json: bool,
     preview: Callable[[str | None, int], Any] | None,
+    words: Any,
 ) -> None:
     """`opened`: functions that open or connect to a memory, by name. `preview`: replaces the stored preview sets.
+    `words`: names labels and outputs that have no recorded name.
 
     Raises BadInput for several memories, unknown predictions or a file that would be too large, AlreadyExists if the
     file exists, and FolderError if it cannot be made.
@@ -156,7 +168,7 @@ def _export(
         raise BadInput("--export takes one TARGET.", hint="Export each memory to its own file.", field="targets")
     check_output_file(out, force, "export")
     ((name, open_one),) = opened.items()
-    with RememberedAnswers(with_previews(open_one(), preview)) as memory, progress_bars() as progress:
+    with RememberedAnswers(with_previews(open_one(), preview), words) as memory, progress_bars() as progress:
         info = memory.info()
         choice = choose(memory, info, items, without)
         tell = progress and partial(progress, "drawing")

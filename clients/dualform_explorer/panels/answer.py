@@ -13,12 +13,25 @@ from dualform.answers import MemoryInfo, Placebos, Status
 from dualform.answers.placebos import FEWEST_SIBLINGS, central
 from dualform.errors import BadInput, Inexact, NotFound, ServiceError
 from dualform.methods import Answers
-from dualform_explorer.examples import MOST_OUTPUTS, examples_of, label_names, layer_of, output_layer, query_of
-from dualform_explorer.groups import MOST_GROUPS, hue_of, name_of, where
+from dualform_explorer.examples import (
+    MOST_OUTPUTS,
+    Examples,
+    LabelNames,
+    examples_of,
+    label_names,
+    layer_of,
+    output_layer,
+    query_of,
+    token_of,
+    tokens_of,
+)
+from dualform_explorer.groups import MOST_GROUPS, hue_of, name_of, terms_of, where
 from dualform_explorer.state import State
 
 _MOST = 8
 """Groups that have a bar of their own."""
+_NEXT = 5
+"""Of the outputs for a token, that are named."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,12 @@ class AnswerPanel:
     """The column that groups slots."""
     parts: tuple[Part, ...] = ()
     status: Status | None = None
+    next: tuple[tuple[int, str, float], ...] = ()
+    """Of a token its largest outputs: number, name, and share of a softmax."""
+    token: int | None = None
+    """Of the example, whose outputs these are; None where it has outputs as a whole."""
+    most_attended: int | None = None
+    """Of how many groups, those with the largest attention, parts were computed; None where of all."""
 
     @property
     def wrong(self) -> bool:
@@ -79,15 +98,18 @@ def answer_panel(
     found = output_layer(memory, info, examples)
     if found is None:
         return AnswerPanel("")
-    query, by = query_of(memory, info, state, found.name), state.by[:1]
-    answer = memory.contributions(found.name, query, by, where(info, state), state.at, state.inexact)
+    by = state.by[:1]
+    terms = terms_of(memory, info, state, found.name, by)
+    answer = terms.answer
     fixed = [("initial", "initial weights", answer.initial[0]), ("bias", "bias", answer.bias)]
     fixed.append(("unrecorded", "outside the record", answer.unrecorded_change[0]))
-    output, groups = answer.output[0], answer.sums[0]
+    output, groups = answer.output[0], terms.sums
     if not state.initial:
         output = output - sum(own for _, _, own in fixed)
         fixed = []
-    label = examples.label(state.row)
+    tokens = tokens_of(memory, info, examples, found.name)
+    token = token_of(memory, info, examples, tokens, state)
+    label = examples.label_at(state.row, token, tokens)
     if label is not None and label >= len(output):
         label = None
     whole = np.asarray(memory.output(found.name, query, None, state.at, state.inexact))[0] if state.masked else output
@@ -107,12 +129,13 @@ def answer_panel(
         (kind, (words,), "", float(along(own)), 0) for kind, words, own in fixed if along(own)
     ]
     for place in chosen:
-        group = answer.groups[place]
+        group = terms.groups[place]
         hue = hue_of(info, by, group)
         listed.append(("group", group, name_of(names, by, group), float(values[place]), hue))
-    if len(values) > len(chosen):
+    if more := len(values) - len(chosen) + terms.others:
         rest = float(np.delete(values, chosen).sum())
-        listed.append(("rest", (f"{len(values) - len(chosen)} more",), "", rest, 0))
+        rest += 0.0 if terms.other_sum is None else float(along(terms.other_sum))
+        listed.append(("rest", (f"{more:,} more",), "", rest, 0))
     begins = accumulate((own[3] for own in listed), initial=0.0)
     return AnswerPanel(
         layer=found.name,
@@ -127,7 +150,18 @@ def answer_panel(
             for (kind, said, name, value, hue), begin in zip(listed, begins, strict=False)
         ),
         status=answer.status,
+        next=_next(output, names) if token is not None else (),
+        token=token,
+        most_attended=len(terms.groups) if terms.others else None,
     )
+
+
+def _next(output: NDArray[np.float64], names: LabelNames) -> tuple[tuple[int, str, float], ...]:
+    """The largest outputs, and the share that a softmax gives each."""
+    shares = np.exp(output - output.max())
+    shares = shares / shares.sum()
+    order = np.argsort(-output, kind="stable")[:_NEXT].tolist()
+    return tuple((number, names.of(number), float(shares[number])) for number in order)
 
 
 @dataclass(frozen=True)
@@ -172,15 +206,14 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
     examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
     layer = state.layer if found is None else found.name
-    query = query_of(memory, info, state, layer)
-    answer = memory.contributions(layer, query, state.by, where(info, state), state.at, state.inexact)
-    names = label_names(memory, info)
-    own, output = answer.sums[0], answer.output[0]
+    terms = terms_of(memory, info, state, layer, state.by)
+    answer, names = terms.answer, label_names(memory, info)
+    own, output = terms.sums, answer.output[0]
     if not state.initial:
         output = (
             output - answer.initial[0] - answer.bias - answer.unrecorded_change[0]
         )  # what slots brought, as `output` has it
-    label = examples.label(state.row) if found is not None else None
+    label = _label_in(memory, info, state, examples, layer) if found is not None else None
     shown = _shown(output, None, label)
     order = np.argsort(-np.abs(own).max(axis=1, initial=0.0), kind="stable")[:MOST_GROUPS]
     order = np.sort(order)
@@ -188,17 +221,18 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
     groups = [
         Term(
             "group",
-            answer.groups[place],
-            name_of(names, state.by, answer.groups[place]),
+            terms.groups[place],
+            name_of(names, state.by, terms.groups[place]),
             _row(own[place], shown),
-            int(answer.counts[place]),
-            hue_of(info, state.by, answer.groups[place]),
+            int(terms.counts[place]),
+            hue_of(info, state.by, terms.groups[place]),
         )
         for place in order.tolist()
     ]
-    if len(rest):
-        more = (f"{len(rest)} more",)
-        groups.append(Term("rest", more, "", _row(own[rest].sum(axis=0), shown), int(answer.counts[rest].sum())))
+    if more := len(rest) + terms.others:
+        left = own[rest].sum(axis=0) + (0.0 if terms.other_sum is None else terms.other_sum)
+        count = int(terms.counts[rest].sum()) + terms.other_count
+        groups.append(Term("rest", (f"{more:,} more",), "", _row(left, shown), count))
     others = [
         Term("initial", ("W₀",), "", _row(answer.initial[0], shown)),
         Term("bias", ("bias",), "", _row(answer.bias, shown)),
@@ -223,6 +257,12 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
         initial=state.initial,
         status=answer.status,
     )
+
+
+def _label_in(memory: Answers, info: MemoryInfo, state: State, examples: Examples, layer: str) -> int | None:
+    """The label of the page's example, or of its token."""
+    tokens = tokens_of(memory, info, examples, layer)
+    return examples.label_at(state.row, token_of(memory, info, examples, tokens, state), tokens)
 
 
 def _row(values: np.ndarray, shown: list[int]) -> tuple[float, ...]:
@@ -294,9 +334,11 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
     if state.masked:
         answer = memory.output(name, query, where(info, state), state.at, state.inexact, initial=state.initial)
         masked = np.asarray(answer, dtype=np.float64)[0]
-    label = examples.label(state.row) if found is not None and len(full) > 1 else None
-    names = label_names(memory, info)
-    stored = None if examples.read is None else int(examples.read[state.row])
+    label = _label_in(memory, info, state, examples, name) if found is not None and len(full) > 1 else None
+    if label is not None and label >= len(full):
+        label = None
+    names, tokens = label_names(memory, info), tokens_of(memory, info, examples, name)
+    stored = examples.read_at(state.row, token_of(memory, info, examples, tokens, state), tokens)
     outputs = tuple(
         Output(
             number,

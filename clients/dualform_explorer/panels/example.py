@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan, log
 
 import numpy as np
 
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.examples import examples_of, label_names, layer_of, query_of, token_of, tokens_of
+from dualform_explorer.examples import (
+    Examples,
+    examples_of,
+    label_names,
+    layer_of,
+    layers_of,
+    of_no_sample,
+    query_of,
+    query_set_of,
+    shared_row,
+    token_of,
+    tokens_of,
+)
 from dualform_explorer.groups import MOST_GROUPS, Group, groups_of, where_before
 from dualform_explorer.previews import (
     NOTHING,
@@ -51,6 +64,14 @@ class QueryPanel:
     token: int | None
     """The place in the example that is asked about; None of a layer that sees examples whole."""
     tokens: int
+    loss: float | None = None
+    """How surprising the token's label was, in nats; None where that is not known."""
+    chance: float | None = None
+    """That of a guess among all outputs; None where tokens have no losses."""
+    token_errors: tuple[int, int] | None = None
+    """Tokens of the query set with another label than their largest output, of those with a label."""
+    remark: str = ""
+    """What another place is asked than the address names, and why; empty where none is."""
 
     @property
     def wrong(self) -> bool:
@@ -60,18 +81,34 @@ class QueryPanel:
 def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     examples = examples_of(memory, info, state.query_set)
     tokens = tokens_of(memory, info, examples, state.layer)
-    token = token_of(examples, tokens, state)
+    token, remark = token_of(memory, info, examples, tokens, state), ""
+    if (shared := shared_row(memory, info, state, state.layer)) is not None:
+        (place, rows_of_layer), tokens = shared, examples.tokens or 1
+        token = token_of(memory, info, examples, tokens, state)
+        remark = (
+            f"The stored queries of layer {state.layer} are of no example, but of all: number {place} of "
+            f"{rows_of_layer} is asked."
+        )
+    elif state.token is not None and token is not None and token != state.token:
+        remark = f"Layer {state.layer} has {tokens} places in an example: {token} is asked, not {state.token}."
     names = label_names(memory, info)
     rows = examples.among(state.among)
     at = int(np.searchsorted(rows, state.row))
     here = at < len(rows) and rows[at] == state.row
     after = at + 1 if here else at
     label = examples.label_at(state.row, token, tokens)
-    read = None if examples.read is None else int(examples.read[state.row])
+    read = examples.read_at(state.row, token, tokens)
     previews, missing = previews_of_examples(memory, info, state.query_set, [state.row])
-    marked, why_unmarked = token, unmarked(info)
-    if why_unmarked and token is not None and previews and previews[0].offsets is not None:
-        marked, missing = None, missing or why_unmarked
+    marked, losses, chance = token, examples.losses(state.row), None
+    if token is not None and previews and previews[0].offsets is not None:
+        places = previews[0].first + len(previews[0].offsets)
+        why_unmarked = unmarked(memory, info)
+        if why_unmarked and not (tokens == places and _alone(memory, info, examples, state.layer, places)):
+            marked, missing = None, missing or why_unmarked
+    if losses is not None and examples.token_outputs is not None:
+        chance = log(examples.token_outputs.shape[1])
+    loss = None if losses is None or token is None or token >= len(losses) else float(losses[token])
+    shown = [] if losses is None or tokens != examples.tokens else losses.tolist()
     return QueryPanel(
         query_set=state.query_set,
         row=state.row,
@@ -86,10 +123,26 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         before=int(rows[at - 1]) if at > 0 else None,
         after=int(rows[after]) if after < len(rows) else None,
         preview=shown_preview(previews[0], marked) if previews else NOTHING,
-        passage=tokens_of_passage(previews[0], marked) if previews and marked is not None else (),
+        passage=tokens_of_passage(previews[0], marked, shown, chance or 1.0) if previews and marked is not None else (),
         missing=missing,
         token=token,
         tokens=tokens,
+        loss=None if loss is None or isnan(loss) else loss,
+        chance=chance if shown else None,
+        token_errors=examples.token_errors,
+        remark=remark,
+    )
+
+
+def _alone(memory: Answers, info: MemoryInfo, examples: Examples, layer: str, places: int) -> bool:
+    """Whether of all kinds of positions, only the layer's are so many in an example."""
+    query_set, found = query_set_of(info, examples.query_set), layer_of(info, layer)
+    own = [] if query_set is None else layers_of(info, query_set)
+    others = {other.space: other for other in own if found is not None and other.space not in ("sample", found.space)}
+    return not any(
+        tokens_of(memory, info, examples, other.name) == places
+        for other in others.values()
+        if not of_no_sample(memory, info, other)
     )
 
 

@@ -1,0 +1,74 @@
+"""Words for the numbers that a language model reads and writes, with white space that can be seen."""
+
+from __future__ import annotations
+
+from functools import cache
+from os import PathLike, fspath
+from typing import Any
+
+from dualform.errors import BadInput
+
+_SEEN = str.maketrans(
+    {" ": "\N{OPEN BOX}", "\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW}"}
+)
+_UNDECODED = "\N{REPLACEMENT CHARACTER}"
+
+
+def visible(text: str) -> str:
+    """White space at either end as signs, and line ends and tabs everywhere."""
+    inner = text.strip(" ")
+    before, behind = text[: len(text) - len(text.lstrip(" "))], text[len(text.rstrip(" ")) :] if inner else ""
+    return (
+        before.translate(_SEEN)
+        + inner.translate({key: to for key, to in _SEEN.items() if key != ord(" ")})
+        + (behind.translate(_SEEN))
+    )
+
+
+class Words:
+    """Of a tokenizer. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer`: one of the package `tokenizers`, or a file that such a one was written to. Raises BadInput for
+        anything else.
+        """
+        if isinstance(tokenizer, str | PathLike):
+            tokenizer = _read(fspath(tokenizer))
+        elif inner := getattr(tokenizer, "backend_tokenizer", None):  # that of a tokenizer of transformers
+            tokenizer = inner
+        if not hasattr(tokenizer, "id_to_token") or not hasattr(tokenizer, "decode"):
+            raise BadInput(
+                f"tokenizer must be a tokenizers.Tokenizer or its file, not {type(tokenizer).__name__}.",
+                hint="Write one with tokenizer.save(FILE).",
+                field="tokenizer",
+            )
+        self._tokenizer = tokenizer
+        self._word = cache(self._made)
+
+    def of(self, number: int) -> str:
+        """What a token stands for, with visible white space; empty for a number that is none."""
+        return self._word(number)
+
+    def _made(self, number: int) -> str:
+        named = self._tokenizer.id_to_token(number) if number >= 0 else None
+        if named is None:
+            return ""
+        text = self._tokenizer.decode([number], skip_special_tokens=False)
+        return visible(named if not text or _UNDECODED in text else text)
+
+
+def _read(path: str) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise BadInput(
+            "A tokenizer needs the package tokenizers.", hint="pip install tokenizers", field="tokenizer"
+        ) from None
+    try:
+        return Tokenizer.from_file(path)
+    except Exception as error:  # the package raises nothing narrower
+        raise BadInput(
+            f"{path} is not the file of a tokenizer: {error}.",
+            hint="Write one with tokenizer.save(FILE), or pass the tokenizer.json of a model.",
+            field="tokenizer",
+        ) from None
