@@ -37,6 +37,7 @@ def test_exactly_these_names_are_offered():
         "MemoryInfo",
         "NetworkWeights",
         "Output",
+        "OutputSummary",
         "Outputs",
         "Placebo",
         "Placebos",

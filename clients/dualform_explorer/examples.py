@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import LayerInfo, MemoryInfo, QuerySet, QuerySetInfo
+from dualform.answers.output_summary import OutputSummary
 from dualform.errors import DualformError, Inexact, NotFound
 from dualform.methods import Answers
 from dualform_explorer.filter import complete_columns
@@ -86,10 +87,8 @@ class Examples:
     """float32[n, outputs] of the network when the query set was taken."""
     token_labels: NDArray[np.int64] | None
     """int64[n * L], in place of `labels` where each token has its own."""
-    token_outputs: NDArray[np.float32] | None = None
-    """float32[n * L, outputs], in place of `outputs` where the network has some for each token."""
-    token_read: NDArray[np.int64] | None = None
-    """int64[n * L]: the largest of these."""
+    of_tokens: OutputSummary | None = None
+    """Of n * L rows, in place of `outputs` where the network has some for each token."""
 
     @property
     def read(self) -> NDArray[np.int64] | None:
@@ -101,7 +100,7 @@ class Examples:
     @property
     def tokens(self) -> int | None:
         """L; None where neither outputs nor labels are those of tokens."""
-        own = self.token_labels if self.token_outputs is None else self.token_outputs
+        own = self.token_labels if self.of_tokens is None else self.of_tokens
         return None if own is None or not self.count or len(own) % self.count else len(own) // self.count
 
     @property
@@ -109,37 +108,30 @@ class Examples:
         """How many tokens have another label than their largest output, and how many have a label at all; None where
         outputs or labels of tokens are not known.
         """
-        if self.token_read is None or self.token_labels is None or self.token_outputs is None:
+        if self.of_tokens is None or self.token_labels is None or self.of_tokens.width < 2:
             return None
-        if len(self.token_labels) != len(self.token_read):
+        if len(self.token_labels) != len(self.of_tokens):
             return None
-        known = (self.token_labels >= 0) & (self.token_labels < self.token_outputs.shape[1])
-        return int(np.count_nonzero(known & (self.token_labels != self.token_read))), int(np.count_nonzero(known))
+        known = ~np.isnan(self.of_tokens.label)
+        wrong = known & (self.token_labels != self.of_tokens.largest[:, 0])
+        return int(np.count_nonzero(wrong)), int(np.count_nonzero(known))
 
     def read_at(self, row: int, token: int | None, tokens: int) -> int | None:
         """The largest output of an example, or of its token where those have their own."""
         if self.read is not None:
             return int(self.read[row])
-        if self.token_read is None or token is None or tokens != self.tokens:
+        if self.of_tokens is None or token is None or tokens != self.tokens or self.of_tokens.width < 2:
             return None
-        return int(self.token_read[row * tokens + token])
+        return int(self.of_tokens.largest[row * tokens + token, 0])
 
     def losses(self, row: int) -> NDArray[np.float64] | None:
         """float64[L]: how surprising the label of each token of an example was, -log of the share that a softmax of the
         outputs gives it, in nats; NaN where a token has none. None where outputs or labels of tokens are not known.
         """
         tokens = self.tokens
-        if self.token_outputs is None or self.token_labels is None or tokens is None:
+        if self.of_tokens is None or tokens is None or self.token_errors is None:
             return None
-        if len(self.token_labels) != len(self.token_outputs) or self.token_outputs.shape[1] < 2:
-            return None
-        own = slice(row * tokens, (row + 1) * tokens)
-        outputs, labels = self.token_outputs[own].astype(np.float64), self.token_labels[own]
-        known = (labels >= 0) & (labels < outputs.shape[1])
-        largest = outputs.max(axis=1)
-        spread = largest + np.log(np.exp(outputs - largest[:, None]).sum(axis=1))
-        chosen = outputs[np.arange(tokens), np.where(known, labels, 0)]
-        return np.where(known, spread - chosen, np.nan)
+        return self.of_tokens.loss[row * tokens : (row + 1) * tokens]
 
     def default_token(self, row: int, tokens: int) -> int:
         """The last token that has a label, where tokens have their own; else the last one."""
@@ -186,28 +178,30 @@ def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
         whole = None if stored is None else _seen_whole(memory, info, stored)
         rows = 0 if stored is None else stored.rows
         count = whole or (rows if labels is None else len(labels))
-    of_tokens = outputs is not None and len(outputs) > count > 0 and len(outputs) % count == 0
+    made = 0 if outputs is None else len(outputs)
+    of_tokens = query_set.summary is not None or (made > count > 0 and made % count == 0)
     return Examples(
         name,
         count,
         labels if labels is not None and len(labels) == count else None,
         outputs if outputs is not None and len(outputs) == count else None,
         labels if labels is not None and len(labels) > count else None,
-        outputs if of_tokens else None,
-        _largest(query_set) if of_tokens and outputs is not None and outputs.shape[1] > 1 else None,
+        _summary_of(query_set) if of_tokens else None,
     )
 
 
-_LARGEST: WeakKeyDictionary[QuerySet, NDArray[np.int64]] = WeakKeyDictionary()
+_SUMMARIES: WeakKeyDictionary[QuerySet, OutputSummary] = WeakKeyDictionary()
 """Of query sets that were asked for: their outputs are gone through once."""
 
 
-def _largest(query_set: QuerySet) -> NDArray[np.int64]:
-    """int64[rows]: the largest output of each row."""
-    found = _LARGEST.get(query_set)
+def _summary_of(query_set: QuerySet) -> OutputSummary:
+    """Of the outputs of tokens."""
+    found = query_set.summary or _SUMMARIES.get(query_set)
     if found is None:
-        assert query_set.outputs is not None
-        found = _LARGEST[query_set] = query_set.outputs.argmax(axis=1)
+        outputs, labels = query_set.outputs, query_set.labels
+        assert outputs is not None
+        own = labels if labels is not None and len(labels) == len(outputs) else None
+        found = _SUMMARIES[query_set] = OutputSummary.of(outputs, own)
     return found
 
 
@@ -335,28 +329,33 @@ def output_layer(memory: Answers, info: MemoryInfo, examples: Examples) -> Outpu
     behind a sum with other layers.
     """
     query_set = query_set_of(info, examples.query_set)
-    outputs = examples.outputs if examples.token_outputs is None else examples.token_outputs
-    if query_set is None or outputs is None or not len(outputs):
+    summary, outputs = examples.of_tokens, examples.outputs
+    count = len(summary) if summary is not None else 0 if outputs is None else len(outputs)
+    if query_set is None or not count:
         return None
-    tokens = 1 if examples.token_outputs is None else len(outputs) // examples.count
-    tried = np.unique(np.linspace(0, len(outputs) - 1, _TRIED).astype(int))
-    stored = outputs[tried].astype(np.float64)
+    tokens, tried = count // examples.count, np.unique(np.linspace(0, count - 1, _TRIED).astype(int))
+    if summary is not None:
+        numbers, stored, width = summary.largest[tried], summary.values[tried].astype(np.float64), summary.width
+    else:
+        assert outputs is not None
+        stored, width = outputs[tried].astype(np.float64), outputs.shape[1]
+        numbers = np.broadcast_to(np.arange(width), stored.shape)
     scale = float(np.abs(stored).max())
     places = zip(*(own.tolist() for own in np.divmod(tried, tokens)), strict=True)
-    rows = ",".join(f"{row}:{token}" if examples.token_outputs is not None else str(row) for row, token in places)
+    rows = ",".join(str(row) if summary is None else f"{row}:{token}" for row, token in places)
     layers = layers_of(info, query_set)
     layers.reverse()
     layers.sort(key=lambda own: own.name != info.output_layer)
     for layer in layers:
-        if layer.d_out != stored.shape[1] or not layer.values:
+        if layer.d_out != width or not layer.values:
             continue
-        if layer.space != "sample" if tokens == 1 else tokens_of(memory, info, examples, layer.name) != tokens:
+        if layer.space != "sample" if summary is None else tokens_of(memory, info, examples, layer.name) != tokens:
             continue
         try:
             own = np.asarray(memory.output(layer.name, f"{examples.query_set}/{rows}"), dtype=np.float64)
         except Inexact:
             continue
-        difference = float(np.abs(own - stored).max())
+        difference = float(np.abs(np.take_along_axis(own, numbers, axis=1) - stored).max())
         if difference <= scale * _tolerance(layer.status.name, layer.status.error):
             return OutputLayer(layer.name, difference, len(tried))
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dualform.answers import Columns, QuerySet, Reconstruction, Reconstructions
+from dualform.answers.output_summary import OutputSummary
 from dualform.errors import BadInput
 from dualform.questions import QuerySetLookup, SlotLookup, SqlStatement
 from dualform_proto.arguments import encode_optional_text, encode_text
@@ -69,7 +70,30 @@ def encode_query_set_answer(query_set: QuerySet) -> pb.QuerySetResponse:
         queries=None if query_set.queries is None else encode_matrix(query_set.queries.astype(np.float32, copy=False)),
         scan=encode_scan(query_set.scan),
         examples=query_set.examples,
+        summary=None if query_set.summary is None else _encode_summary(query_set.summary),
     )
+
+
+def _encode_summary(summary: OutputSummary) -> pb.OutputSummary:
+    return pb.OutputSummary(
+        largest=encode_matrix(summary.largest.astype(np.int64, copy=False)),
+        values=encode_matrix(summary.values.astype(np.float32, copy=False)),
+        label=encode_numbers(summary.label.astype(np.float32, copy=False)),
+        logsumexp=encode_numbers(summary.logsumexp.astype(np.float32, copy=False)),
+        width=summary.width,
+    )
+
+
+def _decode_summary(message: pb.OutputSummary) -> OutputSummary:
+    largest = decode_matrix(message.largest, np.int64, "largest")
+    values = decode_matrix(message.values, np.float32, "values")
+    label = decode_numbers(message.label, np.float32, "label", len(largest))
+    logsumexp = decode_numbers(message.logsumexp, np.float32, "logsumexp", len(largest))
+    if values.shape != largest.shape:
+        raise BadInput(f"a summary of outputs has parts of {largest.shape} and {values.shape}.")
+    if largest.size and not 0 <= largest.min() <= largest.max() < message.width:
+        raise BadInput(f"a summary names outputs beyond the {message.width} that there are.")
+    return OutputSummary(largest, values, label, logsumexp, message.width)
 
 
 def decode_query_set_answer(message: pb.QuerySetResponse) -> QuerySet:
@@ -80,8 +104,9 @@ def decode_query_set_answer(message: pb.QuerySetResponse) -> QuerySet:
         queries=decode_matrix(message.queries, np.float32, "queries") if message.HasField("queries") else None,
         scan=decode_scan(message.scan),
         examples=message.examples if message.HasField("examples") else None,
+        summary=_decode_summary(message.summary) if message.HasField("summary") else None,
     )
-    lengths = {len(part) for part in (query_set.labels, query_set.outputs) if part is not None}
+    lengths = {len(part) for part in (query_set.labels, query_set.outputs, query_set.summary) if part is not None}
     if lengths and not _is_multiple(max(lengths), min(lengths)):
         parts = " and ".join(map(str, sorted(lengths)))
         raise BadInput(f"query set {query_set.name!r} has labels and outputs of {parts} rows.")

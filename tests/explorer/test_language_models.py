@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import BadInput, NotFound
+from dualform.record import kept_outputs
 from dualform_explorer.address import completed
 from dualform_explorer.examples import examples_of, label_names, query_of
 from dualform_explorer.memories import RememberedAnswers
@@ -30,8 +31,17 @@ LAST = LENGTH - 3
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def whole(tmp_path_factory):
     return record(tmp_path_factory.mktemp("gpt") / "run")
+
+
+@pytest.fixture(scope="module", params=["outputs", "summaries"])
+def path(request, tmp_path_factory, whole):
+    if request.param == "outputs":
+        return whole
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kept_outputs, "MOST_BYTES", 0)
+        return record(tmp_path_factory.mktemp("gpt") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +56,9 @@ def info(gpt):
 
 
 @pytest.fixture(scope="module")
-def outputs(gpt):
-    return gpt.query_set("held").outputs.reshape(HELD, LENGTH, WORDS)
+def outputs(whole):
+    with dualform.open(whole) as memory:
+        return memory.query_set("held").outputs.reshape(HELD, LENGTH, WORDS)
 
 
 def said(text):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import dualform
-from dualform.record import query_sets
+from dualform.record import kept_outputs
+from dualform_proto.lookups import decode_query_set_answer, encode_query_set_answer
 
 WORDS, PLACES, WIDTH = 13, 8, 12
 
@@ -179,18 +178,41 @@ def test_where_tokens_cannot_be_told_nothing_is_kept_and_a_warning_says_why(tmp_
         assert memory.query_set("test", "head").queries is not None
 
 
-def test_outputs_that_take_too_much_are_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(query_sets, "MOST_OUTPUT_BYTES", 5 * PLACES * WORDS * 4 - 1)
-    with pytest.warns(RuntimeWarning, match=r"they take 2\.08 kB; at most 2\.08 kB are kept"):
-        memory, _ = trained(tmp_path / "m", GPT(), tokens(), batch_size=2)
-    with memory:
-        assert memory.query_set("test").outputs is None
-    monkeypatch.setattr(query_sets, "MOST_OUTPUT_BYTES", 5 * PLACES * WORDS * 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        memory, _ = trained(tmp_path / "n", GPT(), tokens(), batch_size=5)
-    with memory:
-        assert memory.query_set("test").outputs.shape == (5 * PLACES, WORDS)
+@pytest.mark.parametrize("batch_size", [2, 1024])
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("make", [GPT, lambda: Classifier(False)], ids=["gpt", "batch second"])
+def test_outputs_that_take_too_much_are_summarized(tmp_path, monkeypatch, make, labelled, batch_size):
+    torch.manual_seed(0)
+    model = make()
+    words = isinstance(model, GPT)
+    width, axis = (WORDS, 0) if words else (5, 1)
+    inputs = tokens() if words else torch.randn(PLACES, 5, 4)
+    labels = torch.randint(-1, width, (5, PLACES)) if labelled else None
+    size = 5 * PLACES * width * 4
+    for most in (size, size - 1):
+        monkeypatch.setattr(kept_outputs, "MOST_BYTES", most)
+        path = tmp_path / str(most)
+        memory, expected = trained(path, make(), inputs, lies=axis, batch_dim=axis, batch_size=batch_size, label=labels)
+        rows = np.moveaxis(expected, axis, 0).reshape(-1, width)
+        with memory:
+            query_set = memory.query_set("test")
+            assert memory.info().output_layer == "head"
+            assert (query_set.outputs is None, query_set.summary is None) == (most < size, most == size)
+            if most < size:
+                break
+            np.testing.assert_allclose(query_set.outputs, rows, rtol=1e-5, atol=1e-6)
+    summary = decode_query_set_answer(encode_query_set_answer(query_set)).summary
+    order = np.argsort(-rows, axis=1, kind="stable")[:, :5]
+    np.testing.assert_array_equal(summary.largest, order)
+    np.testing.assert_allclose(summary.values, np.take_along_axis(rows, order, axis=1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(summary.logsumexp, torch.tensor(rows).logsumexp(1), rtol=1e-5)
+    flat = np.full(len(rows), -1) if labels is None else labels.flatten().numpy()
+    chosen = np.where(flat >= 0, rows[np.arange(len(rows)), flat], np.nan)
+    np.testing.assert_allclose(summary.label, chosen, rtol=1e-5, atol=1e-6)
+    assert summary.width == width
+    columns, count = query_set.shown(3)
+    assert count == 5 * PLACES
+    assert columns["largest output"].tolist() == order[:3, 0].tolist()
 
 
 def test_outputs_of_tokens_give_way_to_a_budget(tmp_path):
@@ -221,8 +243,6 @@ def test_outputs_of_tokens_give_way_to_a_budget(tmp_path):
 
 
 def test_labels_of_examples_and_outputs_of_tokens_are_shown_and_sent_together(tmp_path):
-    from dualform_proto.lookups import decode_query_set_answer, encode_query_set_answer
-
     memory, _ = trained(tmp_path / "m", GPT(), tokens(3), label=torch.tensor([4, -1, 6]))
     with memory:
         query_set = memory.query_set("test", "places")

@@ -21,6 +21,7 @@ from dualform.answers import (
     LayerInfo,
     MemoryInfo,
     Outputs,
+    OutputSummary,
     Placebos,
     Previews,
     QuerySet,
@@ -282,7 +283,18 @@ def query_sets(draw: Any) -> QuerySet:
     rows = st.just(draw(st.integers(0, 4)))
     some = st.none() | matrices(np.float32, rows)
     labels = st.none() | rows.flatmap(lambda count: arrays.arrays(np.int64, count))
-    return QuerySet(draw(texts), draw(labels), draw(some), draw(some), draw(scans), draw(st.none() | counts))
+    outputs, examples = draw(some), draw(st.none() | counts)
+    summary = draw(st.none() | rows.flatmap(output_summaries)) if outputs is None else None
+    return QuerySet(draw(texts), draw(labels), outputs, draw(some), draw(scans), examples, summary)
+
+
+@st.composite
+def output_summaries(draw: Any, rows: int) -> OutputSummary:
+    k = draw(st.integers(1, 5))
+    width = draw(st.integers(k, 60_000))
+    largest = draw(arrays.arrays(np.int64, (rows, k), elements=st.integers(0, width - 1)))
+    values = draw(arrays.arrays(np.float32, (rows, k)))
+    return OutputSummary(largest, values, *(draw(arrays.arrays(np.float32, rows)) for _ in range(2)), width)
 
 
 preview_lookups = st.lists(int64s).flatmap(

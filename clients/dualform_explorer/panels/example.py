@@ -105,8 +105,8 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         why_unmarked = unmarked(memory, info)
         if why_unmarked and not (tokens == places and _alone(memory, info, examples, state.layer, places)):
             marked, missing = None, missing or why_unmarked
-    if losses is not None and examples.token_outputs is not None:
-        chance = log(examples.token_outputs.shape[1])
+    if losses is not None and examples.of_tokens is not None:
+        chance = log(examples.of_tokens.width)
     loss = None if losses is None or token is None or token >= len(losses) else float(losses[token])
     shown = [] if losses is None or tokens != examples.tokens else losses.tolist()
     return QueryPanel(

@@ -13,6 +13,7 @@ from dualform.answers.group_sums import GroupSums as GroupSums
 from dualform.answers.hits import GroupKey as GroupKey, Hits as Hits
 from dualform.answers.ledger import Ledger as Ledger
 from dualform.answers.memory_info import LayerInfo as LayerInfo, MemoryInfo as MemoryInfo, QuerySetInfo as QuerySetInfo
+from dualform.answers.output_summary import OutputSummary as OutputSummary
 from dualform.answers.outputs import Outputs as Outputs
 from dualform.answers.placebos import Placebos as Placebos
 from dualform.answers.previews import Preview as Preview, Previews as Previews

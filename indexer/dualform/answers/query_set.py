@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers.columns import Columns, column_of
+from dualform.answers.output_summary import OutputSummary
 from dualform.answers.scan import Scan
 from dualform.answers.table import Shown
 
@@ -22,17 +23,19 @@ class QuerySet(Shown):
     """int64[n], or int64[n * L] with a label for each token, example after example; -1 if unknown."""
     outputs: NDArray[np.float32] | None
     """float32[n, outputs]: the outputs of the model when the query set was recorded. If the model has outputs for each
-    token, float32[n * L, outputs], example after example."""
+    token, float32[n * L, outputs], example after example. None if they were not stored, or only as a `summary`."""
     queries: NDArray[np.float32] | None = None
     """float32[n, d]: the queries of the named layer, otherwise None. In layers that see tokens float32[n * L, d],
     example after example."""
     scan: Scan = field(default_factory=Scan)
     examples: int | None = None
     """n; None if unknown."""
+    summary: OutputSummary | None = None
+    """If the outputs of all tokens would take more than 32 MiB: the largest outputs of each token, in their place."""
 
     def shown(self, most: int) -> tuple[Columns, int]:
         """One row for each example, or for each token of it: its label and the largest output."""
-        lengths = [len(own) for own in (self.labels, self.outputs) if own is not None]
+        lengths = [len(own) for own in (self.labels, self.outputs, self.summary) if own is not None]
         rows = max(lengths, default=0)
         row = np.arange(min(rows, most))
         tokens = rows // max(min([*lengths, self.examples or rows]), 1)
@@ -45,6 +48,8 @@ class QuerySet(Shown):
         if self.outputs is not None:
             largest = self.outputs[row // (rows // len(self.outputs))] if rows else self.outputs
             found["largest output"] = largest.argmax(axis=1)
+        elif self.summary is not None:
+            found["largest output"] = self.summary.largest[row // max(rows // len(self.summary), 1), 0]
         return Columns(found, self.scan), rows
 
     def title(self) -> str:

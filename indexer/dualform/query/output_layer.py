@@ -48,7 +48,7 @@ def known_output_layer(view: View) -> str | None:
 def _found(view: View) -> Iterator[str]:
     """Layers whose outputs are those of the network; the only layer there is."""
     layers = view.snapshot.layers
-    told = any(view.snapshot.query_set(name).outputs is not None for name in view.snapshot.query_sets)
+    told = any(view.snapshot.query_set(name).first_outputs is not None for name in view.snapshot.query_sets)
     if len(layers) == 1 and not told:
         yield from layers
         return
@@ -60,12 +60,13 @@ def _found(view: View) -> Iterator[str]:
 def _gives(view: View, layer: Layer, query_set: str) -> bool:
     """Whether the layer's final weights make the stored outputs of the first examples out of its stored queries."""
     stored = view.snapshot.query_set(query_set)
-    outputs = stored.outputs if layer.name in stored.layers else None
+    outputs = stored.first_outputs if layer.name in stored.layers else None
     if outputs is None or not len(outputs) or outputs.shape[1] != layer.d_out:
         return False
     weights = final_weights(view, layer)
     queries = vectors(view, layer, QuerySetExamples(query_set)).astype(np.float64)
-    if weights is None or len(queries) != len(outputs):
+    rows = len(outputs) if (summary := stored.summary) is None else len(summary)
+    if weights is None or len(queries) != rows:
         return False
     own = queries[:_EXAMPLES] @ weights.weight.T + (0.0 if weights.bias is None else weights.bias)
     expected = outputs[:_EXAMPLES].astype(np.float64)

@@ -23,4 +23,4 @@ def stored_query_set(view: View, name: str, layer: str | None) -> QuerySet:
     if outputs is not None:
         hint = "Record fewer examples in one query set, or ask where the memory lies."
         view.bounds.require(len(outputs), 4 * outputs.shape[1], hint, "name")
-    return QuerySet(name, stored.labels, outputs, queries, view.scan(began), stored.examples)
+    return QuerySet(name, stored.labels, outputs, queries, view.scan(began), stored.examples, stored.summary)

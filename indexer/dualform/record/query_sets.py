@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,26 +21,23 @@ from torch import Tensor, nn
 from dualform.errors import BadInput
 from dualform.record.column_values import column_of
 from dualform.record.example_count import ExampleCount
+from dualform.record.kept_outputs import KeptOutputs, Outcome
 from dualform.record.lineage import Known, Lineage, place_of
 from dualform.record.model_arguments import Arguments, Inputs, copied, device_of
 from dualform.record.taps import Tap
-from dualform.store.byte_counts import readable
 from dualform.store.previews.preview_set import PreviewSet
-
-MOST_OUTPUT_BYTES = 256 << 20
-"""That the outputs of a model for each token may take; of more, none are kept."""
 
 
 class QuerySetTaker:
     """Collects layer inputs while a model runs on test examples."""
 
-    def __init__(self, axis_of: Callable[[Tap], int]) -> None:
-        """`axis_of`: which axis of a layer's keys is the batch."""
-        self.examples = ExampleCount()
+    def __init__(self, axis_of: Callable[[Tap], int], labels: NDArray[np.int64] | None = None) -> None:
+        """`axis_of`: which axis of a layer's keys is the batch; `labels`: of the examples, or of their tokens."""
+        self.examples, self._labels = ExampleCount(), labels
         self._axis_of = axis_of
         self._batch: dict[str, Tensor] = {}
         self._parts: dict[str, list[Tensor]] = {}
-        self._outputs = _Outputs(self.examples)
+        self._outputs = KeptOutputs(self.examples, labels)
         self._looking = False
         """Whether the model runs for its outputs' shape alone."""
 
@@ -91,11 +87,12 @@ class QuerySetTaker:
                 # A model may write to what it is given, and a query set with a loss runs it again.
                 self._outputs.add(model(*copied(places), **copied(named)))
                 self._next_batch()
-            if self._outputs.square:
-                # Of an example less, the axis of the batch is shorter, and that of the tokens is not.
-                self._looking = True
-                places, named = given.part(0, self.examples.batch - 1)
-                self._outputs.tell(model(*copied(places), **copied(named)))
+                if self._outputs.square:
+                    places, named = given.part(start, start + self.examples.batch - 1)
+                    self._looking = True
+                    self._outputs.tell(model(*copied(places), **copied(named)))
+                    self._looking = False
+                self._outputs.settle(start)
 
     def _next_batch(self) -> None:
         for name, keys in self._batch.items():
@@ -106,10 +103,10 @@ class QuerySetTaker:
         """float32[n, d_in] by layer, of the layers that ran; n counts tokens where a layer sees tokens."""
         return {name: torch.cat(parts).numpy() for name, parts in self._parts.items()}
 
-    def check_labels(self, labels: NDArray[np.int64]) -> None:
+    def check_labels(self) -> None:
         """Raises BadInput where labels are as many as neither the examples, the model's outputs nor a layer's rows."""
-        rows = {sum(map(len, parts)) for parts in self._parts.values()}
-        if len(labels) not in {self.examples.given, self._outputs.rows, *rows}:
+        labels = self._labels
+        if labels is not None and len(labels) not in {self.examples.given, self._outputs.rows, *self._rows()}:
             raise BadInput(
                 f"label has {len(labels)} numbers, but the query set has {self.examples.given} examples along axis "
                 f"{self.examples.axis} of its inputs.",
@@ -117,125 +114,13 @@ class QuerySetTaker:
                 field="label",
             )
 
-    def outcome(self, labels: int | None, shown: bool) -> Outcome:
-        """`labels`: how many there are of them, None for none; `shown`: whether a preview set has as many samples as
-        there are examples.
-        """
-        made = self._outputs
-        rows = None if made.rows is None else self.examples.given if made.tokens else made.rows
-        known = self.examples.known(rows, labels, shown)
-        if made.tokens and not made.why_none:
-            seen = {sum(map(len, parts)) for parts in self._parts.values()}
-            if known is None:
-                made.refuse("which axis of its inputs is the batch cannot be told. Pass batch_dim= to query_set")
-            elif made.tokens > 1 and made.rows not in {*seen, labels}:
-                made.refuse(f"no layer takes {made.tokens} tokens of an example, and no label belongs to each of them")
-        return Outcome(made.rows_of_all(), made.tokens, known, made.why_none)
+    def _rows(self) -> set[int]:
+        """That layers took."""
+        return {sum(map(len, parts)) for parts in self._parts.values()}
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a model made of a query set."""
-
-    outputs: NDArray[np.float32] | None
-    """float32[n, outputs], or float32[n * L, outputs] of a model that has some for each token; None of any other."""
-    tokens: int | None
-    """L of outputs for each token; None of others."""
-    examples: int | None
-    """n; None where it cannot be told."""
-    why_no_outputs: str
-    """Why those of three dimensions are not kept."""
-
-
-class _Outputs:
-    """What the model returned, batch by batch: [n, outputs], or for each token [n, L, outputs] or [L, n, outputs]."""
-
-    def __init__(self, examples: ExampleCount) -> None:
-        self._examples = examples
-        self._parts: list[Tensor] = []
-        self._axes = {0, 1}
-        """Of outputs for each token, axes that were as long as the batch each time."""
-        self._other = False
-        """Whether it returned anything else."""
-        self.why_none = ""
-
-    def add(self, returned: Any) -> None:
-        """Of the batch that ran."""
-        output = _output_in(returned)
-        if output is None or (self._parts and (output.dim(), output.shape[-1]) != self._like(self._parts[0])):
-            self._other, self._parts = True, []
-        elif not self._other and not self.why_none:
-            self._parts.append(output.detach().to("cpu", torch.float32, copy=True))
-            if output.dim() == 3:
-                self._check(self._parts[-1])
-
-    @staticmethod
-    def _like(part: Tensor) -> tuple[int, int]:
-        return part.dim(), part.shape[-1]
-
-    def _check(self, part: Tensor) -> None:
-        batch, given = self._examples.batch, self._examples.given
-        self._axes &= {axis for axis in (0, 1) if part.shape[axis] == batch}
-        size = part.nbytes * given // batch
-        if size > MOST_OUTPUT_BYTES:
-            limit = readable(MOST_OUTPUT_BYTES)
-            self.refuse(f"with one row for each token they take {readable(size)}; at most {limit} are kept")
-        elif not self._axes:
-            self.refuse(f"they are {list(part.shape)} for {batch} examples, which are along none of their axes")
-        elif len({self._tokens_of(own) for own in self._parts}) > 1:
-            self.refuse("examples of different batches have different numbers of tokens")
-
-    def refuse(self, why: str) -> None:
-        self.why_none, self._parts = why, []
-
-    @property
-    def square(self) -> bool:
-        """Whether each batch had as many examples as tokens, and more than one, so that nothing tells them apart."""
-        return bool(self.tokens) and len(self._axes) == 2 and any(len(part) > 1 for part in self._parts)
-
-    def tell(self, returned: Any) -> None:
-        """What the model returns for the batch that ran last without its last example."""
-        output, last = _output_in(returned), self._parts[-1]
-        batch = self._examples.batch
-        shorter = last.shape[:2] if output is None or output.dim() != 3 else output.shape[:2]
-        self._axes = {axis for axis in (0, 1) if (shorter[axis], shorter[1 - axis]) == (batch - 1, batch)}
-        if not self._axes:
-            self.refuse(
-                "examples and tokens are as many, and cannot be told apart. Pass another batch_size= to query_set"
-            )
-
-    def _tokens_of(self, part: Tensor) -> int:
-        return part.shape[1 - min(self._axes)]
-
-    @property
-    def tokens(self) -> int | None:
-        """L of outputs for each token; None of others."""
-        return self._tokens_of(self._parts[0]) if self._parts and self._parts[0].dim() == 3 else None
-
-    @property
-    def rows(self) -> int | None:
-        return sum(math.prod(part.shape[:-1]) for part in self._parts) if self._parts else None
-
-    def rows_of_all(self) -> NDArray[np.float32] | None:
-        """float32[rows, outputs]."""
-        if not self._parts:
-            return None
-        parts = (
-            self._parts
-            if self.tokens is None
-            else [part.movedim(min(self._axes), 0).flatten(0, 1) for part in self._parts]
-        )
-        return torch.cat(parts).numpy()
-
-
-def _output_in(returned: Any) -> Tensor | None:
-    """The outputs of two or three dimensions in what a model returned: a tensor, a Hugging Face output with logits, or
-    a tuple with one such tensor alone, such as (logits, loss).
-    """
-    found = getattr(returned, "logits", returned)
-    of_several = found if isinstance(found, tuple | list) else (found,)
-    fitting = [own for own in of_several if isinstance(own, Tensor) and own.dim() in (2, 3)]
-    return fitting[0] if len(fitting) == 1 else None
+    def outcome(self, shown: bool) -> Outcome:
+        """`shown`: whether a preview set has as many samples as there are examples."""
+        return self._outputs.outcome(self._rows, None if self._labels is None else len(self._labels), shown)
 
 
 def labels_of(label: Any, others: bool = False) -> NDArray[np.int64] | None:

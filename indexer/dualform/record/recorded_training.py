@@ -101,18 +101,18 @@ class RecordedTraining:
         them. There is a memory.
         """
         assert self.ongoing is not None
-        self.collector.query_set = taker = QuerySetTaker(self.ongoing.axis_of)
+        self.collector.query_set = taker = QuerySetTaker(self.ongoing.axis_of, labels)
         try:
             taker.run(self.plan.model, inputs, batch_size, batch_dim)
-            if labels is not None and traced is None:  # a loss asks for one of each example, and says so
-                taker.check_labels(labels)
+            if traced is None:  # a loss asks for one of each example, and says so
+                taker.check_labels()
             # Taps of their own: those of the training go on taking what they see for a query set's, which is done.
             gradients = None if traced is None else self._gradients(traced, batch_size)
         finally:
             self.collector.query_set = None
         if store:
             try:
-                made = taker.outcome(None if labels is None else len(labels), shown=preview_set is not None)
+                made = taker.outcome(shown=preview_set is not None)
                 arrays = QuerySetArrays(
                     name,
                     taker.queries(),
@@ -121,14 +121,15 @@ class RecordedTraining:
                     made.examples,
                     gradients=gradients,
                     preview_set=preview_set,
+                    summary=made.summary,
                 )
-                why_none = made.why_no_outputs
+                why_none = made.why_none
                 try:
                     self.ongoing.add_query_set(arrays)
                 except BadInput:
                     if made.tokens is None:
                         raise
-                    self.ongoing.add_query_set(replace(arrays, outputs=None))
+                    self.ongoing.add_query_set(replace(arrays, outputs=None, summary=None))
                     why_none = "with one row for each token they exceed what is left of the budget"
                 if why_none:
                     lost = f"query set {name!r} is stored without the model's outputs: {why_none}."

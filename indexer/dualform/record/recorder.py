@@ -354,9 +354,9 @@ class Recorder(Joinable):
 
         The model runs in eval mode. A layer that sees tokens gets one query for each token, [n * L, d_in], example
         after example. Outputs are stored if the model returns [n, outputs], or [n, L, outputs] with L tokens for each
-        example, and only up to 256 MiB of the latter; a warning says why outputs of tokens are left out. A layer that
-        is called several times gets the queries of its first call. With several ranks, rank 0 stores the query set. If
-        `fully_shard` has split the model, call it on every rank.
+        example. Above 32 MiB, outputs of tokens are summarized (`QuerySet.summary`); a warning says if they are left
+        out, and why. A layer that is called several times gets the queries of its first call. With several ranks, rank
+        0 stores the query set. If `fully_shard` has split the model, call it on every rank.
 
         Raises BadInput for a name that exists and for a loss that is not one finite number for each example;
         RecordingError before the first recorded step. A rejected call changes nothing.

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.answers.output_summary import OutputSummary
 from dualform.errors import BadInput, NotFound
 from dualform.questions.gradients import ExampleGradients, LayerGradients
 from dualform.store.durable_files import checksum, make_folders, write_whole
@@ -35,6 +36,13 @@ from dualform.store.weights import read_checked
 _NAME = re.compile(QUERY_SET_NAME)
 _LONGEST_NAME = 200
 
+_SUMMARY = {
+    "largest": ("largest.npy", "<i8", 2),
+    "values": ("largest-outputs.npy", "<f4", 2),
+    "label": ("label-outputs.npy", "<f4", 1),
+    "logsumexp": ("logsumexp.npy", "<f4", 1),
+}
+"""By what it is of a summary: the file, its type and its dimensions."""
 _PARSING = Lock()
 """NumPy reads a header with Python's own parser, which in CPython 3.11 fails when threads parse at the same time."""
 
@@ -49,8 +57,8 @@ class QuerySetArrays:
     labels: NDArray[np.int64] | None
     """int64[rows]: one for each example, or for each of its tokens; None where they are not known."""
     outputs: NDArray[np.float32] | None
-    """float32[rows, outputs] of the whole model, of each example or of each of its tokens, example after example; None
-    where it returns no such matrix."""
+    """float32[rows, outputs] of the whole model, of each example or of each of its tokens, example after example; those
+    of the first rows alone where there is a `summary`; None where it returns no such matrix."""
     examples: int | None = None
     """How many there are; None where it cannot be told. Their rows in a layer may be more, one a token."""
     steps: int = 0
@@ -61,11 +69,18 @@ class QuerySetArrays:
     """What the examples looked like, whose numbers are its samples'; None where that is not known."""
     preview_set_bytes: int | None = None
     """That it may take; None for however many."""
+    summary: OutputSummary | None = None
+    """Of the outputs of tokens, where all of them would take too much."""
 
     @property
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Of the whole model, by the name of their file."""
-        found = {"labels.npy": self.labels, "outputs.npy": self.outputs}
+        found: dict[str, NDArray[Any] | None] = {"labels.npy": self.labels}
+        if self.summary is None:
+            found["outputs.npy"] = self.outputs
+        else:
+            found["first-outputs.npy"] = self.outputs
+            found |= {file: getattr(self.summary, name) for name, (file, _, _) in _SUMMARY.items()}
         return {name: array for name, array in found.items() if array is not None}
 
     def arrays_of(self, layer: str) -> dict[str, NDArray[Any]]:
@@ -177,8 +192,23 @@ class StoredQuerySet:
     @property
     def outputs(self) -> NDArray[np.float32] | None:
         """float32[rows, outputs] of the whole model, of each example or of each of its tokens, example after example;
-        None where it returned no such matrix."""
+        None where it returned no such matrix, or too large a one."""
         return self._array("outputs.npy", "<f4", 2)
+
+    @property
+    def first_outputs(self) -> NDArray[np.float32] | None:
+        """float32[rows, outputs]: those of all rows, or of the first ones where no more are kept."""
+        found = self.outputs
+        return self._array("first-outputs.npy", "<f4", 2) if found is None else found
+
+    @property
+    def summary(self) -> OutputSummary | None:
+        """Of outputs of tokens that are not kept themselves."""
+        arrays = {name: self._array(*own) for name, own in _SUMMARY.items()}
+        first = self._array("first-outputs.npy", "<f4", 2)
+        if first is None or any(own is None for own in arrays.values()):
+            return None
+        return OutputSummary(**arrays, width=first.shape[1])  # type: ignore[arg-type]
 
     def queries(self, layer: str) -> NDArray[np.float32]:
         """float32[rows, d_in]: the layer's inputs. Raises NotFound for a layer that the query set does not hold."""

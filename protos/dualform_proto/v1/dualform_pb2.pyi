@@ -1894,6 +1894,7 @@ class QuerySetResponse(google.protobuf.message.Message):
     QUERIES_FIELD_NUMBER: builtins.int
     SCAN_FIELD_NUMBER: builtins.int
     EXAMPLES_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
     name: builtins.str
     labels: builtins.bytes
     """int64[n], -1 where unknown; int64[n * L] with one for each token of an example"""
@@ -1909,6 +1910,10 @@ class QuerySetResponse(google.protobuf.message.Message):
 
     @property
     def scan(self) -> Global___Scan: ...
+    @property
+    def summary(self) -> Global___OutputSummary:
+        """in place of outputs of tokens that are too many to store"""
+
     def __init__(
         self,
         *,
@@ -1918,15 +1923,55 @@ class QuerySetResponse(google.protobuf.message.Message):
         queries: Global___Matrix | None = ...,
         scan: Global___Scan | None = ...,
         examples: builtins.int | None = ...,
+        summary: Global___OutputSummary | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_examples", b"_examples", "_labels", b"_labels", "examples", b"examples", "labels", b"labels", "outputs", b"outputs", "queries", b"queries", "scan", b"scan"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_examples", b"_examples", "_labels", b"_labels", "examples", b"examples", "labels", b"labels", "name", b"name", "outputs", b"outputs", "queries", b"queries", "scan", b"scan"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_examples", b"_examples", "_labels", b"_labels", "examples", b"examples", "labels", b"labels", "outputs", b"outputs", "queries", b"queries", "scan", b"scan", "summary", b"summary"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_examples", b"_examples", "_labels", b"_labels", "examples", b"examples", "labels", b"labels", "name", b"name", "outputs", b"outputs", "queries", b"queries", "scan", b"scan", "summary", b"summary"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_examples", b"_examples"]) -> typing.Literal["examples"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_labels", b"_labels"]) -> typing.Literal["labels"] | None: ...
 
 Global___QuerySetResponse: typing_extensions.TypeAlias = QuerySetResponse
+
+@typing.final
+class OutputSummary(google.protobuf.message.Message):
+    """Of the outputs of each row, k = min(5, width)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LARGEST_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    LABEL_FIELD_NUMBER: builtins.int
+    LOGSUMEXP_FIELD_NUMBER: builtins.int
+    WIDTH_FIELD_NUMBER: builtins.int
+    label: builtins.bytes
+    """float32[rows]: the output of the row's label, NaN without one"""
+    logsumexp: builtins.bytes
+    """float32[rows]: of all outputs"""
+    width: builtins.int
+    """how many there are"""
+    @property
+    def largest(self) -> Global___Matrix:
+        """int64[rows, k]: the numbers of the largest outputs, the largest first"""
+
+    @property
+    def values(self) -> Global___Matrix:
+        """float32[rows, k]: those outputs"""
+
+    def __init__(
+        self,
+        *,
+        largest: Global___Matrix | None = ...,
+        values: Global___Matrix | None = ...,
+        label: builtins.bytes = ...,
+        logsumexp: builtins.bytes = ...,
+        width: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["largest", b"largest", "values", b"values"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["label", b"label", "largest", b"largest", "logsumexp", b"logsumexp", "values", b"values", "width", b"width"]) -> None: ...
+
+Global___OutputSummary: typing_extensions.TypeAlias = OutputSummary
 
 @typing.final
 class VerifyRequest(google.protobuf.message.Message):
