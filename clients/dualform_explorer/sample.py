@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo, Status
 from dualform.errors import EmptyMask, NotFound
@@ -17,10 +18,13 @@ from dualform_explorer.address import Fault, Params, default_by
 from dualform_explorer.examples import (
     examples_of,
     label_names,
+    layer_of,
     layers_of,
+    of_no_sample,
     output_layer,
     query_of,
     query_set_of,
+    tokens_of,
 )
 from dualform_explorer.filter import Chip, complete_columns
 from dualform_explorer.groups import hue_of
@@ -31,6 +35,8 @@ from dualform_explorer.state import State, query_string
 
 MOST_TRIED = 1000
 """Examples of a query set that are asked with and without the sample, evenly spread."""
+MOST_NUMBERS = 1 << 23
+"""Outputs that are asked for, of all of them together."""
 _SHOWN = 8
 _NAMES = ("memory", "dataset", "sample", "set")
 _LONGEST = 400
@@ -163,6 +169,8 @@ class MovedPanel:
     """Predictions that are others without it."""
     largest: float = 0.0
     labelled: bool = False
+    of_tokens: bool = False
+    """Whether the predictions are those of one token of each example, its last one with a label."""
     status: Status | None = None
 
 
@@ -174,16 +182,22 @@ def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> Mo
     found = output_layer(memory, info, examples)
     if found is None:
         return MovedPanel(address.query_set, "")
-    rows = np.unique(np.linspace(0, examples.count - 1, min(examples.count, MOST_TRIED)).astype(np.int64))
-    query = f"{address.query_set}/{','.join(map(str, rows.tolist()))}"
+    layer = layer_of(info, found.name)
+    most = MOST_TRIED if layer is None else max(1, min(MOST_TRIED, MOST_NUMBERS // layer.d_out))
+    rows = np.unique(np.linspace(0, examples.count - 1, min(examples.count, most)).astype(np.int64))
+    tokens = tokens_of(memory, info, examples, found.name)
+    at = None if tokens == 1 else [examples.default_token(row, tokens) for row in rows.tolist()]
+    named = map(str, rows.tolist()) if at is None else (f"{row}:{own}" for row, own in zip(rows, at, strict=True))
+    query = f"{address.query_set}/{','.join(named)}"
     answer = memory.output(found.name, query)
     whole = np.asarray(answer, dtype=np.float64)
     left = np.asarray(memory.output(found.name, query, address.chip.sql(complete_columns(info))), dtype=np.float64)
     every = np.arange(len(rows))
-    own = whole.argmax(axis=1)
-    if examples.labels is not None:
-        labels = examples.labels[rows]
-        own = np.where((labels >= 0) & (labels < whole.shape[1]), labels, own)
+    own, labelled = whole.argmax(axis=1), False
+    for place, row in enumerate(rows.tolist()):
+        label = examples.label_at(row, None if at is None else at[place], tokens)
+        if label is not None and label < whole.shape[1]:
+            own[place], labelled = label, True
     others = whole.copy()
     others[every, own] = -np.inf
     other = others.argmax(axis=1)
@@ -208,15 +222,19 @@ def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> Mo
         hurt=tuple(map(moved, hurt, cards[len(helped) :])),
         changed=int((becomes != whole.argmax(axis=1)).sum()),
         largest=float(np.abs(changes).max(initial=0.0)),
-        labelled=examples.labels is not None,
+        labelled=labelled,
+        of_tokens=at is not None,
         status=answer.status,
     )
 
 
-def _asked(memory: Answers, info: MemoryInfo, address: SampleAddress) -> tuple[str, str]:
-    """A layer and a query of it, by which slots are counted: any will do, and the output layer is the smallest."""
+def _asked(memory: Answers, info: MemoryInfo, address: SampleAddress) -> tuple[str, str | NDArray[np.float32]]:
+    """A layer and a query of it, by which slots are counted: any will do that has samples, and the output layer is the
+    smallest.
+    """
     query_set = query_set_of(info, address.query_set)
     own = [] if query_set is None else layers_of(info, query_set)
+    own = [layer for layer in own if not of_no_sample(memory, info, layer)] or own
     if not own:
         raise NotFound("This memory has no query set, by whose layers slots are counted.")
     layer = min(own, key=lambda one: one.d_in).name

@@ -19,6 +19,7 @@ from dualform_explorer.memories import RememberedAnswers
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
 from dualform_explorer.panels.data import slots_panel
 from dualform_explorer.panels.example import query_panel
+from dualform_explorer.sample import SampleAddress, moved_panel, sample_panel
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
 from dualform_explorer.words import Words, visible
@@ -167,6 +168,24 @@ def test_contributions_go_to_what_the_token_reads_less_its_label(gpt, info, outp
         assert state.target == (f"{read}-{label}" if label not in (-1, read) else str(read))
 
 
+def test_a_samples_page_asks_each_example_at_its_last_token_with_a_label(gpt, info):
+    panel = moved_panel(gpt, info, SampleAddress("", "texts", 3, "held"))
+    assert (panel.layer, panel.tried, panel.of_tokens, panel.labelled) == ("head", HELD, True, True)
+    labels = following(tokens()[:HELD])[:, LAST].tolist()
+    rows = f"held/{','.join(f'{row}:{LAST}' for row in range(HELD))}"
+    whole, left = np.asarray(gpt.output("head", rows)), np.asarray(gpt.output("head", rows, "sample <> 3"))
+    every, others = np.arange(HELD), whole.copy()
+    others[every, labels] = -np.inf
+    other = others.argmax(axis=1)
+    changes = (left - whole)[every, labels] - (left - whole)[every, other]
+    for one in (*panel.helped, *panel.hurt):
+        assert one.change == pytest.approx(changes[one.card.row], abs=1e-5)
+    assert {own.card.row for own in (*panel.helped, *panel.hurt)} == set(np.flatnonzero(changes).tolist())
+    assert (
+        sum(count for _, count in sample_panel(gpt, info, SampleAddress("", "texts", 3, "held")).visits) % LENGTH == 0
+    )
+
+
 def test_placebos_are_asked_of_the_token(gpt, info, outputs):
     panel = placebo_panel(gpt, info, replace(STATE, token=1, where="step <> 2"))
     assert panel.verdict.predicted == outputs[2, 1].argmax()
@@ -216,7 +235,7 @@ def test_pages_of_every_layer_answer_and_say_of_tokens(path):
         wrong, known = re.search(r"(\d+) of (\d+) labelled tokens misclassified", start).groups()
         assert 0 < int(wrong) <= int(known) == HELD * (LENGTH - 2)
         for layer in ("head", "mlp", "places"):
-            page = pages.get(f"/explore?item=held/2&layer={layer}&by=label&token=4")
+            page = pages.get(f"/explore?item=held/2&layer={layer}&by=label&token=4&open=data,layers,training,record")
             assert page.status == 200
             assert 'class="failure"' not in page.text
             assert len(re.findall(r'<a class="token heat minus-\d" href="[^"]*token=\d', page.text)) == LENGTH - 3

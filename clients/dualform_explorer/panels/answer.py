@@ -112,7 +112,10 @@ def answer_panel(
     label = examples.label_at(state.row, token, tokens)
     if label is not None and label >= len(output):
         label = None
-    whole = np.asarray(memory.output(found.name, query, None, state.at, state.inexact))[0] if state.masked else output
+    whole = output
+    if state.masked:
+        query = query_of(memory, info, state, found.name)
+        whole = np.asarray(memory.output(found.name, query, None, state.at, state.inexact))[0]
     order = np.argsort(-whole, kind="stable")
     top = int(order[0])
     other = None if len(output) < 2 else int(order[1]) if label is None or label == top else label
