@@ -297,7 +297,7 @@ def _target(memory: Answers, info: MemoryInfo, state: State) -> str:
     if state.row >= examples.count:
         return "0"
     tokens = tokens_of(memory, info, examples, found.name)
-    token = token_of(memory, info, examples, tokens, state)
+    token = token_of(memory, info, examples, found.name, tokens, state)
     read, label = examples.read_at(state.row, token, tokens), examples.label_at(state.row, token, tokens)
     if read is None:
         return "0"

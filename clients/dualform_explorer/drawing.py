@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -211,3 +212,33 @@ def _line(across: Sequence[float], down: Sequence[float]) -> str:
 def _anchor(rank: int, span: float) -> str:
     place = math.log10(rank) / span
     return "start" if place < 0.02 else "end" if place > 0.95 else "middle"
+
+
+def boxed(box: Any) -> Markup:
+    """A frame over a picture, which the stylesheet lays over it."""
+    width, height = box.picture
+    frame = f'x="{box.x:.2f}" y="{box.y:.2f}" width="{box.width:.2f}" height="{box.height:.2f}"'
+    line = max(width, height) / 60
+    return Markup(
+        f'<svg class="over" viewBox="0 0 {width:g} {height:g}" aria-hidden="true">'
+        f'<rect {frame} class="frame behind" stroke-width="{2 * line:.2f}"/>'
+        f'<rect {frame} class="frame" stroke-width="{line:.2f}"/></svg>'
+    )
+
+
+def heat_map(cells: Sequence[tuple[str, str, str]], grid: tuple[int, int], chosen: int) -> Markup:
+    """Cells row after row over a picture: of each the class of its colour, where a click leads, and what it says."""
+    rows, columns = grid
+    parts = []
+    for number, (colour, address, words) in enumerate(cells):
+        row, column = divmod(number, columns)
+        place = f'x="{column}" y="{row}" width="1" height="1"'
+        parts.append(f'<rect {place} class="heat {escape(colour)}"/>')
+        said = f"<title>{escape(words)}</title>"
+        parts.append(f'<a href="{escape(address)}" tabindex="-1"><rect {place} class="hit">{said}</rect></a>')
+    row, column = divmod(chosen, columns)
+    parts += [
+        f'<rect x="{column}" y="{row}" width="1" height="1" class="frame {kind}" stroke-width="{wide}"/>'
+        for kind, wide in (("behind", max(rows, columns) / 30), ("", max(rows, columns) / 60))
+    ]
+    return Markup(f'<svg class="over" viewBox="0 0 {columns} {rows}" preserveAspectRatio="none">{"".join(parts)}</svg>')

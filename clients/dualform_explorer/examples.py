@@ -15,6 +15,7 @@ from dualform.answers.output_summary import OutputSummary
 from dualform.errors import DualformError, Inexact, NotFound
 from dualform.methods import Answers
 from dualform_explorer.filter import complete_columns
+from dualform_explorer.places import first_shown, places_of
 from dualform_explorer.state import MISCLASSIFIED, State
 from dualform_explorer.words import Words, visible
 
@@ -245,10 +246,12 @@ def tokens_of(memory: Answers, info: MemoryInfo, examples: Examples, layer: str)
     return rows // examples.count if rows % examples.count == 0 else 1
 
 
-def token_of(memory: Answers, info: MemoryInfo, examples: Examples, tokens: int, state: State) -> int | None:
-    """The place that is asked about of so many in an example: where none is named, or one that other layers alone
-    have, the last one with a label; None of an example that is seen whole. Raises NotFound for a token that no layer
-    has, and an example that there is not.
+def token_of(
+    memory: Answers, info: MemoryInfo, examples: Examples, layer: str, tokens: int, state: State
+) -> int | None:
+    """The place that is asked about of so many that an example has in a layer: where none is named, or one that other
+    layers alone have, the last one with a label, and of a convolution the one with the largest attention; None of an
+    example that is seen whole. Raises NotFound for a token that no layer has, and an example that there is not.
     """
     if state.row >= examples.count:
         raise NotFound(
@@ -264,6 +267,9 @@ def token_of(memory: Answers, info: MemoryInfo, examples: Examples, tokens: int,
         by_space = {} if query_set is None else {own.space: own.name for own in layers_of(info, query_set)}
         if state.token >= max(tokens_of(memory, info, examples, own) for own in by_space.values()):
             raise NotFound(f"The example has no token {state.token}: it has 0 to {tokens - 1}.", field="token")
+    places = places_of(info, examples.query_set, layer_of(info, layer))
+    if places is not None and places.count == tokens:
+        return first_shown(memory, layer, state.item, places)
     return examples.default_token(state.row, tokens)
 
 
@@ -304,7 +310,7 @@ def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None 
         assert queries is not None
         return queries[shared[0] : shared[0] + 1]
     examples = examples_of(memory, info, state.query_set)
-    token = token_of(memory, info, examples, tokens_of(memory, info, examples, name), state)
+    token = token_of(memory, info, examples, name, tokens_of(memory, info, examples, name), state)
     return state.item if token is None else f"{state.item}:{token}"
 
 

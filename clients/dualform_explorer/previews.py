@@ -15,6 +15,7 @@ from dualform.answers.previews import PNG
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
 from dualform_explorer.examples import of_no_sample, query_set_of
+from dualform_explorer.places import Box, Places
 
 _AROUND = 160
 """Letters of a passage that are shown on either side of its token, and twice as many where none is marked."""
@@ -27,6 +28,8 @@ class ShownPreview:
     passage: tuple[str, str, str] | None = None
     """A text before the marked token, the token, and the text behind it."""
     row: Mapping[str, Any] | None = None
+    box: Box | None = None
+    """Of a picture, the place that is asked about."""
 
     @property
     def kind(self) -> str:
@@ -49,10 +52,13 @@ class ShownPreviews(list[ShownPreview]):
         """Why some are not shown that a preview set should have; empty where there is nothing to say."""
 
 
-def shown_preview(preview: Preview, position: int | None = None) -> ShownPreview:
-    """`position`: of the token that is marked in a text, of which what stands around it is shown."""
+def shown_preview(preview: Preview, position: int | None = None, places: Places | None = None) -> ShownPreview:
+    """`position`: of the token that is marked in a text, of which what stands around it is shown, or of the place that
+    is boxed in a picture, one of the `places` of a convolution.
+    """
     if preview.image is not None and preview.image.startswith(PNG):
-        return ShownPreview(image="data:image/png;base64," + b64encode(preview.image).decode("ascii"))
+        box = None if places is None or position is None else places.box(position, preview.image)
+        return ShownPreview(image="data:image/png;base64," + b64encode(preview.image).decode("ascii"), box=box)
     if preview.text is not None:
         marked = None if position is None else preview.marked(position)
         if marked is None:
@@ -73,24 +79,29 @@ def unmarked(memory: Answers, info: MemoryInfo) -> str:
     return f"No token is marked: positions are of several kinds ({', '.join(spaces)}), and texts do not say which."
 
 
-def shown_of_slots(memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]]) -> ShownPreviews:
-    """Of slots given by their columns; nothing where there is no preview set of their dataset."""
+def shown_of_slots(
+    memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]], places: Places | None = None
+) -> ShownPreviews:
+    """Of slots given by their columns; nothing where there is no preview set of their dataset. `places`: of the layer
+    of the slots, which are boxed in pictures.
+    """
     found, missing, why_unmarked = [NOTHING] * len(slots), "", unmarked(memory, info)
     for dataset in dict.fromkeys(slot.get("dataset") for slot in slots):
         if (dataset or "") not in info.previews:
             continue
-        places = [
-            place
-            for place, slot in enumerate(slots)
+        there = [
+            number
+            for number, slot in enumerate(slots)
             if slot.get("dataset") == dataset and slot.get("sample") is not None
         ]
-        samples = list(dict.fromkeys(slots[place]["sample"] for place in places))
+        samples = list(dict.fromkeys(slots[number]["sample"] for number in there))
         previews, why = _previews(memory, samples, dataset=dataset)
         by_sample = {own.sample: own for own in previews}
-        for place in places:
-            if (own := by_sample.get(slots[place]["sample"])) is not None:
-                position = slots[place].get("position")
-                found[place] = shown_preview(own, None if why_unmarked else position)
+        for number in there:
+            if (own := by_sample.get(slots[number]["sample"])) is not None:
+                position = slots[number].get("position")
+                marks = places is not None or not why_unmarked
+                found[number] = shown_preview(own, position if marks else None, places)
                 if position is not None and own.offsets is not None:
                     missing = missing or why_unmarked
         missing = missing or why

@@ -7,7 +7,7 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dualform_explorer.drawing import bar, columns, descents, histogram, lines, rank_curve, span
+from dualform_explorer.drawing import bar, boxed, columns, descents, heat_map, histogram, lines, rank_curve, span
 from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
 from dualform_explorer.numbers import decimals, fixed, number, percent, plain, rounded
 
@@ -51,6 +51,8 @@ def templates(asynchronous: bool = False) -> Environment:
     }
     found.globals |= {
         "bar": bar,
+        "boxed": boxed,
+        "heat_map": heat_map,
         "columns": columns,
         "span": span,
         "histogram": histogram,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dualform.answers import LayerInfo, MemoryInfo, QuerySetInfo
+from dualform.answers import LayerInfo, MemoryInfo, Patches, QuerySetInfo
+from dualform.errors import BadInput
 from dualform_proto.status import decode_status, encode_status
 from dualform_proto.v1 import dualform_pb2 as pb
 
@@ -68,6 +69,7 @@ def _layer(layer: LayerInfo) -> pb.LayerInfo:
         status=encode_status(layer.status),
         views=layer.views,
         batch_dim=layer.batch_dim,
+        patches=None if layer.patches is None else pb.Patches(**vars(layer.patches)),
     )
 
 
@@ -84,7 +86,17 @@ def _decode_layer(message: pb.LayerInfo) -> LayerInfo:
         status=decode_status(message.status),
         views=tuple(message.views),
         batch_dim=message.batch_dim,
+        patches=_decode_patches(message.patches) if message.HasField("patches") else None,
     )
+
+
+def _decode_patches(message: pb.Patches) -> Patches:
+    parts = [message.size, message.kernel, message.stride, message.padding, message.dilation]
+    sizes = [tuple(own) for own in parts]
+    least = zip(sizes, (1, 1, 1, 0, 1), strict=True)
+    if len({len(own) for own in sizes}) != 1 or any(number < low for own, low in least for number in own):
+        raise BadInput("a convolution's patches have sides that do not fit together.")
+    return Patches(*sizes)
 
 
 def _query_set(query_set: QuerySetInfo) -> pb.QuerySetInfo:

@@ -22,6 +22,7 @@ from dualform.answers import (
     MemoryInfo,
     Outputs,
     OutputSummary,
+    Patches,
     Placebos,
     Previews,
     QuerySet,
@@ -326,8 +327,14 @@ def previews(draw: Any) -> Previews:
     return Previews(draw(arrays.arrays(np.int64, n)), kind, known, **beside)
 
 
+sides = st.integers(1, 9)
+patches = st.integers(1, 3).flatmap(
+    lambda n: st.builds(Patches, *[st.tuples(*[own] * n) for own in (sides, sides, sides, st.integers(0, 3), sides)])
+)
 layer_infos = st.builds(
-    LayerInfo, texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), statuses, names, counts
+    LayerInfo,
+    *(texts, counts, counts, st.booleans(), texts, counts, counts, st.booleans(), statuses, names, counts),
+    st.none() | patches,
 )
 
 

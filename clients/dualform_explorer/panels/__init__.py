@@ -13,7 +13,7 @@ from dualform.methods import Answers
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
 from dualform_explorer.panels.data import adjoint_panel, slots_panel, sums_panel
 from dualform_explorer.panels.example import filter_panel, query_panel
-from dualform_explorer.panels.layers import layers_panel, ranks_panel
+from dualform_explorer.panels.layers import layers_panel, places_panel, ranks_panel
 from dualform_explorer.panels.record import record_panel, removal_panel
 from dualform_explorer.panels.training import steps_panel, timeline_panel
 from dualform_explorer.state import State
@@ -42,6 +42,7 @@ PANELS: dict[str, Panel] = {
     "terms": Panel("Contributions to the output", "data", terms_panel),
     "adjoint": Panel("Was it this data?", "data", adjoint_panel),
     "layers": Panel("Layers", "layers", layers_panel),
+    "places": Panel("Attention by place", "layers", places_panel),
     "ranks": Panel("Score distribution", "layers", ranks_panel),
     "timeline": Panel("Outputs over time", "training", timeline_panel),
     "steps": Panel("Sums by step", "training", steps_panel),

@@ -108,7 +108,7 @@ def answer_panel(
         output = output - sum(own for _, _, own in fixed)
         fixed = []
     tokens = tokens_of(memory, info, examples, found.name)
-    token = token_of(memory, info, examples, tokens, state)
+    token = token_of(memory, info, examples, found.name, tokens, state)
     label = examples.label_at(state.row, token, tokens)
     if label is not None and label >= len(output):
         label = None
@@ -265,7 +265,7 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
 def _label_in(memory: Answers, info: MemoryInfo, state: State, examples: Examples, layer: str) -> int | None:
     """The label of the page's example, or of its token."""
     tokens = tokens_of(memory, info, examples, layer)
-    return examples.label_at(state.row, token_of(memory, info, examples, tokens, state), tokens)
+    return examples.label_at(state.row, token_of(memory, info, examples, layer, tokens, state), tokens)
 
 
 def _row(values: np.ndarray, shown: list[int]) -> tuple[float, ...]:
@@ -341,7 +341,7 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
     if label is not None and label >= len(full):
         label = None
     names, tokens = label_names(memory, info), tokens_of(memory, info, examples, name)
-    stored = examples.read_at(state.row, token_of(memory, info, examples, tokens, state), tokens)
+    stored = examples.read_at(state.row, token_of(memory, info, examples, name, tokens, state), tokens)
     outputs = tuple(
         Output(
             number,

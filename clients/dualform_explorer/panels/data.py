@@ -14,9 +14,10 @@ from dualform.answers.adjoint import FEWEST_RETRAININGS
 from dualform.answers.rank_correlation import rank_correlation
 from dualform.errors import Forbidden, NotFound
 from dualform.methods import Answers
-from dualform_explorer.examples import label_names
+from dualform_explorer.examples import label_names, layer_of
 from dualform_explorer.filter import STANDARD
 from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, rows_of, scored
+from dualform_explorer.places import places_of
 from dualform_explorer.previews import ShownPreview, ShownPreviews, shown_of_slots
 from dualform_explorer.state import State
 
@@ -105,7 +106,8 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
     shown = min(state.k, len(ids))
     rows = memory.slots(hits.slots[0][:shown], hits.space).records() if shown else []
     names = label_names(memory, info)
-    previews = shown_of_slots(memory, info, rows)
+    places = places_of(info, state.query_set, layer_of(info, state.layer))
+    previews = shown_of_slots(memory, info, rows, places)
     # Where no sample was said, each slot is its own.
     keys = [_sample(row) or (None, None, slot) for row, slot in zip(rows, ids, strict=False)]
     times = Counter(keys)

@@ -24,6 +24,7 @@ from dualform_explorer.examples import (
     tokens_of,
 )
 from dualform_explorer.groups import MOST_GROUPS, Group, groups_of, where_before
+from dualform_explorer.places import places_of
 from dualform_explorer.previews import (
     NOTHING,
     ShownPreview,
@@ -81,10 +82,10 @@ class QueryPanel:
 def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     examples = examples_of(memory, info, state.query_set)
     tokens = tokens_of(memory, info, examples, state.layer)
-    token, remark = token_of(memory, info, examples, tokens, state), ""
+    token, remark = token_of(memory, info, examples, state.layer, tokens, state), ""
     if (shared := shared_row(memory, info, state, state.layer)) is not None:
         (place, rows_of_layer), tokens = shared, examples.tokens or 1
-        token = token_of(memory, info, examples, tokens, state)
+        token = token_of(memory, info, examples, state.layer, tokens, state)
         remark = (
             f"The stored queries of layer {state.layer} are of no example, but of all: number {place} of "
             f"{rows_of_layer} is asked."
@@ -101,12 +102,13 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     previews, missing = previews_of_examples(memory, info, state.query_set, [state.row])
     marked, losses, chance = token, examples.losses(state.row), None
     if token is not None and previews and previews[0].offsets is not None:
-        places = previews[0].first + len(previews[0].offsets)
+        length = previews[0].first + len(previews[0].offsets)
         why_unmarked = unmarked(memory, info)
-        if why_unmarked and not (tokens == places and _alone(memory, info, examples, state.layer, places)):
+        if why_unmarked and not (tokens == length and _alone(memory, info, examples, state.layer, length)):
             marked, missing = None, missing or why_unmarked
     if losses is not None and examples.of_tokens is not None:
         chance = log(examples.of_tokens.width)
+    places = places_of(info, state.query_set, layer_of(info, state.layer))
     loss = None if losses is None or token is None or token >= len(losses) else float(losses[token])
     shown = [] if losses is None or tokens != examples.tokens else losses.tolist()
     return QueryPanel(
@@ -122,7 +124,7 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         among=len(rows),
         before=int(rows[at - 1]) if at > 0 else None,
         after=int(rows[after]) if after < len(rows) else None,
-        preview=shown_preview(previews[0], marked) if previews else NOTHING,
+        preview=shown_preview(previews[0], marked, places) if previews else NOTHING,
         passage=tokens_of_passage(previews[0], marked, shown, chance or 1.0) if previews and marked is not None else (),
         missing=missing,
         token=token,

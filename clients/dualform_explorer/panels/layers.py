@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dualform.answers import MemoryInfo
 from dualform.errors import DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.examples import layer_of, layers_of, query_set_of
+from dualform_explorer.examples import examples_of, layer_of, layers_of, query_set_of, token_of, tokens_of
 from dualform_explorer.filter import alike
-from dualform_explorer.groups import MOST_GROUPS, GroupRow, scored
+from dualform_explorer.groups import MOST_GROUPS, GroupRow, scored, where_before
 from dualform_explorer.panels.data import Slot, SumsPanel, slots_panel, sums_panel
 from dualform_explorer.panels.training import StepsPanel, steps_panel
+from dualform_explorer.places import attention_by_place, places_of
+from dualform_explorer.previews import NOTHING, previews_of_examples, shown_preview
 from dualform_explorer.state import State
 
 _NAMED = (10, 100, 1000, 10_000, 100_000)
@@ -167,3 +171,46 @@ def paper_panel(memory: Answers, info: MemoryInfo, state: State, layer: str) -> 
         curves = [(row, tuple(map(float, scores.get(row.group.values, ())))) for row in sums.rows]
     best = slots_panel(memory, info, own).slots[:_BEST]
     return PaperPanel(layer, best, sums, largest, tuple(curves), ranked)
+
+
+_MOST_CELLS = 1600
+"""Of a map."""
+
+
+@dataclass(frozen=True)
+class PlacesPanel:
+    grid: tuple[int, int]
+    """Rows and columns; zeros of a layer without places in a picture, and of one with too many."""
+    sums: tuple[float, ...] = ()
+    """Row after row: the scores of all slots that stay, added up."""
+    largest: float = 0.0
+    """The size of the largest sum."""
+    token: int = 0
+    """The place that is asked about."""
+    image: str = ""
+    exact: bool = False
+    """Whether the box in the example is the patch itself."""
+    score: str = "dot"
+
+
+def places_panel(memory: Answers, info: MemoryInfo, state: State) -> PlacesPanel:
+    """All places of the example at once, in one question."""
+    examples, layer = examples_of(memory, info, state.query_set), layer_of(info, state.layer)
+    tokens = tokens_of(memory, info, examples, state.layer)
+    places = places_of(info, state.query_set, layer)
+    if places is None or places.count != tokens or tokens > _MOST_CELLS:
+        return PlacesPanel((0, 0))
+    token = token_of(memory, info, examples, state.layer, tokens, state)
+    score = "dot" if state.score == "contribution" else state.score
+    sums = attention_by_place(memory, state.layer, state.item, where_before(info, state), score)
+    previews, _ = previews_of_examples(memory, info, state.query_set, [state.row])
+    shown = shown_preview(previews[0], token, places) if previews else NOTHING
+    return PlacesPanel(
+        places.grid,
+        tuple(sums.tolist()),
+        float(np.abs(sums).max(initial=0.0)),
+        token or 0,
+        shown.image,
+        shown.box is not None and shown.box.exact,
+        score,
+    )

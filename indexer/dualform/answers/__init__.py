@@ -12,7 +12,12 @@ from dualform.answers.distributions import Distributions as Distributions
 from dualform.answers.group_sums import GroupSums as GroupSums
 from dualform.answers.hits import GroupKey as GroupKey, Hits as Hits
 from dualform.answers.ledger import Ledger as Ledger
-from dualform.answers.memory_info import LayerInfo as LayerInfo, MemoryInfo as MemoryInfo, QuerySetInfo as QuerySetInfo
+from dualform.answers.memory_info import (
+    LayerInfo as LayerInfo,
+    MemoryInfo as MemoryInfo,
+    Patches as Patches,
+    QuerySetInfo as QuerySetInfo,
+)
 from dualform.answers.output_summary import OutputSummary as OutputSummary
 from dualform.answers.outputs import Outputs as Outputs
 from dualform.answers.placebos import Placebos as Placebos

@@ -12,6 +12,36 @@ from dualform.errors import BadInput
 
 
 @dataclass(frozen=True)
+class Patches:
+    """Which patches of its input a convolution takes: a number for each dimension but the channels'."""
+
+    size: tuple[int, ...]
+    """Of its input in training."""
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    """Zeros on each side."""
+    dilation: tuple[int, ...]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """How many patches there are along each dimension; the last one varies first in their order."""
+        sides = zip(self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return tuple((own + 2 * zeros - far * (k - 1) - 1) // step + 1 for own, k, step, zeros, far in sides)
+
+    def spans(self, place: int) -> tuple[tuple[int, int], ...]:
+        """Of one patch, where it starts and stops in the input along each dimension, without the padding."""
+        found = []
+        for own, k, step, zeros, far, count in reversed(
+            list(zip(self.size, self.kernel, self.stride, self.padding, self.dilation, self.places, strict=True))
+        ):
+            place, number = divmod(place, count)
+            start = number * step - zeros
+            found.append((max(0, start), min(own, start + far * (k - 1) + 1)))
+        return tuple(reversed(found))
+
+
+@dataclass(frozen=True)
 class LayerInfo:
     name: str
     d_in: int
@@ -32,6 +62,8 @@ class LayerInfo:
 
     batch_dim: int = 0
     """The axis of the batch in the layer's inputs."""
+    patches: Patches | None = None
+    """Of a convolution; None for other layers."""
 
     @property
     def exact(self) -> bool:

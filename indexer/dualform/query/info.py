@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dualform.answers import LayerInfo, MemoryInfo
+from dualform.answers import LayerInfo, MemoryInfo, Patches
 from dualform.query.output_layer import known_output_layer
 from dualform.query.sampling_note import sampling_note
 from dualform.query.score.backends import described
@@ -49,4 +49,12 @@ def _describe(view: View, layer: Layer) -> LayerInfo:
         status=status(view, layer, None),
         views=layer.view_names,
         batch_dim=layer.batch_dim,
+        patches=_patches(layer),
     )
+
+
+def _patches(layer: Layer) -> Patches | None:
+    if layer.source != "patches":
+        return None
+    own = {name: tuple(numbers) for name, numbers in layer.geometry.items() if name != "shape"}
+    return Patches(tuple(layer.geometry["shape"])[1:], **own)

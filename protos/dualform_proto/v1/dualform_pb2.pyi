@@ -569,6 +569,7 @@ class LayerInfo(google.protobuf.message.Message):
     STATUS_FIELD_NUMBER: builtins.int
     VIEWS_FIELD_NUMBER: builtins.int
     BATCH_DIM_FIELD_NUMBER: builtins.int
+    PATCHES_FIELD_NUMBER: builtins.int
     name: builtins.str
     d_in: builtins.int
     d_out: builtins.int
@@ -587,6 +588,10 @@ class LayerInfo(google.protobuf.message.Message):
     def status(self) -> Global___Status: ...
     @property
     def views(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def patches(self) -> Global___Patches:
+        """of a convolution"""
+
     def __init__(
         self,
         *,
@@ -603,11 +608,50 @@ class LayerInfo(google.protobuf.message.Message):
         status: Global___Status | None = ...,
         views: collections.abc.Iterable[builtins.str] | None = ...,
         batch_dim: builtins.int = ...,
+        patches: Global___Patches | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch_dim", b"batch_dim", "bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "name", b"name", "reason", b"reason", "slots", b"slots", "space", b"space", "status", b"status", "values", b"values", "views", b"views"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["patches", b"patches", "status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch_dim", b"batch_dim", "bias", b"bias", "d_in", b"d_in", "d_out", b"d_out", "distinct_keys", b"distinct_keys", "exact", b"exact", "name", b"name", "patches", b"patches", "reason", b"reason", "slots", b"slots", "space", b"space", "status", b"status", "values", b"values", "views", b"views"]) -> None: ...
 
 Global___LayerInfo: typing_extensions.TypeAlias = LayerInfo
+
+@typing.final
+class Patches(google.protobuf.message.Message):
+    """Which patches of its input a convolution takes: a number for each dimension but the channels'."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SIZE_FIELD_NUMBER: builtins.int
+    KERNEL_FIELD_NUMBER: builtins.int
+    STRIDE_FIELD_NUMBER: builtins.int
+    PADDING_FIELD_NUMBER: builtins.int
+    DILATION_FIELD_NUMBER: builtins.int
+    @property
+    def size(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """of its input in training"""
+
+    @property
+    def kernel(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def stride(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def padding(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """zeros on each side"""
+
+    @property
+    def dilation(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        size: collections.abc.Iterable[builtins.int] | None = ...,
+        kernel: collections.abc.Iterable[builtins.int] | None = ...,
+        stride: collections.abc.Iterable[builtins.int] | None = ...,
+        padding: collections.abc.Iterable[builtins.int] | None = ...,
+        dilation: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dilation", b"dilation", "kernel", b"kernel", "padding", b"padding", "size", b"size", "stride", b"stride"]) -> None: ...
+
+Global___Patches: typing_extensions.TypeAlias = Patches
 
 @typing.final
 class QuerySetInfo(google.protobuf.message.Message):
