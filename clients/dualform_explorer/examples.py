@@ -314,6 +314,12 @@ def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None 
     return state.item if token is None else f"{state.item}:{token}"
 
 
+def label_in(memory: Answers, info: MemoryInfo, state: State, examples: Examples, layer: str) -> int | None:
+    """The label of the page's example, or of the token that is asked about in a layer."""
+    tokens = tokens_of(memory, info, examples, layer)
+    return examples.label_at(state.row, token_of(memory, info, examples, layer, tokens, state), tokens)
+
+
 MOST_OUTPUTS = 12
 """Of a layer that has more, a page shows so many."""
 _TRIED = 8

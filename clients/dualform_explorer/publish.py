@@ -13,6 +13,7 @@ from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform.questions import Contribution, Distribution, GroupSum, Output, Placebo, QuerySetExamples, TopK
 from dualform.questions.question import Question
+from dualform_explorer.words import Words
 
 A = TypeVar("A")
 _METHODS = {
@@ -32,17 +33,19 @@ class Told(Answers):
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
+        self.words: Words | None = getattr(answers, "words", None)
         self._asked: list[Any] = []
 
     def ask(self, question: Question[A]) -> A:
-        if type(question) in _METHODS and question not in self._asked:
+        stored = isinstance(getattr(question, "queries", None), QuerySetExamples)
+        if type(question) in _METHODS and stored and question not in self._asked:
             self._asked.append(question)
         return self._answers.ask(question)
 
     @property
     def questions(self) -> list[Question[Any]]:
         """Those about a single stored example, in order."""
-        return [own for own in self._asked if isinstance(own.queries, QuerySetExamples) and own.queries.count == 1]
+        return [own for own in self._asked if own.queries.count == 1]
 
     def close(self) -> None:
         self._answers.close()

@@ -15,9 +15,9 @@ from dualform.errors import BadInput, Inexact, NotFound, ServiceError
 from dualform.methods import Answers
 from dualform_explorer.examples import (
     MOST_OUTPUTS,
-    Examples,
     LabelNames,
     examples_of,
+    label_in,
     label_names,
     layer_of,
     output_layer,
@@ -216,7 +216,7 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
         output = (
             output - answer.initial[0] - answer.bias - answer.unrecorded_change[0]
         )  # what slots brought, as `output` has it
-    label = _label_in(memory, info, state, examples, layer) if found is not None else None
+    label = label_in(memory, info, state, examples, layer) if found is not None else None
     shown = _shown(output, None, label)
     order = np.argsort(-np.abs(own).max(axis=1, initial=0.0), kind="stable")[:MOST_GROUPS]
     order = np.sort(order)
@@ -260,12 +260,6 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
         initial=state.initial,
         status=answer.status,
     )
-
-
-def _label_in(memory: Answers, info: MemoryInfo, state: State, examples: Examples, layer: str) -> int | None:
-    """The label of the page's example, or of its token."""
-    tokens = tokens_of(memory, info, examples, layer)
-    return examples.label_at(state.row, token_of(memory, info, examples, layer, tokens, state), tokens)
 
 
 def _row(values: np.ndarray, shown: list[int]) -> tuple[float, ...]:
@@ -337,7 +331,7 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
     if state.masked:
         answer = memory.output(name, query, where(info, state), state.at, state.inexact, initial=state.initial)
         masked = np.asarray(answer, dtype=np.float64)[0]
-    label = _label_in(memory, info, state, examples, name) if found is not None and len(full) > 1 else None
+    label = label_in(memory, info, state, examples, name) if found is not None and len(full) > 1 else None
     if label is not None and label >= len(full):
         label = None
     names, tokens = label_names(memory, info), tokens_of(memory, info, examples, name)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
-from dualform_explorer.examples import Examples, examples_of, label_names, output_layer, query_of
+from dualform_explorer.examples import Examples, examples_of, label_in, label_names, output_layer, query_of
 from dualform_explorer.groups import HUES, hue_of, scored
 from dualform_explorer.state import State
 
@@ -151,7 +151,7 @@ def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelineP
         asked=len(steps),
         margins=tuple(
             Line(str(number), number % HUES, tuple(_margins(every, number).tolist()), names.of(number))
-            for number in _worth_drawing(every, examples.label(state.row))
+            for number in _worth_drawing(every, label_in(memory, info, state, examples, found.name))
         ),
         accuracies=tuple(
             Line(own.query_set, place % HUES, tuple(right[step][place] for step in shown))
