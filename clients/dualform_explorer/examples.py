@@ -15,6 +15,7 @@ from dualform.answers.output_summary import OutputSummary
 from dualform.errors import DualformError, Inexact, NotFound
 from dualform.methods import Answers
 from dualform_explorer.filter import complete_columns
+from dualform_explorer.memories import beside_of
 from dualform_explorer.places import first_shown, places_of
 from dualform_explorer.state import MISCLASSIFIED, State
 from dualform_explorer.words import Words, visible
@@ -65,7 +66,7 @@ class LabelNames:
 
 def label_names(memory: Answers, info: MemoryInfo) -> LabelNames:
     """Empty where there are none, and where a server answers no SQL: numbers stand for themselves then."""
-    words: Words | None = getattr(memory, "words", None)
+    words = beside_of(memory).words
     try:
         rows = memory.sql(_NAMES)
     except DualformError:

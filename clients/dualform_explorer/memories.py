@@ -5,21 +5,37 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar, cast
 
 from dualform.answers import MemoryInfo
-from dualform.errors import NotFound, Unavailable
+from dualform.errors import BadInput, NotFound, Unavailable
 from dualform.methods import Answers
 from dualform.questions import Inventory, PreviewLookup, Question, SlotLookup, Vectors
 from dualform_explorer.preview_function import PreviewFunction, with_previews
+from dualform_explorer.scores import ScoreFile, read_scores
 from dualform_explorer.words import Words
 
 A = TypeVar("A")
 _MOST = 400
 """Answers that are kept: those of some dozens of pages."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a reader gave beside a memory."""
+
+    words: Words | None = None
+    """What labels and outputs are called that have no recorded name."""
+    scores: tuple[ScoreFile, ...] = ()
+    """Of other packages, for its samples."""
+
+
+def beside_of(memory: Answers) -> Beside:
+    found: Beside = getattr(memory, "beside", Beside())
+    return found
 
 
 class RememberedAnswers(Answers):
@@ -28,8 +44,8 @@ class RememberedAnswers(Answers):
     A question that is being answered is not asked again beside it: who asks it too waits for the same answer.
     """
 
-    def __init__(self, answers: Answers, words: Words | None = None) -> None:
-        self._answers, self.words = answers, words
+    def __init__(self, answers: Answers, beside: Beside = Beside()) -> None:
+        self._answers, self.beside = answers, beside
         self._lock = Lock()
         self._found: OrderedDict[Any, Future[Any]] = OrderedDict()
         self._seen: MemoryInfo | None = None
@@ -94,7 +110,7 @@ class OneSnapshot(Answers):
 
     def __init__(self, answers: Answers, snapshot: int) -> None:
         self._answers, self._snapshot = answers, snapshot
-        self.words: Words | None = getattr(answers, "words", None)
+        self.beside = beside_of(answers)
 
     def ask(self, question: Question[A]) -> A:
         answer = self._answers.ask(question)
@@ -117,11 +133,15 @@ class Memories:
         opened: Mapping[str, Callable[[], Answers]],
         preview: PreviewFunction | None = None,
         words: Words | None = None,
+        scores: Sequence[str] = (),
     ) -> None:
         """`opened`: by name, what opens or connects to one. `preview`: what training samples look like, in place of the
-        preview sets of datasets. `words`: what labels and outputs are called that have no recorded name.
+        preview sets of datasets. `words`: what labels and outputs are called that have no recorded name. `scores`:
+        files of other packages, as `read_scores` takes them, about the samples of the one memory.
         """
-        self._opened, self._preview, self._words = dict(opened), preview, words
+        self._opened, self._preview, self._words, self._scores = dict(opened), preview, words, tuple(scores)
+        if scores and len(opened) > 1:
+            raise BadInput("Scores are those of one memory.", hint="Name one target.", field="scores")
         self._answers: dict[str, tuple[Answers, RememberedAnswers]] = {}
         self._scouts: dict[str, Answers] = {}
         """Opened beside those that answer, to look ahead."""
@@ -162,7 +182,10 @@ class Memories:
         with self._locks[name]:
             if name not in self._answers:
                 answers = self._opened[name]()
-                self._answers[name] = answers, RememberedAnswers(with_previews(answers, self._preview), self._words)
+                info = answers.info() if self._scores else None
+                scores = tuple(read_scores(own, info) for own in self._scores if info is not None)
+                beside = Beside(self._words, scores)
+                self._answers[name] = answers, RememberedAnswers(with_previews(answers, self._preview), beside)
             return self._answers[name]
 
     def close(self) -> None:

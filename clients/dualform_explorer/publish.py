@@ -13,7 +13,7 @@ from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform.questions import Contribution, Distribution, GroupSum, Output, Placebo, QuerySetExamples, TopK
 from dualform.questions.question import Question
-from dualform_explorer.words import Words
+from dualform_explorer.memories import beside_of
 
 A = TypeVar("A")
 _METHODS = {
@@ -33,7 +33,7 @@ class Told(Answers):
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
-        self.words: Words | None = getattr(answers, "words", None)
+        self.beside = beside_of(answers)
         self._asked: list[Any] = []
 
     def ask(self, question: Question[A]) -> A:

@@ -80,15 +80,20 @@ def serve(
     browse: bool = False,
     preview: PreviewFunction | None = None,
     words: Words | None = None,
+    scores: Sequence[str] = (),
 ) -> None:
     """Until the process is interrupted. `ready` is told the address of the start page. `preview`: what training samples
     look like, in place of the preview sets of datasets. `words`: what labels and outputs without a name are called.
+    `scores`: as `Memories` has them.
 
     Raises BadInput where the address cannot be had.
     """
     listening = listening_at(config.address)
     url = url_of(config, listening)
-    guarded = application(Memories(opened, preview, words), config)
+    memories = Memories(opened, preview, words, scores)
+    for name in memories.names if scores else ():
+        memories.one(name)  # what is wrong with them is told before anything is served
+    guarded = application(memories, config)
     ready(url)
     if browse:
         webbrowser.open(url)
@@ -258,6 +263,7 @@ def explore(
     preview: PreviewFunction | None = None,
     *,
     tokenizer: Any = None,
+    scores: Sequence[str] = (),
     address: str = "127.0.0.1:0",
     token: str | None = None,
     deadline: float = DEADLINE,
@@ -272,7 +278,8 @@ def explore(
     of Pillow's, alone or with its label), a text, alone or with the offsets of its tokens, a mapping of columns, or
     None. It is called in this process alone. Numbers of 8 bits are shown as they are, floats from 0 to 1 as shares of
     full brightness, and others are scaled from the least to the greatest of the image. `tokenizer`: what names labels
-    and outputs without a recorded name: a `tokenizers.Tokenizer` or its file, or a tokenizer of transformers.
+    and outputs without a recorded name: a `tokenizers.Tokenizer` or its file, or a tokenizer of transformers. `scores`:
+    files of other packages that are shown beside ours, each as PATH, or PATH;dataset=NAME;set=NAME;name=NAME.
     `address`: where the pages are; port 0 is a free one. `token`: that visitors must have. `deadline`: seconds that a
     part of a page may take. `browse`: open the start page in a browser. `connecting`: how servers are reached, as
     `dualform.connect` has it.
@@ -291,7 +298,7 @@ def explore(
         name: partial(dualform.connect, place, **connecting)
         for name, place in zip(names_of(places), places, strict=True)
     }
-    memories = Memories(opened, preview, None if tokenizer is None else Words(tokenizer))
+    memories = Memories(opened, preview, None if tokenizer is None else Words(tokenizer), scores)
     try:
         for name in memories.names:
             memories.one(name).info()

@@ -51,6 +51,12 @@ from dualform_proto.memory_name import is_served
     help="Name tokens by FILE of the tokenizers package.",
 )
 @click.option(
+    "--scores",
+    multiple=True,
+    metavar="FILE[;OPTION]",
+    help="Show another package's scores; repeatable.",
+)
+@click.option(
     "--export",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -83,6 +89,7 @@ def explore(
     deadline: float,
     preview: str | None,
     tokenizer: Path | None,
+    scores: tuple[str, ...],
     export: Path | None,
     items: tuple[str, ...],
     without: tuple[str, ...],
@@ -96,7 +103,8 @@ def explore(
     It serves pages until Ctrl-C. An address that other machines can reach needs
     --access. --preview names your own function as MODULE:FUNCTION or
     FILE.py:FUNCTION. Nothing else is run, and no memory is changed. --tokenizer
-    shows labels and outputs without a recorded name as words.
+    shows labels and outputs without a recorded name as words. --scores FILE shows
+    a folder that bergson wrote, or a .npy array [samples, examples].
 
     \b
     Examples:
@@ -113,6 +121,8 @@ def explore(
             check_folder(Path(target))
     if len(set(targets)) < len(targets):
         raise BadInput("A TARGET is given twice.", hint="Name each once.", field="targets")
+    if export is not None and scores:
+        raise BadInput("An export has no --scores.", hint="Leave them out.", field="scores")
     given = {"--item": items, "--without": without, "--force": force}
     if export is None and (stray := [name for name, said in given.items() if said]):
         raise BadInput(f"Without --export FILE there can be no {' or '.join(stray)}.", field="export")
@@ -137,7 +147,7 @@ def explore(
             print_line(f"exploring {', '.join(opened)} at {url}")
         sys.stdout.flush()
 
-    serve(opened, config, ready, browse, function, words)
+    serve(opened, config, ready, browse, function, words, scores)
 
 
 def _opened(target: str, ram: str | None, reach: dict[str, Any]) -> Answers:
@@ -161,14 +171,14 @@ def _export(
     file exists, and FolderError if it cannot be made.
     """
     from dualform_explorer.export import choose, exported_page
-    from dualform_explorer.memories import RememberedAnswers
+    from dualform_explorer.memories import Beside, RememberedAnswers
     from dualform_explorer.preview_function import with_previews
 
     if len(opened) > 1:
         raise BadInput("--export takes one TARGET.", hint="Export each memory to its own file.", field="targets")
     check_output_file(out, force, "export")
     ((name, open_one),) = opened.items()
-    with RememberedAnswers(with_previews(open_one(), preview), words) as memory, progress_bars() as progress:
+    with RememberedAnswers(with_previews(open_one(), preview), Beside(words)) as memory, progress_bars() as progress:
         info = memory.info()
         choice = choose(memory, info, items, without)
         tell = progress and partial(progress, "drawing")

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
-from dualform_explorer.panels.data import adjoint_panel, slots_panel, sums_panel
+from dualform_explorer.panels.data import adjoint_panel, scores_panel, slots_panel, sums_panel
 from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, places_panel, ranks_panel
 from dualform_explorer.panels.record import record_panel, removal_panel
@@ -41,6 +41,7 @@ PANELS: dict[str, Panel] = {
     "slots": Panel("Most similar training examples", "data", slots_panel),
     "terms": Panel("Contributions to the output", "data", terms_panel),
     "adjoint": Panel("Was it this data?", "data", adjoint_panel),
+    "scores": Panel("Scores of other packages", "data", scores_panel),
     "layers": Panel("Layers", "layers", layers_panel),
     "places": Panel("Attention by place", "layers", places_panel),
     "ranks": Panel("Score distribution", "layers", ranks_panel),

@@ -1,4 +1,4 @@
-"""Which training data speaks: sums by group, the best slots, and what leaving samples out did."""
+"""Which training data speaks: sums by group, the best slots, what leaving samples out did, and others' scores."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dualform.methods import Answers
 from dualform_explorer.examples import label_names, layer_of
 from dualform_explorer.filter import STANDARD
 from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, rows_of, scored
+from dualform_explorer.memories import beside_of
 from dualform_explorer.places import places_of
 from dualform_explorer.previews import ShownPreview, ShownPreviews, shown_of_slots
 from dualform_explorer.state import State
@@ -271,3 +272,68 @@ def _samples(
 def _correlation(sets: Sequence[Mapping[str, Any]]) -> float | None:
     pairs = [(own["predicted"], own["change"]) for own in sets if own["predicted"] is not None]
     return rank_correlation(*np.array(pairs).T) if len(pairs) >= FEWEST_RETRAININGS else None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A file of another package's scores."""
+
+    name: str
+    highest: tuple[Sample, ...]
+    lowest: tuple[Sample, ...]
+    """The lowest score first."""
+    samples: int
+    """That have a score for the example."""
+    agreement: float | None
+    """The rank correlation with the sums of the page's score by sample, over the samples that both have; None of fewer
+    than three.
+    """
+
+    @property
+    def largest(self) -> float:
+        return max((abs(own.value) for own in (*self.highest, *self.lowest)), default=0.0)
+
+
+@dataclass(frozen=True)
+class ScoresPanel:
+    files: tuple[Scored, ...]
+    """Those about the page's query set; none where there is nothing to show."""
+    kind: str = "none"
+    missing: str = ""
+
+
+def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel:
+    given = [own for own in beside_of(memory).scores if own.query_set == state.query_set]
+    if not given:
+        return ScoresPanel(())
+    ours = _sums_by_sample(memory, info, state)
+    files, kinds, missing = list[Scored](), list[str](), ""
+    for own in given:
+        values = own.of(state.row)
+        known = np.flatnonzero(~np.isnan(values))
+        order = known[np.argsort(-values[known], kind="stable")]
+        ends = [order[:SAMPLES], order[::-1][: min(SAMPLES, max(0, len(order) - SAMPLES))]]
+        rows = [
+            {"sample": int(own.samples[place]), "dataset": own.dataset, "value": float(values[place])}
+            for place in np.concatenate(ends).tolist()
+        ]
+        previews = shown_of_slots(memory, info, rows)
+        shown = _samples(memory, info, state, rows, previews)
+        pairs = [
+            (value, ours[own.dataset, sample])
+            for sample, value in zip(own.samples[known].tolist(), values[known].tolist(), strict=True)
+            if (own.dataset, sample) in ours
+        ]
+        agreement = rank_correlation(*np.array(pairs).T) if len(pairs) > 2 else None
+        files.append(Scored(own.name, shown[: len(ends[0])], shown[len(ends[0]) :], len(known), agreement))
+        kinds += [preview.kind for preview in previews if preview.kind != "none"]
+        missing = missing or previews.missing
+    return ScoresPanel(tuple(files), next(iter(kinds), "none"), missing)
+
+
+def _sums_by_sample(memory: Answers, info: MemoryInfo, state: State) -> dict[tuple[Any, Any], float]:
+    """Of the page's score, all of its layer's slots."""
+    by = ("dataset", "sample") if info.datasets else ("sample",)
+    sums = memory.group_sum(**scored(memory, info, state, masked=False), by=by)
+    keys = (group if info.datasets else (None, *group) for group in sums.groups)
+    return dict(zip(keys, sums.sums[0].tolist(), strict=True))
