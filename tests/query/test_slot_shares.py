@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.errors import EmptyMask, Inexact
+from dualform.errors import BadInput, EmptyMask, Inexact
 from dualform.query import needs
 from dualform.query.resolved import resolve
 from dualform.query.view import never
+from dualform.query.weights import contributions
 from dualform.query.weights.slot_shares import estimated_seconds
 from dualform.questions import Contribution, Distribution, GroupSum, TopK, Vectors
 from tests.query.adam_trainings import naive, record
@@ -166,8 +167,6 @@ def test_the_best_slots_and_ranks_are_those_of_every_share(memory):
 
 
 def test_contributions_slot_by_slot_and_in_passes_are_the_same(memory, monkeypatch):
-    from dualform.query.weights import contributions
-
     for layer, d_in, _ in layers(memory):
         queries = np.random.default_rng(1).normal(size=(2, d_in)).astype(np.float32)
         asked = (layer, queries, "sample", "dataset = 'b'", 9)
@@ -191,7 +190,7 @@ def test_a_filter_of_slots_that_no_update_used_is_refused(memory):
         memory.topk(layer, np.ones(d_in, np.float32), where="step >= 6", target=0, at_step=4, **SCORE)
 
 
-def test_slots_of_muon_have_no_shares(tmp_path):
+def test_slots_of_muon_have_no_shares(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = nn.Linear(5, 5, bias=False)
     optimizer = torch.optim.Muon(model.parameters(), lr=0.02)
@@ -204,6 +203,11 @@ def test_slots_of_muon_have_no_shares(tmp_path):
                 ask("", QUERIES, target=0, **SCORE)
             assert "group_sum" in refused.value.hint
             assert refused.value.field == "score"
+        with monkeypatch.context() as patch:
+            patch.setattr(contributions, "_MOST_WORK", 10)
+            with pytest.raises(BadInput, match="2 groups of layer '' would take hours: each is 25 weights") as refused:
+                memory.contributions("", QUERIES, "label")
+            assert refused.value.field == "by"
         found = memory.group_sum("", QUERIES, "label", target=0, **SCORE)
         assert np.isfinite(found.sums).all()
 

@@ -42,12 +42,14 @@ from dualform.questions import Contribution
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 
+_MOST_WORK = 5e10
+"""Numbers of groups' weights that are moved, over all updates: some ten minutes on one core."""
 _PRODUCTS, _UPDATES = 4, 8
 """What a pass takes for each slot, and for each group and update, in products of a slot's key with factors."""
 
 
 def contributions(resolved: Resolved[Contribution], check: Check) -> Contributions:
-    """Raises Inexact as `require` says."""
+    """Raises Inexact as `require` says, and BadInput for groups that would take far too long."""
     question, view, layer, queries = resolved.question, resolved.view, resolved.layer, resolved.queries
     at_step, inexact, stored = question.at_step, question.allow_inexact, resolved.layer.stored
 
@@ -142,6 +144,16 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
     if few and weighs_no_slot(view.snapshot, stored.weights) is not None and has_slot_shares(view, layer):
         own = grouped.numbers[stored.name][resolved.selection.entries]
         return sums_of_shares(resolved, own, groups, check)
+    each = stored.d_out * stored.weight_width
+    linear = weighs_no_slot(view.snapshot, stored.parameters) is None
+    if not linear and groups * each * view.snapshot.steps > _MOST_WORK:
+        raise BadInput(
+            f"{groups:,} groups of layer {layer.name!r} would take hours: each is {each:,} weights that are run again "
+            f"over {view.snapshot.steps:,} steps.",
+            hint='Group by a column with fewer values, such as by="dataset", or keep some with where=, such as '
+            'where="label < 10".',
+            field="by",
+        )
     found = np.empty((len(queries), groups, layer.d_out))
     size = max(1, GROUPS // (6 * 8 * stored.d_out * (stored.weight_width + 1)) - 1)
     for first in range(0, groups, size):
