@@ -104,7 +104,7 @@ def test_a_page_looks_into_a_group_without_scripts(adamw, memory):
         assert "failed" not in text
         (there,) = re.findall(r'<tr data-group="shapes/1">\s*<th[^>]*>.*?<a class="samples" href="([^"]+)"', text)
         found = pages.get("/" + there.replace("&amp;", "&")).text
-    samples = re.findall(r'<tr data-sample="(\d+)">\s*<th scope="row"><img', found)
+    samples = re.findall(r'<tr data-sample="(\d+)">\s*<th scope="row"><a href="[^"]+"><img', found)
     asked = {"by": ("dataset", "sample"), "where": "dataset = 'shapes' AND label = 1", "k": 24}
     sums = memory.group_sum("4", "shapes/3", score="contribution", target="1-2", **asked)
     assert [int(own) for own in samples] == [sample for (_, sample), _, _ in sums.ranked()]
@@ -144,5 +144,5 @@ def test_slots_of_muon_are_refused_in_words(tmp_path):
     with served({"run": lambda: dualform.open(tmp_path / "m")}) as pages:
         text = page_of(pages, State("", "test", 0, "", ("label",), score="contribution", target="1", open=("data",)))
     assert "Its groups have contributions: see the sums by group." in text
-    assert "group_sum(" not in text
+    assert "group_sum(…" not in text
     assert 'id="sums"' in text
