@@ -36,7 +36,7 @@ _LONGEST = 4000
 """Letters of a parameter."""
 _SINGLE = (
     *("memory", "item", "token", "layer", "score", "target", "by", "where", "w0", "at", "k", "as", "among"),
-    *("inexact", "verify", "kept", "of", "open"),
+    *("inexact", "within", "compute", "verify", "kept", "of", "open"),
 )
 _REPEATED = ("without", "only")
 _FORM = ("keep", "column", "value", "first", "last", "move")
@@ -119,6 +119,8 @@ class _Reader:
             by_sample=self._choice("as", "slots", ("slots", "samples")) == "samples",
             among=self._choice("among", ALL, (ALL, MISCLASSIFIED)),
             inexact=self._choice("inexact", "no", ("no", "yes")) == "yes",
+            within=self._within(columns),
+            compute=self._choice("compute", "no", ("no", "yes")) == "yes",
             verify=self._choice("verify", "no", ("no", "yes")) == "yes",
             kept=self.one("kept"),
             kept_query=self._number("of", 0, 0, None) or 0,
@@ -267,9 +269,15 @@ class _Reader:
             self._fault("without", f"{said} Write the mask as one where.")
         return found
 
+    def _within(self, columns: dict[str, str]) -> Chip | None:
+        found: list[Chip] = []
+        if said := self.one("within"):
+            self._chip(found, "within", said, columns)
+        return next(iter(found), None)
+
     def _chip(self, chips: list[Chip], name: str, said: str, columns: dict[str, str]) -> None:
         try:
-            chips.append(read_chip(said, name == "only", columns))
+            chips.append(read_chip(said, name != "without", columns))
         except BadInput as error:
             self._fault(name, f"{error} Columns: {', '.join(columns)}.")
 

@@ -41,7 +41,7 @@ from dualform_explorer.compare import SIDES, Side, another, compare_link, compar
 from dualform_explorer.examples import examples_of, layers_of, output_layer, query_set_of
 from dualform_explorer.groups import groupings_of, where_before
 from dualform_explorer.memories import Memories, OneSnapshot
-from dualform_explorer.panels import PANELS, panels_in, panels_of
+from dualform_explorer.panels import PANELS, Waiting, panel_of, panels_in, panels_of
 from dualform_explorer.panels.layers import paper_panel
 from dualform_explorer.publish import Told, as_command, as_csv, as_python
 from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
@@ -122,10 +122,9 @@ class PanelThreads:
     def _made(self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str) -> Markup:
         try:
             panel = make()
+            shown = "waiting.html" if isinstance(panel, Waiting) else f"panels/{template}.html"
             return Markup(
-                self._templates.get_template(f"panels/{template}.html").render(
-                    {**context, "name": name, "title": title, "panel": panel}
-                )
+                self._templates.get_template(shown).render({**context, "name": name, "title": title, "panel": panel})
             )
         except DualformError as error:
             return self._failed(name, title, Failure(error.message, error.hint, error.code, error.field or ""), context)
@@ -424,7 +423,7 @@ class Pages:
         jobs = {}
         for key in panels:
             told = Told(memory)
-            make = partial(PANELS[key].make, told, info, state)
+            make = partial(panel_of, key, told, info, state)
             same = (context["memory"], info.snapshot, state, key)
             jobs[key] = self._begin(key, PANELS[key].title, make, {**context, "told": told}, same)
         return jobs

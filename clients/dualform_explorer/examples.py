@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import LayerInfo, MemoryInfo, QuerySet, QuerySetInfo
+from dualform.answers import LayerInfo, MemoryInfo, Placebos, QuerySet, QuerySetInfo
 from dualform.answers.output_summary import OutputSummary
 from dualform.errors import DualformError, Inexact, NotFound
 from dualform.methods import Answers
@@ -319,6 +319,72 @@ def label_in(memory: Answers, info: MemoryInfo, state: State, examples: Examples
     """The label of the page's example, or of the token that is asked about in a layer."""
     tokens = tokens_of(memory, info, examples, layer)
     return examples.label_at(state.row, token_of(memory, info, examples, layer, tokens, state), tokens)
+
+
+SETS, MOST_RATED = 50, 1000
+"""Random sets, and examples of a query set that base rates are counted over."""
+_MOST_RATED_OUTPUTS = 1_000_000
+"""Of all those examples."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rated:
+    """What an ablation of the output layer makes of a query set, and what random ones of its size do."""
+
+    rows: NDArray[np.int64]
+    """int64[n]: the examples, evenly over those with a label."""
+    answer: Placebos
+
+    @property
+    def corrected_rows(self) -> NDArray[np.int64]:
+        answer = self.answer
+        wrong, right = answer.predicted != answer.labels, answer.outcomes[:, 0] == answer.labels
+        return np.asarray(self.rows[wrong & right])
+
+    @property
+    def rates(self) -> BaseRates:
+        found, random = self.answer, slice(1, 1 + self.answer.random)
+        return BaseRates(
+            len(self.rows),
+            int(found.corrected[0]),
+            found.misclassified,
+            int(found.broken[0]),
+            found.correct,
+            found.random,
+            *(float(np.median(own[random])) if found.random else 0.0 for own in (found.corrected, found.broken)),
+        )
+
+
+@dataclass(frozen=True)
+class BaseRates:
+    examples: int
+    corrected: int
+    misclassified: int
+    """Before, of which some are corrected."""
+    broken: int
+    correct: int
+    """Before, of which some are broken."""
+    sets: int
+    random_corrected: float
+    """By the median of the random sets."""
+    random_broken: float
+
+
+def rated(
+    memory: Answers, examples: Examples, layer: str, where: str, at: int | None = None, inexact: bool = False
+) -> Rated | None:
+    """None where no labels are known. Of a layer that sees each example whole and gives the network's outputs. Raises
+    as `placebo` does.
+    """
+    if examples.labels is None or examples.outputs is None or examples.outputs.shape[1] < 2:
+        return None
+    known = np.flatnonzero(examples.labels >= 0)
+    most = min(len(known), MOST_RATED, max(1, _MOST_RATED_OUTPUTS // examples.outputs.shape[1]))
+    if not most:
+        return None
+    rows = known[np.linspace(0, len(known) - 1, most).round().astype(int)]
+    query = f"{examples.query_set}/{','.join(map(str, rows.tolist()))}"
+    return Rated(rows, memory.placebo(layer, query, where, SETS, at, inexact))
 
 
 MOST_OUTPUTS = 12

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Contributions, GroupKey, GroupSums, MemoryInfo
+from dualform.answers.contributions import estimated_seconds
 from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform_explorer.examples import LabelNames, label_names, layer_of, query_of
@@ -162,6 +163,20 @@ def scored(memory: Answers, info: MemoryInfo, state: State, masked: bool = True)
     if state.score == "contribution":
         asked |= {"target": state.target, "at_step": state.at, "allow_inexact": state.inexact}
     return asked
+
+
+def expected_seconds(panel: str, info: MemoryInfo, state: State) -> float:
+    """About how long a panel's contributions take the memory on one core; 0 of a panel without any."""
+    contributes = state.score == "contribution" and panel in ("sums", "slots", "samples", "ranks", "steps")
+    whole = panel in ("answer", "terms")
+    layer = layer_of(info, (info.output_layer or state.layer) if whole else state.layer)
+    if panel == "samples" and state.within is None:
+        return 0.0
+    if info.optimizer == "SGD" or layer is None or not (whole or contributes):
+        return 0.0
+    parts = max(1, len(layer.views))
+    d_in, d_out = layer.d_in // parts, layer.d_out // parts
+    return estimated_seconds(layer.slots, info.steps, d_in, d_out, d_out if whole else 2)
 
 
 def where(info: MemoryInfo, state: State) -> str | None:

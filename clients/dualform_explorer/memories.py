@@ -8,10 +8,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from pathlib import Path
 from threading import Lock
+from time import sleep
 from typing import Any, TypeVar, cast
 
 from dualform.answers import MemoryInfo
-from dualform.errors import BadInput, NotFound, Unavailable
+from dualform.errors import BadInput, NotFound, Overloaded, Unavailable
 from dualform.methods import Answers
 from dualform.questions import Inventory, PreviewLookup, Question, SlotLookup, Vectors
 from dualform_explorer.preview_function import PreviewFunction, with_previews
@@ -19,6 +20,8 @@ from dualform_explorer.scores import ScoreFile, read_scores
 from dualform_explorer.words import Words
 
 A = TypeVar("A")
+_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Seconds."""
 _MOST = 400
 """Answers that are kept: those of some dozens of pages."""
 
@@ -72,7 +75,7 @@ class RememberedAnswers(Answers):
 
     def _answer(self, question: Question[Any], key: Hashable, found: Future[Any]) -> None:
         try:
-            found.set_result(self._answers.ask(question))
+            found.set_result(self._patient(question))
         except BaseException as error:
             with self._lock:
                 if self._found.get(key) is found:
@@ -80,6 +83,15 @@ class RememberedAnswers(Answers):
             found.set_exception(error)
         if self._closed:  # meanwhile, and SQL has started its process again
             self._answers.close()
+
+    def _patient(self, question: Question[A]) -> A:
+        """The answer; a server with no room for one more question of a page is asked again."""
+        for pause in _PAUSES:
+            try:
+                return self._answers.ask(question)
+            except Overloaded:
+                sleep(pause)
+        return self._answers.ask(question)
 
     def _info(self, question: Inventory) -> MemoryInfo:
         """Always asked: it says of which snapshot answers are, and those of another one are forgotten."""

@@ -80,3 +80,11 @@ def percent(value: float | None) -> Markup:
         digits = rounded(100 * value, 1)
     shown = f"{digits}\N{NARROW NO-BREAK SPACE}%"
     return _with_all_digits(value, shown)
+
+
+def lasting(seconds: float) -> str:
+    """A duration that is only about known: "8 s", "3 min", "2 h"."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(1, round(seconds))} s"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dualform_explorer.drawing import bar, boxed, columns, descents, heat_map, histogram, lines, rank_curve, span
+from dualform_explorer.filter import Chip
 from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
-from dualform_explorer.numbers import decimals, fixed, number, percent, plain, rounded
+from dualform_explorer.numbers import decimals, fixed, lasting, number, percent, plain, rounded
 
 KEYS = (
     ("j  k", "next and previous example"),
@@ -43,6 +45,7 @@ def templates(asynchronous: bool = False) -> Environment:
         "percent": percent,
         "rounded": rounded,
         "fixed": fixed,
+        "lasting": lasting,
         "decimals": decimals,
         "heat": heat,
         "layer": layer_name,
@@ -53,6 +56,7 @@ def templates(asynchronous: bool = False) -> Environment:
         "bar": bar,
         "boxed": boxed,
         "heat_map": heat_map,
+        "chip": partial(Chip.of, True),
         "columns": columns,
         "span": span,
         "histogram": histogram,

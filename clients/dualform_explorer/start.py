@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,21 +12,22 @@ from dualform.errors import DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer.address import default_by
 from dualform_explorer.examples import (
+    BaseRates,
     Examples,
     OutputLayer,
+    Rated,
     examples_of,
     label_names,
     layers_of,
     output_layer,
     query_set_of,
+    rated,
 )
 from dualform_explorer.filter import Chip, complete_columns, where_of
 from dualform_explorer.groups import hue_of
 from dualform_explorer.previews import ShownPreview, shown_of_examples
 
 _SHOWN = 12
-_TRIED = 1000
-"""Misclassified examples that masks are tried on."""
 MOST_DATASETS = 6
 """Each of which is left out on trial; of more, none."""
 
@@ -48,8 +48,13 @@ class Correction:
 
     dataset: str
     hue: int
-    count: int
+    rates: BaseRates
+    """Of those that were tried; how many correct ones it breaks, and what random removals do."""
     cards: tuple[ExampleCard, ...]
+
+    @property
+    def count(self) -> int:
+        return self.rates.corrected
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,6 @@ class QuerySetPanel:
     """None where labels or outputs are not known."""
     token_errors: tuple[int, int] | None
     """Misclassified tokens, of those with a label; None where tokens have no labels or outputs of their own."""
-    tried: int
-    """Of the misclassified ones, on how many masks were tried."""
     corrections: tuple[Correction, ...]
     layer: str
     """That a page begins with."""
@@ -98,7 +101,6 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str) -> QuerySetPan
         count=examples.count,
         misclassified=len(misclassified) if known else None,
         token_errors=examples.token_errors,
-        tried=min(len(misclassified), _TRIED),
         corrections=corrections,
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
@@ -110,30 +112,22 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str) -> QuerySetPan
 
 
 def _corrections(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> tuple[Correction, ...]:
-    tried = examples.misclassified[:_TRIED]
-    assert examples.labels is not None
-    query = f"{examples.query_set}/{','.join(map(str, tried.tolist()))}"
-    whole = np.asarray(memory.output(layer, query)).argmax(axis=1)
-    found: dict[str, np.ndarray] = {}
+    """Those that correct some, the dataset whose removal corrects most more than it breaks first."""
+    found: dict[str, Rated] = {}
     for dataset in info.datasets:
         mask = where_of([Chip.of(False, ("dataset",), (dataset,))], complete=complete_columns(info))
-        left = np.asarray(memory.output(layer, query, mask)).argmax(axis=1)
-        found[dataset] = tried[(left == examples.labels[tried]) & (whole != left)]
-    return tuple(_ranked(memory, info, examples, found))
-
-
-def _ranked(memory: Answers, info: MemoryInfo, examples: Examples, found: Mapping[str, np.ndarray]) -> list[Correction]:
-    """The dataset whose removal corrects most first; those that correct nothing are left out."""
-    order = sorted((name for name in found if len(found[name])), key=lambda name: -len(found[name]))
-    return [
+        own = rated(memory, examples, layer, mask or "")
+        if own is not None and own.rates.corrected:  # what corrects nothing is left out
+            found[dataset] = own
+    return tuple(
         Correction(
             name,
             hue_of(info, ("dataset",), (name,)),
-            len(found[name]),
-            example_cards(memory, info, examples, found[name][:_SHOWN])[0],
+            own.rates,
+            example_cards(memory, info, examples, own.corrected_rows[:_SHOWN])[0],
         )
-        for name in order
-    ]
+        for name, own in sorted(found.items(), key=lambda both: both[1].rates.broken - both[1].rates.corrected)
+    )
 
 
 def example_cards(

@@ -47,6 +47,10 @@ class State:
     among: str = ALL
     inexact: bool = False
     """Whether an answer is wanted of a record that is not exact."""
+    within: Chip | None = None
+    """The group whose samples are shown; it filters nothing else."""
+    compute: bool = False
+    """Whether contributions are wanted that take long."""
     verify: bool = False
     """Whether reconstruction errors are asked for, which takes a pass over all keys and values."""
     kept: str = ""
@@ -100,6 +104,8 @@ class State:
             ("as", "samples" if state.by_sample else None),
             ("among", None if state.among == ALL else state.among),
             ("inexact", "yes" if state.inexact else None),
+            ("within", None if state.within is None else state.within.written),
+            ("compute", "yes" if state.compute else None),
             ("verify", "yes" if state.verify else None),
             ("kept", state.kept or None),
             ("of", str(state.kept_query) if state.kept_query else None),

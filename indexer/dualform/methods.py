@@ -142,7 +142,8 @@ class _Methods:
           `scan.missing` lists what is missing.
 
         With score="gradient", `queries` are `memory.gradients(…)` or a query set recorded with loss=. `layer` may be a
-        list or "*", over which scores are summed, and `by` is not allowed. "contribution" for single slots needs SGD.
+        list or "*", over which scores are summed, and `by` is not allowed. "contribution" of single slots needs SGD,
+        Adam or another rule by entry, and a layer that shares no weight.
 
         Scores are sums in float64 in a fixed order, so they are the same on every backend. Attention compares inputs
         and does not show what caused an output.

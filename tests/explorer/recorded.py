@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 import dualform
 
+Optimizer: TypeAlias = Callable[..., Any]
+"""Of parameters."""
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 SIDE, CLASSES, IMAGES, ROWS, STEPS = 6, 4, 60, 12, 60
 NAMES = {"shapes": ["bar", "cross", "dot", "frame"], "noise <b>": ["one", "two", "three", "four"]}
 
@@ -30,11 +36,11 @@ def preview_set(inputs: Tensor) -> dualform.PreviewSet:
     return dualform.PreviewSet.images(inputs.reshape(-1, SIDE, SIDE))
 
 
-def record(path: Path) -> Path:
+def record(path: Path, optimizer: Optimizer = SGD) -> Path:
     """STEPS steps of ROWS samples, the first half of "shapes"; a query set of each dataset; previews of all."""
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with dualform.Recorder(model, optimizer, path, label_names=NAMES, quiet=True) as recorder:
+    moving = optimizer(model.parameters())
+    with dualform.Recorder(model, moving, path, label_names=NAMES, quiet=True) as recorder:
         for part, name in enumerate(NAMES):
             inputs, labels = images_of(part, part)
             recorder.previews(name, preview_set(inputs))
@@ -42,9 +48,9 @@ def record(path: Path) -> Path:
             for _ in range(STEPS // 2):
                 index = torch.randint(IMAGES, (ROWS,), generator=drawn)
                 with recorder.step(dataset=name, label=labels[index], sample=index, bright=inputs[index].mean(dim=1)):
-                    optimizer.zero_grad()
+                    moving.zero_grad()
                     nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
-                    optimizer.step()
+                    moving.step()
         for part, query_set in enumerate(("shapes", "noise")):
             inputs, labels = images_of(part, 10 + part)
             recorder.query_set(query_set, inputs, label=labels, previews=preview_set(inputs))

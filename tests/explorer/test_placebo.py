@@ -14,6 +14,7 @@ from dualform.errors import BadInput, Inexact, ServiceError
 from dualform.methods import Answers
 from dualform.questions import Placebo
 from dualform_explorer.filter import Chip
+from dualform_explorer.numbers import rounded
 from dualform_explorer.panels.answer import SETS, Interval, Verdict, placebo_panel
 from dualform_explorer.state import State
 from tests.explorer.served import served
@@ -111,3 +112,28 @@ def test_the_page_shows_it_only_under_a_filter(folder):
     assert re.search(r'id="verdict">(unusual|as random|\d → \d: (unusual|as random))<', own)
     assert "50 random removals of" in re.sub("<[^>]*>", "", own)
     assert part.search(wrong)[0].endswith("hidden></section>")
+
+
+def test_a_change_stands_next_to_base_rates_over_its_query_set(folder, memory):
+    """And on the start page, next to what a random set does."""
+    labels = memory.query_set("shapes").labels
+    before, after = (
+        np.asarray(memory.output("4", "shapes", own)).argmax(1) for own in (None, "dataset <> 'noise <b>'")
+    )
+    wrong, right = before != labels, before == labels
+    tested = memory.placebo("4", "shapes", "dataset <> 'noise <b>'", 50)
+    random = [np.median(own[1:51]) for own in (tested.corrected, tested.broken)]
+    counts = [((after == labels) & wrong).sum(), wrong.sum(), ((after != labels) & right).sum(), right.sum()]
+    said = (
+        f"Corrected {counts[0]} of {counts[1]}, broken {counts[2]} of {counts[3]} of shapes; random sets of that size "
+        f"correct {rounded(random[0])}, break {rounded(random[1])} (median of 50)."
+    )
+    assert counts[0] > 0
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        start = pages.get("/").text
+        page = pages.get("/explore?item=shapes/3&layer=4&by=dataset,label&without=dataset:noise%20%3Cb%3E").text
+    for text in (start, page):
+        words = re.sub(r"\s+", " ", re.sub("<[^>]+>", "", text))
+        assert said in words
+    assert "for the recorded weights" in page
+    assert "no forecast of a retraining" in page

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.errors import Unavailable
+from dualform.errors import Overloaded, Unavailable
 from dualform.methods import Answers
 from dualform.questions import GroupSum
 from dualform_client import Client
+from dualform_explorer import memories
 from dualform_explorer.memories import Memories, OneSnapshot, RememberedAnswers
 from dualform_explorer.panels.training import steps_panel
 from dualform_explorer.state import State
@@ -173,3 +174,27 @@ def test_each_answer_says_its_snapshot_here_and_over_the_wire(folder):
                 )
                 assert {own.scan.snapshot for own in answers} == {memory.info().snapshot}
         server.stop(grace=0)
+
+
+class Full(Answers):
+    """Has no room for so many questions, then answers."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def ask(self, question):
+        self.times -= 1
+        if self.times >= 0:
+            raise Overloaded("no room")
+        return "answer"
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_server_without_room_is_asked_again(monkeypatch):
+    monkeypatch.setattr(memories, "_PAUSES", (0.0, 0.0))
+    question = GroupSum("0", "test/0", ("label",))
+    assert RememberedAnswers(Full(2)).ask(question) == "answer"
+    with pytest.raises(Overloaded):
+        RememberedAnswers(Full(3)).ask(question)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-import dualform
 from dualform.errors import BadInput, EmptyMask, Inexact
 from dualform.query import distribution, needs
 from dualform.query.distribution import distributions, effective_slots, ranks_of
@@ -18,7 +17,6 @@ from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.view import never
 from dualform.questions import Distribution, Vectors
 from tests.query import arrays
-from tests.query.adam_trainings import record
 from tests.query.test_directed import asked, backend_of, direction_rows, stay, terms_of
 from tests.query.test_output import BATCH, STEPS, Case
 from tests.query.test_scores import near, opposed  # noqa: F401 (fixtures)
@@ -143,18 +141,6 @@ def test_keys_that_are_not_finite_are_refused():
     with pytest.raises(Inexact, match="first at slot 7"):
         engine.distribution("fc", np.ones(2, np.float32))
     assert engine.distribution("fc", np.ones(2, np.float32), "slot < 7").count == 7
-
-
-def test_slots_that_share_an_update_have_no_contributions_of_their_own(tmp_path):
-    record(tmp_path / "m", steps=3)
-    with dualform.open(tmp_path / "m") as memory:
-        layer = memory.info().layers[0]
-        with pytest.raises(Inexact) as expected:
-            memory.topk(layer.name, np.ones(layer.d_in), score="contribution", target=0)
-        with pytest.raises(Inexact) as refused:
-            memory.distribution(layer.name, np.ones(layer.d_in), score="contribution", target=0)
-    assert str(refused.value) == str(expected.value)
-    assert refused.value.field == "score"
 
 
 def test_scores_of_one_batch_are_held_and_less_than_is_claimed(rng):

@@ -101,6 +101,26 @@ def test_the_ablation_itself_and_its_siblings_are_outputs(memory):
         assert np.abs(found.changes[:, column] - expected).max() < 1e-4 * scale
 
 
+def test_base_rates_are_counts_over_the_outputs_without_each_set(memory):
+    """Corrected and broken, of how many that could be, of the ablation and of what is random."""
+    found = memory.placebo("head", "test", "dataset <> 'part 1'", n=6)
+    labels, outputs = found.labels, np.asarray(memory.output("head", "test"), np.float64)
+    right = outputs.argmax(1) == labels
+    assert (found.correct, found.misclassified) == (right.sum(), (~right).sum())
+    view = memory._view
+    layer = view.snapshot.layer("head")
+    sets = _random_sets(_samples(view, {"head": layer}, None, lambda: None), found.removed, 6)
+    left_out = [members[sets.numbers["head"]] for members in sets.members]
+    filters = ["dataset <> 'part 1'", *({"not slot": np.flatnonzero(out)} for out in left_out)]
+    for number, where in enumerate(filters):
+        after = np.asarray(memory.output("head", "test", where), np.float64).argmax(1) == labels
+        assert found.corrected[number] == (after & ~right).sum()
+        assert found.broken[number] == (~after & right).sum()
+    summary = found.summary()
+    assert (summary["corrected"]["of"], summary["broken"]["of"]) == (found.misclassified, found.correct)
+    assert summary["broken"]["random"]["median"] == np.median(found.broken[1:7])
+
+
 def _space(memory):
     return next(own.space for own in memory.info().layers if own.name == "head")
 

@@ -98,7 +98,7 @@ def test_adam_is_refused_by_name_but_its_sum_alone_is_not(tmp_path):
     start = model[0].weight.detach().numpy().astype(float)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     with trained(model, optimizer, tmp_path / "run", lambda: torch.randn(5, 3)) as memory:
-        with pytest.raises(Inexact, match=r"^Contributions of single slots need SGD; .* with Adam") as refused:
+        with pytest.raises(Inexact, match=r"^Single slots have no term of their own in layer .* with Adam") as refused:
             memory.output("0", np.ones(3), kernel="softmax")
         assert (refused.value.hint, refused.value.field) == ('Pass kernel="linear".', "kernel")
         moved = model[0].weight.detach().numpy().astype(float) - start

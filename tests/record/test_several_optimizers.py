@@ -91,7 +91,7 @@ def test_what_cannot_be_told_of_a_layer_is_refused_for_its_own_optimizer(both):
     assert list(figures.concentrations) == ["4"]
     with pytest.raises(
         Inexact,
-        match="Contributions of single slots need SGD; layer '2' was trained with AdamW, which "
+        match="Single slots have no term of their own in layer '2': it was trained with AdamW, which "
         "scales all gradients of a step together",
     ):
         memory.output("2", np.zeros((1, 6), np.float32), kernel="softmax", temperature=1.0)

@@ -181,7 +181,7 @@ def _described(tested: Placebos) -> str:
             there = [null for null in ("random", "siblings") if own[null]]
             ranges = [f"{null} {own[null]['least']:,} to {own[null]['most']:,}" for null in there]
             word = "unusual" if own["unusual"] else "as random"
-            said.append(f"{name.capitalize()}: {own['ablation']:,} ({', '.join(ranges)}; {word}).")
+            said.append(f"{name.capitalize()}: {own['ablation']:,} of {own['of']:,} ({', '.join(ranges)}; {word}).")
     if tested.without_siblings:
         said.append(f"There are no siblings: {tested.without_siblings}.")
     return " ".join(said)

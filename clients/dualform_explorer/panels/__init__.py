@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
+from dualform_explorer.groups import expected_seconds
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
-from dualform_explorer.panels.data import adjoint_panel, scores_panel, slots_panel, sums_panel
+from dualform_explorer.panels.data import adjoint_panel, samples_panel, scores_panel, slots_panel, sums_panel
 from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, places_panel, ranks_panel
 from dualform_explorer.panels.record import record_panel, removal_panel
@@ -38,6 +39,7 @@ PANELS: dict[str, Panel] = {
     "output": Panel("Output", "first", output_panel),
     "placebo": Panel("Placebo", "first", placebo_panel),
     "sums": Panel("Sums by group", "data", sums_panel),
+    "samples": Panel("Samples of a group", "data", samples_panel),
     "slots": Panel("Most similar training examples", "data", slots_panel),
     "terms": Panel("Contributions to the output", "data", terms_panel),
     "adjoint": Panel("Was it this data?", "data", adjoint_panel),
@@ -61,3 +63,20 @@ def panels_of(state: State) -> list[str]:
 def panels_in(place: Place) -> list[str]:
     """The names of those that stand there."""
     return [name for name, panel in PANELS.items() if panel.place == place]
+
+
+PATIENCE = 5.0
+"""Seconds of work that a page begins by itself."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """In the place of a panel that takes long, until it is asked for."""
+
+    seconds: float
+
+
+def panel_of(name: str, memory: Answers, info: MemoryInfo, state: State) -> Any:
+    """What the panel of that name shows."""
+    seconds = 0.0 if state.compute else expected_seconds(name, info, state)
+    return Waiting(seconds) if seconds > PATIENCE else PANELS[name].make(memory, info, state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +15,8 @@ from dualform.errors import BadInput, Inexact, NotFound, ServiceError
 from dualform.methods import Answers
 from dualform_explorer.examples import (
     MOST_OUTPUTS,
+    SETS,
+    BaseRates,
     LabelNames,
     examples_of,
     label_in,
@@ -22,6 +24,7 @@ from dualform_explorer.examples import (
     layer_of,
     output_layer,
     query_of,
+    rated,
     token_of,
     tokens_of,
 )
@@ -376,10 +379,6 @@ def _shown(full: NDArray[np.float64], masked: NDArray[np.float64] | None, label:
     return sorted(set(chosen))
 
 
-SETS = 50
-"""Random sets."""
-
-
 @dataclass(frozen=True)
 class Interval:
     """The central 95 % of a query's changes under several sets."""
@@ -409,6 +408,8 @@ class Verdict:
     removed: int
     total: int
     unit: str
+    rates: BaseRates | None = None
+    """Over the query set; None without labels."""
 
     @property
     def flips(self) -> bool:
@@ -437,7 +438,8 @@ def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPan
     kept = where(info, state)
     if kept is None:
         return PlaceboPanel(False)
-    found = output_layer(memory, info, examples_of(memory, info, state.query_set))
+    examples = examples_of(memory, info, state.query_set)
+    found = output_layer(memory, info, examples)
     layer = state.layer if found is None else found.name
     if layer != info.output_layer:
         return PlaceboPanel(True, note="Random sets are drawn only for the output layer.")
@@ -446,11 +448,12 @@ def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPan
     try:
         query = query_of(memory, info, state, layer)
         answer = memory.placebo(layer, query, kept, SETS, state.at, state.inexact)
+        whole = None if found is None else rated(memory, examples, layer, kept, state.at, state.inexact)
     except (BadInput, Inexact, ServiceError) as error:
         if error.field == "where":
             raise
         return PlaceboPanel(True, note=f"No random sets: {error.message}")
-    return PlaceboPanel(True, verdict_of(answer))
+    return PlaceboPanel(True, replace(verdict_of(answer), rates=None if whole is None else whole.rates))
 
 
 def verdict_of(answer: Placebos) -> Verdict:

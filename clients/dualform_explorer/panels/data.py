@@ -15,8 +15,8 @@ from dualform.answers.rank_correlation import rank_correlation
 from dualform.errors import Forbidden, NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import label_names, layer_of
-from dualform_explorer.filter import STANDARD
-from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, rows_of, scored
+from dualform_explorer.filter import STANDARD, complete_columns, where_of
+from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, rows_of, scored, where_before
 from dualform_explorer.memories import beside_of
 from dualform_explorer.places import places_of
 from dualform_explorer.previews import ShownPreview, ShownPreviews, shown_of_slots
@@ -53,6 +53,75 @@ def sums_panel(memory: Answers, info: MemoryInfo, state: State) -> SumsPanel:
         matching=sums.scan.slots_matching,
         scanned=sums.scan.slots_scanned,
         status=sums.status,
+    )
+
+
+@dataclass(frozen=True)
+class OwnSample:
+    """A sample of the group that is looked into."""
+
+    columns: tuple[str, ...]
+    values: tuple[Any, ...]
+    value: float
+    """The sum of the scores of its slots."""
+    count: int
+    preview: ShownPreview
+    hue: int
+
+    @property
+    def sample(self) -> int:
+        return int(self.values[-1])
+
+    @property
+    def dataset(self) -> str | None:
+        return self.values[0] if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True)
+class SamplesPanel:
+    group: str = ""
+    """In words; empty where none is looked into."""
+    samples: tuple[OwnSample, ...] = ()
+    """Those with the largest sums."""
+    others: int = 0
+    """How many more samples there are."""
+    rest: float = 0.0
+    """Their sum."""
+    total: float = 0.0
+    """The sum of the group."""
+    missing: str = ""
+
+    @property
+    def largest(self) -> float:
+        return max((abs(own.value) for own in self.samples), default=0.0)
+
+    @property
+    def signed(self) -> bool:
+        return any(own.value < 0 for own in self.samples)
+
+
+def samples_panel(memory: Answers, info: MemoryInfo, state: State) -> SamplesPanel:
+    """The samples of one group under the page's filter, which together have what the group has."""
+    group = state.within
+    if group is None:
+        return SamplesPanel()
+    kept = where_of([group], where_before(info, state) or "", None, complete_columns(info))
+    asked = {**scored(memory, info, state), "where": kept}
+    by = ("dataset", "sample") if info.datasets else ("sample",)
+    found, whole = (memory.group_sum(**asked, by=own, k=MOST_GROUPS) for own in (by, group.columns))
+    ranked = [own for own in found.ranked() if own[0][-1] is not None]
+    total, others = float(whole.sums.sum()), (found.total or len(ranked)) - len(ranked)
+    previews = shown_of_slots(memory, info, [dict(zip(by, values, strict=True)) for values, _, _ in ranked])
+    return SamplesPanel(
+        group=group.words,
+        samples=tuple(
+            OwnSample(by, values, value, count, preview, hue_of(info, by, values))
+            for (values, value, count), preview in zip(ranked, previews, strict=True)
+        ),
+        others=others,
+        rest=total - sum(value for _, value, _ in ranked) if others else 0.0,
+        total=total,
+        missing=previews.missing,
     )
 
 

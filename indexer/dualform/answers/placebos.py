@@ -142,9 +142,22 @@ class Placebos(Table):
         """
         return self._counted(self.predicted == self.labels, self.outcomes != self.labels[:, None])
 
+    @property
+    def misclassified(self) -> int:
+        """The number of queries that are misclassified with all of the training: at most so many become correct."""
+        return int((self._labelled & (self.predicted != self.labels)).sum())
+
+    @property
+    def correct(self) -> int:
+        """The number of queries that are correct with all of the training: at most so many become misclassified."""
+        return int((self._labelled & (self.predicted == self.labels)).sum())
+
+    @property
+    def _labelled(self) -> NDArray[np.bool_]:
+        return np.asarray((self.labels >= 0) & (self.second >= 0))  # one output predicts no class
+
     def _counted(self, before: NDArray[np.bool_], after: NDArray[np.bool_]) -> NDArray[np.int64]:
-        known = (self.labels >= 0) & (self.second >= 0) & before  # one output predicts no class
-        return np.asarray((known[:, None] & after).sum(axis=0), dtype=np.int64)
+        return np.asarray(((self._labelled & before)[:, None] & after).sum(axis=0), dtype=np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -188,11 +201,10 @@ class Placebos(Table):
 
     def summary(self) -> dict[str, Any]:
         """A summary for JSON: what was removed, how many changes are unusual, and how many predictions become correct
-        or wrong. For both comparisons it has the median and range of these counts. A count is unusual if it is outside
-        the central 95 % of both.
+        or wrong, of how many that could. For both comparisons it has the median and range of these counts. A count is
+        unusual if it is outside the central 95 % of both.
         """
-        known = bool(((self.labels >= 0) & (self.second >= 0)).any())
-        counts = {"corrected": self.corrected, "broken": self.broken} if known else {}
+        counts = {"corrected": (self.corrected, self.misclassified), "broken": (self.broken, self.correct)}
         return {
             "removed": self.removed,
             "of": self.total,
@@ -202,12 +214,14 @@ class Placebos(Table):
             "unusual": int(self.unusual.sum()),
             **{
                 name: {
+                    "of": before,
                     "ablation": int(own[0]),
                     "random": _spread(own[self._random]),
                     "siblings": _spread(own[self._siblings]),
                     "unusual": bool(self._unusual(own[None])[0]),
                 }
-                for name, own in counts.items()
+                for name, (own, before) in counts.items()
+                if self._labelled.any()
             },
             "cancellation": self.cancellation,
             "siblings": list(self.siblings),

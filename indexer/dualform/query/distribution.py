@@ -49,9 +49,8 @@ def distributions(resolved: Resolved[Distribution], check: Check) -> Distributio
         sums = np.cumsum(sizes)
         scores[query], cumulative[query] = as_float32(ranked[ranks - 1]), sums[ranks - 1]
         totals[query], effective[query] = sums[-1], effective_slots(sizes)
-    status = None if resolved.directed is None else resolved.directed.status
     return Distributions(
-        ranks, scores, cumulative, totals, effective, count, resolved.scan(), resolved.layer.space, status
+        ranks, scores, cumulative, totals, effective, count, resolved.scan(), resolved.layer.space, resolved.status
     )
 
 
@@ -78,6 +77,10 @@ def effective_slots(sizes: NDArray[np.float64]) -> float:
 
 def _sorted_scores(resolved: Resolved[Distribution], check: Check) -> Iterator[NDArray[np.float64]]:
     """By query, float64[m]: the canonical scores of all entries, ascending."""
+    if resolved.shares is not None:
+        from dualform.query.weights.slot_shares import every_share  # scores of keys need none of it
+
+        return map(np.sort, every_share(resolved, 0, len(resolved.queries), check))
     kind: Kind = resolved.score if resolved.directed is None else Dot()
     if isinstance(kind, ProductKind):
         return _product_scores(resolved, kind, check)

@@ -46,6 +46,11 @@ SERVED = 96 << 20
 """What a server's process comes to hold beside all that: columns that were read, and what threads and DuckDB keep."""
 BUCKETS, MOST_SIBLINGS, AT_ONCE = 64, 200, 256
 """Of placebos (placebo.py): buckets of samples, siblings at most, and queries whose outputs are in hand at once."""
+SHARES = 192 << 20
+"""Of contributions under Adam and other rules that scale (slot_shares.py): scales and factors of the outputs that are
+run again at once."""
+GROUPS = 256 << 20
+"""Of contributions of groups that are run again: the weights of those of one pass, and their buffers."""
 _COLUMNS = 12
 """Numbers of eight bytes for each slot that a mask and groups are made with."""
 _STATES = 12
@@ -85,6 +90,8 @@ def of_top_k(resolved: Resolved[TopK]) -> int:
     groups = 1 if resolved.groups is None else len(resolved.groups.counts)
     found = min(resolved.question.k * groups, resolved.selection.count)
     needed = _of_layer(resolved) + 8 * _COLUMNS * resolved.selection.count + 64 * len(resolved.queries) * found
+    if resolved.shares is not None:
+        return needed + _of_shares(resolved)
     if resolved.directed is None:
         return needed
     # Of contributions: the scores of some queries, members, factors, and what they are multiplied to.
@@ -99,7 +106,7 @@ def of_distinct(question: TopK | GradientTopK, hits: int) -> int:
 
 def of_group_sum(resolved: Resolved[GroupSum]) -> int:
     assert resolved.groups is not None, "a GroupSum has columns to group by"
-    if resolved.question.target is not None and resolved.directed is None:
+    if resolved.question.target is not None and resolved.status is None:
         return of_contributions(resolved)
     groups, queries, entries = len(resolved.groups.counts), len(resolved.queries), resolved.selection.count
     absolute, answer = resolved.question.score == "abs", 8 * queries * groups
@@ -107,6 +114,8 @@ def of_group_sum(resolved: Resolved[GroupSum]) -> int:
         # Sums of some queries are held at once, and what is kept of each.
         answer = min(answer, LARGEST + 8 * groups) + 24 * queries * min(resolved.question.k, groups)
     needed = _of_layer(resolved) + 8 * _COLUMNS * entries + 2 * answer
+    if resolved.shares is not None:
+        return needed + _of_shares(resolved)
     if resolved.directed is not None:
         needed += 8 * _COLUMNS * entries
         if not resolved.directed.shared:
@@ -118,11 +127,23 @@ def of_group_sum(resolved: Resolved[GroupSum]) -> int:
     return needed + 2 * 8 * groups * resolved.layer.d_in + 4 * answer * absolute
 
 
+def _of_shares(resolved: Resolved[TopK] | Resolved[GroupSum] | Resolved[Distribution]) -> int:
+    """Of the factors of the outputs that are asked for, and the contributions of all entries to some queries."""
+    layer, target, memory = resolved.layer, resolved.question.target, resolved.view.snapshot
+    assert target is not None, "others have no contributions"
+    outputs = layer.d_out if target.vectors is not None else 2
+    factors = 8 * memory.steps * layer.weight_width * outputs
+    entries = 8 * (_COLUMNS + min(BATCH, len(resolved.queries)) + 2) * memory.entries(layer.name).count
+    return of_weights(resolved.view, layer) + min(2 * SHARES, 4 * factors) + entries
+
+
 def of_distribution(resolved: Resolved[Distribution]) -> int:
     queries, entries = len(resolved.queries), resolved.selection.count
     # Products of one batch, and what is sorted and summed of one query.
     needed = _of_layer(resolved) + 8 * (_COLUMNS + min(BATCH, queries)) * entries
     needed += 2 * RANK_BYTES * queries * min(resolved.question.points, entries)
+    if resolved.shares is not None:
+        return needed + _of_shares(resolved)
     return needed if resolved.directed is None else needed + 8 * _COLUMNS * entries
 
 
@@ -138,8 +159,10 @@ def of_contributions(resolved: Resolved[Contribution] | Resolved[GroupSum]) -> i
     made, answer = 8 * layer.d_out * (layer.weight_width + 1), 8 * queries * resolved.layer.d_out
     return (
         of_weights(resolved.view, resolved.layer)
-        + (groups + 3) * (2 * made + answer)
-        + groups * resolved.selection.count
+        + SHARES
+        + min(GROUPS, 6 * (groups + 3) * made)
+        + 2 * (groups + 3) * answer
+        + 8 * _COLUMNS * resolved.selection.count
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import Scan
+from dualform.answers import Scan, Status
 from dualform.errors import BadInput
 from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, RANK_BYTES, SUM_BYTES
 from dualform.query.groups import Groups, group_entries
@@ -33,6 +33,7 @@ from dualform.store.layer import Layer
 
 if TYPE_CHECKING:
     from dualform.query.directed.directed_values import DirectedValues
+    from dualform.query.weights.slot_shares import SlotShares
 
 Q = TypeVar("Q", TopK, GroupSum, Distribution, Output, Contribution, Placebo)
 
@@ -51,8 +52,11 @@ class Resolved(Generic[Q]):
     groups: Groups | None
     """None if the question has no `by`."""
     directed: DirectedValues | None = None
-    """Of a question about contributions along a direction: what the slots' values are worth there. None also where they
-    have no values of their own, as under Adam, and groups have weights."""
+    """Of a question about contributions along a direction: what the slots' values are worth there, under a rule that
+    gives each slot one coefficient."""
+    shares: SlotShares | None = None
+    """Of such a question, under a rule that moves each number of a weight on its own, as Adam. If both are None, only
+    groups have contributions."""
     began: float = field(default_factory=time.perf_counter)
     """When the question arrived, in seconds of time.perf_counter()."""
 
@@ -61,6 +65,12 @@ class Resolved(Generic[Q]):
         """Raises BadInput where the question's score is unknown."""
         assert isinstance(self.question, TopK | GroupSum | Distribution), "others have no score"
         return kinds.named(self.question.score)
+
+    @property
+    def status(self) -> Status | None:
+        """Of the record, where the question is about contributions along a direction."""
+        found = self.directed or self.shares
+        return None if found is None else found.status
 
     def scan(self) -> Scan:
         """What answering has taken so far."""
@@ -80,19 +90,24 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
     _require_one(layer, question)
     queries = vectors(view, layer, question.queries)
     selection = mask.require_entries(mask.selection(view, layer, question.where, check), question.where, view.datasets)
-    directed = None
+    directed, shares = None, None
     if isinstance(question, TopK | GroupSum | Distribution) and question.target is not None:
         from dualform.query.directed.directed_values import directed_values  # scores of keys need none of it
+        from dualform.query.weights.slot_shares import SlotShares, has_slot_shares
         from dualform.query.weights.slot_values import WithoutValues
 
+        target = question.target
         try:
-            directed = directed_values(view, layer, selection, question.target, len(queries), check)
+            directed = directed_values(view, layer, selection, target, len(queries), check)
             selection = directed.selection
         except WithoutValues:
-            if not isinstance(question, GroupSum):
+            if has_slot_shares(view, layer):
+                shares = SlotShares.of(view, layer, selection, target.at_step, target.allow_inexact, check)
+                selection = shares.selection
+            elif not isinstance(question, GroupSum):
                 raise
     groups = _groups(view, layer, question, len(queries), selection, check)
-    return Resolved(question, view, layer, queries, selection, groups, directed, began)
+    return Resolved(question, view, layer, queries, selection, groups, directed, shares, began)
 
 
 def _groups(

@@ -7,8 +7,8 @@ Shapes: n queries, G groups, d dimensions of a key.
 Where all queries have one direction and groups are few, the right side: keys times the worth of their slots' values,
 added as key_sums.py adds keys, are made once for all queries. Else the canonical contributions are added in slot order.
 
-Where slots have no values of their own, as under Adam, a group still has weights of its own, which the trajectory is
-run again for: its sum is what they make of the query, along the direction (query/weights/contributions.py).
+Where slots have no contributions of their own, as under Muon, a group still has weights, which the trajectory is run
+again for: its sum is what they make of the query, along the direction (query/weights/contributions.py).
 """
 
 from __future__ import annotations

@@ -19,7 +19,11 @@ from dualform.questions import TopK
 def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     """Raises BadInput where the score is unknown, Inexact where a key is not finite."""
     view, layer, k, groups = resolved.view, resolved.layer, resolved.question.k, resolved.groups
-    if view.shards is not None and resolved.directed is None:
+    if resolved.shares is not None:
+        from dualform.query.weights.slot_shares import best_of_shares  # scores of keys need none of it
+
+        found = best_of_shares(resolved, check)
+    elif view.shards is not None and resolved.directed is None:
         found = view.shards.best(resolved, check)
     else:
         rows = key_rows(view, layer.name, resolved.selection, check)
@@ -31,8 +35,7 @@ def top_k(resolved: Resolved[TopK], check: Check) -> Hits:
     scores = as_float32(np.concatenate([scores for _, scores in found]))
     keys, by = (None, ()) if groups is None else (groups.keys, groups.by)
     ids = view.snapshot.entries(layer.name).slots_of(entries)
-    status = None if resolved.directed is None else resolved.directed.status
-    return Hits(ids, scores, counts, keys, by, resolved.scan(), layer.space, status)
+    return Hits(ids, scores, counts, keys, by, resolved.scan(), layer.space, resolved.status)
 
 
 def _found(resolved: Resolved[TopK], search: Search) -> list[Ranked]:

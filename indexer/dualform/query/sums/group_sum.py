@@ -22,7 +22,7 @@ LARGEST = 64 << 20
 def group_sum(resolved: Resolved[GroupSum], check: Check) -> GroupSums:
     """Raises BadInput where the score is unknown, Inexact where a key is not finite."""
     check()  # a cached answer takes no time, but nobody should get one after giving up
-    if resolved.question.target is not None and resolved.directed is None:
+    if resolved.question.target is not None and resolved.status is None:
         from dualform.query.directed.directed_sums import sums_of_group_weights  # scores of keys need none of it
 
         every = sums_of_group_weights(resolved, check)
@@ -38,9 +38,8 @@ def group_sum(resolved: Resolved[GroupSum], check: Check) -> GroupSums:
         for start in range(0, count, size):
             best.append(largest(_sums(resolved, start, min(start + size, count), check), k))
         sums, numbers = (np.concatenate(parts) for parts in zip(*best, strict=True))
-    status = None if resolved.directed is None else resolved.directed.status
     answer = GroupSums(
-        groups.keys, sums, groups.counts, groups.by, resolved.scan(), layer.space, status, numbers, total
+        groups.keys, sums, groups.counts, groups.by, resolved.scan(), layer.space, resolved.status, numbers, total
     )
     return answer.part(0, count)
 
@@ -49,6 +48,11 @@ def _sums(resolved: Resolved[GroupSum], start: int, stop: int, check: Check) -> 
     """float64[stop - start, G]: of some queries."""
     groups, values, queries = resolved.groups, resolved.directed, resolved.queries[start:stop]
     assert groups is not None, "a GroupSum has columns to group by"
+    if resolved.shares is not None:
+        from dualform.query.weights.slot_shares import every_share  # scores of keys need none of it
+
+        shares, count = every_share(resolved, start, stop, check), len(groups.counts)
+        return np.stack([np.bincount(groups.numbers, own, minlength=count) for own in shares])
     grouping = Grouping(resolved.view, resolved.layer, groups, resolved.selection, check)
     if values is not None:
         from dualform.query.directed.directed_sums import directed_sums  # scores of keys need none of it

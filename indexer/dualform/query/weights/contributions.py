@@ -13,7 +13,7 @@ that is from the network's own output is another number, what is unexplained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 
 from dualform.answers import Contributions, GroupKey
 from dualform.errors import BadInput
-from dualform.query.groups import Groups, group_entries, joined_keys
+from dualform.query.groups import group_entries, joined_keys
+from dualform.query.needs import GROUPS
 from dualform.query.resolved import Resolved
 from dualform.query.view import Check, View
+from dualform.query.weights.block_rules import weighs_no_slot
+from dualform.query.weights.group_weights import Numbers, group_weights
 from dualform.query.weights.output import products
 from dualform.query.weights.rebuilt_weights import (
     RebuiltWeights,
@@ -31,20 +34,22 @@ from dualform.query.weights.rebuilt_weights import (
     missed_by_the_record,
     rebuild,
     rebuild_without_slots,
-    recorded,
-    recorded_without_slots,
     tied,
 )
+from dualform.query.weights.slot_shares import has_slot_shares, sums_of_shares
 from dualform.query.where.mask import Selection
 from dualform.questions import Contribution
+from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 
-BUDGET = 256 << 20
-"""Bytes that the weights of all groups may take."""
+_MOST_WORK = 5e10
+"""Numbers of groups' weights that are moved, over all updates: some ten minutes on one core."""
+_PRODUCTS, _UPDATES = 4, 8
+"""What a pass takes for each slot, and for each group and update, in products of a slot's key with factors."""
 
 
 def contributions(resolved: Resolved[Contribution], check: Check) -> Contributions:
-    """Raises Inexact as `require` says, and BadInput for more groups than there is room for."""
+    """Raises Inexact as `require` says, and BadInput for groups that would take far too long."""
     question, view, layer, queries = resolved.question, resolved.view, resolved.layer, resolved.queries
     at_step, inexact, stored = question.at_step, question.allow_inexact, resolved.layer.stored
 
@@ -53,18 +58,16 @@ def contributions(resolved: Resolved[Contribution], check: Check) -> Contributio
 
     partners = tied(view, stored, question.where, check)
     whole = rebuild(view, stored, resolved.selection, at_step, inexact, check, partners)
-    groups = _groups(resolved, partners, check)
-    sums = np.empty((len(queries), len(groups), layer.d_out))
-    for number, weights in enumerate(_weights(view, stored, groups, at_step, check)):
-        sums[:, number] = answered(weights)
+    grouped = _grouped(resolved, partners, check)
+    sums = _sums(resolved, grouped, check)
     initial = answered(before_the_record(view, stored, at_step, check))
     unrecorded_change = answered(rebuild_without_slots(view, stored, at_step, inexact, check)) - initial
     residual = answered(whole) - (sums.sum(axis=1) + initial + unrecorded_change)
     bias = whole.of(layer).bias
     return Contributions(
-        tuple(group.key for group in groups),
+        grouped.keys,
         sums,
-        np.array([group.selection.count for group in groups], dtype=np.int64),
+        grouped.counts,
         initial,
         np.zeros(layer.d_out) if bias is None else bias,
         unrecorded_change,
@@ -92,48 +95,31 @@ def _unexplained(
 
 
 @dataclass(frozen=True, eq=False)
-class _Group:
-    key: GroupKey
-    selection: Selection
-    partners: Mapping[str, Selection]
-    """By layer, its entries in those that share a parameter."""
-
-
-def _groups(resolved: Resolved[Contribution], partners: Mapping[str, Selection], check: Check) -> list[_Group]:
+class _Grouped:
     """All groups that an entry of the layer is in, or one of a layer that shares a parameter."""
+
+    keys: tuple[GroupKey, ...]
+    counts: NDArray[np.int64]
+    """int64[G]: of the layer's own entries."""
+    numbers: Numbers
+    """The groups of entries; G for those that the filter leaves out."""
+
+
+def _grouped(resolved: Resolved[Contribution], partners: Mapping[str, Selection], check: Check) -> _Grouped:
     question, view, layer, own = resolved.question, resolved.view, resolved.layer, resolved.groups
     assert own is not None, "a Contribution has columns to group by"
-    grouped, selections = {layer.name: own}, {layer.name: resolved.selection, **partners}
+    grouped, selections = {layer.stored.name: own}, {layer.stored.name: resolved.selection, **partners}
     for name, selection in partners.items():
         other = view.snapshot.layer(name)
         _require_columns_of_samples(view, layer, other, question.by)
         grouped[name] = group_entries(view, other, selection, question.by, check)
     keys, places = joined_keys({name: groups.keys for name, groups in grouped.items()})
-    found = {
-        name: dict(zip(places[name].tolist(), _selections(groups, selections[name]), strict=True))
-        for name, groups in grouped.items()
-    }
-    empty = {name: Selection("no slot", np.zeros_like(resolved.selection.stays)) for name in (layer.name,)}
-    empty |= {name: Selection("no slot", np.zeros_like(selection.stays)) for name, selection in partners.items()}
-    return [
-        _Group(
-            key,
-            found[layer.name].get(number, empty[layer.name]),
-            {name: found[name].get(number, empty[name]) for name in partners},
-        )
-        for number, key in enumerate(keys)
-    ]
-
-
-def _selections(groups: Groups, selection: Selection) -> Iterator[Selection]:
-    """The entries of each group."""
-    order = np.argsort(groups.numbers, kind="stable")
-    members = np.split(groups.entries[order], np.cumsum(groups.counts)[:-1])
-    for number, entries in enumerate(members):
-        stays = np.zeros_like(selection.stays)
-        stays[entries] = True
-        # No SQL reads like this, so no mask has this identity.
-        yield Selection(f"group {number} by {', '.join(groups.by)} of {selection.identity}", stays, stored=False)
+    numbers = {name: np.full(len(selection.stays), len(keys)) for name, selection in selections.items()}
+    for name, groups in grouped.items():
+        numbers[name][groups.entries] = places[name][groups.numbers]
+    counts = np.zeros(len(keys), dtype=np.int64)
+    counts[places[layer.stored.name]] = own.counts
+    return _Grouped(keys, counts, numbers)
 
 
 def _require_columns_of_samples(view: View, layer: Layer, other: Layer, by: Sequence[str]) -> None:
@@ -147,17 +133,36 @@ def _require_columns_of_samples(view: View, layer: Layer, other: Layer, by: Sequ
         )
 
 
-def _weights(
-    view: View, layer: Layer, groups: Sequence[_Group], at_step: int | None, check: Check
-) -> list[RebuiltWeights]:
-    """M_g of each group. Raises BadInput where all of them have no room."""
-    each = 8 * layer.d_out * layer.weight_width
-    if each * len(groups) > BUDGET:
+def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> Doubles:
+    """float64[n, G, d_out]. Slot by slot where a slot has a share and that is less work; else in passes over the
+    training, each with as many groups as have room.
+    """
+    view, layer, queries, at_step = resolved.view, resolved.layer, resolved.queries, resolved.question.at_step
+    stored, groups = layer.stored, len(grouped.keys)
+    slots = resolved.selection.count
+    few = len(queries) * slots <= _PRODUCTS * slots + _UPDATES * groups * view.snapshot.steps
+    if few and weighs_no_slot(view.snapshot, stored.weights) is not None and has_slot_shares(view, layer):
+        own = grouped.numbers[stored.name][resolved.selection.entries]
+        return sums_of_shares(resolved, own, groups, check)
+    each = stored.d_out * stored.weight_width
+    linear = weighs_no_slot(view.snapshot, stored.parameters) is None
+    if not linear and groups * each * view.snapshot.steps > _MOST_WORK:
         raise BadInput(
-            f"The weights of {len(groups)} groups take {each * len(groups) / 2**30:.1f} GiB; at most {BUDGET // each} "
-            "groups fit.",
-            hint="Group by a column with fewer values, or filter with where=.",
+            f"{groups:,} groups of layer {layer.name!r} would take hours: each is {each:,} weights that are run again "
+            f"over {view.snapshot.steps:,} steps.",
+            hint='Group by a column with fewer values, such as by="dataset", or keep some with where=, such as '
+            'where="label < 10".',
             field="by",
         )
-    without = recorded_without_slots(view, layer, at_step, check)
-    return [recorded(view, layer, group.selection, at_step, check, group.partners).less(without) for group in groups]
+    found = np.empty((len(queries), groups, layer.d_out))
+    size = max(1, GROUPS // (6 * 8 * stored.d_out * (stored.weight_width + 1)) - 1)
+    for first in range(0, groups, size):
+        some = min(size, groups - first)
+        # One more group has all that is in none of these, for all slots together make the scale of an update.
+        numbers = {
+            name: np.where((own >= first) & (own < first + some), own - first, some)
+            for name, own in grouped.numbers.items()
+        }
+        for number, weights in enumerate(group_weights(view, stored, numbers, some + 1, at_step, check)[:some], first):
+            found[:, number] = products(weights.of(layer), queries, check, layer.groups)
+    return found

@@ -50,7 +50,7 @@ def group_weights(
         holders = holders_of(view, layer, block, every[layer.name], every)
         if BlockRules(view.snapshot, block).linear:
             made = _sums
-        elif _rounds_nothing(view, block, holders):
+        elif rounds_nothing(view, block, holders):
             made = _shares
         else:
             return _one_by_one(view, layer, numbers, groups, at_step, check)
@@ -62,7 +62,7 @@ def group_weights(
     ]
 
 
-def _rounds_nothing(view: View, block: Parameter, holders: Sequence[Holder]) -> bool:
+def rounds_nothing(view: View, block: Parameter, holders: Sequence[Holder]) -> bool:
     """Whether neither the block nor a gradient of it was rounded."""
     rules = BlockRules(view.snapshot, block)
     rounded = isinstance(rules.first, HalfPrecisionRule) or any(rules.halves)

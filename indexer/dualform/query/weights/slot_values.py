@@ -86,8 +86,8 @@ def refuse_without_values(view: View, layer: Layer, remedy: Remedy) -> None:
     """Raises WithoutValues for a rule or a layer that gives its slots no values. `require` asks what was recorded."""
     if (optimizer := weighs_no_slot(view.snapshot, layer.parameters)) is not None:
         raise WithoutValues(
-            f"Contributions of single slots need SGD; layer {layer.name!r} was trained with {optimizer}, which scales "
-            "all gradients of a step together.",
+            f"Single slots have no term of their own in layer {layer.name!r}: it was trained with {optimizer}, which "
+            "scales all gradients of a step together.",
             hint=remedy.hint,
             field=remedy.field,
         )

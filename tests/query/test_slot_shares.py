@@ -1,0 +1,252 @@
+"""Contributions of single slots under rules that scale all gradients of a step together, against a plain float64 loop
+and against what a filter leaves.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.answers.contributions import estimated_seconds
+from dualform.errors import BadInput, EmptyMask, Inexact
+from dualform.query import needs
+from dualform.query.resolved import resolve
+from dualform.query.view import never
+from dualform.query.weights import contributions
+from dualform.questions import Contribution, Distribution, GroupSum, TopK, Vectors
+from tests.query.adam_trainings import naive, record
+
+QUERIES = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+SCORE = {"score": "contribution"}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """By AdamW, 40 steps of 8 rows."""
+    path = tmp_path_factory.mktemp("shares") / "m"
+    record(path)
+    with dualform.open(path) as memory:
+        yield memory
+
+
+def test_a_slot_has_its_share_of_a_plain_loop_of_adamw(small):
+    """The loop keeps the gradient of one slot, and divides by the root of all."""
+    layer = small.info().layers[0].name
+    queries = np.random.default_rng(0).normal(size=(2, small.info().layers[0].d_in)).astype(np.float32)
+    found = {
+        slot: score
+        for hits in [small.topk(layer, queries, k=320, target="1-2", **SCORE)]
+        for slot, score in zip(hits.slots[1].tolist(), hits.scores[1].tolist(), strict=True)
+    }
+    none = naive(small, f"{layer}.weight", layer, "slot < 0")
+    scale = max(map(abs, found.values()))
+    assert len(found) == 320
+    for slot in (0, 7, 100, 319):
+        own = (naive(small, f"{layer}.weight", layer, f"slot = {slot}") - none) @ queries[1].astype(float)
+        assert abs(found[slot] - (own[1] - own[2])) <= 1e-6 * scale
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(4, 6, 2, groups=2), nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.head(self.conv(x).tanh().mean((2, 3)))
+
+
+class Sequences(nn.Module):
+    """A recurrent layer, whose weight is two parameters, and one that is held transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 5, batch_first=True), Transposed()
+
+    def forward(self, x):
+        return self.head(self.lstm(x.flatten(2).transpose(1, 2))[0])
+
+
+class Transposed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 5) / 2)
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+RULES = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.02),
+    "AMSGrad": lambda p: torch.optim.Adam(p, lr=0.02, amsgrad=True, weight_decay=0.01, maximize=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0, weight_decay=0.01),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=0.02),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.02, weight_decay=0.1),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.05),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+}
+
+
+@pytest.fixture(scope="module", params=[*((Images, rule) for rule in RULES), (Sequences, "AdamW")], ids=str)
+def memory(request, tmp_path_factory):
+    """Every update but the last has the gradients of two steps, clipped; recording begins after the first updates."""
+    network, rule = request.param
+    torch.manual_seed(0)
+    model, inputs = network(), torch.randn(30, 4, 3, 3)
+    optimizer = RULES[rule](model.parameters())
+
+    def step(index, ends):
+        model(inputs[index]).square().sum(-1).mean().backward()
+        if ends:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for _ in range(2):
+        step(torch.arange(6), ends=True)
+    path = tmp_path_factory.mktemp("shares") / "m"
+    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
+        for number in range(12):
+            index = torch.randperm(30)[:6]
+            with recorder.step(dataset="ab"[number % 2], sample=index):
+                step(index, ends=number % 2 == 1)
+    with dualform.open(path) as opened:
+        yield opened
+
+
+def layers(memory):
+    """Names and widths; groups of channels one at a time."""
+    for layer in memory.info().layers:
+        for name in layer.views or (layer.name,):
+            yield name, layer.d_in // max(1, len(layer.views)), layer.d_out // max(1, len(layer.views))
+
+
+def test_the_samples_of_a_group_add_up_to_it_and_each_has_what_its_filter_leaves(memory):
+    for layer, d_in, d_out in layers(memory):
+        queries, target = np.random.default_rng(1).normal(size=(2, d_in)).astype(np.float32), f"0-{d_out - 1}"
+        for at_step in (None, 7):
+            asked = {"target": target, "at_step": at_step, **SCORE}
+            groups = memory.group_sum(layer, queries, "dataset", **asked)
+            scale = np.abs(groups.sums).max()
+            assert scale > 0
+            for number, (name,) in enumerate(groups.groups):
+                samples = memory.group_sum(layer, queries, "sample", f"dataset = '{name}'", **asked)
+                np.testing.assert_allclose(samples.sums.sum(1), groups.sums[:, number], rtol=0, atol=1e-12 * scale)
+                for place in (0, len(samples.groups) - 1):
+                    where = f"dataset = '{name}' AND sample = {samples.groups[place][0]}"
+                    own = np.asarray(memory.output(layer, queries, where, at_step, initial=False), float)
+                    expected = own[:, 0] - own[:, d_out - 1]
+                    assert np.abs(samples.sums[:, place] - expected).max() <= 1e-6 * scale
+
+
+def test_the_best_slots_and_ranks_are_those_of_every_share(memory):
+    for layer, d_in, d_out in layers(memory):
+        queries = np.random.default_rng(1).normal(size=(2, d_in)).astype(np.float32)
+        target = np.random.default_rng(2).normal(size=(2, d_out)).astype(np.float32)
+        every = memory.group_sum(layer, queries, ("dataset", "slot"), target=target, **SCORE)
+        slots = np.array([slot for _, slot in every.groups])
+        hits = memory.topk(layer, queries, 4, by="dataset", target=target, **SCORE)
+        spread = memory.distribution(layer, queries, target=target, **SCORE)
+        for query, sums in enumerate(every.sums):
+            for group, name in enumerate("ab"):
+                own = np.array([dataset == name for dataset, _ in every.groups])
+                order = np.lexsort((slots[own], -sums[own]))[:4]
+                assert hits.slots[query][group].tolist() == slots[own][order].tolist()
+                np.testing.assert_array_equal(hits.scores[query][group], sums[own][order].astype(np.float32))
+            np.testing.assert_allclose(spread.totals[query], np.abs(sums).sum(), rtol=1e-12)
+        alone = memory.topk(layer, queries[1:], 4, by="dataset", target=target[1:], **SCORE)
+        np.testing.assert_array_equal(alone.scores[0][0], hits.scores[1][0])
+        assert hits.status.exact
+
+
+def test_contributions_slot_by_slot_and_in_passes_are_the_same(memory, monkeypatch):
+    for layer, d_in, _ in layers(memory):
+        queries = np.random.default_rng(1).normal(size=(2, d_in)).astype(np.float32)
+        asked = (layer, queries, "sample", "dataset = 'b'", 9)
+        by_slot = memory.contributions(*asked)
+        with monkeypatch.context() as patch:
+            patch.setattr(contributions, "has_slot_shares", lambda view, layer: False)
+            patch.setattr(contributions, "GROUPS", 4 * 48 * 6 * 9)  # a few groups of each pass
+            in_passes = memory.contributions(*asked)
+        assert by_slot.groups == in_passes.groups
+        np.testing.assert_array_equal(by_slot.counts, in_passes.counts)
+        scale = np.abs(by_slot.sums).max()
+        assert scale > 0
+        for own in (by_slot, in_passes):
+            assert np.abs(own.residual).max() <= 1e-11 * max(1.0, np.abs(own.output).max())
+        np.testing.assert_allclose(in_passes.sums, by_slot.sums, rtol=0, atol=1e-11 * scale)
+
+
+def test_a_filter_of_slots_that_no_update_used_is_refused(memory):
+    layer, d_in, _ = next(layers(memory))
+    with pytest.raises(EmptyMask, match="No update before step 4"):
+        memory.topk(layer, np.ones(d_in, np.float32), where="step >= 6", target=0, at_step=4, **SCORE)
+
+
+def test_slots_of_muon_have_no_shares(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 5, bias=False)
+    optimizer = torch.optim.Muon(model.parameters(), lr=0.02)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder, recorder.step(label=[0, 1, 1]):
+        model(torch.randn(3, 5)).square().sum().backward()
+        optimizer.step()
+    with dualform.open(tmp_path / "m") as memory:
+        for ask in (memory.topk, memory.distribution):
+            with pytest.raises(Inexact, match="trained with Muon") as refused:
+                ask("", QUERIES, target=0, **SCORE)
+            assert "group_sum" in refused.value.hint
+            assert refused.value.field == "score"
+        with monkeypatch.context() as patch:
+            patch.setattr(contributions, "_MOST_WORK", 10)
+            with pytest.raises(BadInput, match="2 groups of layer '' would take hours: each is 25 weights") as refused:
+                memory.contributions("", QUERIES, "label")
+            assert refused.value.field == "by"
+        found = memory.group_sum("", QUERIES, "label", target=0, **SCORE)
+        assert np.isfinite(found.sums).all()
+
+
+@pytest.mark.parametrize("passes", [1, 5])
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda layer, queries, target: TopK(layer, queries, 5, score="contribution", target=target),
+        lambda layer, queries, target: GroupSum(layer, queries, ("slot",), score="contribution", target=target),
+        lambda layer, queries, target: Distribution(layer, queries, score="contribution", target=target),
+        lambda layer, queries, target: Contribution(layer, queries, ("slot",)),
+    ],
+    ids=["topk", "sums", "distribution", "contributions"],
+)
+def test_several_passes_give_the_same_within_the_ram_they_claim(small, monkeypatch, question, passes):
+    layer = small.info().layers[0]
+    queries = Vectors(np.random.default_rng(0).normal(size=(4, layer.d_in)).astype(np.float32))
+    asked = question(layer.name, queries, np.ones(layer.d_out, np.float32))
+    expected = small.ask(asked)
+    monkeypatch.setattr(needs, "SHARES", 3 * 8 * 40 * layer.d_in * layer.d_out // passes)
+    claims = {TopK: needs.of_top_k, GroupSum: needs.of_group_sum, Distribution: needs.of_distribution}
+    with dualform.open(small.path) as memory:
+        claimed = claims.get(type(asked), needs.of_contributions)(resolve(memory._view, asked, never))
+        tracemalloc.start()
+        try:
+            found = memory.ask(asked)
+            taken = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert taken <= claimed
+    for name in ("sums", "flat_scores", "totals"):
+        if hasattr(found, name):
+            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-6, atol=1e-9)
+
+
+def test_the_estimate_grows_with_what_is_run_again():
+    """Its figures were measured; here only that none of the sizes is left out."""
+    sizes = {"slots": 6000, "steps": 94, "d_in": 784, "d_out": 64, "outputs": 2}
+    usual = estimated_seconds(**sizes)
+    assert 0.02 < usual < 0.5
+    assert all(estimated_seconds(**{**sizes, name: 10 * size}) > usual for name, size in sizes.items())
