@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import BadInput, NotFound
+from dualform.query.weights import contributions
 from dualform.record import kept_outputs
 from dualform_explorer.address import completed
 from dualform_explorer.examples import examples_of, label_names, query_of
@@ -108,6 +109,22 @@ def test_of_many_groups_the_most_attended_have_parts_and_all_others_are_one(gpt,
     np.testing.assert_allclose(
         np.sum([term.values for term in groups], axis=0), whole.sums[0].sum(axis=0)[numbers], atol=1e-9
     )
+
+
+def test_where_weights_of_groups_are_too_large_the_words_are_still_named(path, outputs, monkeypatch):
+    monkeypatch.setattr(contributions, "BUDGET", 0)
+    with dualform.open(path) as memory:
+        for where in ("", "step <> 3"):
+            panel = answer_panel(memory, memory.info(), replace(STATE, where=where))
+            assert (panel.parts, panel.predicted[0]) == ((), outputs[2, LAST].argmax())
+            own = np.asarray(memory.output("head", f"held/2:{LAST}", where or None))[0]
+            assert panel.margin == pytest.approx(own[panel.predicted[0]] - own[panel.other[0]], abs=1e-5)
+            assert panel.why_no_parts.startswith("The weights of")
+    with served({"run": lambda: dualform.open(path)}) as pages:
+        text = pages.get("/explore?item=held/2&layer=head&by=label").text
+        assert "The output has no parts here: The weights of" in said(text)
+        assert "Largest outputs at token" in said(text)
+        assert 'id="waterfall"' not in text
 
 
 def test_surprise_is_the_loss_at_each_token(gpt, info, outputs):

@@ -77,6 +77,8 @@ class AnswerPanel:
     """Of the example, whose outputs these are; None where it has outputs as a whole."""
     most_attended: int | None = None
     """Of how many groups, those with the largest attention, parts were computed; None where of all."""
+    why_no_parts: str = ""
+    """Why the output has no parts."""
 
     @property
     def wrong(self) -> bool:
@@ -102,14 +104,27 @@ def answer_panel(
     if found is None:
         return AnswerPanel("")
     by = state.by[:1]
-    terms = terms_of(memory, info, state, found.name, by)
-    answer = terms.answer
-    fixed = [("initial", "initial weights", answer.initial[0]), ("bias", "bias", answer.bias)]
-    fixed.append(("unrecorded", "outside the record", answer.unrecorded_change[0]))
-    output, groups = answer.output[0], terms.sums
-    if not state.initial:
-        output = output - sum(own for _, _, own in fixed)
-        fixed = []
+    terms, why_no_parts = None, ""
+    try:
+        terms = terms_of(memory, info, state, found.name, by)
+    except BadInput as error:  # of a layer that is too wide for the weights of groups
+        if error.field != "by":
+            raise
+        why_no_parts = error.message
+    if terms is None:
+        query = query_of(memory, info, state, found.name)
+        given = memory.output(found.name, query, where(info, state), state.at, state.inexact, initial=state.initial)
+        output, status, fixed, most_attended = np.asarray(given, dtype=np.float64)[0], given.status, [], None
+        groups = np.empty((0, len(output)))
+    else:
+        answer = terms.answer
+        fixed = [("initial", "initial weights", answer.initial[0]), ("bias", "bias", answer.bias)]
+        fixed.append(("unrecorded", "outside the record", answer.unrecorded_change[0]))
+        output, status, groups = answer.output[0], answer.status, terms.sums
+        most_attended = len(terms.groups) if terms.others else None
+        if not state.initial:
+            output = output - sum(own for _, _, own in fixed)
+            fixed = []
     tokens = tokens_of(memory, info, examples, found.name)
     token = token_of(memory, info, examples, found.name, tokens, state)
     label = examples.label_at(state.row, token, tokens)
@@ -135,10 +150,11 @@ def answer_panel(
         (kind, (words,), "", float(along(own)), 0) for kind, words, own in fixed if along(own)
     ]
     for place in chosen:
+        assert terms is not None  # else there are none
         group = terms.groups[place]
         hue = hue_of(info, by, group)
         listed.append(("group", group, name_of(names, by, group), float(values[place]), hue))
-    if more := len(values) - len(chosen) + terms.others:
+    if terms is not None and (more := len(values) - len(chosen) + terms.others):
         rest = float(np.delete(values, chosen).sum())
         rest += 0.0 if terms.other_sum is None else float(along(terms.other_sum))
         listed.append(("rest", (f"{more:,} more",), "", rest, 0))
@@ -155,10 +171,11 @@ def answer_panel(
             Part(kind, said, name, value, begin, hue)
             for (kind, said, name, value, hue), begin in zip(listed, begins, strict=False)
         ),
-        status=answer.status,
+        status=status,
         next=_next(output, names) if token is not None else (),
         token=token,
-        most_attended=len(terms.groups) if terms.others else None,
+        most_attended=most_attended,
+        why_no_parts=why_no_parts,
     )
 
 
