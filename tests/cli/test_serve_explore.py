@@ -61,7 +61,7 @@ def until_refused(url: str, seconds: float = 30.0) -> None:
 def test_pages_stand_beside_the_server_and_end_with_it(folder, number):
     with exploring(folder) as (process, said):
         assert get(said["explore"])[0] == 200
-        status, page = get(said["explore"], "explore?item=test/0")
+        status, page = get(said["explore"], "explore?item=test/0&open=data")
         with Client(said["address"]) as client:
             layer = client.info().layers[-1].name
             best = client.topk(layer, "test/0", k=1).slots[0][0]

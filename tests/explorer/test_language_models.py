@@ -16,7 +16,7 @@ from dualform.query.weights import contributions
 from dualform.record import kept_outputs
 from dualform_explorer.address import completed
 from dualform_explorer.examples import examples_of, label_names, query_of
-from dualform_explorer.memories import RememberedAnswers
+from dualform_explorer.memories import Beside, RememberedAnswers
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
 from dualform_explorer.panels.data import slots_panel
 from dualform_explorer.panels.example import query_panel
@@ -218,7 +218,7 @@ def test_words_of_a_tokenizer_name_what_the_memory_does_not(tmp_path):
     words = Words(file)
     assert [words.of(number) for number in (0, 39, 40, -1)] == ["␣word00", "␣word39", "", ""]
     record(tmp_path / "run", named=False, batch_size=2)
-    with RememberedAnswers(dualform.open(tmp_path / "run"), words) as memory:
+    with RememberedAnswers(dualform.open(tmp_path / "run"), Beside(words)) as memory:
         panel = answer_panel(memory, memory.info(), STATE)
         assert [own[1] for own in panel.next] == [f"␣word{own[0]:02}" for own in panel.next]
         assert label_names(memory, memory.info()).of(7, "texts") == "␣word07"
