@@ -112,17 +112,18 @@ def test_of_many_groups_the_most_attended_have_parts_and_all_others_are_one(gpt,
 
 
 def test_where_weights_of_groups_are_too_large_the_words_are_still_named(path, outputs, monkeypatch):
-    monkeypatch.setattr(contributions, "BUDGET", 0)
+    monkeypatch.setattr(contributions, "_MOST_WORK", 0)
+    monkeypatch.setattr(contributions, "has_slot_shares", lambda view, layer: False)
     with dualform.open(path) as memory:
         for where in ("", "step <> 3"):
             panel = answer_panel(memory, memory.info(), replace(STATE, where=where))
             assert (panel.parts, panel.predicted[0]) == ((), outputs[2, LAST].argmax())
             own = np.asarray(memory.output("head", f"held/2:{LAST}", where or None))[0]
             assert panel.margin == pytest.approx(own[panel.predicted[0]] - own[panel.other[0]], abs=1e-5)
-            assert panel.why_no_parts.startswith("The weights of")
+            assert panel.why_no_parts.startswith("20 groups of layer")
     with served({"run": lambda: dualform.open(path)}) as pages:
         text = pages.get("/explore?item=held/2&layer=head&by=label").text
-        assert "The output has no parts here: The weights of" in said(text)
+        assert "The output has no parts here: 20 groups of layer" in said(text)
         assert "Largest outputs at token" in said(text)
         assert 'id="waterfall"' not in text
 
