@@ -5,6 +5,7 @@
     ./paper?item=…      all of its layers, as the paper shows them
     ./compare?a.item=…  two pages side by side
     ./sample?sample=…   one training sample: when it was learned, and what it moved
+    ./search?q=…        the samples whose texts or table rows have a phrase
     ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
     ./static/…          stylesheet and scripts
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ from starlette.staticfiles import StaticFiles
 from dualform.answers import MemoryInfo
 from dualform.errors import BadMask, DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.address import Params, Reading, completed, read_state
+from dualform_explorer import search
+from dualform_explorer.address import Fault, Params, Reading, completed, read_state
 from dualform_explorer.compare import SIDES, Side, another, compare_link, compare_panel, params_of
 from dualform_explorer.examples import examples_of, layers_of, output_layer, query_set_of
 from dualform_explorer.groups import groupings_of, where_before
@@ -46,6 +48,7 @@ from dualform_explorer.panels.layers import paper_panel
 from dualform_explorer.publish import Told, as_command, as_csv, as_python
 from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
 from dualform_explorer.sample import SampleAddress, moved_panel, read_sample, sample_panel
+from dualform_explorer.search import read_search, searchable
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import KS, SCORES, SECTIONS, State, item_link, link, query_string
 
@@ -164,6 +167,7 @@ class Pages:
                 Route("/paper", self.paper, methods=["GET"]),
                 Route("/compare", self.compare, methods=["GET"]),
                 Route("/sample", self.sample, methods=["GET"]),
+                Route("/search", self.search, methods=["GET"]),
                 Route("/csv", self.csv, methods=["GET"]),
                 Route("/news", self.news, methods=["GET"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
@@ -201,7 +205,9 @@ class Pages:
         async def panel(name: str, query_set: str) -> Markup:
             return await jobs[name, query_set]
 
-        return self._stream("start.html", {"memories": [(n, f) for n, f in opened], "panel": panel}, jobs.values())
+        texts = [name for name, found in opened if not isinstance(found, Failure) and searchable(found[1])]
+        context = {"memories": opened, "searchable": texts, "panel": panel}
+        return self._stream("start.html", context, jobs.values())
 
     async def explore(self, request: Request) -> Response:
         """One example."""
@@ -244,8 +250,46 @@ class Pages:
         jobs |= self._jobs(memory, info, state, context, ("query",))
         return self._filled("paper.html", context, jobs)
 
+    async def search(self, request: Request) -> Response:
+        """A phrase in previews."""
+        params = request.query_params.multi_items()
+        phrase, start, faults = read_search(params)
+        found = await self._read_page(params, "search", search.OWN, faults)
+        if isinstance(found, Response):
+            return found
+        memory, info, name, _, state = found
+        written = self._written(name)
+        here = partial(search.search_address, state, written, phrase)
+        context = {
+            "state": state,
+            "memory": name,
+            "written": [written] if written else [],
+            "phrase": phrase,
+            "to": link,
+            "on": here,
+            "link": lambda: here(start),
+            "most": (search.MOST_SAMPLES, search.MOST_LINES),
+        }
+        seconds = min(search.SECONDS, self._threads.seconds / 2)
+        make = partial(search.search_panel, memory, info, state, phrase, start, seconds)
+        same = (name, info.snapshot, state, "search", phrase, start)
+        return self._filled("search.html", context, {"search": self._begin("search", "Search", make, context, same)})
+
     async def _page_of(self, params: Params) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
         """What a page of one example is about, or a page that says why there is none."""
+        found = await self._read_page(params, "explore")
+        if isinstance(found, Response):
+            return found
+        memory, info, name, reading, state = found
+        return self._faults(info, name, reading.faults) if state is None else (memory, info, name, reading, state)
+
+    async def _read_page(
+        self, params: Params, page: str, own: Collection[str] = (), faults: Sequence[Fault] = ()
+    ) -> tuple[Answers, MemoryInfo, str, Reading, State | None] | Response:
+        """What a page is about that may have no example, in a memory without query sets, or a page that says what is
+        wrong. `own`: parameters that only this page has; `faults`: of those.
+        """
+        params = [(key, value) for key, value in params if key not in own]
         name = self._name(params)
         found = await self._opened(name, newest=True)
         if isinstance(found, Failure):
@@ -255,11 +299,15 @@ class Pages:
             reading, state = await self._read(memory, info, name, params)
         except (DualformError, TimeoutError) as error:
             return self._trouble(self._failure(name, error))
-        if state is None:
-            return self._stream(
-                "faults.html", {"faults": reading.faults, "memory": name, "page": "explore"}, (), _BAD_REQUEST
-            )
+        if faults or (state is None and info.query_sets):
+            return self._faults(info, name, [*faults, *reading.faults], page)
         return memory, info, name, reading, state
+
+    def _faults(self, info: MemoryInfo, name: str, faults: Sequence[Fault], page: str = "explore") -> Response:
+        """A page that says what is wrong with an address of such a page."""
+        written = [name] if self._written(name) else []
+        context = {"faults": faults, "page": page, "searchable": searchable(info), "written": written}
+        return self._stream("faults.html", context, (), _BAD_REQUEST)
 
     async def panels(self, request: Request) -> Response:
         """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page
@@ -314,7 +362,8 @@ class Pages:
                 return found
             memory, info, name, _, state = found
             sides.append(Side(memory, info, name, state))
-        context = {"sides": sides, "names": self._memories.names, "to": link}
+        searched = next((own.state for own in sides if searchable(own.info)), None)
+        context = {"sides": sides, "names": self._memories.names, "to": link, "searched": searched}
         same = (*((own.name, own.info.snapshot, own.state) for own in sides), "compare")
         jobs = {"compare": self._begin("compare", "Side by side", partial(compare_panel, *sides), context, same)}
         return self._filled("compare.html", context, jobs)
@@ -329,8 +378,10 @@ class Pages:
         memory, info = found
         address = read_sample(params, info, self._written(name))
         if isinstance(address, list):
-            return self._stream("faults.html", {"faults": address, "memory": name, "page": "sample"}, (), _BAD_REQUEST)
+            return self._faults(info, name, address, "sample")
+        written = [address.memory] if address.memory else []
         context = {"address": address, "info": info, "memory": name, "to": link}
+        context |= {"searchable": searchable(info), "written": written}
         makers = {"sample": ("Sample", sample_panel), "moved": ("Predictions without it", moved_panel)}
         jobs = {
             key: self._begin(
@@ -358,8 +409,7 @@ class Pages:
         try:
             reading, state = await self._read(memory, info, name, params)
             if state is None:
-                faults = {"faults": reading.faults, "memory": name, "page": "explore"}
-                return self._stream("faults.html", faults, (), _BAD_REQUEST)
+                return self._faults(info, name, reading.faults)
             text = await self._threads.run(partial(written, state))
         except (KeyError, IndexError, ValueError):
             return await _nowhere(request, KeyError())
@@ -401,6 +451,7 @@ class Pages:
             "info": info,
             "memory": name,
             "names": self._memories.names,
+            "searchable": searchable(info),
             "link": partial(link, state),
             "to": link,
             "compare": compare_link(state, another(info, state)),
@@ -515,5 +566,6 @@ def _status(failure: Failure) -> int:
 
 
 async def _nowhere(request: Request, _error: Exception) -> Response:
-    there = "Pages are the start page (/), /explore?item=SET/EXAMPLE, /paper?item=SET/EXAMPLE and /sample?sample=N."
+    there = "Pages are the start page (/), /explore?item=SET/EXAMPLE, /paper?item=SET/EXAMPLE, /sample?sample=N and "
+    there += "/search?q=PHRASE."
     return PlainTextResponse(f"There is nothing at {request.url.path!r}. {there}\n", _NOT_FOUND)
