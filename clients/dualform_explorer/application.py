@@ -6,6 +6,7 @@
     ./compare?a.item=…  two pages side by side
     ./sample?sample=…   one training sample: when it was learned, and what it moved
     ./search?q=…        the samples whose texts or table rows have a phrase
+    ./map?item=…        the slots of its layer as points; ./points and ./preview what a script draws there
     ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
     ./static/…          stylesheet and scripts
 
@@ -35,13 +36,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from dualform.answers import MemoryInfo
-from dualform.errors import BadMask, DualformError, NotFound
+from dualform.errors import BadInput, BadMask, DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer import search
-from dualform_explorer.address import Fault, Params, Reading, completed, read_state
+from dualform_explorer import map as map_page, search
+from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, read_state
 from dualform_explorer.compare import SIDES, Side, another, compare_link, compare_panel, params_of
 from dualform_explorer.examples import examples_of, layers_of, output_layer, query_set_of
+from dualform_explorer.filter import enclosed
 from dualform_explorer.groups import groupings_of, where_before
+from dualform_explorer.map import read_colour
 from dualform_explorer.memories import Memories, OneSnapshot
 from dualform_explorer.panels import PANELS, panels_in, panels_of
 from dualform_explorer.panels.layers import paper_panel
@@ -69,9 +72,9 @@ class Failure:
 
 @dataclass
 class Running:
-    """A panel that is being made."""
+    """What is being made."""
 
-    work: Future[Markup]
+    work: Future[Any]
     waiting: int = 0
     """Pages that wait for it."""
 
@@ -92,14 +95,9 @@ class PanelThreads:
         """The panel as HTML: what `make` returns in its template, or why there is nothing. While it is being made,
         whoever asks for the `same` waits for that one, so that a page may ask again for what was late.
         """
-        running = self._running.get(same)
-        if running is None:
-            work = self._threads.submit(self._made, name, title, make, context, template)
-            running = self._running[same] = Running(work)
-            work.add_done_callback(lambda _: self._running.pop(same, None))
-        running.waiting += 1
         try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(running.work)), self.seconds)
+            found: Markup = await self.shared(partial(self._made, name, title, make, context, template), same)
+            return found
         except TimeoutError:
             late = Failure(
                 f"There was no answer within {self.seconds:g} seconds.",
@@ -107,6 +105,16 @@ class PanelThreads:
                 "late",
             )
             return self._failed(name, title, late, context)
+
+    async def shared(self, work: Callable[[], Any], same: Hashable) -> Any:
+        """What `work` returns, for all who ask for the `same` while it is being made. Raises TimeoutError."""
+        running = self._running.get(same)
+        if running is None:
+            running = self._running[same] = Running(self._threads.submit(work))
+            running.work.add_done_callback(lambda _: self._running.pop(same, None))
+        running.waiting += 1
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(running.work)), self.seconds)
         except asyncio.CancelledError:
             if running.waiting == 1:  # the visitor is gone: it need not begin any more
                 running.work.cancel()
@@ -134,10 +142,7 @@ class PanelThreads:
             return self._failed(name, title, Failure(error.message, error.hint, error.code, error.field or ""), context)
         except Exception as error:
             log.exception("the panel %s failed", name)
-            fault = Failure(
-                f"{type(error).__name__}: {error}", "This is a fault of dualform; the log has more.", "internal"
-            )
-            return self._failed(name, title, fault, context)
+            return self._failed(name, title, _internal(error), context)
 
     def _failed(self, name: str, title: str, failure: Failure, context: dict[str, Any]) -> Markup:
         found = self._templates.get_template("failed.html")
@@ -147,8 +152,12 @@ class PanelThreads:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _internal(error: Exception) -> Failure:
+    return Failure(f"{type(error).__name__}: {error}", "This is a fault of dualform; the log has more.", "internal")
+
+
 STATIC = Path(__file__).parent / "static"
-_SEE_OTHER, _BAD_REQUEST, _NOT_FOUND, _BAD_GATEWAY = 303, 400, 404, 502
+_SEE_OTHER, _BAD_REQUEST, _NOT_FOUND, _FAULT, _BAD_GATEWAY = 303, 400, 404, 500, 502
 DEADLINE = 15.0
 """Seconds that a panel may take where nothing else is said."""
 
@@ -168,6 +177,9 @@ class Pages:
                 Route("/compare", self.compare, methods=["GET"]),
                 Route("/sample", self.sample, methods=["GET"]),
                 Route("/search", self.search, methods=["GET"]),
+                Route("/map", self.map, methods=["GET"]),
+                Route("/points", self.points, methods=["GET"]),
+                Route("/preview", self.preview, methods=["GET"]),
                 Route("/csv", self.csv, methods=["GET"]),
                 Route("/news", self.news, methods=["GET"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
@@ -275,13 +287,66 @@ class Pages:
         same = (name, info.snapshot, state, "search", phrase, start)
         return self._filled("search.html", context, {"search": self._begin("search", "Search", make, context, same)})
 
-    async def _page_of(self, params: Params) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
-        """What a page of one example is about, or a page that says why there is none."""
-        found = await self._read_page(params, "explore")
+    async def map(self, request: Request) -> Response:
+        """The slots of a layer as points, which a script draws."""
+        params = request.query_params.multi_items()
+        colour, faults = read_colour(params)
+        found = await self._page_of(params, "map", map_page.OWN, faults)
+        if isinstance(found, Response):
+            return found
+        _, info, name, _, state = found
+        own = ""
+        with suppress(BadMask):  # which the script says in the map's place
+            own = enclosed(state.where) if state.where else ""
+        context = self._context(info, name, state)
+        context |= {"colour": colour, "colours": map_page.COLOURS, "longest": LONGEST, "own": own}
+        return self._stream("map.html", context, ())
+
+    async def points(self, request: Request) -> Response:
+        """What the map draws."""
+        found = await self._page_of(request.query_params.multi_items())
+        if isinstance(found, Response):
+            return JSONResponse({"message": "There is no such map.", "hint": ""}, found.status_code)
+        memory, info, name, _, state = found
+        return await self._json(
+            name, partial(map_page.map_points, memory, info, state), (info.snapshot, state, "points")
+        )
+
+    async def preview(self, request: Request) -> Response:
+        """One training sample, for the map's pointer."""
+        params = request.query_params.multi_items()
+        name = self._name(params)
+        found = await self._opened(name)
+        if isinstance(found, Failure):
+            return JSONResponse({"message": found.message, "hint": found.hint}, _status(found))
+        memory, info = found
+        return await self._json(name, partial(map_page.preview_of, memory, info, params), (info.snapshot, *params))
+
+    async def _json(self, name: str, make: Callable[[], str], same: Hashable) -> Response:
+        """What is made in a thread, as text of JSON."""
+        try:
+            return Response(await self._threads.shared(make, (name, same)), media_type="application/json")
+        except (DualformError, TimeoutError) as error:
+            failure = self._failure(name, error)
+            status = _BAD_REQUEST if isinstance(error, BadInput) else _status(failure)
+        except Exception as error:
+            log.exception("the map failed")
+            failure, status = _internal(error), _FAULT
+        return JSONResponse({"message": failure.message, "hint": failure.hint, "code": failure.code}, status)
+
+    async def _page_of(
+        self, params: Params, page: str = "explore", own: Collection[str] = (), faults: Sequence[Fault] = ()
+    ) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
+        """What a page of one example is about, or a page that says why there is none; with the arguments of
+        `_read_page`.
+        """
+        found = await self._read_page(params, page, own, faults)
         if isinstance(found, Response):
             return found
         memory, info, name, reading, state = found
-        return self._faults(info, name, reading.faults) if state is None else (memory, info, name, reading, state)
+        if state is None:
+            return self._faults(info, name, reading.faults, page)
+        return memory, info, name, reading, state
 
     async def _read_page(
         self, params: Params, page: str, own: Collection[str] = (), faults: Sequence[Fault] = ()

@@ -230,7 +230,7 @@ def where_of(
             parts.append(sql)
     parts = [one[0] if len(one) == 1 else f"({' OR '.join(one)})" for one in allowed.values()] + parts
     if own:
-        parts.append(_enclosed(own) if parts or before is not None else own)
+        parts.append(enclosed(own) if parts or before is not None else own)
     if before is not None:
         parts.append(f"step < {before}")
     return " AND ".join(parts) or None
@@ -238,7 +238,7 @@ def where_of(
 
 def narrowed(own: str, condition: str) -> str:
     """A condition of one's own, or none, and one more. Raises BadMask as `where_of` does."""
-    return f"{_enclosed(own)} AND ({condition})" if own else condition
+    return f"{enclosed(own)} AND ({condition})" if own else condition
 
 
 def samples_filter(samples: Iterable[tuple[str | None, int]], only: bool) -> str:
@@ -256,7 +256,8 @@ def samples_filter(samples: Iterable[tuple[str | None, int]], only: bool) -> str
     return (" OR " if only else " AND ").join(parts)
 
 
-def _enclosed(own: str) -> str:
+def enclosed(own: str) -> str:
+    """In parentheses. Raises BadMask for a condition that would end them."""
     depth, within, place = 0, 0, 0
     while depth >= 0 and (token := (_COMMENT if within else _TOKEN).search(own, place)) is not None:
         place = token.end()

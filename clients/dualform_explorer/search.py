@@ -29,7 +29,7 @@ MOST_SAMPLES, MOST_LINES, SECONDS = 20_000, 200, 10.0
 AROUND = 60
 """Letters that are shown on either side of a match."""
 _BATCH = 512
-"""Samples whose previews are asked for at once; fewer where they are large."""
+"""The most samples in one call of `previews`; fewer if their previews are large."""
 _COUNTS = "SELECT dataset, count(DISTINCT sample) AS samples FROM slots WHERE sample IS NOT NULL GROUP BY dataset"
 _SAMPLES = """
     SELECT sample, min(label) AS least, max(label) AS greatest FROM slots
@@ -50,15 +50,15 @@ class Line:
     """None where it is not known, and where the tokens of a text have several."""
     label_name: str
     column: str
-    """Of a table row; empty for a text."""
+    """The column of a table row; empty for a text."""
     before: str
     match: str
-    behind: str
+    after: str
     more: int
     """Further matches in the same sample."""
 
     def address(self, memory: str) -> str:
-        """Of the page that shows it."""
+        """The address of the page that shows the line's sample."""
         if self.query_set:
             said = [("memory", memory), ("item", f"{self.query_set}/{self.sample}")]
             return "explore?" + query_string([own for own in said if own[1]])
@@ -88,17 +88,17 @@ class SearchPanel:
     total: int
     """All that there are, query sets included."""
     unread: int
-    """Of those from start to stop, how many could not be read."""
+    """The number of samples from start to stop that could not be read."""
     blank: int
-    """And how many have no preview."""
+    """The number of samples that were read but lack a preview."""
     troubles: tuple[str, ...]
     """Why some could not be read."""
     keep: str = ""
     remove: str = ""
-    """The page of the example with a filter that keeps, or removes, the training samples that were found; empty where
-    there is none."""
+    """The addresses of the example's page with a filter that keeps, or removes, the training samples that were found;
+    empty without one."""
     refused: str = ""
-    """Why there is no such filter."""
+    """The reason if these filters are missing."""
 
     @property
     def samples(self) -> list[tuple[str | None, int]]:
@@ -113,7 +113,7 @@ def searchable(info: MemoryInfo) -> bool:
 
 
 def read_search(params: Params) -> tuple[str, int, tuple[Fault, ...]]:
-    """The phrase of an address, where the search goes on, and what is wrong with them."""
+    """Read the phrase of an address, the place from which to search, and the faults of both."""
     given: dict[str, list[str]] = {name: [value for own, value in params if own == name] for name in OWN}
     faults = [
         Fault(name, f"The parameter {name} is given {len(values)} times.")
@@ -231,28 +231,28 @@ def _line(
 
 
 def around(text: str, start: int, stop: int) -> tuple[str, str, str]:
-    """The text before a match, the match, and the text behind it, all on one line."""
-    before, behind = text[max(0, start - AROUND) : start], text[stop : stop + AROUND]
+    """The text before a match, the match, and the text after it, all on one line."""
+    before, after = text[max(0, start - AROUND) : start], text[stop : stop + AROUND]
     more = "\N{HORIZONTAL ELLIPSIS}"
-    parts = (more * (start > AROUND) + before, text[start:stop], behind + more * (len(text) > stop + AROUND))
-    before, match, behind = (re.sub(r"\s", " ", own) for own in parts)
-    return before, match, behind
+    parts = (more * (start > AROUND) + before, text[start:stop], after + more * (len(text) > stop + AROUND))
+    before, match, after = (re.sub(r"\s", " ", own) for own in parts)
+    return before, match, after
 
 
 def filtered(state: State, samples: Iterable[tuple[str | None, int]], only: bool) -> str:
-    """The address of an example's page with one condition more: these samples alone, or all others. Raises BadMask for
-    what is too long for an address, and for a condition of the reader's own that nothing can be added to.
+    """The address of an example's page with one more condition: only these samples, or all others. Raises BadMask if
+    the condition is too long for an address, or if the reader's own condition is malformed.
     """
     where = narrowed(state.where, samples_filter(samples, only))
     if len(where) > LONGEST:
         raise BadMask(
-            f"There is no filter of them: it would take {len(where):,} letters, and an address holds {LONGEST:,}."
+            f"These are too many for a filter: it takes {len(where):,} letters, and an address holds {LONGEST:,}."
         )
     return link(state, where=where)
 
 
 def search_address(state: State | None, memory: str, phrase: str, start: int = 0) -> str:
-    """Of the page itself, from a place on."""
+    """The address of a search that starts at a place."""
     params: list[tuple[str, Any]] = [("q", phrase), ("from", str(start))] if start else [("q", phrase)]
     rest = state.params() if state is not None else [("memory", memory)] if memory else []
     return "search?" + query_string([*params, *rest])

@@ -113,7 +113,7 @@ def test_a_line_for_each_sample_that_has_the_phrase(text_memory, texts, phrase):
     assert [line.sample for line in lines] == [sample for sample, text in own.items() if has(text, phrase)]
     for line in lines:
         text = own[line.sample].replace("\n", " ")
-        assert line.before + line.match + line.behind == text
+        assert line.before + line.match + line.after == text
         assert line.match.lower() == phrase.replace("\n", " ").lower()
         assert not has(line.before + line.match[:-1], phrase.replace("\n", " "))  # the first match
         assert line.label == (4 if line.sample % 2 == 0 else None)
@@ -124,8 +124,8 @@ def test_a_line_for_each_sample_that_has_the_phrase(text_memory, texts, phrase):
 
 def test_of_a_long_text_sixty_letters_stand_on_either_side():
     text = "x" * 100 + "a\tb" + "y" * 100
-    before, match, behind = around(text, 100, 103)
-    assert (before, match, behind) == ("…" + "x" * AROUND, "a b", "y" * AROUND + "…")
+    before, match, after = around(text, 100, 103)
+    assert (before, match, after) == ("…" + "x" * AROUND, "a b", "y" * AROUND + "…")
     assert around("ab", 0, 1) == ("", "a", "b")
 
 
@@ -317,7 +317,7 @@ def test_a_filter_that_an_address_cannot_hold_is_not_offered_and_why(text_memory
     panel = found_by(shelf, "crow")
     assert (panel.keep, panel.remove) == ("", "")
     assert re.match(
-        r"There is no filter of them: it would take 4,\d\d\d letters, and an address holds 4,000\.", panel.refused
+        r"These are too many for a filter: it takes 4,\d\d\d letters, and an address holds 4,000\.", panel.refused
     )
     state = read_state([("where", "label = 1) OR (true")], text_memory.info()).state
     with pytest.raises(BadMask, match="closes a parenthesis"):

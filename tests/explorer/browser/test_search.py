@@ -51,11 +51,11 @@ def test_a_text_from_right_to_left_is_read_so_and_turns_nothing_beside_it(page, 
     with served_to(page, {"text": lambda: shelf(dualform.open(text_folder))}) as pages:
         page.goto(pages.url + "search?q=fox")
         boxes = page.locator(".concordance li").evaluate_all(
-            """all => all.map(own => ["b", ".before span", "mark", ".behind"].map(
+            """all => all.map(own => ["b", ".before span", "mark", ".after"].map(
                 part => own.querySelector(part).getBoundingClientRect().left))"""
         )
-        (number, before, match, behind), (other, *latin) = boxes[:2]
-        assert number == other < behind < match < before
+        (number, before, match, after), (other, *latin) = boxes[:2]
+        assert number == other < after < match < before
         assert latin == sorted(latin)
         expect(page.locator(".concordance li").first).to_contain_text("#3 fables")
 
