@@ -25,7 +25,7 @@ from dualform_explorer.examples import (
     tokens_of,
 )
 from dualform_explorer.filter import Chip, read_chip
-from dualform_explorer.state import ALL, KS, MISCLASSIFIED, SCORES, SECTIONS, State, query_string, written_by
+from dualform_explorer.state import ALL, CELL, KS, MISCLASSIFIED, SCORES, SECTIONS, State, query_string, written_by
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, str]]
@@ -117,7 +117,9 @@ class _Reader:
             at=self._at(),
             k=int(self._choice("k", str(State.k), [str(k) for k in KS])),
             by_sample=self._choice("as", "slots", ("slots", "samples")) == "samples",
-            among=self._choice("among", ALL, (ALL, MISCLASSIFIED)),
+            among=self.one("among")
+            if CELL.fullmatch(self.one("among"))
+            else self._choice("among", ALL, (ALL, MISCLASSIFIED)),
             inexact=self._choice("inexact", "no", ("no", "yes")) == "yes",
             within=self._within(columns),
             compute=self._choice("compute", "no", ("no", "yes")) == "yes",

@@ -53,7 +53,7 @@ from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templa
 from dualform_explorer.sample import SampleAddress, moved_panel, read_sample, sample_panel
 from dualform_explorer.search import read_search, searchable
 from dualform_explorer.start import query_set_panel
-from dualform_explorer.state import KS, SCORES, SECTIONS, State, item_link, link, query_string
+from dualform_explorer.state import CELL, KS, SCORES, SECTIONS, State, cell_link, item_link, link, query_string
 
 _THREADS = 12
 log = logging.getLogger("dualform_explorer")
@@ -208,9 +208,13 @@ class Pages:
                 continue
             memory, info = found
             for query_set in info.query_sets:
-                context = {"memory": name if several else "", "link": partial(item_link, name if several else "")}
-                make = partial(query_set_panel, memory, info, query_set.name)
-                same = ("start", name, info.snapshot, query_set.name)
+                shown = name if several else ""
+                context = {"memory": shown, "link": partial(item_link, shown), "cell": partial(cell_link, shown)}
+                asked = (request.query_params.get("memory", ""), request.query_params.get("set"))
+                cell = request.query_params.get("cell", "") if asked == (shown, query_set.name) else ""
+                cell = cell if CELL.fullmatch(cell) else ""
+                make = partial(query_set_panel, memory, info, query_set.name, cell)
+                same = ("start", name, info.snapshot, query_set.name, cell)
                 jobs[name, query_set.name] = self._begin("query_set", query_set.name, make, context, same)
 
         async def panel(name: str, query_set: str) -> Markup:
