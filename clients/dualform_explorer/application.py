@@ -39,7 +39,7 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, BadMask, DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer import map as map_page, search
-from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, read_state
+from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, default_by, read_state
 from dualform_explorer.compare import SIDES, Side, another, compare_link, compare_panel, params_of
 from dualform_explorer.examples import examples_of, layers_of, output_layer, query_set_of
 from dualform_explorer.filter import enclosed
@@ -607,12 +607,14 @@ class Pages:
 
 
 def _warm(memories: Memories, name: str) -> None:
-    """Opens a memory and asks its output layer, so that the first visitor does not wait for that."""
+    """Opens a memory and answers for its first example, so that no visitor waits for what is made once."""
     with suppress(DualformError):
         memory = memories.one(name)
         info = memory.info()
         for query_set in info.query_sets[:1]:
-            output_layer(memory, info, examples_of(memory, info, query_set.name))
+            found = output_layer(memory, info, examples_of(memory, info, query_set.name))
+            if found is not None:
+                panel_of("answer", memory, info, State("", query_set.name, 0, found.name, default_by(info)))
 
 
 def _names_of(info: MemoryInfo, state: State) -> list[str]:
