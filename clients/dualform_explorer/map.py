@@ -110,7 +110,9 @@ def map_points(memory: Answers, info: MemoryInfo, state: State) -> str:
     scores: Sequence[float] = []
     if not why:
         own = memory.topk(**{**scored(memory, info, state), "where": chosen}, k=MOST)
-        scores = [float(f"{score:.6g}") for score in own.scores[0][np.argsort(own.slots[0])].tolist()]
+        each = np.zeros(len(slots))  # a slot whose gradient no update used brought nothing, and has no contribution
+        each[np.searchsorted(slots, own.slots[0])] = own.scores[0]
+        scores = [float(f"{score:.6g}") for score in each.tolist()]
     star = axes.of(query)
     scale = float(max(np.abs(coordinates).max(initial=0.0), np.abs(star).max()))
     digits = _DIGITS - 1 - int(np.floor(np.log10(scale))) if scale else 0

@@ -367,3 +367,24 @@ def test_large_answers_are_not_kept(memory):
         for _ in range(2):
             assert remembered.ask(question).ids.tolist() == memory.ask(question).ids.tolist()
         assert sum(getattr(own, "k", None) == k for own in asked) == times
+
+
+def test_a_score_belongs_to_its_slot_where_gradients_were_thrown_away(tmp_path):
+    """Slots of steps 2 and 3 have no contribution, because no update used their gradients."""
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(4, 3)), torch.randn(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for step in range(6):
+            with recorder.step(sample=torch.arange(8), label=torch.arange(8) % 3):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(inputs), torch.arange(8) % 3).backward()
+                if step not in (2, 3):
+                    optimizer.step()
+        recorder.query_set("test", inputs)
+    with dualform.open(tmp_path / "run") as memory:
+        points = points_of(memory, item="test/0", layer="0", score="contribution", target="0-1")
+        own = memory.group_sum("0", "test/0", ("slot",), score="contribution", target="0-1")
+    expected = dict(zip((slot for (slot,) in own.groups), own.sums[0].tolist(), strict=True))
+    assert (len(expected), len(points["slot"])) == (32, 48)
+    np.testing.assert_allclose(points["score"], [expected.get(slot, 0.0) for slot in points["slot"]], atol=1e-6)
