@@ -31,8 +31,10 @@ from dualform_explorer.examples import (
 from dualform_explorer.groups import MOST_GROUPS, hue_of, name_of, terms_of, where
 from dualform_explorer.state import State
 
-_MOST = 8
-"""Groups that have a bar of their own."""
+_MOST = 10
+"""Groups that have a bar of their own; one more has its own, too, in the place of "1 more"."""
+_TOLD, _NAMED = 6, 4
+"""Parts that the sentence names; of more, the largest and all others as one."""
 _NEXT = 5
 """Of the outputs for a token, that are named."""
 
@@ -83,6 +85,16 @@ class AnswerPanel:
     @property
     def wrong(self) -> bool:
         return self.label is not None and self.label != self.predicted[0]
+
+    @property
+    def told(self) -> tuple[Part, ...]:
+        """What the sentence names, largest first where that is not all."""
+        if len(self.parts) <= _TOLD:
+            return self.parts
+        order = sorted((own for own in self.parts if own.kind != "rest"), key=lambda own: -abs(own.value))
+        named = tuple(order[:_NAMED])
+        others = self.parts[-1].end - sum(own.value for own in named)
+        return (*named, Part("rest", ("all others",), "", others, 0.0))
 
     @property
     def largest(self) -> float:
@@ -145,7 +157,8 @@ def answer_panel(
         return values[..., top] - (0.0 if other is None else values[..., other])
 
     values, names = along(groups), label_names(memory, info)
-    chosen = np.sort(np.argsort(-np.abs(values), kind="stable")[:_MOST]).tolist()
+    most = _MOST + (terms is not None and not terms.others and len(values) == _MOST + 1)
+    chosen = np.sort(np.argsort(-np.abs(values), kind="stable")[:most]).tolist()
     listed: list[tuple[str, tuple[Any, ...], str, float, int]] = [
         (kind, (words,), "", float(along(own)), 0) for kind, words, own in fixed if along(own)
     ]
