@@ -356,8 +356,14 @@ class Rated:
             int(found.broken[0]),
             found.correct,
             found.random,
-            *(float(np.median(own[random])) if found.random else 0.0 for own in (found.corrected, found.broken)),
+            *(_median(own[random]) if found.random else 0 for own in (found.corrected, found.broken)),
         )
+
+
+def _median(counts: NDArray[np.int64]) -> float:
+    """A whole one as int, and so without a point on the page."""
+    found = float(np.median(counts))
+    return int(found) if found.is_integer() else found
 
 
 @dataclass(frozen=True)

@@ -35,4 +35,4 @@ async def test_the_sentence_is_that_of_the_page(memory):
     panel = answer_panel(memory, memory.info(), state)
     assert told["sentence"] == panel.words
     assert told["sentence"].startswith(f"Predicted {panel.predicted[0]}")
-    assert all(f"{part.value:+.4g}" in told["sentence"] for part in panel.parts)
+    assert all(f"{part.value:+.4g}" in told["sentence"] for part in panel.told)

@@ -13,6 +13,7 @@ from torch import nn
 import dualform
 from dualform_explorer.drawing import span
 from dualform_explorer.filter import Chip
+from dualform_explorer.panels import answer
 from dualform_explorer.panels.answer import answer_panel
 from dualform_explorer.state import State
 from tests.explorer.served import served
@@ -53,8 +54,20 @@ def test_of_many_groups_the_others_are_one_part(memory, info):
     panel = answer_panel(memory, info, replace(PLAIN, by=("sample", "label")))
     groups = [part for part in panel.parts if part.kind == "group"]
     rest = [part for part in panel.parts if part.kind == "rest"]
-    assert (len(groups), [part.said for part in rest]) == (8, [("52 more",)])
+    assert (len(groups), [part.said for part in rest]) == (10, [("50 more",)])
     assert panel.parts[-1].end == pytest.approx(panel.margin, abs=1e-5)
+    *named, others = panel.told
+    assert [abs(own.value) for own in named] == sorted((abs(own.value) for own in panel.parts[:-1]), reverse=True)[:4]
+    assert sum(own.value for own in (*named, others)) == pytest.approx(panel.margin, abs=1e-5)
+    assert others.said == ("all others",)
+
+
+def test_one_group_more_than_are_drawn_has_its_own_bar(memory, info, monkeypatch):
+    count = len({own[0] for own in memory.contributions("4", "shapes/3", "sample").groups})
+    for most, rest in ((count - 1, 0), (count - 2, 2)):
+        monkeypatch.setattr(answer, "_MOST", most)
+        panel = answer_panel(memory, info, replace(PLAIN, by=("sample",)))
+        assert [part.said for part in panel.parts if part.kind == "rest"] == [(f"{rest} more",)] * (rest > 0)
 
 
 def test_a_page_says_it_in_a_sentence_and_a_bar_removes_its_group(folder):

@@ -42,3 +42,8 @@ def test_with_less_time_fewer_steps_are_shown_evenly(memory, info, monkeypatch):
     found = list(training._from_coarse_to_fine(list(range(9))))
     assert found[:3] == [8, 0, 4]
     assert sorted(found) == list(range(9))
+
+
+def test_lines_of_one_chart_have_different_colours():
+    assert training._apart([3, 259, 279, 289]) == [3, 9, 0, 1]
+    assert training._apart([1, 4, 7]) == [1, 4, 7]

@@ -31,8 +31,10 @@ from dualform_explorer.examples import (
 from dualform_explorer.groups import MOST_GROUPS, hue_of, name_of, terms_of, where
 from dualform_explorer.state import State
 
-_MOST = 8
-"""Groups that have a bar of their own."""
+_MOST = 10
+"""Groups that have a bar of their own; one more has its own, too, in the place of "1 more"."""
+_TOLD, _NAMED = 6, 4
+"""Parts that the sentence names; of more, the largest and all others as one."""
 _NEXT = 5
 """Of the outputs for a token, that are named."""
 
@@ -87,7 +89,8 @@ class AnswerPanel:
         """What is predicted, and by how much, in pieces: "text", "strong", or a "number". The parts follow it."""
 
         def called(output: tuple[int, str]) -> list[tuple[str, Any]]:
-            return [("strong", str(output[0])), ("text", f" {output[1]}" if output[1] else "")]
+            name = f" “{output[1]}”" if self.token is not None else f" {output[1]}"  # a word may be a comma
+            return [("strong", str(output[0])), ("text", name if output[1] else "")]
 
         margin = ("number", self.margin)
         if self.other is None:
@@ -108,12 +111,22 @@ class AnswerPanel:
     def words(self) -> str:
         """The sentence with the parts, as plain text."""
         head = "".join(f"{value:.4g}" if kind == "number" else value for kind, value in self.sentence)
-        parts = (f"{' '.join(map(str, part.said))} {part.value:+.4g}" for part in self.parts)
+        parts = (f"{' '.join(map(str, part.said))} {part.value:+.4g}" for part in self.told)
         return f"{head}: {', '.join(parts)}." if self.parts else f"{head}."
 
     @property
     def wrong(self) -> bool:
         return self.label is not None and self.label != self.predicted[0]
+
+    @property
+    def told(self) -> tuple[Part, ...]:
+        """What the sentence names, largest first where that is not all."""
+        if len(self.parts) <= _TOLD:
+            return self.parts
+        order = sorted((own for own in self.parts if own.kind != "rest"), key=lambda own: -abs(own.value))
+        named = tuple(order[:_NAMED])
+        others = self.parts[-1].end - sum(own.value for own in named)
+        return (*named, Part("rest", ("all others",), "", others, 0.0))
 
     @property
     def largest(self) -> float:
@@ -176,7 +189,8 @@ def answer_panel(
         return values[..., top] - (0.0 if other is None else values[..., other])
 
     values, names = along(groups), label_names(memory, info)
-    chosen = np.sort(np.argsort(-np.abs(values), kind="stable")[:_MOST]).tolist()
+    most = _MOST + (terms is not None and not terms.others and len(values) == _MOST + 1)
+    chosen = np.sort(np.argsort(-np.abs(values), kind="stable")[:most]).tolist()
     listed: list[tuple[str, tuple[Any, ...], str, float, int]] = [
         (kind, (words,), "", float(along(own)), 0) for kind, words, own in fixed if along(own)
     ]

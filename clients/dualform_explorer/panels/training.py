@@ -144,14 +144,16 @@ def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelineP
     shown = sorted(outputs)
     every = np.array([outputs[step] for step in shown])
     names = label_names(memory, info)
+    drawn = _worth_drawing(every, label_in(memory, info, state, examples, found.name))
+    hues = _apart(drawn)
     return TimelinePanel(
         layer=found.name,
         at=info.steps if state.at is None else state.at,
         steps=tuple(shown),
         asked=len(steps),
         margins=tuple(
-            Line(str(number), number % HUES, tuple(_margins(every, number).tolist()), names.of(number))
-            for number in _worth_drawing(every, label_in(memory, info, state, examples, found.name))
+            Line(str(number), hue, tuple(_margins(every, number).tolist()), names.of(number))
+            for number, hue in zip(drawn, hues, strict=True)
         ),
         accuracies=tuple(
             Line(own.query_set, place % HUES, tuple(right[step][place] for step in shown))
@@ -192,6 +194,14 @@ def _margins(outputs: np.ndarray, number: int) -> np.ndarray:
         return outputs[:, 0]
     others = np.delete(outputs, number, axis=1)
     found: np.ndarray = outputs[:, number] - others.max(axis=1)
+    return found
+
+
+def _apart(numbers: list[int]) -> list[int]:
+    """A hue for each output: its own, as everywhere, or the next one that is free."""
+    found: list[int] = []
+    for number in numbers:
+        found.append(next((hue for hue in range(number, number + HUES) if hue % HUES not in found), number) % HUES)
     return found
 
 

@@ -9,7 +9,7 @@ export function listen() {
       const place = event.target.matches?.("details.publish[open]") && event.target.querySelector("[data-figures]");
       if (!place || place.childElementCount) return;
       const panel = document.getElementById(place.dataset.figures);
-      const figures = [...panel.querySelectorAll("svg")].filter((own) => !own.closest("svg svg") && own.getBoundingClientRect().height >= 30);
+      const figures = [...panel.querySelectorAll("svg, table:has(td.draw svg)")].filter((own) => !own.closest("svg svg, td") && own.getBoundingClientRect().height >= 30);
       for (const [number, figure] of figures.entries()) {
         const button = document.createElement("button");
         button.type = "button";
@@ -47,14 +47,46 @@ function below(figure, caption, panel, letters) {
   return [wrapped[0], ...legend, ...wrapped.slice(1)].filter(Boolean);
 }
 
-function save(figure, caption, panel) {
-  const { width, height } = figure.getBoundingClientRect();
+/** A figure with the colours that it has on the page. */
+function drawn(figure) {
   const copy = figure.cloneNode(true);
   const from = [figure, ...figure.querySelectorAll("*")];
   for (const [place, own] of [copy, ...copy.querySelectorAll("*")].entries()) {
     const style = getComputedStyle(from[place]);
     for (const name of PROPERTIES) own.setAttribute(name, style.getPropertyValue(name));
   }
+  return copy;
+}
+
+/** A table with bars as a figure: its words where they are on the page, without the links that change a filter. */
+function drawnTable(table) {
+  const from = table.getBoundingClientRect();
+  const whole = made("svg", { "font-family": "sans-serif" });
+  for (const cell of table.querySelectorAll("th, td:not(.acts)")) {
+    const [box, style] = [cell.getBoundingClientRect(), getComputedStyle(cell)];
+    const [left, right] = [box.left - from.left + parseFloat(style.paddingLeft), box.right - from.left - parseFloat(style.paddingRight)];
+    const [middle, text] = [box.top - from.top + box.height / 2, cell.innerText.replace(/\s+/g, " ").trim()];
+    const figure = cell.querySelector("svg");
+    const dot = cell.querySelector(".dot");
+    if (figure) {
+      const { left, top, width, height } = figure.getBoundingClientRect();
+      const copy = drawn(figure);
+      for (const [name, value] of Object.entries({ x: left - from.left, y: top - from.top, width, height })) copy.setAttribute(name, value);
+      whole.append(copy);
+    } else if (text && !cell.querySelector(".away")) {
+      const end = style.textAlign === "right" || style.textAlign === "end";
+      const shift = dot ? dot.getBoundingClientRect().width + 6 : 0;
+      if (dot) whole.append(made("circle", { cx: left + 4, cy: middle, r: 4, fill: getComputedStyle(dot).backgroundColor }));
+      const look = { fill: style.color, "font-size": style.fontSize, "font-weight": style.fontWeight, "dominant-baseline": "central" };
+      whole.append(made("text", { x: end ? right : left + shift, y: middle, "text-anchor": end ? "end" : "start", ...look }, text));
+    }
+  }
+  return whole;
+}
+
+function save(figure, caption, panel) {
+  const { width, height } = figure.getBoundingClientRect();
+  const copy = figure.matches("table") ? drawnTable(figure) : drawn(figure);
   const lines = below(figure, caption, panel, Math.max(20, Math.floor(width / 6.5)));
   const whole = made("svg", { xmlns: NAMESPACE, width, height: height + 20 + 16 * lines.length });
   copy.setAttribute("width", width);

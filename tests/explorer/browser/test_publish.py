@@ -24,3 +24,23 @@ def test_a_saved_figure_has_its_colours_and_a_caption(page, pages):
     said = " ".join(own.text for own in drawn.iter(f"{SVG}text"))
     assert "memory.output(layer='4', queries='shapes/22')" in said
     assert "step 0 … " in said
+
+
+def test_the_answers_table_with_bars_is_a_figure_too(page, pages):
+    page.goto(pages.url + address("shapes/22"))
+    settle(page)
+    page.get_by_role("region", name="Answer").get_by_text("Take it along").click()
+    with page.expect_download() as saved:
+        page.locator("#panel-answer button", has_text="SVG").click()
+    drawn = ElementTree.parse(Path(saved.value.path())).getroot()
+    said = [own.text for own in drawn.iter(f"{SVG}text")]
+    rows = page.locator("#waterfall tbody tr")
+    for row in rows.all():
+        name, _, value, *_ = row.locator("th, td").all_inner_texts()
+        assert {" ".join(name.split()), value.strip()} <= set(said)
+    assert "without" not in " ".join(said[: 2 * rows.count() + 3])
+    bars = [own for own in drawn.iter(f"{SVG}rect") if own.get("fill", "none") != "none"]
+    assert len(bars) >= rows.count()
+    dots = [own.get("fill") for own in drawn.iter(f"{SVG}circle")]
+    assert len(dots) == page.locator("#waterfall .dot").count() > 0
+    assert "NaN" not in ElementTree.tostring(drawn, encoding="unicode")

@@ -53,6 +53,14 @@ def test_what_is_folded_asks_nothing_and_is_unfolded_by_a_link(page, folder):
         expect(page).to_have_url(pages.url + FOLDED)
 
 
+def test_signs_before_links_are_not_read_out(page, pages):
+    page.goto(pages.url + FOLDED)
+    settle(page)
+    page.get_by_role("link", name="Data", exact=True).click()
+    settle(page)
+    expect(page.get_by_role("link", name="Data", exact=True)).to_have_attribute("aria-expanded", "true")
+
+
 def test_the_same_without_scripts(new_context, pages):
     page = new_context(java_script_enabled=False).new_page()
     page.goto(pages.url + FOLDED)

@@ -43,3 +43,20 @@ def test_a_token_is_picked_and_the_answer_is_of_it(page, path, layer):
             assert [int(own) for own in words.evaluate_all("all => all.map(own => own.dataset.output)")] == best
             expect(words.first).to_contain_text(visible(VOCABULARY[best[0]]))
             expect(page.locator("#sentence")).to_contain_text(visible(VOCABULARY[best[0]]))
+
+
+def test_on_a_phone_the_text_reads_as_text(page, path):
+    page.set_viewport_size({"width": 390, "height": 844})
+    with served_to(page, {"run": lambda: dualform.open(path)}) as pages:
+        page.goto(f"{pages.url}explore?item=held/2&layer=head&by=label")
+        settle(page)
+        heights = page.locator("#passage a.token").evaluate_all("all => all.map(own => own.getClientRects()[0].height)")
+        assert max(heights) < 30  # fingers have the links to the token before and after
+        assert page.locator("#passage").bounding_box()["width"] > 300
+
+
+def test_a_result_takes_no_more_room_than_its_words(page, path):
+    with served_to(page, {"run": lambda: dualform.open(path)}) as pages:
+        page.goto(f"{pages.url}explore?item=held/2&layer=head&by=label&open=data")
+        settle(page)
+        expect(page.locator("#slots .passage").first).to_have_css("white-space-collapse", "collapse")
