@@ -102,9 +102,7 @@ def explore(
 
     It serves pages until Ctrl-C. An address that other machines can reach needs
     --access. --preview names your own function as MODULE:FUNCTION or
-    FILE.py:FUNCTION. Nothing else is run, and no memory is changed. --tokenizer
-    shows labels and outputs without a recorded name as words. --scores FILE shows
-    a folder that bergson wrote, or a .npy array [samples, examples].
+    FILE.py:FUNCTION. Nothing else is run, and no memory is changed.
 
     \b
     Examples:
