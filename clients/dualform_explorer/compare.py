@@ -16,6 +16,7 @@ from dualform_explorer.panels.example import QueryPanel, query_panel
 from dualform_explorer.state import State, query_string
 
 SIDES = ("a", "b")
+_REST = ("rest",)
 
 
 def params_of(params: Params, side: str) -> list[tuple[str, str]]:
@@ -85,19 +86,17 @@ def compare_panel(one: Side, other: Side) -> ComparePanel:
         return ComparePanel((first, second), (), "A side has no layer that gives the network's outputs.")
     if first.output.total != second.output.total:
         return ComparePanel((first, second), (), "The sides have different numbers of outputs.")
+    if why := first.answer.why_no_parts or second.answer.why_no_parts:
+        return ComparePanel((first, second), (), why)
+    if first.answer.by != second.answer.by:
+        why = f"The left side is grouped by {first.answer.by[0]}, the right side by {second.answer.by[0]}."
+        return ComparePanel((first, second), (), why)
     pair = first.answer.predicted[0], None if first.answer.other is None else first.answer.other[0]
-    second = replace(second, answer=answer_panel(other.memory, other.info, other.state, pair))
-    left, right = _by_name(first.answer), _by_name(second.answer)
-    parts = tuple(
-        ComparedPart(
-            left.get(key) or right[key],
-            first.answer.by if key in left else second.answer.by,
-            left[key].value if key in left else None,
-            right[key].value if key in right else None,
-        )
-        for key in dict.fromkeys((*left, *right))
-    )
-    return ComparePanel((first, second), parts)
+    right = answer_panel(other.memory, other.info, other.state, pair)
+    left = answer_panel(one.memory, one.info, one.state, pair, _groups(right))
+    right = answer_panel(other.memory, other.info, other.state, pair, _groups(left))
+    first, second = replace(first, answer=left), replace(second, answer=right)
+    return ComparePanel((first, second), _parts(left, right))
 
 
 def _compared(side: Side) -> ComparedSide:
@@ -105,6 +104,27 @@ def _compared(side: Side) -> ComparedSide:
     return ComparedSide(side, query_panel(*own), answer_panel(*own), output_panel(*own))
 
 
+def _groups(answer: AnswerPanel) -> list[tuple[Any, ...]]:
+    return [part.said for part in answer.parts if part.kind == "group"]
+
+
+def _parts(left: AnswerPanel, right: AnswerPanel) -> tuple[ComparedPart, ...]:
+    """A group that was not computed for the other side is in what remains of both."""
+    answers, parts = (left, right), (_by_name(left), _by_name(right))
+    sums: tuple[dict[Any, float], dict[Any, float]] = ({}, {})
+    for own, there, other, lacking in zip(sums, parts, parts[::-1], answers[::-1], strict=True):
+        for key, part in there.items():
+            known = part.kind != "group" or key in other or lacking.most_attended is None
+            name = key if known else _REST
+            own[name] = own.get(name, 0.0) + part.value
+    said = {**parts[1], **parts[0]}
+    if _REST in said:
+        said[_REST] = replace(said[_REST], said=("all others",))
+    keys = dict.fromkeys((*sums[0], *sums[1]))
+    found = [ComparedPart(said[key], left.by, sums[0].get(key), sums[1].get(key)) for key in keys]
+    return tuple(sorted(found, key=lambda own: own.part.kind == "rest"))
+
+
 def _by_name(answer: AnswerPanel) -> dict[Any, Part]:
     """The remaining groups of two sides are not the same ones, and are compared as what remains."""
-    return {("rest",) if part.kind == "rest" else (part.kind, *part.said): part for part in answer.parts}
+    return {_REST if part.kind == "rest" else (part.kind, *part.said): part for part in answer.parts}

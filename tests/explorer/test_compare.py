@@ -76,3 +76,40 @@ def test_other_numbers_of_outputs_are_not_subtracted(memory, info, tmp_path):
         panel = compare_panel(Side(memory, info, "run", ONE), Side(three, three.info(), "three", state))
     assert panel.parts == ()
     assert "different numbers of outputs" in panel.why
+
+
+@pytest.mark.parametrize("column", ["sample", "step"])
+def test_a_group_with_a_part_on_one_side_has_its_own_value_on_the_other(memory, info, column):
+    """Each side names its largest groups, which differ: the rest of one side may hold those of the other."""
+    one, other = (replace(ONE, by=(column,), at=at) for at in (None, 40))
+    panel = compare_panel(Side(memory, info, "run", one), Side(memory, info, "run", other))
+    first = panel.sides[0].answer
+    top, rival = first.predicted[0], first.other[0]
+    for state, name in ((one, "one"), (other, "other")):
+        told = memory.contributions("4", state.item, (column,), None, state.at)
+        groups = {group: own[top] - own[rival] for group, own in zip(told.groups, told.sums[0], strict=True)}
+        parts = [own for own in panel.parts if own.part.kind == "group"]
+        assert len(parts) > 8
+        for own in parts:
+            assert getattr(own, name) == pytest.approx(groups[own.part.said], abs=1e-6)
+    assert sum(own.difference for own in panel.parts) == pytest.approx(
+        panel.sides[1].answer.margin - first.margin, abs=1e-5
+    )
+
+
+def test_a_group_that_was_not_computed_is_in_what_remains(memory, info, monkeypatch):
+    monkeypatch.setattr("dualform_explorer.groups._MOST_SUMMED", 4)
+    monkeypatch.setattr("dualform_explorer.groups._LARGEST", 5)
+    one, other = (replace(ONE, by=("step",), at=at) for at in (None, 20))
+    panel = compare_panel(Side(memory, info, "run", one), Side(memory, info, "run", other))
+    assert [own.part.said for own in panel.parts if own.part.kind == "rest"] == [("all others",)]
+    for own in panel.parts:
+        assert None not in (own.one, own.other), own.part.said
+
+
+def test_groups_of_other_columns_are_not_subtracted(memory, info):
+    """Label 3 is not step 3."""
+    one, other = (replace(ONE, by=(column,)) for column in ("label", "step"))
+    panel = compare_panel(Side(memory, info, "run", one), Side(memory, info, "run", other))
+    assert panel.parts == ()
+    assert panel.why == "The left side is grouped by label, the right side by step."

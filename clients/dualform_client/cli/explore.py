@@ -101,8 +101,7 @@ def explore(
     """Browse predictions and the training data behind them.
 
     It serves pages until Ctrl-C. An address that other machines can reach needs
-    --access. --preview names your own function as MODULE:FUNCTION or
-    FILE.py:FUNCTION. Nothing else is run, and no memory is changed.
+    --access. --preview takes FILE.py:FUNCTION; nothing else is run or changed.
 
     \b
     Examples:

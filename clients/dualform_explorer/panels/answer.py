@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -140,9 +141,15 @@ class AnswerPanel:
 
 
 def answer_panel(
-    memory: Answers, info: MemoryInfo, state: State, pair: tuple[int, int | None] | None = None
+    memory: Answers,
+    info: MemoryInfo,
+    state: State,
+    pair: tuple[int, int | None] | None = None,
+    named: Collection[tuple[Any, ...]] = (),
 ) -> AnswerPanel:
-    """`pair`: the outputs whose margin it is, in place of the predicted one and its label or rival."""
+    """`pair`: the outputs whose margin it is, in place of the predicted one and its label or rival. `named`: groups
+    that have a part of their own, besides the largest.
+    """
     examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
     if found is None:
@@ -190,7 +197,8 @@ def answer_panel(
 
     values, names = along(groups), label_names(memory, info)
     most = _MOST + (terms is not None and not terms.others and len(values) == _MOST + 1)
-    chosen = np.sort(np.argsort(-np.abs(values), kind="stable")[:most]).tolist()
+    also = [] if terms is None else [place for place, group in enumerate(terms.groups) if group in named]
+    chosen = sorted({*np.argsort(-np.abs(values), kind="stable")[:most].tolist(), *also})
     listed: list[tuple[str, tuple[Any, ...], str, float, int]] = [
         (kind, (words,), "", float(along(own)), 0) for kind, words, own in fixed if along(own)
     ]
