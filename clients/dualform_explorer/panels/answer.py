@@ -82,6 +82,9 @@ class AnswerPanel:
     why_no_parts: str = ""
     """Why the output has no parts."""
 
+    seconds: float | None = None
+    """About how long the parts take, where they wait to be asked for."""
+
     @property
     def wrong(self) -> bool:
         return self.label is not None and self.label != self.predicted[0]
@@ -108,9 +111,15 @@ class AnswerPanel:
 
 
 def answer_panel(
-    memory: Answers, info: MemoryInfo, state: State, pair: tuple[int, int | None] | None = None
+    memory: Answers,
+    info: MemoryInfo,
+    state: State,
+    pair: tuple[int, int | None] | None = None,
+    seconds: float | None = None,
 ) -> AnswerPanel:
-    """`pair`: the outputs whose margin it is, in place of the predicted one and its label or rival."""
+    """`pair`: the outputs whose margin it is, in place of the predicted one and its label or rival. `seconds`: about
+    how long the parts would take; it is without them then.
+    """
     examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
     if found is None:
@@ -118,7 +127,7 @@ def answer_panel(
     by = state.by[:1]
     terms, why_no_parts = None, ""
     try:
-        terms = terms_of(memory, info, state, found.name, by)
+        terms = None if seconds is not None else terms_of(memory, info, state, found.name, by)
     except BadInput as error:  # of a layer that is too wide for the weights of groups
         if error.field != "by":
             raise
@@ -189,6 +198,7 @@ def answer_panel(
         token=token,
         most_attended=most_attended,
         why_no_parts=why_no_parts,
+        seconds=seconds,
     )
 
 
