@@ -1,7 +1,7 @@
-"""Pages of the explorer over a million slots: until the query, its output and the sums of its groups stand, beside the
-same answers asked of an engine.
+"""Pages of the explorer over a million slots: until the example, the answer and the outputs stand, beside the same
+answers asked of an engine; then an ablation that is new, its placebo, and a page with all sections open.
 
-A page's other parts are worked on meanwhile. Each page is of another example, so that none is remembered.
+Each page is of another example, so that none is remembered.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -20,58 +20,90 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+import torch
+from torch import nn
+
 import dualform
-from benchmarks.keys import LAYER, GeneratedKeys
 from benchmarks.plan import Plan
 from benchmarks.result import OURS, Cell, Row, Section, Target
-from benchmarks.written import write_memory
 from dualform import Engine
-from dualform_explorer.panels import PANELS
 
-SLOTS, OUTPUTS, QUERY_SET = 1_000_000, 10, 200
+SLOTS, SAMPLES, BATCH, QUERY_SET = 1_000_000, 50_000, 512, 200
+INPUTS, HIDDEN, OUTPUTS = 100, 256, 10
+LAYER = "2"
 BY = ("dataset", "label")
-API = f"{OURS}, query set, output and group_sum"
-FIRST_PARTS = frozenset({"query", "output", "sums"})
-WARM = Target("at most", 1.0, "s")
-_SUM = re.compile(r'class="right sum"><data [^>]*data-value="([^"]+)"')
+API = f"{OURS}, query set, output and contributions"
+FIRST_PARTS = ("query", "answer", "output")
+ALL = "&open=data,layers,training,record"
+ANSWER, PLACEBO = Target("at most", 0.5, "s"), Target("at most", 2.0, "s")
+_PART = re.compile(r'data-part="group">.*?data-value="([^"]+)"', re.DOTALL)
 
 
 def run(plan: Plan) -> Section:
     section = Section("explorer", "Pages for a browser")
     folder, slots = plan.folder / "explored", SLOTS // 8 if plan.quick else SLOTS
-    write_memory(folder, GeneratedKeys(plan.width), slots, OUTPUTS, QUERY_SET)
+    _record(folder, slots)
     rows, said = count(), f"{slots:,} slots"
     with dualform.open(folder, backend=plan.backend) as engine:
         _ask(engine, next(rows))
         with explored(folder) as page:
-            page.parts(next(rows))  # derives what is kept beside the keys
+            page.parts(next(rows), ALL)  # derives what is kept beside the keys
         cold = [_cold(folder, next(rows)) for _ in range(min(3, plan.repeats))]
         fresh = [_fresh(plan, folder, next(rows)) for _ in range(min(3, plan.repeats))]
         with explored(folder) as page:
-            page.parts(next(rows))
+            page.parts(next(rows), f"{ALL}&without=label:0")
             warm, whole, alone, wrong = list[float](), list[float](), list[float](), ""
-            for _ in range(plan.repeats):
+            ablated, placebo = list[float](), list[float]()
+            for number in range(plan.repeats):
                 row = next(rows)
-                took = page.parts(row)
-                warm.append(max(took[name] for name in FIRST_PARTS))
-                whole.append(max(took.values()))
+                warm.append(_first(page.parts(row)))
                 wrong = wrong or _wrong(engine, row, page.last)
                 began = time.perf_counter()
                 _ask(engine, next(rows))
                 alone.append(time.perf_counter() - began)
+                took = page.parts(next(rows), f"&without=step:{number}")
+                ablated.append(_first(took))
+                placebo.append(took["placebo"])
+                whole.append(max(page.parts(next(rows), ALL).values()))
     section.rows += [
-        _row(f"query, output and sums on a page, {said}, warm", warm, alone, WARM, wrong),
-        _row(f"query, output and sums on the first page of a process, {said}", cold, fresh, None, ""),
-        Row(f"all parts of a page, {said}, warm", {OURS: _cell(whole, "")}, short="all parts"),
+        _row(f"the answer on a page, {said}, warm", warm, alone, ANSWER, wrong),
+        _row(f"the answer on the first page of a process, {said}", cold, fresh, None, ""),
+        Row(f"the answer under a new ablation, {said}", {OURS: _cell(ablated, "")}, target=ANSWER, short="ablation"),
+        Row(f"its placebo, {said}", {OURS: _cell(placebo, "")}, target=PLACEBO, short="placebo"),
+        Row(f"a page with all sections open, {said}, warm", {OURS: _cell(whole, "")}, short="all parts"),
     ]
     section.notes.append(
-        f"One layer of {plan.width} + {OUTPUTS} numbers a slot, which are generated, and a query set of {QUERY_SET} "
-        "queries. Beside stand the three answers alone, asked of an engine in process, and for the first page the "
-        "opening and the first answers of an engine; files are in the page cache, and what is derived from keys lies "
-        f"beside them. A page asks for {len(PANELS)} parts at once, on the same cores; what a browser draws is not in "
-        "it."
+        f"A perceptron of {INPUTS}, {HIDDEN} and {OUTPUTS} units, trained by SGD on {SAMPLES:,} made-up samples of two "
+        f"datasets; a query set of {QUERY_SET} examples. Beside stand the same answers alone, asked of an engine in "
+        "process, and for the first page the opening and the first answers of an engine; files are in the page cache, "
+        "and what is derived from keys lies beside them. What a browser draws is not in it."
     )
     return section
+
+
+def _record(folder: Path, slots: int) -> None:
+    """A training of so many slots, at least."""
+    drawn = torch.Generator().manual_seed(0)
+    means = 0.6 * torch.randn(OUTPUTS, INPUTS, generator=drawn)
+    labels = torch.randint(OUTPUTS, (SAMPLES + QUERY_SET,), generator=drawn)
+    inputs = means[labels] + torch.randn(len(labels), INPUTS, generator=drawn)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUTPUTS))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with dualform.Recorder(model, optimizer, folder, quiet=True) as recorder:
+        for step in range(-(-slots // BATCH)):
+            rows = torch.randint(SAMPLES, (BATCH,), generator=drawn)
+            with recorder.step(dataset=f"part-{step % 2}", label=labels[rows], sample=rows):
+                optimizer.zero_grad()
+                loss: Any = nn.functional.cross_entropy(model(inputs[rows]), labels[rows])
+                loss.backward()
+                optimizer.step()
+        recorder.query_set("test", inputs[SAMPLES:], label=labels[SAMPLES:])
+
+
+def _first(took: dict[str, float]) -> float:
+    return max(took[name] for name in FIRST_PARTS)
 
 
 class Page:
@@ -82,21 +114,21 @@ class Page:
         self.last: dict[str, str] = {}
         """The parts of the page that was asked for last, as HTML."""
 
-    def parts(self, row: int, names: Collection[str] = tuple(PANELS)) -> dict[str, float]:
-        """Seconds until each part stood. Raises RuntimeError for one that failed."""
+    def parts(self, row: int, more: str = "") -> dict[str, float]:
+        """Seconds until each part stood. `more`: of the address. Raises RuntimeError for a part that failed."""
         connection = http.client.HTTPConnection(self._host, timeout=600)
         took, self.last = dict[str, float](), {}
         began = time.perf_counter()
-        connection.request("GET", f"/panels?item=test/{row}&layer={LAYER}&by={','.join(BY)}&inexact=yes")
+        connection.request("GET", f"/panels?item=test/{row}&layer={LAYER}&by={','.join(BY)}{more}")
         answer = connection.getresponse()
         for line in answer:
             part = json.loads(line)
             if "panel" in part:
                 took[part["panel"]], self.last[part["panel"]] = time.perf_counter() - began, part["html"]
         connection.close()
-        for name in names:
-            if "data-failure" in self.last[name]:
-                raise RuntimeError(f"the part {name} failed: {self.last[name]}")
+        for name, html in self.last.items():
+            if "data-failure" in html:
+                raise RuntimeError(f"the part {name} failed: {html}")
         return took
 
 
@@ -118,15 +150,14 @@ def explored(memory: Path) -> Iterator[Page]:
 def _ask(engine: Engine, row: int) -> None:
     query = f"test/{row}"
     engine.query_set("test")
-    engine.output(LAYER, query, allow_inexact=True)
-    engine.group_sum(LAYER, query, by=BY)
+    engine.output(LAYER, query)
+    engine.contributions(LAYER, query, BY[:1])
 
 
 def _cold(folder: Path, row: int) -> float:
     """Of the first page of a process, which opens the memory for it."""
     with explored(folder) as page:
-        took = page.parts(row)
-        return max(took[name] for name in FIRST_PARTS)
+        return _first(page.parts(row))
 
 
 def _fresh(plan: Plan, folder: Path, row: int) -> float:
@@ -137,9 +168,15 @@ def _fresh(plan: Plan, folder: Path, row: int) -> float:
 
 
 def _wrong(engine: Engine, row: int, parts: dict[str, str]) -> str:
-    shown = list(map(float, _SUM.findall(parts["sums"])))
-    right: list[Any] = engine.group_sum(LAYER, f"test/{row}", by=BY).sums[0].tolist()
-    return "" if shown == right else f"the page of row {row} shows other sums than group_sum gives"
+    shown = list(map(float, _PART.findall(parts["answer"])))
+    output = np.asarray(engine.output(LAYER, f"test/{row}"))[0]
+    answer = engine.contributions(LAYER, f"test/{row}", BY[:1])
+    labels = engine.query_set("test").labels
+    assert labels is not None, "they are recorded"
+    top, label = int(output.argmax()), int(labels[row])
+    other = int(np.argsort(-output, kind="stable")[1]) if label == top else label
+    right = [float(own[top] - own[other]) for own in answer.sums[0]]
+    return "" if shown == right else f"the page of row {row} shows other parts than contributions gives"
 
 
 def _row(question: str, ours: list[float], beside: list[float], target: Target | None, wrong: str) -> Row:

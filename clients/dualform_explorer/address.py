@@ -25,14 +25,14 @@ from dualform_explorer.examples import (
     tokens_of,
 )
 from dualform_explorer.filter import Chip, read_chip
-from dualform_explorer.state import ALL, KS, MISCLASSIFIED, SCORES, SECTIONS, State, query_string, written_by
+from dualform_explorer.state import ALL, CELL, KS, MISCLASSIFIED, SCORES, SECTIONS, State, query_string, written_by
 
 T = TypeVar("T")
 Params = Sequence[tuple[str, str]]
 _MOST_CHOICES = 40
 _MOST_BY = 3
 _MOST_CHIPS = 100
-_LONGEST = 4000
+LONGEST = 4000
 """Letters of a parameter."""
 _SINGLE = (
     *("memory", "item", "token", "layer", "score", "target", "by", "where", "w0", "at", "k", "as", "among"),
@@ -93,7 +93,7 @@ class _Reader:
 
     def read(self, memory: str) -> State | None:
         self._names()
-        if any(len(value) > _LONGEST for _, value in self.params):
+        if any(len(value) > LONGEST for _, value in self.params):
             return None
         query_set, row = self._item()
         if query_set is None:
@@ -117,7 +117,9 @@ class _Reader:
             at=self._at(),
             k=int(self._choice("k", str(State.k), [str(k) for k in KS])),
             by_sample=self._choice("as", "slots", ("slots", "samples")) == "samples",
-            among=self._choice("among", ALL, (ALL, MISCLASSIFIED)),
+            among=self.one("among")
+            if CELL.fullmatch(self.one("among"))
+            else self._choice("among", ALL, (ALL, MISCLASSIFIED)),
             inexact=self._choice("inexact", "no", ("no", "yes")) == "yes",
             within=self._within(columns),
             compute=self._choice("compute", "no", ("no", "yes")) == "yes",
@@ -139,7 +141,7 @@ class _Reader:
             named = difflib.get_close_matches(near, named, _MOST_CHOICES, 0.3) or named[:_MOST_CHOICES]
         rest = query_string([(n, v) for n, v in self.params if n != name])
         links = [(own, f"{rest}&{query_string([(name, own)])}".lstrip("&")) for own in named]
-        self.faults.append(Fault(name, message, () if len(rest) > _LONGEST else tuple(links)))
+        self.faults.append(Fault(name, message, () if len(rest) > LONGEST else tuple(links)))
 
     def _names(self) -> None:
         known, given = (*_SINGLE, *_REPEATED, *_FORM), dict[str, list[str]]()
@@ -151,8 +153,8 @@ class _Reader:
                 self.faults.append(Fault(name, f"The page knows no parameter {name!r}. It knows {listed}."))
             elif name in _SINGLE and len(values) > 1:
                 self._fault(name, f"The parameter {name} is given {len(values)} times.", values)
-            if any(len(value) > _LONGEST for value in values):
-                self._fault(name, f"The parameter {name} is longer than {_LONGEST} letters.")
+            if any(len(value) > LONGEST for value in values):
+                self._fault(name, f"The parameter {name} is longer than {LONGEST} letters.")
 
     def _item(self) -> tuple[QuerySetInfo | None, int]:
         said = self.one("item")

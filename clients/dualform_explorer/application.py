@@ -5,6 +5,8 @@
     ./paper?item=…      all of its layers, as the paper shows them
     ./compare?a.item=…  two pages side by side
     ./sample?sample=…   one training sample: when it was learned, and what it moved
+    ./search?q=…        the samples whose texts or table rows have a phrase
+    ./map?item=…        the slots of its layer as points; ./points and ./preview what a script draws there
     ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
     ./static/…          stylesheet and scripts
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -34,20 +36,24 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from dualform.answers import MemoryInfo
-from dualform.errors import BadMask, DualformError, NotFound
+from dualform.errors import BadInput, BadMask, DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.address import Params, Reading, completed, read_state
+from dualform_explorer import map as map_page, search
+from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, default_by, read_state
 from dualform_explorer.compare import SIDES, Side, another, compare_link, compare_panel, params_of
 from dualform_explorer.examples import examples_of, layers_of, output_layer, query_set_of
+from dualform_explorer.filter import enclosed
 from dualform_explorer.groups import groupings_of, where_before
+from dualform_explorer.map import read_colour
 from dualform_explorer.memories import Memories, OneSnapshot
 from dualform_explorer.panels import PANELS, Waiting, panel_of, panels_in, panels_of
 from dualform_explorer.panels.layers import paper_panel
 from dualform_explorer.publish import Told, as_command, as_csv, as_python
 from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
 from dualform_explorer.sample import SampleAddress, moved_panel, read_sample, sample_panel
+from dualform_explorer.search import read_search, searchable
 from dualform_explorer.start import query_set_panel
-from dualform_explorer.state import KS, SCORES, SECTIONS, State, item_link, link, query_string
+from dualform_explorer.state import CELL, KS, SCORES, SECTIONS, State, cell_link, item_link, link, query_string
 
 _THREADS = 12
 log = logging.getLogger("dualform_explorer")
@@ -66,9 +72,9 @@ class Failure:
 
 @dataclass
 class Running:
-    """A panel that is being made."""
+    """What is being made."""
 
-    work: Future[Markup]
+    work: Future[Any]
     waiting: int = 0
     """Pages that wait for it."""
 
@@ -89,14 +95,9 @@ class PanelThreads:
         """The panel as HTML: what `make` returns in its template, or why there is nothing. While it is being made,
         whoever asks for the `same` waits for that one, so that a page may ask again for what was late.
         """
-        running = self._running.get(same)
-        if running is None:
-            work = self._threads.submit(self._made, name, title, make, context, template)
-            running = self._running[same] = Running(work)
-            work.add_done_callback(lambda _: self._running.pop(same, None))
-        running.waiting += 1
         try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(running.work)), self.seconds)
+            found: Markup = await self.shared(partial(self._made, name, title, make, context, template), same)
+            return found
         except TimeoutError:
             late = Failure(
                 f"There was no answer within {self.seconds:g} seconds.",
@@ -104,6 +105,16 @@ class PanelThreads:
                 "late",
             )
             return self._failed(name, title, late, context)
+
+    async def shared(self, work: Callable[[], Any], same: Hashable) -> Any:
+        """What `work` returns, for all who ask for the `same` while it is being made. Raises TimeoutError."""
+        running = self._running.get(same)
+        if running is None:
+            running = self._running[same] = Running(self._threads.submit(work))
+            running.work.add_done_callback(lambda _: self._running.pop(same, None))
+        running.waiting += 1
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(running.work)), self.seconds)
         except asyncio.CancelledError:
             if running.waiting == 1:  # the visitor is gone: it need not begin any more
                 running.work.cancel()
@@ -130,10 +141,7 @@ class PanelThreads:
             return self._failed(name, title, Failure(error.message, error.hint, error.code, error.field or ""), context)
         except Exception as error:
             log.exception("the panel %s failed", name)
-            fault = Failure(
-                f"{type(error).__name__}: {error}", "This is a fault of dualform; the log has more.", "internal"
-            )
-            return self._failed(name, title, fault, context)
+            return self._failed(name, title, _internal(error), context)
 
     def _failed(self, name: str, title: str, failure: Failure, context: dict[str, Any]) -> Markup:
         found = self._templates.get_template("failed.html")
@@ -143,8 +151,12 @@ class PanelThreads:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _internal(error: Exception) -> Failure:
+    return Failure(f"{type(error).__name__}: {error}", "This is a fault of dualform; the log has more.", "internal")
+
+
 STATIC = Path(__file__).parent / "static"
-_SEE_OTHER, _BAD_REQUEST, _NOT_FOUND, _BAD_GATEWAY = 303, 400, 404, 502
+_SEE_OTHER, _BAD_REQUEST, _NOT_FOUND, _FAULT, _BAD_GATEWAY = 303, 400, 404, 500, 502
 DEADLINE = 15.0
 """Seconds that a panel may take where nothing else is said."""
 
@@ -163,6 +175,10 @@ class Pages:
                 Route("/paper", self.paper, methods=["GET"]),
                 Route("/compare", self.compare, methods=["GET"]),
                 Route("/sample", self.sample, methods=["GET"]),
+                Route("/search", self.search, methods=["GET"]),
+                Route("/map", self.map, methods=["GET"]),
+                Route("/points", self.points, methods=["GET"]),
+                Route("/preview", self.preview, methods=["GET"]),
                 Route("/csv", self.csv, methods=["GET"]),
                 Route("/news", self.news, methods=["GET"]),
                 Mount("/static", StaticFiles(directory=STATIC)),
@@ -192,15 +208,21 @@ class Pages:
                 continue
             memory, info = found
             for query_set in info.query_sets:
-                context = {"memory": name if several else "", "link": partial(item_link, name if several else "")}
-                make = partial(query_set_panel, memory, info, query_set.name)
-                same = ("start", name, info.snapshot, query_set.name)
+                shown = name if several else ""
+                context = {"memory": shown, "link": partial(item_link, shown), "cell": partial(cell_link, shown)}
+                asked = (request.query_params.get("memory", ""), request.query_params.get("set"))
+                cell = request.query_params.get("cell", "") if asked == (shown, query_set.name) else ""
+                cell = cell if CELL.fullmatch(cell) else ""
+                make = partial(query_set_panel, memory, info, query_set.name, cell)
+                same = ("start", name, info.snapshot, query_set.name, cell)
                 jobs[name, query_set.name] = self._begin("query_set", query_set.name, make, context, same)
 
         async def panel(name: str, query_set: str) -> Markup:
             return await jobs[name, query_set]
 
-        return self._stream("start.html", {"memories": [(n, f) for n, f in opened], "panel": panel}, jobs.values())
+        texts = [name for name, found in opened if not isinstance(found, Failure) and searchable(found[1])]
+        context = {"memories": opened, "searchable": texts, "panel": panel}
+        return self._stream("start.html", context, jobs.values())
 
     async def explore(self, request: Request) -> Response:
         """One example."""
@@ -243,8 +265,99 @@ class Pages:
         jobs |= self._jobs(memory, info, state, context, ("query",))
         return self._filled("paper.html", context, jobs)
 
-    async def _page_of(self, params: Params) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
-        """What a page of one example is about, or a page that says why there is none."""
+    async def search(self, request: Request) -> Response:
+        """A phrase in previews."""
+        params = request.query_params.multi_items()
+        phrase, start, faults = read_search(params)
+        found = await self._read_page(params, "search", search.OWN, faults)
+        if isinstance(found, Response):
+            return found
+        memory, info, name, _, state = found
+        written = self._written(name)
+        here = partial(search.search_address, state, written, phrase)
+        context = {
+            "state": state,
+            "memory": name,
+            "written": [written] if written else [],
+            "phrase": phrase,
+            "to": link,
+            "on": here,
+            "link": lambda: here(start),
+            "most": (search.MOST_SAMPLES, search.MOST_LINES),
+        }
+        seconds = min(search.SECONDS, self._threads.seconds / 2)
+        make = partial(search.search_panel, memory, info, state, phrase, start, seconds)
+        same = (name, info.snapshot, state, "search", phrase, start)
+        return self._filled("search.html", context, {"search": self._begin("search", "Search", make, context, same)})
+
+    async def map(self, request: Request) -> Response:
+        """The slots of a layer as points, which a script draws."""
+        params = request.query_params.multi_items()
+        colour, faults = read_colour(params)
+        found = await self._page_of(params, "map", map_page.OWN, faults)
+        if isinstance(found, Response):
+            return found
+        _, info, name, _, state = found
+        own = ""
+        with suppress(BadMask):  # which the script says in the map's place
+            own = enclosed(state.where) if state.where else ""
+        context = self._context(info, name, state)
+        context |= {"colour": colour, "colours": map_page.COLOURS, "longest": LONGEST, "own": own}
+        return self._stream("map.html", context, ())
+
+    async def points(self, request: Request) -> Response:
+        """What the map draws."""
+        found = await self._page_of(request.query_params.multi_items())
+        if isinstance(found, Response):
+            return JSONResponse({"message": "There is no such map.", "hint": ""}, found.status_code)
+        memory, info, name, _, state = found
+        return await self._json(
+            name, partial(map_page.map_points, memory, info, state), (info.snapshot, state, "points")
+        )
+
+    async def preview(self, request: Request) -> Response:
+        """One training sample, for the map's pointer."""
+        params = request.query_params.multi_items()
+        name = self._name(params)
+        found = await self._opened(name)
+        if isinstance(found, Failure):
+            return JSONResponse({"message": found.message, "hint": found.hint}, _status(found))
+        memory, info = found
+        return await self._json(name, partial(map_page.preview_of, memory, info, params), (info.snapshot, *params))
+
+    async def _json(self, name: str, make: Callable[[], str], same: Hashable) -> Response:
+        """What is made in a thread, as text of JSON."""
+        try:
+            return Response(await self._threads.shared(make, (name, same)), media_type="application/json")
+        except (DualformError, TimeoutError) as error:
+            failure = self._failure(name, error)
+            status = _BAD_REQUEST if isinstance(error, BadInput) else _status(failure)
+        except Exception as error:
+            log.exception("the map failed")
+            failure, status = _internal(error), _FAULT
+        return JSONResponse({"message": failure.message, "hint": failure.hint, "code": failure.code}, status)
+
+    async def _page_of(
+        self, params: Params, page: str = "explore", own: Collection[str] = (), faults: Sequence[Fault] = ()
+    ) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
+        """What a page of one example is about, or a page that says why there is none; with the arguments of
+        `_read_page`.
+        """
+        found = await self._read_page(params, page, own, faults)
+        if isinstance(found, Response):
+            return found
+        memory, info, name, reading, state = found
+        if state is None:
+            return self._faults(info, name, reading.faults, page)
+        return memory, info, name, reading, state
+
+    async def _read_page(
+        self, params: Params, page: str, own: Collection[str] = (), faults: Sequence[Fault] = ()
+    ) -> tuple[Answers, MemoryInfo, str, Reading, State | None] | Response:
+        """What a page is about that may have no example, in a memory without query sets, or a page that says what is
+        wrong. `own`: parameters that only this page has; `faults`: of those.
+        """
+        params = [(key, value) for key, value in params if key not in own]
         name = self._name(params)
         found = await self._opened(name, newest=True)
         if isinstance(found, Failure):
@@ -254,11 +367,15 @@ class Pages:
             reading, state = await self._read(memory, info, name, params)
         except (DualformError, TimeoutError) as error:
             return self._trouble(self._failure(name, error))
-        if state is None:
-            return self._stream(
-                "faults.html", {"faults": reading.faults, "memory": name, "page": "explore"}, (), _BAD_REQUEST
-            )
+        if faults or (state is None and info.query_sets):
+            return self._faults(info, name, [*faults, *reading.faults], page)
         return memory, info, name, reading, state
+
+    def _faults(self, info: MemoryInfo, name: str, faults: Sequence[Fault], page: str = "explore") -> Response:
+        """A page that says what is wrong with an address of such a page."""
+        written = [name] if self._written(name) else []
+        context = {"faults": faults, "page": page, "searchable": searchable(info), "written": written}
+        return self._stream("faults.html", context, (), _BAD_REQUEST)
 
     async def panels(self, request: Request) -> Response:
         """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page
@@ -313,7 +430,8 @@ class Pages:
                 return found
             memory, info, name, _, state = found
             sides.append(Side(memory, info, name, state))
-        context = {"sides": sides, "names": self._memories.names, "to": link}
+        searched = next((own.state for own in sides if searchable(own.info)), None)
+        context = {"sides": sides, "names": self._memories.names, "to": link, "searched": searched}
         same = (*((own.name, own.info.snapshot, own.state) for own in sides), "compare")
         jobs = {"compare": self._begin("compare", "Side by side", partial(compare_panel, *sides), context, same)}
         return self._filled("compare.html", context, jobs)
@@ -328,8 +446,10 @@ class Pages:
         memory, info = found
         address = read_sample(params, info, self._written(name))
         if isinstance(address, list):
-            return self._stream("faults.html", {"faults": address, "memory": name, "page": "sample"}, (), _BAD_REQUEST)
+            return self._faults(info, name, address, "sample")
+        written = [address.memory] if address.memory else []
         context = {"address": address, "info": info, "memory": name, "to": link}
+        context |= {"searchable": searchable(info), "written": written}
         makers = {"sample": ("Sample", sample_panel), "moved": ("Predictions without it", moved_panel)}
         jobs = {
             key: self._begin(
@@ -357,8 +477,7 @@ class Pages:
         try:
             reading, state = await self._read(memory, info, name, params)
             if state is None:
-                faults = {"faults": reading.faults, "memory": name, "page": "explore"}
-                return self._stream("faults.html", faults, (), _BAD_REQUEST)
+                return self._faults(info, name, reading.faults)
             text = await self._threads.run(partial(written, state))
         except (KeyError, IndexError, ValueError):
             return await _nowhere(request, KeyError())
@@ -400,6 +519,7 @@ class Pages:
             "info": info,
             "memory": name,
             "names": self._memories.names,
+            "searchable": searchable(info),
             "link": partial(link, state),
             "to": link,
             "compare": compare_link(state, another(info, state)),
@@ -487,12 +607,14 @@ class Pages:
 
 
 def _warm(memories: Memories, name: str) -> None:
-    """Opens a memory and asks its output layer, so that the first visitor does not wait for that."""
+    """Opens a memory and answers for its first example, so that no visitor waits for what is made once."""
     with suppress(DualformError):
         memory = memories.one(name)
         info = memory.info()
         for query_set in info.query_sets[:1]:
-            output_layer(memory, info, examples_of(memory, info, query_set.name))
+            found = output_layer(memory, info, examples_of(memory, info, query_set.name))
+            if found is not None:
+                panel_of("answer", memory, info, State("", query_set.name, 0, found.name, default_by(info)))
 
 
 def _names_of(info: MemoryInfo, state: State) -> list[str]:
@@ -514,5 +636,6 @@ def _status(failure: Failure) -> int:
 
 
 async def _nowhere(request: Request, _error: Exception) -> Response:
-    there = "Pages are the start page (/), /explore?item=SET/EXAMPLE, /paper?item=SET/EXAMPLE and /sample?sample=N."
+    there = "Pages are the start page (/), /explore?item=SET/EXAMPLE, /paper?item=SET/EXAMPLE, /sample?sample=N and "
+    there += "/search?q=PHRASE."
     return PlainTextResponse(f"There is nothing at {request.url.path!r}. {there}\n", _NOT_FOUND)

@@ -17,7 +17,7 @@ from dualform.methods import Answers
 from dualform_explorer.filter import complete_columns
 from dualform_explorer.memories import beside_of
 from dualform_explorer.places import first_shown, places_of
-from dualform_explorer.state import MISCLASSIFIED, State
+from dualform_explorer.state import CELL, MISCLASSIFIED, State
 from dualform_explorer.words import Words, visible
 
 
@@ -163,7 +163,12 @@ class Examples:
         return label if label >= 0 else None
 
     def among(self, which: str) -> NDArray[np.int64]:
-        return self.misclassified if which == MISCLASSIFIED else np.arange(self.count)
+        if which == MISCLASSIFIED:
+            return self.misclassified
+        if CELL.fullmatch(which) and self.labels is not None and self.read is not None:
+            label, read = map(int, which.split("-"))
+            return np.flatnonzero((self.labels == label) & (self.read == read))
+        return np.arange(self.count)
 
 
 def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:

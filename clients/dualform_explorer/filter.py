@@ -230,13 +230,34 @@ def where_of(
             parts.append(sql)
     parts = [one[0] if len(one) == 1 else f"({' OR '.join(one)})" for one in allowed.values()] + parts
     if own:
-        parts.append(_enclosed(own) if parts or before is not None else own)
+        parts.append(enclosed(own) if parts or before is not None else own)
     if before is not None:
         parts.append(f"step < {before}")
     return " AND ".join(parts) or None
 
 
-def _enclosed(own: str) -> str:
+def narrowed(own: str, condition: str) -> str:
+    """A condition of one's own, or none, and one more. Raises BadMask as `where_of` does."""
+    return f"{enclosed(own)} AND ({condition})" if own else condition
+
+
+def samples_filter(samples: Iterable[tuple[str | None, int]], only: bool) -> str:
+    """The slots of some samples, each a dataset and a number; or those of all others, and those without a sample."""
+    numbers: dict[str | None, list[int]] = {}
+    for dataset, sample in samples:
+        numbers.setdefault(dataset, []).append(sample)
+    parts = []
+    for dataset, own in numbers.items():
+        value, listed = "NULL" if dataset is None else literal(dataset), ", ".join(map(str, own))
+        if only:
+            parts.append(f"dataset IS NOT DISTINCT FROM {value} AND sample IN ({listed})")
+        else:
+            parts.append(f"(dataset IS DISTINCT FROM {value} OR sample IS NULL OR sample NOT IN ({listed}))")
+    return (" OR " if only else " AND ").join(parts)
+
+
+def enclosed(own: str) -> str:
+    """In parentheses. Raises BadMask for a condition that would end them."""
     depth, within, place = 0, 0, 0
     while depth >= 0 and (token := (_COMMENT if within else _TOKEN).search(own, place)) is not None:
         place = token.end()

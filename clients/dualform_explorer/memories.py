@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, NotFound, Overloaded, Unavailable
 from dualform.methods import Answers
-from dualform.questions import Inventory, PreviewLookup, Question, SlotLookup, Vectors
+from dualform.questions import Inventory, PreviewLookup, Question, SlotLookup, TopK, Vectors
 from dualform_explorer.preview_function import PreviewFunction, with_previews
 from dualform_explorer.scores import ScoreFile, read_scores
 from dualform_explorer.words import Words
@@ -24,6 +24,8 @@ _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Seconds."""
 _MOST = 400
 """Answers that are kept: those of some dozens of pages."""
+_LARGE = 10_000
+"""Hits of a question, as the map's, whose answer is too large to keep."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class RememberedAnswers(Answers):
         if isinstance(question, Inventory):
             return cast("A", self._info(question))
         if isinstance(question, SlotLookup | PreviewLookup):  # each is its own
+            return cast("A", self._answers.ask(question))
+        if isinstance(question, TopK) and question.k > _LARGE:
             return cast("A", self._answers.ask(question))
         key = _key(question)
         with self._lock:

@@ -50,6 +50,8 @@ class SampleAddress:
     sample: int
     query_set: str
     """Whose examples are asked; empty where the memory has none."""
+    apart: bool = False
+    """Whether other samples have a dataset, while this one has none."""
 
     def link(self, **changes: str) -> str:
         written = {"memory": self.memory, "dataset": self.dataset, "sample": str(self.sample), "set": self.query_set}
@@ -58,7 +60,7 @@ class SampleAddress:
     @property
     def chip(self) -> Chip:
         """That leaves the sample out."""
-        if self.dataset is None:
+        if self.dataset is None and not self.apart:
             return Chip.of(False, ("sample",), (self.sample,))
         return Chip.of(False, ("dataset", "sample"), (self.dataset, self.sample))
 
@@ -87,7 +89,14 @@ def read_sample(params: Params, info: MemoryInfo, memory: str) -> SampleAddress 
     if query_set and query_set not in names:
         choices = tuple((own, query_string({**said, "set": own})) for own in names)
         faults.append(Fault("set", f"There is no query set {query_set[:_LONGEST]!r}.", choices))
-    return faults or SampleAddress(memory, dataset, int(number), query_set)
+    apart = dataset is None and bool(info.datasets) and "dataset" not in complete_columns(info)
+    if dataset is None and info.datasets and not apart:
+        first, *others = info.datasets
+        if others and not faults:
+            choices = tuple((own, query_string({**said, "dataset": own})) for own in list(info.datasets)[:40])
+            faults.append(Fault("dataset", "Each dataset has its own samples. Name one.", choices))
+        dataset = first
+    return faults or SampleAddress(memory, dataset, int(number), query_set, apart)
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,13 @@ from dualform_explorer.examples import (
 from dualform_explorer.filter import Chip, complete_columns, where_of
 from dualform_explorer.groups import hue_of
 from dualform_explorer.previews import ShownPreview, shown_of_examples
+from dualform_explorer.state import ALL, MISCLASSIFIED
 
 _SHOWN = 12
+_OF_CELL = 60
+"""Examples of a chosen cell that are shown."""
+_CLASSES = 20
+"""Of a confusion matrix; of more, there is none."""
 MOST_DATASETS = 6
 """Each of which is left out on trial; of more, none."""
 
@@ -58,6 +63,22 @@ class Correction:
 
 
 @dataclass(frozen=True)
+class Confusion:
+    """How many examples of each label have which largest output."""
+
+    classes: tuple[int, ...]
+    """Those that occur, as label or as output."""
+    names: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    """By label, then by output."""
+
+    @property
+    def most_mistakes(self) -> int:
+        wrong = (own for row, counts in enumerate(self.counts) for column, own in enumerate(counts) if row != column)
+        return max(wrong, default=0)
+
+
+@dataclass(frozen=True)
 class QuerySetPanel:
     query_set: str
     count: int
@@ -70,15 +91,22 @@ class QuerySetPanel:
     """That a page begins with."""
     by: tuple[str, ...]
     output_layer: OutputLayer | None
+    confusion: Confusion | None
+    """None where labels or outputs are not known, or classes are more than a table shows."""
+    among: str
+    """Which examples the cards are of, as a state has it."""
+    chosen: int
+    """How many of them there are."""
     cards: tuple[ExampleCard, ...]
-    """Misclassified ones, or the first of all where none is known to be misclassified."""
+    """Those of a chosen cell; else misclassified ones, or the first of all where none is known to be misclassified."""
     trouble: str
     """Why masks were not tried."""
     missing: str
     """Why examples are not shown as they looked; empty where there is nothing to say."""
 
 
-def query_set_panel(memory: Answers, info: MemoryInfo, name: str) -> QuerySetPanel:
+def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = "") -> QuerySetPanel:
+    """`cell`: a label and an output, as 0-6, whose examples are shown."""
     query_set = query_set_of(info, name)
     own = [] if query_set is None else layers_of(info, query_set)
     if not own:
@@ -94,8 +122,9 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str) -> QuerySetPan
             corrections = _corrections(memory, info, examples, found.name)
     except DualformError as error:
         trouble = str(error)
-    rows = misclassified[:_SHOWN] if len(misclassified) else np.arange(min(examples.count, _SHOWN))
-    cards, missing = example_cards(memory, info, examples, rows)
+    among = cell if known and cell else MISCLASSIFIED if len(misclassified) else ALL
+    rows = examples.among(among)
+    cards, missing = example_cards(memory, info, examples, rows[: _OF_CELL if among == cell else _SHOWN])
     return QuerySetPanel(
         query_set=name,
         count=examples.count,
@@ -105,9 +134,28 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str) -> QuerySetPan
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
         output_layer=found,
+        confusion=_confusion(memory, info, examples) if known else None,
+        among=among,
+        chosen=len(rows),
         cards=cards,
         trouble=trouble,
         missing=missing,
+    )
+
+
+def _confusion(memory: Answers, info: MemoryInfo, examples: Examples) -> Confusion | None:
+    assert examples.labels is not None, "asked where labels are known"
+    assert examples.read is not None, "asked where outputs are known"
+    known = examples.labels >= 0
+    pairs = np.stack((examples.labels[known], examples.read[known]))
+    classes, places = np.unique(pairs, return_inverse=True)
+    if not 1 < len(classes) <= _CLASSES:
+        return None
+    counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
+    np.add.at(counts, tuple(places.reshape(pairs.shape)), 1)
+    names = label_names(memory, info)
+    return Confusion(
+        tuple(classes.tolist()), tuple(map(names.of, classes.tolist())), tuple(map(tuple, counts.tolist()))
     )
 
 

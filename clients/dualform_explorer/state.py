@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +17,7 @@ KS = (12, 24, 60, 120, 500)
 SECTIONS = ("data", "layers", "training", "record")
 """Of a page, beside its answer. What is folded asks nothing."""
 ALL, MISCLASSIFIED = "all", "misclassified"
+CELL = re.compile(r"[0-9]{1,9}-[0-9]{1,9}")
 """Which of a query set's examples the reader goes through."""
 
 
@@ -45,6 +47,7 @@ class State:
     by_sample: bool = False
     """Whether slots of one sample are shown as one."""
     among: str = ALL
+    """ALL, MISCLASSIFIED, or a label and the output that was read in its place, as 0-6."""
     inexact: bool = False
     """Whether an answer is wanted of a record that is not exact."""
     within: Chip | None = None
@@ -147,3 +150,9 @@ def link(state: State, **changes: Any) -> str:
 
 def item_link(memory: str, query_set: str, row: int, layer: str, by: tuple[str, ...], among: str = "all") -> str:
     return f"explore?{State(memory, query_set, row, layer, by, among=among).query()}"
+
+
+def cell_link(memory: str, query_set: str, cell: str) -> str:
+    """To the start page, with the examples of a cell of a query set's confusion matrix."""
+    params = {"memory": memory, "set": query_set, "cell": cell}
+    return f"./?{query_string({name: own for name, own in params.items() if own})}#set-{query_set}"

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from dualform.faults import as_dualform_error
 from dualform.methods import Answers
+from dualform_mcp.answer import ANSWER
 from dualform_mcp.bounds import MOST_MESSAGE, as_json, cut
 from dualform_mcp.group_sum import SUMS
 from dualform_mcp.info import INFO
@@ -29,15 +30,16 @@ INSTRUCTIONS = """\
 A record of a neural network's training that answers exact questions. A linear layer trained by gradient descent is a
 key-value memory: its output is W_0 q plus the sum over all training datapoints t (slots) of (x_t . q) e_t, where x_t is
 the layer's input then (key), e_t its error signal (value), q its input now (query) and x_t . q the score, or attention.
-Ask info first. Then group_sum for what a prediction attends to (by dataset, label, step), topk for single datapoints,
-and output for what a layer outputs without some of them. A score says how alike two inputs are to a layer; a
-contribution says what a datapoint brought to an output; neither says what the network would have been without it.
+Ask info first. Then answer for why an example is predicted as it is, group_sum for what a prediction attends to (by
+dataset, label, step), topk for single datapoints, and output for what a layer outputs without some of them. A score
+says how alike two inputs are to a layer; a contribution says what a datapoint brought to an output; neither says what
+the network would have been without it.
 """
 
 
 def mcp_server(memory: Answers) -> Server[Any]:
     """A server whose tools ask the memory. Raises what the memory raises where it cannot be asked at all."""
-    every: list[Tool[Any]] = [INFO, TOPK, SUMS, OUTPUT, SLOTS]
+    every: list[Tool[Any]] = [INFO, ANSWER, TOPK, SUMS, OUTPUT, SLOTS]
     tools = {tool.name: tool for tool in (*every, *([SQL] if is_offered(memory) else []))}
 
     async def list_tools(

@@ -104,6 +104,29 @@ function render({ model, el }) {
     return make("div", { className: "example" }, preview(query.preview), verdict);
   }
 
+  // The prediction in a sentence, and its margin as a sum: each part begins where the one before it ended.
+  function answer(view) {
+    const told = view.answer;
+    if (!told) return null;
+    const sentence = (told.sentence ?? []).map(([kind, value]) =>
+      kind === "strong" ? make("strong", { textContent: value }) : kind === "number" ? short(value) : value);
+    const [low, high] = told.ends ?? [0, 0];
+    const scale = 100 / (high - low || 1);
+    const rows = (told.parts ?? []).map((part) => {
+      const drawn = make("span", { className: `bar${part.value < 0 ? " negative" : ""}` });
+      drawn.style.left = `${(Math.min(part.begin, part.begin + part.value) - low) * scale}%`;
+      drawn.style.width = `${Math.abs(part.value) * scale}%`;
+      const name = [...part.said.map(said), part.name].filter(Boolean).join(" ");
+      const value = make("td", { className: "number", textContent: short(part.value), title: String(part.value) });
+      value.dataset.value = String(part.value);
+      return make("tr", {}, make("th", { scope: "row", textContent: name }), make("td", { className: "bars" }, make("div", {}, drawn)), value);
+    });
+    return make("div", { className: "answer" },
+      sentence.length ? make("p", {}, ...sentence, ".") : null,
+      rows.length ? make("table", {}, make("tbody", {}, ...rows)) : null,
+      told.note ? make("p", { textContent: told.note }) : null);
+  }
+
   function chips(view) {
     const all = filters().map((filter, place) =>
       make("button", {
@@ -219,7 +242,7 @@ function render({ model, el }) {
       return;
     }
     if (!view.query) return;
-    root.replaceChildren(controls(view), example(view), chips(view), placebo(view), make("div", { className: "tables" }, groups(view), slots(view)), footer(view));
+    root.replaceChildren(controls(view), example(view), answer(view) ?? "", chips(view), placebo(view), make("div", { className: "tables" }, groups(view), slots(view)), footer(view));
     if (focused) [...root.querySelectorAll("[aria-label]")].find((own) => own.getAttribute("aria-label") === focused)?.focus();
   }
 

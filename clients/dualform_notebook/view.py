@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from dualform.answers import Status
+from dualform.answers import MemoryInfo, Status
 from dualform.answers.columns import WIDEST, json_value
+from dualform.errors import Inexact
 from dualform.methods import Answers
 from dualform_explorer.examples import layer_of, layers_of, query_set_of
 from dualform_explorer.glossary import SCORE_WORDS, meaning
 from dualform_explorer.groups import GroupRow, groupings_of, where_before
 from dualform_explorer.memories import OneSnapshot
-from dualform_explorer.panels.answer import placebo_panel
+from dualform_explorer.panels.answer import answer_panel, placebo_panel
 from dualform_explorer.panels.data import Slot, SlotsPanel, slots_panel, sums_panel
 from dualform_explorer.panels.example import QueryPanel, query_panel
 from dualform_explorer.previews import ShownPreview
-from dualform_explorer.state import SCORES
+from dualform_explorer.state import SCORES, State
 from dualform_notebook.masks import words_of
 from dualform_notebook.state import WidgetState
 
@@ -39,6 +40,7 @@ def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     assert layer is not None, "and a layer"
     return {
         "query": _query(query),
+        "answer": _answer(memory, info, state),
         "layer": state.layer,
         "by": ",".join(state.by),
         "score": state.score,
@@ -76,6 +78,31 @@ def placebo_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     if panel.verdict is None:
         return {"note": panel.note} if panel.asked else {}
     return {**asdict(panel.verdict), "flips": panel.verdict.flips, "words": panel.verdict.words}
+
+
+def _answer(memory: Answers, info: MemoryInfo, state: State) -> dict[str, Any] | None:
+    """The page's first panel; None where no recorded layer gives the network's outputs."""
+    try:
+        panel = answer_panel(memory, info, state)
+    except Inexact as refused:
+        return {"note": refused.message}
+    if not panel.layer:
+        return None
+    return {
+        "sentence": panel.sentence,
+        "parts": [
+            {
+                "kind": part.kind,
+                "said": list(map(_plain, part.said)),
+                "name": part.name,
+                "value": part.value,
+                "begin": part.begin,
+            }
+            for part in panel.parts
+        ],
+        "ends": panel.ends,
+        "note": panel.why_no_parts,
+    }
 
 
 def _query(query: QueryPanel) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dualform_service.server import Server
 from tests.service import canned
 from tests.service.canned import Canned
 
-TOOLS = ["info", "topk", "group_sum", "output", "slots", "sql"]
+TOOLS = ["info", "answer", "topk", "group_sum", "output", "slots", "sql"]
 
 
 async def asked(memory, tool, **arguments):
@@ -54,7 +54,7 @@ async def test_a_server_without_sql_has_no_tool_for_it():
     assert told.structured_content["error"] == {
         "code": "not_found",
         "message": "Unknown tool 'sql'.",
-        "hint": "Tools: info, topk, group_sum, output, slots.",
+        "hint": "Tools: info, answer, topk, group_sum, output, slots.",
     }
 
 
@@ -87,6 +87,12 @@ MISTAKES = {
         "layer has 4 outputs",
     ),
     "a slot that there is not": ("slots", {"ids": [48]}, "not_found", "48"),
+    "an example that there is not": ("answer", {"query": "test/99"}, "bad_input", "no example"),
+    "a set that there is not": ("answer", {"query": "none/1"}, "bad_input", "no query set 'none'"),
+    "a column that there is not": ("answer", {"query": "test/1", "by": "colour"}, "bad_input", "no column 'colour'"),
+    "a mask of an answer that leaves nothing": (
+        "answer", {"query": "test/1", "where": "step > 99"}, "empty_mask", "matches none",
+    ),
     "SQL that writes": ("sql", {"statement": "DROP TABLE slots"}, "bad_input", "SELECT"),
 }  # fmt: skip
 

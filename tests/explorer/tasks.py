@@ -480,7 +480,7 @@ def measure(reader: Reader) -> None:
     links.nth(min(1, links.count() - 1)).click()
     page.get_by_text(re.compile("^Under this filter")).wait_for()
     reader.times["new ablation"] = perf_counter() - begun
-    reader.region("Placebo").locator("p").first.wait_for()
+    reader.region("Placebo").get_by_text("random removals").wait_for()
     reader.times["its placebo"] = perf_counter() - begun
     settle(page)
     page.goto("about:blank")

@@ -6,6 +6,8 @@ import re
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import dualform
 from dualform.errors import NotFound
@@ -96,3 +98,26 @@ def test_thumbnails_lead_there_and_examples_lead_on_without_the_sample(folder):
         assert f"sample {number}</bdi>" in chips[: chips.index("</ul>")]
         assert pages.get("/sample?sample=1x").status == 400
         assert "no dataset &#39;x&#39;" in pages.get("/sample?sample=1&dataset=x").text
+
+
+def test_a_number_without_a_dataset_is_no_sample_of_a_dataset(info, tmp_path):
+    found = read_sample([("sample", "5")], info, "")
+    assert isinstance(found, list)
+    assert [choice for choice, _ in found[0].choices] == list(info.datasets)
+    model, inputs = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for dataset in ("a", None, None):
+            with recorder.step(dataset=dataset, sample=range(4)):
+                optimizer.zero_grad()
+                model(inputs).square().sum().backward()
+                optimizer.step()
+        recorder.query_set("test", inputs)
+    with dualform.open(tmp_path / "run") as memory:
+        told = memory.info()
+        for params, steps in (([], (1, 2)), ([("dataset", "a")], (0,))):
+            address = read_sample([("sample", "3"), *params], told, "")
+            assert tuple(step for step, _ in sample_panel(memory, told, address).visits) == steps
+            own = "dataset = 'a'" if params else "dataset IS NULL"
+            without = memory.output("", "test/0", address.state(told, "").mask())
+            np.testing.assert_array_equal(without, memory.output("", "test/0", f"({own} AND sample = 3) IS NOT TRUE"))

@@ -108,3 +108,22 @@ def test_an_output_that_contributions_go_to_is_chosen_as_on_the_page(asked):
     page = pages.get("/explore?" + urlencode(address))
     assert page.status == 303
     assert f"target={view['target']}&" in page.headers["location"] + "&"
+
+
+def test_the_answer_is_that_of_the_page(asked):
+    kind, memory, pages = asked
+    view = memory.explorer(kind.item, layer=kind.layer, token=kind.token).view
+    assert "error" not in view, view
+    page = pages.get(
+        "/explore?"
+        + urlencode({"item": kind.item, "layer": kind.layer} | ({} if kind.token is None else {"token": kind.token}))
+    ).text
+    part = page[page.index('id="panel-answer"') :]
+    part = part[: part.index("</section>")]
+    if view["answer"] is None:
+        assert "sentence" not in part
+        return
+    numbers = re.findall(r'data-part="(?:initial|bias|unrecorded|group|rest)".*?data-value="([^"]+)"', part, re.DOTALL)
+    assert [own["value"] for own in view["answer"]["parts"]] == list(map(float, numbers))
+    words = "".join(str(value) for kind, value in view["answer"]["sentence"] if kind == "strong")
+    assert words == "".join(re.findall(r"<b>(.*?)</b>", part[part.index('id="sentence"') :].partition("</p>")[0]))

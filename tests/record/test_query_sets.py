@@ -273,3 +273,42 @@ def test_a_name_refused_within_a_step_leaves_that_step_out(tmp_path):
                 if recorder.steps:
                     recorder.query_set("a/b", torch.ones(1, 5))
     assert "cut off" in dualform.open(tmp_path / "m").info().cut_off
+
+
+class OfTokens(nn.Module):
+    """[L, n] tokens, or [n, L], each with outputs of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 6), nn.Linear(6, 9)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens).tanh())
+
+
+@pytest.mark.parametrize("most", [1 << 20, 100], ids=["kept", "summarized"])
+@pytest.mark.parametrize(("batch_dim", "length", "batch_size"), [(0, 5, 1), (1, 5, 1), (1, 7, 4), (1, 4, 4), (0, 4, 4)])
+def test_labels_and_outputs_of_tokens_belong_together(tmp_path, monkeypatch, most, batch_dim, length, batch_size):
+    """Also where the first batch has fewer tokens than outputs that are kept beside summaries."""
+    monkeypatch.setattr("dualform.record.kept_outputs.MOST_BYTES", most)
+    torch.manual_seed(0)
+    model, texts, labels = OfTokens(), torch.randint(9, (4, length)), torch.randint(9, (4, length))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, label = (texts.T, labels.T) if batch_dim else (texts, labels)
+    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
+        with recorder.step(sample=range(4), batch_dim=batch_dim):
+            model(inputs).square().mean().backward()
+            optimizer.step()
+        recorder.query_set("test", inputs, label=label, batch_dim=batch_dim, batch_size=batch_size)
+    with torch.no_grad():
+        outputs = model(texts).flatten(0, 1)
+    with dualform.open(tmp_path / "m") as memory:
+        found = memory.query_set("test")
+        assert memory.info().output_layer == "head"
+    np.testing.assert_array_equal(found.labels, labels.flatten().numpy())
+    if found.summary is None:
+        np.testing.assert_allclose(found.outputs, outputs.numpy(), atol=1e-5)
+        return
+    np.testing.assert_array_equal(found.summary.largest[:, 0], outputs.argmax(dim=1).numpy())
+    loss = nn.functional.cross_entropy(outputs, labels.flatten(), reduction="none")
+    np.testing.assert_allclose(found.summary.loss, loss.numpy(), atol=1e-4)

@@ -81,9 +81,40 @@ class AnswerPanel:
     """Of how many groups, those with the largest attention, parts were computed; None where of all."""
     why_no_parts: str = ""
     """Why the output has no parts."""
-
     seconds: float | None = None
     """About how long the parts take, where they wait to be asked for."""
+    past: bool = True
+    """Whether it is of the training's end, so that the network predicted it."""
+
+    @property
+    def sentence(self) -> list[tuple[str, Any]]:
+        """What is predicted, and by how much, in pieces: "text", "strong", or a "number". The parts follow it."""
+
+        def called(output: tuple[int, str]) -> list[tuple[str, Any]]:
+            name = f" “{output[1]}”" if self.token is not None else f" {output[1]}"  # a word may be a comma
+            return [("strong", str(output[0])), ("text", name if output[1] else "")]
+
+        margin = ("number", self.margin)
+        if self.other is None:
+            begin = "Under this filter the output is " if self.becomes else "The output is "
+            return [("text", begin), margin]
+        top, other = called(self.predicted), called(self.other)
+        if self.becomes:
+            stays = "stays" if self.becomes == self.predicted else "changes to"
+            said = [("text", f"Under this filter the prediction {stays} "), *called(self.becomes), ("text", "; "), *top]
+            return [*said, ("text", " less "), *other, ("text", " is "), margin]
+        said = [("text", "Predicted " if self.past else "Predicts "), *top]
+        if self.wrong:
+            return [*said, ("text", ", not "), *other, ("text", ", by "), margin]
+        labelled = ", as labelled" if self.label is not None else ""
+        return [*said, ("text", f"{labelled}, ahead of "), *other, ("text", " by "), margin]
+
+    @property
+    def words(self) -> str:
+        """The sentence with the parts, as plain text."""
+        head = "".join(f"{value:.4g}" if kind == "number" else value for kind, value in self.sentence)
+        parts = (f"{' '.join(map(str, part.said))} {part.value:+.4g}" for part in self.told)
+        return f"{head}: {', '.join(parts)}." if self.parts else f"{head}."
 
     @property
     def wrong(self) -> bool:
@@ -199,6 +230,7 @@ def answer_panel(
         most_attended=most_attended,
         why_no_parts=why_no_parts,
         seconds=seconds,
+        past=state.at is None,
     )
 
 

@@ -14,6 +14,8 @@ const shown = new Map();
 /** Once for each document: its tools, and what becomes of its links and forms. */
 export function begin() {
   toolsFor(document);
+  const map = document.getElementById("map");
+  if (map) import("./map.js").then((own) => own.show(map));
   if (!document.getElementById("answers")) return;
   follow();
   wait(latest).catch(() => {});

@@ -68,8 +68,8 @@ def _gives(view: View, layer: Layer, query_set: str) -> bool:
     rows = len(outputs) if (summary := stored.summary) is None else len(summary)
     if weights is None or len(queries) != rows:
         return False
-    own = queries[:_EXAMPLES] @ weights.weight.T + (0.0 if weights.bias is None else weights.bias)
     expected = outputs[:_EXAMPLES].astype(np.float64)
+    own = queries[: len(expected)] @ weights.weight.T + (0.0 if weights.bias is None else weights.bias)
     exact, coarse = _FURTHEST
     furthest = exact if layer.dtype == "float32" else coarse
     return bool(np.abs(own - expected).max() <= furthest * np.abs(expected).max())

@@ -119,8 +119,8 @@ class KeptOutputs:
         if 4 * self._examples.given * length * width <= MOST_BYTES:
             self._parts.append(_owned(output.flatten(0, 1)))
             return
-        if not self._summaries:
-            self._parts = [_owned(output.flatten(0, 1)[:FIRST_ROWS])]
+        if lacking := FIRST_ROWS - sum(map(len, self._parts)):
+            self._parts.append(_owned(output.flatten(0, 1)[:lacking]))
         labels = self._labels
         if labels is not None and len(labels) == self._examples.given * length:
             labels = labels[start * length : (start + batch) * length]

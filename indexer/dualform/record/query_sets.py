@@ -123,8 +123,12 @@ class QuerySetTaker:
         return self._outputs.outcome(self._rows, None if self._labels is None else len(self._labels), shown)
 
 
-def labels_of(label: Any, others: bool = False) -> NDArray[np.int64] | None:
-    """int64[n]. Raises BadInput for labels that are no integers, and for missing ones; with `others` they are None."""
+def labels_of(label: Any, others: bool = False, axis: int = 0, examples: int = 0) -> NDArray[np.int64] | None:
+    """int64[n], or of tokens int64[n * L], example after example. Raises BadInput for labels that are no integers, and
+    for missing ones; with `others` they are None.
+
+    `axis`: that of the `examples` in the inputs. Labels of tokens have it too, where it is as long.
+    """
     if label is None:
         return None
     try:
@@ -141,6 +145,8 @@ def labels_of(label: Any, others: bool = False) -> NDArray[np.int64] | None:
             hint="Pass a label for each example, or leave label out.",
             field="label",
         )
+    if axis == 1 and given.ndim == 2 and given.shape[1] == examples:
+        given = given.T
     return given.reshape(-1)
 
 

@@ -345,8 +345,8 @@ class Recorder(Joinable):
         - `inputs`: [n, …], the argument of the model; a tuple of several; or a dict or tokenizer output of named ones.
           You can also pass named inputs as keyword arguments. Examples lie along `batch_dim`; an input without this
           axis is the same for all examples.
-        - `label`: integers, one for each example or token. With `loss`, anything that `loss` takes; it is stored only
-          if it is integers.
+        - `label`: integers, one for each example or token: [n], [n, L], or with batch_dim=1 [L, n]. With `loss`,
+          anything that `loss` takes; it is stored only if it is integers.
         - `batch_size`: the number of examples in one forward pass.
         - `loss`: a function (outputs, label) that returns one number for each example, such as cross_entropy(…,
           reduction="none"). It stores the gradients for queries with score="gradient".
@@ -411,7 +411,7 @@ class Recorder(Joinable):
                     field="loss",
                 )
             traced = Examples(f"query set {name!r}", inputs, label, loss, batch_dim)
-        labels = labels_of(label, others=traced is not None)
+        labels = labels_of(label, traced is not None, batch_dim, Arguments(inputs, batch_dim).examples)
         if previews is not None:
             check_examples(previews, Arguments(inputs, batch_dim).examples)
         training.query_set(

@@ -116,7 +116,8 @@ def test_axe_finds_nothing_serious(pages, text_pages, new_context, watch, scheme
     if scheme == "dark":
         options["runOnly"] = ["color-contrast", "link-in-text-block"]
     text = "explore?item=held/3&token=2&layer=3&by=label&without=label:2&k=12&open=data,layers,training,record"
-    for url in (*(pages.url + path for path in PAGES.values()), text_pages.url, text_pages.url + text):
+    found = "search?q=mouse&item=held/3"
+    for url in (*(pages.url + path for path in PAGES.values()), *(text_pages.url + path for path in ("", text, found))):
         page.goto(url)
         page.locator("details").evaluate_all("all => all.forEach(own => (own.open = true))")
         assert (url, serious(page, options)) == (url, [])
@@ -131,7 +132,8 @@ def test_pages_reflow_without_scrolling_sideways(pages, text_pages, new_context,
     watch.expected.append(REFUSED)
     page = new_context(viewport={"width": width, "height": 740}).new_page()
     text = "explore?item=held/0&token=0&layer=3&by=label&without=label:2&k=12&open=data,layers,training,record"
-    for url in (*(pages.url + path for path in PAGES.values()), text_pages.url, text_pages.url + text):
+    found = "search?q=mouse&item=held/3"
+    for url in (*(pages.url + path for path in PAGES.values()), *(text_pages.url + path for path in ("", text, found))):
         page.goto(url)
         page.locator("details").evaluate_all("all => all.forEach(own => (own.open = true))")
         wider = page.evaluate(

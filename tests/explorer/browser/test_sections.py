@@ -89,7 +89,11 @@ def test_a_layer_is_chosen_in_the_bar(page, pages):
 
 
 @pytest.mark.parametrize(
-    "path", ["", FOLDED, f"{FOLDED}&open=data,layers,training,record&without=label:1", "sample?dataset=shapes&sample=5"]
+    "path",
+    [
+        *("", FOLDED, f"{FOLDED}&open=data,layers,training,record&without=label:1", "sample?dataset=shapes&sample=5"),
+        *("search?q=fox", "map?item=shapes/3"),
+    ],
 )
 def test_on_a_phone_everything_is_large_enough_for_a_finger(page, pages, path):
     page.set_viewport_size({"width": 390, "height": 844})

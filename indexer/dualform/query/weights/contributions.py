@@ -163,6 +163,20 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
             name: np.where((own >= first) & (own < first + some), own - first, some)
             for name, own in grouped.numbers.items()
         }
-        for number, weights in enumerate(group_weights(view, stored, numbers, some + 1, at_step, check)[:some], first):
+
+        def made(numbers: Numbers = numbers, some: int = some) -> _Kept:
+            return _Kept(group_weights(view, stored, numbers, some + 1, at_step, check)[:some], 8 * some * each)
+
+        # Other queries of the same groups, as those of one page after another, need no pass over the slots.
+        key = ("group weights", stored.name, resolved.question.by, resolved.selection.identity, at_step, first, some)
+        for number, weights in enumerate(view.cache.get(key, made, check).weights, first):
             found[:, number] = products(weights.of(layer), queries, check, layer.groups)
     return found
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Weights of groups, as the cache counts them."""
+
+    weights: list[RebuiltWeights]
+    nbytes: int
