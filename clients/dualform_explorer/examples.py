@@ -337,8 +337,9 @@ class Rated:
     """What an ablation of the output layer makes of a query set, and what random ones of its size do."""
 
     rows: NDArray[np.int64]
-    """int64[n]: the examples, evenly over those with a label."""
+    """int64[n]: the examples, or tokens of all examples, evenly over those with a label."""
     answer: Placebos
+    of_tokens: bool = False
 
     @property
     def corrected_rows(self) -> NDArray[np.int64]:
@@ -356,13 +357,15 @@ class Rated:
             int(found.broken[0]),
             found.correct,
             found.random,
-            *(_median(own[random]) if found.random else 0 for own in (found.corrected, found.broken)),
+            _median(found.corrected[random]),
+            _median(found.broken[random]),
+            self.of_tokens,
         )
 
 
 def _median(counts: NDArray[np.int64]) -> float:
-    """A whole one as int, and so without a point on the page."""
-    found = float(np.median(counts))
+    """A whole one as int, and so without a point on the page; 0 of none."""
+    found = float(np.median(counts)) if len(counts) else 0.0
     return int(found) if found.is_integer() else found
 
 
@@ -379,23 +382,31 @@ class BaseRates:
     random_corrected: float
     """By the median of the random sets."""
     random_broken: float
+    of_tokens: bool = False
+    """Whether tokens were counted, not examples."""
 
 
 def rated(
     memory: Answers, examples: Examples, layer: str, where: str, at: int | None = None, inexact: bool = False
 ) -> Rated | None:
-    """None where no labels are known. Of a layer that sees each example whole and gives the network's outputs. Raises
-    as `placebo` does.
+    """None where no labels are known. Of a layer that gives the network's outputs, of examples or of their tokens.
+    Raises as `placebo` does.
     """
-    if examples.labels is None or examples.outputs is None or examples.outputs.shape[1] < 2:
+    each = examples.tokens if examples.token_errors is not None else None
+    if each is not None and examples.of_tokens is not None:
+        labels, width = examples.token_labels, examples.of_tokens.width
+    else:
+        labels, width = examples.labels, 0 if examples.outputs is None else examples.outputs.shape[1]
+    if labels is None or width < 2:
         return None
-    known = np.flatnonzero(examples.labels >= 0)
-    most = min(len(known), MOST_RATED, max(1, _MOST_RATED_OUTPUTS // examples.outputs.shape[1]))
+    known = np.flatnonzero(labels >= 0)
+    most = min(len(known), MOST_RATED, max(1, _MOST_RATED_OUTPUTS // width))
     if not most:
         return None
     rows = known[np.linspace(0, len(known) - 1, most).round().astype(int)]
-    query = f"{examples.query_set}/{','.join(map(str, rows.tolist()))}"
-    return Rated(rows, memory.placebo(layer, query, where, SETS, at, inexact))
+    named = map(str, rows.tolist()) if each is None else (f"{row // each}:{row % each}" for row in rows.tolist())
+    query = f"{examples.query_set}/{','.join(named)}"
+    return Rated(rows, memory.placebo(layer, query, where, SETS, at, inexact), each is not None)
 
 
 MOST_OUTPUTS = 12

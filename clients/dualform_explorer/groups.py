@@ -176,7 +176,9 @@ def expected_seconds(panel: str, info: MemoryInfo, state: State) -> float:
         return 0.0
     parts = max(1, len(layer.views))
     d_in, d_out = layer.d_in // parts, layer.d_out // parts
-    return estimated_seconds(layer.slots, info.steps, d_in, d_out, d_out if whole else 2)
+    # Of labels that are too many, some are asked for alone, and then all; each with what a filter leaves of the layer.
+    runs = (2 if whole and layer.d_out > _MOST_SHARED else 1) * (2 if state.masked else 1)
+    return runs * estimated_seconds(layer.slots, info.steps, d_in, d_out, d_out if whole else 2)
 
 
 def where(info: MemoryInfo, state: State) -> str | None:

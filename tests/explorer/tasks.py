@@ -360,7 +360,9 @@ def exported(reader: Reader) -> str:
     assert len(rows) > 2, rows
     answer = reader.region("Answer")
     answer.get_by_text("Take it along").click()
-    assert answer.get_by_role("button", name=re.compile("^SVG")).count(), "the waterfall cannot be taken along as SVG"
+    with page.expect_download() as download:
+        answer.get_by_role("button", name=re.compile("^SVG")).first.click()
+    download.value.save_as(reader.pictures / f"{reader.memory}-answer.svg")
     return f"SVG of {len(drawn) // 1000} kB, CSV of {len(rows)} rows: {','.join(rows[0])}"
 
 
@@ -478,7 +480,7 @@ def measure(reader: Reader) -> None:
     links.nth(min(1, links.count() - 1)).click()
     page.get_by_text(re.compile("^Under this filter")).wait_for()
     reader.times["new ablation"] = perf_counter() - begun
-    reader.region("Placebo").locator("p").first.wait_for()
+    reader.region("Placebo").get_by_text("random removals").wait_for()
     reader.times["its placebo"] = perf_counter() - begun
     settle(page)
     page.goto("about:blank")

@@ -120,6 +120,8 @@ def test_what_takes_long_waits_for_a_click(adamw, info, monkeypatch):
     with served({"run": lambda: dualform.open(adamw)}) as pages:
         text = page_of(pages, STATE)
         assert 'id="sums"' not in text
+        assert 'id="sentence">Predict' in text, "which needs no parts"
+        assert 'id="waterfall"' not in text
         offered = re.findall(r'<a class="act compute" href="([^"]+)">compute \(about 1 s\)</a>', text)
         assert len(offered) == 4, "answer, sums, slots and terms"
         found = pages.get("/" + offered[0].replace("&amp;", "&")).text

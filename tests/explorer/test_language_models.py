@@ -16,6 +16,7 @@ from dualform.query.weights import contributions
 from dualform.record import kept_outputs
 from dualform_explorer.address import completed
 from dualform_explorer.examples import examples_of, label_names, query_of
+from dualform_explorer.filter import Chip
 from dualform_explorer.memories import Beside, RememberedAnswers
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
 from dualform_explorer.panels.data import slots_panel
@@ -260,3 +261,15 @@ def test_pages_of_every_layer_answer_and_say_of_tokens(path):
             assert "surprise at each token" in said(page.text)
             assert "Largest outputs at token 4" in said(page.text)
             assert f"{wrong} of {known} labelled tokens of held are misclassified" in said(page.text)
+
+
+def test_an_ablation_is_rated_over_the_tokens_that_have_a_label(gpt, info):
+    stored = gpt.query_set("held")
+    before = np.asarray(gpt.output("head", "held")).argmax(axis=1)
+    after = np.asarray(gpt.output("head", "held", "label <> 3")).argmax(axis=1)
+    known = stored.labels >= 0
+    right, still = (before == stored.labels)[known], (after == stored.labels)[known]
+    rates = placebo_panel(gpt, info, replace(STATE, chips=(Chip.of(False, ("label",), (3,)),))).verdict.rates
+    assert (rates.examples, rates.of_tokens) == (known.sum(), True)
+    assert (rates.corrected, rates.misclassified) == ((still & ~right).sum(), (~right).sum())
+    assert (rates.broken, rates.correct) == ((right & ~still).sum(), right.sum())

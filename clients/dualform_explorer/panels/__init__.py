@@ -79,4 +79,6 @@ class Waiting:
 def panel_of(name: str, memory: Answers, info: MemoryInfo, state: State) -> Any:
     """What the panel of that name shows."""
     seconds = 0.0 if state.compute else expected_seconds(name, info, state)
-    return Waiting(seconds) if seconds > PATIENCE else PANELS[name].make(memory, info, state)
+    if seconds <= PATIENCE:
+        return PANELS[name].make(memory, info, state)
+    return answer_panel(memory, info, state, seconds=seconds) if name == "answer" else Waiting(seconds)

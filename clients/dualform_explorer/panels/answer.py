@@ -82,6 +82,8 @@ class AnswerPanel:
     """Of how many groups, those with the largest attention, parts were computed; None where of all."""
     why_no_parts: str = ""
     """Why the output has no parts."""
+    seconds: float | None = None
+    """About how long the parts take, where they wait to be asked for."""
     past: bool = True
     """Whether it is of the training's end, so that the network predicted it."""
 
@@ -146,9 +148,11 @@ def answer_panel(
     state: State,
     pair: tuple[int, int | None] | None = None,
     named: Collection[tuple[Any, ...]] = (),
+    seconds: float | None = None,
 ) -> AnswerPanel:
     """`pair`: the outputs whose margin it is, in place of the predicted one and its label or rival. `named`: groups
-    that have a part of their own, besides the largest.
+    that have a part of their own, besides the largest. `seconds`: about how long the parts would take; it is without
+    them then.
     """
     examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
@@ -157,7 +161,7 @@ def answer_panel(
     by = state.by[:1]
     terms, why_no_parts = None, ""
     try:
-        terms = terms_of(memory, info, state, found.name, by)
+        terms = None if seconds is not None else terms_of(memory, info, state, found.name, by)
     except BadInput as error:  # of a layer that is too wide for the weights of groups
         if error.field != "by":
             raise
@@ -229,6 +233,7 @@ def answer_panel(
         token=token,
         most_attended=most_attended,
         why_no_parts=why_no_parts,
+        seconds=seconds,
         past=state.at is None,
     )
 
