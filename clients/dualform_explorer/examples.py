@@ -337,7 +337,7 @@ class Rated:
     """What an ablation of the output layer makes of a query set, and what random ones of its size do."""
 
     rows: NDArray[np.int64]
-    """int64[n]: the examples, or tokens of all examples, evenly over those with a label."""
+    """int64[n]: the examples, or tokens of all examples, evenly over those whose label is an output."""
     answer: Placebos
     of_tokens: bool = False
 
@@ -399,7 +399,7 @@ def rated(
         labels, width = examples.labels, 0 if examples.outputs is None else examples.outputs.shape[1]
     if labels is None or width < 2:
         return None
-    known = np.flatnonzero(labels >= 0)
+    known = np.flatnonzero((labels >= 0) & (labels < width))
     most = min(len(known), MOST_RATED, max(1, _MOST_RATED_OUTPUTS // width))
     if not most:
         return None

@@ -93,7 +93,8 @@ def _arguments(question: Question[Any]) -> list[tuple[str, Any]]:
             continue
         if own.name == "target":
             found.append(("target", str(value.output) if value.minus is None else f"{value.output}-{value.minus}"))
-            found += [(name, getattr(value, name)) for name in ("at_step", "allow_inexact") if getattr(value, name)]
+            found += [("at_step", value.at_step)] if value.at_step is not None else []
+            found += [("allow_inexact", True)] if value.allow_inexact else []
             continue
         if isinstance(value, QuerySetExamples):
             value = _written(value)

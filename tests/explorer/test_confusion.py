@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import dualform
 from dualform_explorer.address import read_state
-from dualform_explorer.examples import examples_of
+from dualform_explorer.examples import examples_of, rated
 from dualform_explorer.start import query_set_panel
 from tests.explorer.served import served
 
@@ -53,3 +54,15 @@ def test_what_is_no_cell_is_a_fault(info):
             "among"
         ]
     assert read_state([("item", "shapes/3"), ("among", "0-1")], info).state.among == "0-1"
+
+
+def test_labels_beyond_the_outputs_are_not_counted_as_misclassified_before_an_ablation(memory, info):
+    """No ablation could correct them, and the page counts none of them as misclassified."""
+    examples = examples_of(memory, info, "shapes")
+    labels = examples.labels.copy()
+    labels[:5] = examples.outputs.shape[1] + 3
+    beyond = replace(examples, labels=labels)
+    found = rated(memory, beyond, "4", "dataset <> 'noise <b>'")
+    assert found.rows.tolist() == list(range(5, len(labels)))
+    wrong = found.answer.labels != found.answer.predicted
+    assert found.rates.misclassified == int(wrong.sum()) == len(beyond.misclassified)

@@ -25,6 +25,7 @@ STATES = {
     "plain": PLAIN,
     "filtered, as of a step": replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),), at=40),
     "contribution": replace(PLAIN, score="contribution", target="1-0", by=("label",)),
+    "contribution before the training": replace(PLAIN, score="contribution", target="1", by=("label",), at=0),
     "without initial weights": replace(PLAIN, initial=False),
 }
 
