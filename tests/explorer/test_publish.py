@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from html import unescape
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import dualform
+from dualform.errors import DualformError
 from dualform_client.cli import main
 from dualform_explorer.filter import Chip
 from dualform_explorer.panels import PANELS
@@ -25,7 +27,6 @@ STATES = {
     "plain": PLAIN,
     "filtered, as of a step": replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),), at=40),
     "contribution": replace(PLAIN, score="contribution", target="1-0", by=("label",)),
-    "contribution before the training": replace(PLAIN, score="contribution", target="1", by=("label",), at=0),
     "without initial weights": replace(PLAIN, initial=False),
 }
 
@@ -50,6 +51,15 @@ def test_the_command_runs(memory, info, folder, panel, state, capsys):
         command = shlex.split(as_command(question, str(folder)))
         assert command[0] == "dualform"
         assert main([*command[1:], "--json"]) == 0, (command, capsys.readouterr().err)
+
+
+def test_step_zero_is_a_step(memory):
+    told = Told(memory)
+    with suppress(DualformError):
+        told.group_sum("4", "shapes/3", by="label", score="contribution", target="1", at_step=0)
+    (question,) = told.questions
+    assert "at_step=0" in as_python(question)
+    assert "--at-step 0" in as_command(question, "run")
 
 
 def test_the_file_holds_the_numbers_of_the_page(folder, memory):
