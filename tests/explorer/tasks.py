@@ -333,7 +333,7 @@ def lassoed(reader: Reader) -> str:
     removal.first.click()
     settle(page)
     assert "Under this filter" in reader.answer()
-    reader.region("Placebo").wait_for()
+    reader.region("Placebo").get_by_text("random removals").wait_for()
     badge = " ".join(reader.region("Placebo").get_by_role("heading").inner_text().split())
     return f"{said[:60]} Then {badge}"
 

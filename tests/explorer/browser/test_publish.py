@@ -43,4 +43,5 @@ def test_the_answers_table_with_bars_is_a_figure_too(page, pages):
     assert len(bars) >= rows.count()
     dots = [own.get("fill") for own in drawn.iter(f"{SVG}circle")]
     assert len(dots) == page.locator("#waterfall .dot").count() > 0
+    assert "memory.contributions(" in " ".join(said)
     assert "NaN" not in ElementTree.tostring(drawn, encoding="unicode")

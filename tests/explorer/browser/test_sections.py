@@ -108,3 +108,11 @@ def test_on_a_phone_everything_is_large_enough_for_a_finger(page, pages, path):
     )
     assert small == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_on_a_phone_a_link_keeps_the_space_between_its_words(page, pages):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(pages.url + FOLDED + "&open=data")
+    settle(page)
+    number, name = (page.locator("#sums a.samples").first.locator(own).bounding_box() for own in ("bdi", ".called"))
+    assert name["x"] - number["x"] - number["width"] > 2
