@@ -16,7 +16,6 @@ from torch import nn
 import dualform
 from dualform_studies.images.continual.study import CONTINUAL_RECIPE
 from dualform_studies.images.data.download import load_dataset
-from dualform_studies.images.training.network import accuracy, with_weights
 from dualform_studies.images.training.succession import train_in_succession
 from dualform_studies.text.book import cut_book
 
@@ -30,14 +29,6 @@ def record_continual(data: Path, path: Path) -> None:
     """MNIST, then Fashion-MNIST, by the recipe of the continual study."""
     pair = load_dataset("mnist", data), load_dataset("fashion-mnist", data)
     train_in_succession(pair, CONTINUAL_RECIPE.with_steps(FORGETTING_STEPS), 0, record_to=path)
-
-
-def accuracy_of_continual(data: Path, path: Path, step: int) -> float:
-    """That the whole network had on the test images of MNIST after so many steps."""
-    found = load_dataset("mnist", data)
-    with dualform.open(path) as memory:
-        network = with_weights(CONTINUAL_RECIPE.widths(found), memory.weights(at_step=step))
-    return accuracy(network, found)
 
 
 def record_cnn(data: Path, path: Path) -> None:

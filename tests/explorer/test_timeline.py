@@ -1,4 +1,4 @@
-"""Outputs over the training: those of the memory as of each step, and accuracies counted by hand."""
+"""Outputs over the training: those of the memory as of each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE = State("", "shapes", 3, "4", ("dataset", "label"))
 
 
 @pytest.mark.parametrize("row", [3, 22])
-def test_margins_and_accuracies_are_those_of_the_memory_at_each_step(memory, info, row):
+def test_margins_are_those_of_the_memory_at_each_step(memory, info, row):
     panel = timeline_panel(memory, info, replace(STATE, row=row))
     assert (panel.layer, panel.steps[0], panel.steps[-1], len(panel.steps)) == ("4", 0, info.steps, training.POINTS)
     names = [line.name for line in panel.margins]
@@ -27,10 +27,6 @@ def test_margins_and_accuracies_are_those_of_the_memory_at_each_step(memory, inf
         for line in panel.margins:
             others = np.delete(output, int(line.name)).max()
             assert line.values[place] == pytest.approx(output[int(line.name)] - others)
-        for line in panel.accuracies:
-            labels = memory.query_set(line.name).labels
-            read = np.asarray(memory.output("4", f"{line.name}/0-{len(labels) - 1}", at_step=step)).argmax(axis=1)
-            assert line.values[place] == pytest.approx((read == labels).mean())
     assert leading <= set(names)
 
 
@@ -38,7 +34,7 @@ def test_with_less_time_fewer_steps_are_shown_evenly(memory, info, monkeypatch):
     monkeypatch.setattr(training, "SECONDS", 0.0)
     panel = timeline_panel(memory, info, STATE)
     assert (panel.steps, panel.asked) == ((info.steps,), training.POINTS)
-    assert all(len(line.values) == 1 for line in (*panel.margins, *panel.accuracies))
+    assert all(len(line.values) == 1 for line in panel.margins)
     found = list(training._from_coarse_to_fine(list(range(9))))
     assert found[:3] == [8, 0, 4]
     assert sorted(found) == list(range(9))

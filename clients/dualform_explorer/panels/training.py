@@ -1,4 +1,4 @@
-"""When it was learned: outputs and accuracies over the training, and how the attention is spread over its steps."""
+"""When it was learned: outputs over the training, and how the attention is spread over its steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
-from dualform_explorer.examples import Examples, examples_of, label_in, label_names, output_layer, query_of
+from dualform_explorer.examples import examples_of, label_in, label_names, output_layer, query_of
 from dualform_explorer.groups import HUES, hue_of, scored
 from dualform_explorer.state import State
 
@@ -19,8 +19,6 @@ POINTS = 41
 """Steps of which outputs are asked, evenly spread from the start of the training to its end."""
 SECONDS = 5.0
 """For all of them: where they take longer, fewer are shown."""
-_RATED = 300
-"""Examples of a query set by which its accuracy is told, evenly spread."""
 _LINES = 6
 """Outputs that are drawn."""
 
@@ -92,7 +90,7 @@ def steps_panel(memory: Answers, info: MemoryInfo, state: State, most: int | Non
 @dataclass(frozen=True)
 class Line:
     name: str
-    """Of an output or a query set."""
+    """Of an output."""
     hue: int
     values: tuple[float, ...]
     """One for each step."""
@@ -112,10 +110,6 @@ class TimelinePanel:
     """How many would have been, with more time."""
     margins: tuple[Line, ...] = ()
     """Of an output, less the largest other one: the prediction is the one above zero."""
-    accuracies: tuple[Line, ...] = ()
-    """Of query sets with labels: the share of examples whose largest output is their label."""
-    rated: int = 0
-    """Examples of a query set that were asked, at most."""
 
 
 def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelinePanel:
@@ -127,20 +121,14 @@ def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelineP
     if found is None:
         return TimelinePanel("")
     query = query_of(memory, info, state, found.name)
-    rated = [own for own in (examples_of(memory, info, one.name) for one in info.query_sets) if _has_accuracy(own)]
-    rows = {
-        own.query_set: np.unique(np.linspace(0, own.count - 1, min(own.count, _RATED)).astype(int)) for own in rated
-    }
     steps = np.unique(np.linspace(0, info.steps, POINTS).round().astype(int))
     outputs: dict[int, np.ndarray] = {}
-    right: dict[int, list[float]] = {}
     end = monotonic() + SECONDS
     for step in _from_coarse_to_fine(steps.tolist()):
         if outputs and monotonic() > end:
             break
         at = None if step == info.steps else step
         outputs[step] = np.asarray(memory.output(found.name, query, None, at, state.inexact), dtype=np.float64)[0]
-        right[step] = [_accuracy(memory, found.name, own, rows[own.query_set], at, state.inexact) for own in rated]
     shown = sorted(outputs)
     every = np.array([outputs[step] for step in shown])
     names = label_names(memory, info)
@@ -155,26 +143,7 @@ def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelineP
             Line(str(number), hue, tuple(_margins(every, number).tolist()), names.of(number))
             for number, hue in zip(drawn, hues, strict=True)
         ),
-        accuracies=tuple(
-            Line(own.query_set, place % HUES, tuple(right[step][place] for step in shown))
-            for place, own in enumerate(rated)
-        ),
-        rated=max(map(len, rows.values()), default=0),
     )
-
-
-def _has_accuracy(examples: Examples) -> bool:
-    return examples.labels is not None and examples.outputs is not None and examples.outputs.shape[1] > 1
-
-
-def _accuracy(
-    memory: Answers, layer: str, examples: Examples, rows: np.ndarray, at: int | None, inexact: bool
-) -> float:
-    assert examples.labels is not None
-    query = f"{examples.query_set}/{','.join(map(str, rows.tolist()))}"
-    found = np.asarray(memory.output(layer, query, None, at, inexact)).argmax(axis=1)
-    known = examples.labels[rows] >= 0
-    return float((found == examples.labels[rows])[known].mean()) if known.any() else float("nan")
 
 
 def _from_coarse_to_fine(steps: list[int]) -> Iterator[int]:

@@ -33,7 +33,6 @@ function show(step) {
   }
   for (const own of timeline.querySelectorAll("[data-values]")) {
     const value = Number(own.dataset.values.split(" ")[near]);
-    const share = own.closest("[data-timeline]").dataset.timeline === "accuracies";
-    own.querySelector(".now").textContent = `${share ? `${(100 * value).toFixed(1)} %` : value.toFixed(2)} at step ${steps[near].toLocaleString("en")}`;
+    own.querySelector(".now").textContent = `${value.toFixed(2)} at step ${steps[near].toLocaleString("en")}`;
   }
 }

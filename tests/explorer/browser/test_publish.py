@@ -15,7 +15,7 @@ def test_a_saved_figure_has_its_colours_and_a_caption(page, pages):
     settle(page)
     page.locator("#panel-timeline details.publish summary").click()
     with page.expect_download() as saved:
-        page.locator("#panel-timeline button", has_text="SVG 1").click()
+        page.locator("#panel-timeline button", has_text="SVG").click()
     drawn = ElementTree.parse(Path(saved.value.path())).getroot()
     lines = [own.get("stroke") for own in drawn.iter(f"{SVG}polyline")]
     assert len(set(lines)) == len(lines) >= 2
