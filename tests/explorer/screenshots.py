@@ -1,7 +1,7 @@
 """The pictures of docs/explorer.md: python -m tests.explorer.screenshots RUN docs/explorer
 
-Of the first example of the start page, as it is: in light, and in dark what each group added to it; and on a phone
-without the group that added most.
+Of the first example of the start page, as it is: in light, and in dark what each group added to it, and a map of
+its layer; and on a phone without the group that added most.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.explorer.served import served
 
 
 def take(run: Path, folder: Path) -> None:
-    """Writes light.png, dark.png and phone.png."""
+    """Writes light.png, dark.png, map.png and phone.png."""
     if CHROMIUM is None:
         sys.exit(MISSING)
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,14 @@ def take(run: Path, folder: Path) -> None:
         settle(page)
         page.get_by_role("link", name="contribution").click()
         settle(page)
+        page.locator("#fold-data").click()
+        settle(page)
         _picture(page, folder / "dark.png")
+        page.goto(example)
+        page.get_by_role("link", name="map").click()
+        page.locator("#map canvas").wait_for()
+        page.wait_for_load_state("networkidle")
+        _picture(page, folder / "map.png")
 
         page = _tab(browser, 390, 1100, device_scale_factor=1.5)
         page.goto(masked)
@@ -62,7 +69,7 @@ def _picture(page: Page, file: Path) -> None:
     page.mouse.move(0, 0)
     page.screenshot(path=file)
     with Image.open(file) as shown:
-        shown.convert("RGB").save(file, optimize=True)
+        shown.convert("RGB").quantize(256).save(file, optimize=True)
 
 
 if __name__ == "__main__":
