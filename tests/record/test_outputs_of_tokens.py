@@ -36,6 +36,17 @@ class GPT(nn.Module):
         return self.result(self.head(x.flatten(0, 1) if self.flat else x))
 
 
+class Held(GPT):
+    """Holds a state for each of as many examples, and takes no fewer."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = torch.zeros(PLACES, 1, 1)
+
+    def forward(self, tokens):
+        return super().forward(tokens) + (0 if self.training else self.state)
+
+
 class Classifier(nn.Module):
     """A class for each place of a sequence."""
 
@@ -163,11 +174,12 @@ def channels_first(logits):
     [
         (Fixed(), tokens(8), 0, "examples and tokens are as many, and cannot be told apart"),
         (Fixed(), tokens(4), 0, "they are [8, 8, 13] for 4 examples, which are along none of their axes"),
+        (Held(), tokens(PLACES), 0, "cannot be told apart"),
         (GPT(result=channels_first), tokens(5), 0, "no layer takes 13 tokens of an example"),
         (GPT(result=lambda found: found[:, 1:]), tokens(5), 0, "no layer takes 7 tokens of an example"),
         (Classifier(False), torch.randn(6, 8, 4), 1, "which axis of its inputs is the batch cannot be told"),
     ],
-    ids=["square", "other rows", "channels first", "cut", "axis"],
+    ids=["square", "other rows", "held", "channels first", "cut", "axis"],
 )
 def test_where_tokens_cannot_be_told_nothing_is_kept_and_a_warning_says_why(tmp_path, model, inputs, lies, why):
     with pytest.warns(RuntimeWarning, match="query set 'test' is stored without the model's outputs") as told:

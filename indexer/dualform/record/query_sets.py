@@ -89,10 +89,20 @@ class QuerySetTaker:
                 self._next_batch()
                 if self._outputs.square:
                     places, named = given.part(start, start + self.examples.batch - 1)
-                    self._looking = True
-                    self._outputs.tell(model(*copied(places), **copied(named)))
-                    self._looking = False
+                    self._outputs.tell(self._without_keys(model, places, named))
                 self._outputs.settle(start)
+
+    def _without_keys(self, model: nn.Module, places: Any, named: Any) -> Any:
+        """What the model returns for a smaller batch; None where it takes none, as one that holds a state for each
+        example.
+        """
+        self._looking = True
+        try:
+            return model(*copied(places), **copied(named))
+        except Exception:
+            return None
+        finally:
+            self._looking = False
 
     def _next_batch(self) -> None:
         for name, keys in self._batch.items():
