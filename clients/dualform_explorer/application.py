@@ -273,12 +273,11 @@ class Pages:
         if isinstance(found, Response):
             return found
         memory, info, name, _, state = found
-        written = self._written(name)
-        here = partial(search.search_address, state, written, phrase)
+        here = partial(search.search_address, state, self._written(name), phrase)
         context = {
             "state": state,
             "memory": name,
-            "written": [written] if written else [],
+            **self._searching(info, name),
             "phrase": phrase,
             "to": link,
             "on": here,
@@ -373,9 +372,12 @@ class Pages:
 
     def _faults(self, info: MemoryInfo, name: str, faults: Sequence[Fault], page: str = "explore") -> Response:
         """A page that says what is wrong with an address of such a page."""
-        written = [name] if self._written(name) else []
-        context = {"faults": faults, "page": page, "searchable": searchable(info), "written": written}
+        context = {"faults": faults, "page": page, **self._searching(info, name)}
         return self._stream("faults.html", context, (), _BAD_REQUEST)
+
+    def _searching(self, info: MemoryInfo, name: str) -> dict[str, Any]:
+        """What the search field of a page needs."""
+        return {"searchable": searchable(info), "written": [name] if self._written(name) else []}
 
     async def panels(self, request: Request) -> Response:
         """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page
@@ -447,9 +449,7 @@ class Pages:
         address = read_sample(params, info, self._written(name))
         if isinstance(address, list):
             return self._faults(info, name, address, "sample")
-        written = [address.memory] if address.memory else []
-        context = {"address": address, "info": info, "memory": name, "to": link}
-        context |= {"searchable": searchable(info), "written": written}
+        context = {"address": address, "info": info, "memory": name, "to": link, **self._searching(info, name)}
         makers = {"sample": ("Sample", sample_panel), "moved": ("Predictions without it", moved_panel)}
         jobs = {
             key: self._begin(
@@ -461,8 +461,10 @@ class Pages:
 
     async def csv(self, request: Request) -> Response:
         """The answer to one of a panel's questions, by its number, as a file."""
-        given = request.query_params
-        params = [(key, value) for key, value in given.multi_items() if key not in ("panel", "question")]
+        panel, number = (request.query_params.get(key, "") for key in ("panel", "question"))
+        if panel not in PANELS or not (number.isascii() and number.isdecimal() and len(number) < 4):
+            return await _nowhere(request, KeyError())
+        params = [pair for pair in request.query_params.multi_items() if pair[0] not in ("panel", "question")]
         name = self._name(params)
         found = await self._opened(name)
         if isinstance(found, Failure):
@@ -471,19 +473,19 @@ class Pages:
 
         def written(state: State) -> str:
             told = Told(memory)
-            PANELS[given["panel"]].make(told, info, state)
-            return as_csv(memory.ask(told.questions[int(given["question"])]))
+            PANELS[panel].make(told, info, state)
+            if int(number) >= len(told.questions):
+                raise NotFound(f"The part {panel} asks {len(told.questions)} questions.", field="question")
+            return as_csv(memory.ask(told.questions[int(number)]))
 
         try:
             reading, state = await self._read(memory, info, name, params)
             if state is None:
                 return self._faults(info, name, reading.faults)
             text = await self._threads.run(partial(written, state))
-        except (KeyError, IndexError, ValueError):
-            return await _nowhere(request, KeyError())
         except (DualformError, TimeoutError) as error:
             return self._trouble(self._failure(name, error))
-        saved = {"Content-Disposition": f'attachment; filename="{given["panel"]}.csv"'}
+        saved = {"Content-Disposition": f'attachment; filename="{panel}.csv"'}
         return PlainTextResponse(text, media_type="text/csv", headers=saved)
 
     async def news(self, request: Request) -> Response:

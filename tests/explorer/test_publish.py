@@ -77,6 +77,8 @@ def test_the_file_holds_the_numbers_of_the_page(folder, memory):
         for wrong in ("panel=none&question=0", "panel=sums&question=9", "panel=sums&question=x", "panel=sums"):
             assert pages.get(f"/csv?item=shapes/3&{wrong}").status == 404, wrong
         assert pages.get("/csv?item=nothing/3&panel=sums&question=0").status == 400
+        refused = pages.get("/csv?item=shapes/3&where=colour=1&panel=sums&question=0")
+        assert "no slot column &#39;colour&#39;" in refused.text  # and not that there is no such file
 
 
 def test_what_is_said_of_a_panel_is_the_question_it_asked(folder):
