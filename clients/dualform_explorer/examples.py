@@ -21,6 +21,11 @@ from dualform_explorer.state import CELL, MISCLASSIFIED, State
 from dualform_explorer.words import Words, visible
 
 
+def evenly(count: int, most: int) -> NDArray[np.int64]:
+    """int64[min(count, most)]: numbers below `count`, evenly spread, both ends included."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
 def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
     """The recorded layer of a name, which may be that of one of its parts."""
     return next((layer for layer in info.layers if layer.name == name or name in layer.views), None)
@@ -434,7 +439,7 @@ def output_layer(memory: Answers, info: MemoryInfo, examples: Examples) -> Outpu
     count = len(summary) if summary is not None else 0 if outputs is None else len(outputs)
     if query_set is None or not count:
         return None
-    tokens, tried = count // examples.count, np.unique(np.linspace(0, count - 1, _TRIED).astype(int))
+    tokens, tried = count // examples.count, evenly(count, _TRIED)
     if summary is not None:
         numbers, stored, width = summary.largest[tried], summary.values[tried].astype(np.float64), summary.width
     else:

@@ -21,7 +21,7 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, Inexact, NotFound
 from dualform.methods import Answers
 from dualform_explorer.address import Fault, Params
-from dualform_explorer.examples import examples_of, label_names, query_of, tokens_of
+from dualform_explorer.examples import evenly, examples_of, label_names, query_of, tokens_of
 from dualform_explorer.filter import narrowed
 from dualform_explorer.groups import hue_of, scored, where_before
 from dualform_explorer.previews import shown_of_slots
@@ -78,8 +78,7 @@ def read_colour(params: Params) -> tuple[str, tuple[Fault, ...]]:
 
 def axes_of(queries: NDArray[np.float32]) -> Axes:
     """The principal axes of float32[n, d]. Raises BadInput where all queries are equal."""
-    chosen = np.unique(np.linspace(0, len(queries) - 1, _QUERIES).astype(int))
-    rows = queries[chosen].astype(np.float64)
+    rows = queries[evenly(len(queries), _QUERIES)].astype(np.float64)
     mean = rows.mean(axis=0)
     _, sizes, directions = np.linalg.svd(rows - mean, full_matrices=False)
     variance = float((sizes**2).sum())

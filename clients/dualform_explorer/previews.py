@@ -51,6 +51,11 @@ class ShownPreviews(list[ShownPreview]):
         self.missing = missing
         """Why some are not shown that a preview set should have; empty where there is nothing to say."""
 
+    @property
+    def kind(self) -> str:
+        """That of the first that is shown: "image", "text" or "table"; "none" of none."""
+        return next((own.kind for own in self if own.kind != "none"), "none")
+
 
 def shown_preview(preview: Preview, position: int | None = None, places: Places | None = None) -> ShownPreview:
     """`position`: of the token that is marked in a text, of which what stands around it is shown, or of the place that

@@ -16,6 +16,7 @@ from dualform.errors import EmptyMask, NotFound
 from dualform.methods import Answers
 from dualform_explorer.address import Fault, Params, default_by
 from dualform_explorer.examples import (
+    evenly,
     examples_of,
     label_names,
     layer_of,
@@ -28,7 +29,7 @@ from dualform_explorer.examples import (
 )
 from dualform_explorer.filter import Chip, complete_columns
 from dualform_explorer.groups import hue_of
-from dualform_explorer.panels.training import MOST_BARS
+from dualform_explorer.panels.training import bars_of
 from dualform_explorer.previews import ShownPreview, shown_of_slots
 from dualform_explorer.start import ExampleCard, example_cards
 from dualform_explorer.state import State, query_string
@@ -81,9 +82,9 @@ def read_sample(params: Params, info: MemoryInfo, memory: str) -> SampleAddress 
     if not number.removeprefix("-").isdecimal() or not number.isascii() or len(number) > 19:
         faults.append(Fault("sample", f"sample is {number[:_LONGEST]!r}; it is a whole number."))
     dataset = said.get("dataset")
+    datasets = tuple((own, query_string({**said, "dataset": own})) for own in list(info.datasets)[:40])
     if dataset is not None and dataset not in info.datasets:
-        choices = tuple((own, query_string({**said, "dataset": own})) for own in list(info.datasets)[:40])
-        faults.append(Fault("dataset", f"There is no dataset {dataset[:_LONGEST]!r}.", choices))
+        faults.append(Fault("dataset", f"There is no dataset {dataset[:_LONGEST]!r}.", datasets))
     names = [own.name for own in info.query_sets]
     query_set = said.get("set", next(iter(names), ""))
     if query_set and query_set not in names:
@@ -93,8 +94,7 @@ def read_sample(params: Params, info: MemoryInfo, memory: str) -> SampleAddress 
     if dataset is None and info.datasets and not apart:
         first, *others = info.datasets
         if others and not faults:
-            choices = tuple((own, query_string({**said, "dataset": own})) for own in list(info.datasets)[:40])
-            faults.append(Fault("dataset", "Each dataset has its own samples. Name one.", choices))
+            faults.append(Fault("dataset", "Each dataset has its own samples. Name one.", datasets))
         dataset = first
     return faults or SampleAddress(memory, dataset, int(number), query_set, apart)
 
@@ -116,8 +116,8 @@ class SamplePanel:
     @property
     def drawn(self) -> list[tuple[int, int, list[tuple[int, float]], float]]:
         """Of each bar of the timeline its first and last step, and how many slots are of them."""
-        each = max(1, -(-self.steps // MOST_BARS))
-        counts = np.zeros(-(-self.steps // each), dtype=np.int64)
+        each, bars = bars_of(self.steps)
+        counts = np.zeros(bars, dtype=np.int64)
         for step, count in self.visits:
             counts[step // each] += count
         return [
@@ -193,7 +193,7 @@ def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> Mo
         return MovedPanel(address.query_set, "")
     layer = layer_of(info, found.name)
     most = MOST_TRIED if layer is None else max(1, min(MOST_TRIED, MOST_NUMBERS // layer.d_out))
-    rows = np.unique(np.linspace(0, examples.count - 1, min(examples.count, most)).astype(np.int64))
+    rows = evenly(examples.count, most)
     tokens = tokens_of(memory, info, examples, found.name)
     at = None if tokens == 1 else [examples.default_token(row, tokens) for row in rows.tolist()]
     named = map(str, rows.tolist()) if at is None else (f"{row}:{own}" for row, own in zip(rows, at, strict=True))

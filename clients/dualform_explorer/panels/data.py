@@ -206,14 +206,13 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
                 total=float(sum(scores[other] for other in alike)),
             )
         )
-    kinds = [own.kind for own in previews if own.kind != "none"]
     return SlotsPanel(
         slots=tuple(slots),
         k=shown,
         samples=len(times),
         gap=scores[state.k - 1] - scores[state.k] if len(ids) > state.k else None,
         largest=max(map(abs, scores[:shown]), default=0.0),
-        kind=kinds[0] if kinds else "none",
+        kind=previews.kind,
         missing=previews.missing,
         matching=hits.scan.slots_matching,
         scanned=hits.scan.slots_scanned,
@@ -311,7 +310,7 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
         harmful=samples[: len(rows[0])],
         helpful=samples[len(rows[0]) :],
         largest=max((abs(own.value) for own in samples), default=0.0),
-        kind=next((own.kind for own in previews if own.kind != "none"), "none"),
+        kind=previews.kind,
         missing=previews.missing,
         sets=sets if len(sets) <= SETS else sets[: SETS // 2] + sets[-SETS // 2 :],
         retrained=len(sets),
@@ -376,7 +375,7 @@ def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel
     if not given:
         return ScoresPanel(())
     ours = _sums_by_sample(memory, info, state)
-    files, kinds, missing = list[Scored](), list[str](), ""
+    files, kind, missing = list[Scored](), "none", ""
     for own in given:
         values = own.of(state.row)
         known = np.flatnonzero(~np.isnan(values))
@@ -395,9 +394,9 @@ def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel
         ]
         agreement = rank_correlation(*np.array(pairs).T) if len(pairs) > 2 else None
         files.append(Scored(own.name, shown[: len(ends[0])], shown[len(ends[0]) :], len(known), agreement))
-        kinds += [preview.kind for preview in previews if preview.kind != "none"]
+        kind = previews.kind if kind == "none" else kind
         missing = missing or previews.missing
-    return ScoresPanel(tuple(files), next(iter(kinds), "none"), missing)
+    return ScoresPanel(tuple(files), kind, missing)
 
 
 def _sums_by_sample(memory: Answers, info: MemoryInfo, state: State) -> dict[tuple[Any, Any], float]:

@@ -158,13 +158,13 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
     size = max(1, GROUPS // (6 * 8 * stored.d_out * (stored.weight_width + 1)) - 1)
     for first in range(0, groups, size):
         some = min(size, groups - first)
-        # One more group has all that is in none of these, for all slots together make the scale of an update.
-        numbers = {
-            name: np.where((own >= first) & (own < first + some), own - first, some)
-            for name, own in grouped.numbers.items()
-        }
 
-        def made(numbers: Numbers = numbers, some: int = some) -> _Kept:
+        def made(first: int = first, some: int = some) -> _Kept:
+            # One more group has all that is in none of these, for all slots together make the scale of an update.
+            numbers = {
+                name: np.where((own >= first) & (own < first + some), own - first, some)
+                for name, own in grouped.numbers.items()
+            }
             return _Kept(group_weights(view, stored, numbers, some + 1, at_step, check)[:some], 8 * some * each)
 
         # Other queries of the same groups, as those of one page after another, need no pass over the slots.
