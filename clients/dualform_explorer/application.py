@@ -1,7 +1,7 @@
 """The pages: what stands at which address. All are read with GET, and each address is the whole state of its page.
 
     ./                  memories, query sets, examples worth a look
-    ./explore?item=…    one example: its output, and what in the training speaks for it
+    ./explore?item=…    one example: its output, and what in the training it comes from
     ./paper?item=…      all of its layers, as the paper shows them
     ./compare?a.item=…  two pages side by side
     ./sample?sample=…   one training sample: when it was learned, and what it moved

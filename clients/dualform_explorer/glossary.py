@@ -53,6 +53,9 @@ GLOSSARY: dict[str, Word] = {
         "howto/gradients.md",
     ),
     "group": Word("All slots with the same values in the columns that you group by.", "howto/search.md"),
+    "initial weights and bias": Word(
+        "The weights before the training, and the whole bias, with what training changed in it.", "concepts.md"
+    ),
     "key": Word("The layer's input for a slot, recorded while training.", "concepts.md"),
     "label": Word("The class of a sample, as your training passed it to step().", "recording.md"),
     "layer": Word("A module whose inputs and error signals are recorded, by its name in the model.", "recording.md"),
@@ -102,9 +105,6 @@ GLOSSARY: dict[str, Word] = {
     "target": Word("The output, margin or direction along which contributions are measured.", "howto/contributions.md"),
     "unrecorded change": Word("A change of the weights that the recorded updates do not explain.", "exactness.md"),
     "value": Word("The layer's error signal for a slot, times what the optimizer made of it.", "concepts.md"),
-    "W₀ and bias": Word(
-        "The weights before the training, and the whole bias, with what training changed in it.", "concepts.md"
-    ),
 }
 """In the order of the alphabet."""
 SCORE_WORDS = {"dot": "attention score", "abs": "absolute score", "contribution": "contribution"}

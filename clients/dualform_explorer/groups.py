@@ -125,6 +125,13 @@ class Terms:
     """float64[d_out] of all of these."""
     other_count: int = 0
 
+    def output(self, initial: bool) -> NDArray[np.float64]:
+        """float64[d_out]: with or without the initial weights, the bias and what is outside the record."""
+        output = np.asarray(self.answer.output[0])
+        return (
+            output if initial else output - self.answer.initial[0] - self.answer.bias - self.answer.unrecorded_change[0]
+        )
+
 
 def terms_of(memory: Answers, info: MemoryInfo, state: State, layer: str, by: tuple[str, ...]) -> Terms:
     """Of a grouping with many groups, those that have the largest attention, and all others as one."""

@@ -40,7 +40,7 @@ class State:
     where: str = ""
     """A condition of one's own, beside the chips."""
     initial: bool = True
-    """Whether W_0 and the bias speak."""
+    """Whether the initial weights and the bias are part of the sum."""
     at: int | None = None
     """As of so many steps; None for the end."""
     k: int = 24
@@ -123,6 +123,10 @@ class State:
     def toggled(self, section: str) -> tuple[str, ...]:
         """The open sections, with one more of them, or one less."""
         return tuple(own for own in SECTIONS if (own in self.open) != (own == section))
+
+    def with_open(self, section: str) -> tuple[str, ...]:
+        """The open sections, with that one."""
+        return self.open if section in self.open else self.toggled(section)
 
     def with_chip(self, only: bool, columns: Sequence[str], values: Sequence[Any]) -> State:
         """One chip more, or less where it is there already. It takes the place of its opposite."""

@@ -66,12 +66,11 @@ def answer(memory: Answers, asked: AnswerArguments) -> Mapping[str, Any]:
     if found.becomes is None:
         return record
     placebo = placebo_panel(memory, info, state)
-    verdict = placebo.verdict
     return {
         **record,
         "becomes": _named(found.becomes),
         "what_an_ablation_means": WHAT_AN_ABLATION_MEANS,
-        "placebo": None if verdict is None else {"verdict": verdict.words, "unusual": verdict.unusual},
+        "placebo": {"verdict": placebo.verdict, "words": placebo.words} if placebo.verdict else None,
         "placebo_unmeasured": placebo.note,
     }
 

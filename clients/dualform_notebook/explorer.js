@@ -203,16 +203,10 @@ function render({ model, el }) {
   // The margin's change under the filter, next to random filters of the same size.
   function placebo(view) {
     const own = model.get("placebo") ?? {};
-    const line = make("p", { className: "placebo", ariaLive: "polite", hidden: !own.words && !own.note });
-    if (own.note) line.append(word(view, "placebo"), `: ${own.note}`);
-    if (!own.words) return line;
-    const moved = own.flips ? `prediction changes ${own.predicted} → ${own.becomes}: ` : "";
-    const number = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
-    const range = (sets) => `${number(sets.low)} to ${number(sets.high)}`;
-    const size = `${own.removed.toLocaleString("en")} of ${own.total.toLocaleString("en")} ${own.unit}`;
-    line.append(word(view, "placebo"), ": ", make("strong", { textContent: `${moved}${own.words}` }), ". The ", word(view, "margin"),
-      ` of output ${own.predicted} changes by ${number(own.change)}; under ${own.random.sets} random removals of ${size}, by ${range(own.random)} (95 %).`);
-    if (own.siblings) line.append(` Under ${own.siblings.sets} siblings: ${range(own.siblings)}.`);
+    const line = make("p", { className: "placebo", ariaLive: "polite", hidden: !own.words });
+    line.append(word(view, "placebo"), ": ");
+    if (own.verdict) line.append(make("strong", { textContent: own.verdict }), ". ");
+    line.append(own.words ?? "");
     return line;
   }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from dualform.answers import MemoryInfo, Status
@@ -75,9 +74,7 @@ def placebo_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     if state.layer != info.output_layer:
         return {}
     panel = placebo_panel(OneSnapshot(memory, info.snapshot), info, state)
-    if panel.verdict is None:
-        return {"note": panel.note} if panel.asked else {}
-    return {**asdict(panel.verdict), "flips": panel.verdict.flips, "words": panel.verdict.words}
+    return {"verdict": panel.verdict, "words": panel.words} if panel.asked else {}
 
 
 def _answer(memory: Answers, info: MemoryInfo, state: State) -> dict[str, Any] | None:

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 import dualform
+from dualform.answers import Placebos
 from dualform.answers.placebos import CENTRAL
 from dualform.errors import BadInput, Inexact, ServiceError
 from dualform.methods import Answers
 from dualform.questions import Placebo
+from dualform_explorer.examples import SETS
 from dualform_explorer.filter import Chip
 from dualform_explorer.numbers import rounded
-from dualform_explorer.panels.answer import SETS, Interval, Verdict, placebo_panel
+from dualform_explorer.panels.answer import PlaceboPanel, placebo_panel
 from dualform_explorer.state import State
 from tests.explorer.served import served
 
@@ -45,33 +47,59 @@ class Counted(Answers):
 def test_a_verdict_is_the_memorys(memory, info, row, at):
     panel = placebo_panel(memory, info, replace(STATE, row=row, at=at))
     found = memory.placebo("4", f"shapes/{row}", WHERE, SETS, at)
-    own = panel.verdict
+    own = panel.answer
     assert own is not None
-    assert (own.change, own.unusual, own.flips) == (found.change[0], found.unusual[0], found.flips[0])
-    assert [own.random.low, own.random.high] == np.quantile(found.random_changes[0], CENTRAL).tolist()
-    assert (own.random.sets, own.removed, own.total) == (found.random, found.removed, found.total)
-    assert own.siblings is None, "three siblings decide nothing"
-    assert own.words == ("unusual" if own.unusual else "as random")
+    np.testing.assert_array_equal(own.changes, found.changes)
+    np.testing.assert_array_equal(own.outcomes, found.outcomes)
+    random, siblings = panel.nulls
+    low, high = np.quantile(found.random_changes[0], CENTRAL)
+    assert (random.name, random.judges) == (f"50 removals of {found.removed} of {found.total} samples at random", True)
+    assert random.range == f"{rounded(float(low))} to {rounded(float(high))}"
+    assert not siblings.judges, "three siblings decide nothing"
+    assert panel.verdict == ("unusual" if found.unusual[0] else "as random")
+    assert ("changes from" in panel.prediction) == found.flips[0]
 
 
 def test_it_is_asked_of_the_output_layer_whatever_layer_the_page_shows(memory, info):
-    assert placebo_panel(memory, info, replace(STATE, layer="0")) == placebo_panel(memory, info, STATE)
+    assert placebo_panel(memory, info, replace(STATE, layer="0")).words == placebo_panel(memory, info, STATE).words
 
 
-def verdict(change: float, unusual: bool, siblings: Interval | None) -> Verdict:
-    return Verdict(unusual, 0, 1, change, Interval(50, -1.0, 1.0), siblings, 0.1, 6, 60, "samples")
+def panel(change: float, siblings: tuple[float, ...] = (), flips: float = 0.0, becomes: int = 0) -> PlaceboPanel:
+    """Of a filter under which the margin changes so; random sets change it by -1 to 1, and a share of them `flips`."""
+    random = np.linspace(-1.0, 1.0, 50)
+    outcomes = [becomes, *(np.arange(50) < 50 * flips).astype(int).tolist(), *(0 for _ in siblings)]
+    one = np.array([0])
+    answer = Placebos(
+        one, one, one + 1, np.array([2.0]), np.array([[change, *random, *siblings]]), np.array([outcomes]), 50,
+        tuple(f"label = {number}" for number in range(len(siblings))), "", 6, 60, "samples",
+    )  # fmt: skip
+    return PlaceboPanel(True, answer, None, "0", str(becomes))
+
+
+MINUS = "\N{MINUS SIGN}"
+NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
 
 
 @pytest.mark.parametrize(
-    ("own", "words"),
+    ("own", "verdict", "words"),
     [
-        (verdict(0.5, False, None), "as random"),
-        (verdict(-3.0, True, None), "unusual"),
-        (verdict(-3.0, False, Interval(9, -4.0, 2.0)), "as its siblings"),
+        (
+            panel(0.5),
+            "as random",
+            f"changes by 0.500; by {MINUS}0.950 to 0.950 in 50 removals of 6 of 60 samples at random. ",
+        ),
+        (
+            panel(-3.0, becomes=1, flips=0.92),
+            "unusual",
+            "changes from 0 to 1; 92\u202f% of the random removals change it",
+        ),
+        (panel(-3.0, NINE), "as its siblings", "in 9 other removals of its kind (label = 0, label = 1, …). "),
+        (panel(-3.0, NINE[:3]), "unusual", "at random. The prediction stays 0; none of the random removals change it."),
     ],
 )
-def test_a_verdict_in_words(own, words):
-    assert own.words == words
+def test_a_verdict_in_words(own, verdict, words):
+    assert own.verdict == verdict
+    assert words in own.words
 
 
 @pytest.mark.parametrize(
@@ -79,13 +107,13 @@ def test_a_verdict_in_words(own, words):
     [
         ({"chips": ()}, ""),
         ({"chips": (), "initial": False}, ""),
-        ({"initial": False}, "Random sets are drawn only with W₀ and bias."),
+        ({"initial": False}, "Random sets are drawn only with the initial weights and the bias."),
     ],
 )
 def test_nothing_is_asked_that_says_nothing(memory, info, changes, note):
     counted = Counted(memory)
     panel = placebo_panel(counted, info, replace(STATE, **changes))
-    assert (panel.verdict, panel.note, panel.asked) == (None, note, bool(note))
+    assert (panel.answer, panel.verdict, panel.note, panel.asked) == (None, "", note, bool(note))
     assert counted.asked == 0
 
 
@@ -98,7 +126,7 @@ def test_without_a_known_output_layer_the_panel_says_so(memory, info):
 @pytest.mark.parametrize("kind", [BadInput, Inexact, ServiceError])
 def test_a_refusal_is_a_short_note(memory, info, kind):
     panel = placebo_panel(Counted(memory, kind("this server draws none.")), info, STATE)
-    assert (panel.verdict, panel.note) == (None, "No random sets: this server draws none.")
+    assert (panel.answer, panel.words) == (None, "No random sets: this server draws none.")
 
 
 def test_the_page_shows_it_only_under_a_filter(folder):
@@ -109,8 +137,8 @@ def test_the_page_shows_it_only_under_a_filter(folder):
     part = re.compile(r'<section id="panel-placebo".*?</section>', re.DOTALL)
     assert part.search(plain)[0].endswith("hidden></section>")
     own = part.search(filtered)[0]
-    assert re.search(r'id="verdict">(unusual|as random|\d → \d: (unusual|as random))<', own)
-    assert "50 random removals of" in re.sub("<[^>]*>", "", own)
+    assert re.search(r'id="verdict">(unusual|as random)<', own)
+    assert re.search(r"50 removals of [\d,]+ of [\d,]+ samples at random", re.sub("<[^>]*>", "", own))
     assert part.search(wrong)[0].endswith("hidden></section>")
 
 

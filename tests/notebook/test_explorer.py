@@ -299,9 +299,9 @@ def test_a_filter_on_the_output_layer_comes_with_its_placebo(memory):
     explorer.masks = [{"values": {"label": 1}, "keep": False}]
     found = memory.placebo("2", "test/3", "label IS DISTINCT FROM 1")
     own = explorer.placebo
-    assert (own["change"], own["unusual"], own["flips"]) == (found.change[0], found.unusual[0], found.flips[0])
-    assert (own["random"]["sets"], own["removed"], own["total"]) == (found.random, found.removed, found.total)
-    assert own["words"] in ("unusual", "as random", "as its siblings")
+    assert (own["verdict"] == "unusual") == found.unusual[0]
+    assert f"{found.random} removals of {found.removed} of {found.total}" in own["words"]
+    assert ("The prediction changes" in own["words"]) == found.flips[0]
     explorer.layer = "0"
     assert explorer.placebo == {}
     explorer.layer, explorer.where = "2", "label ="
@@ -315,5 +315,5 @@ def test_a_placebo_that_is_refused_is_a_note(memory, monkeypatch):
     explorer = memory.explorer("test/3", layer="2")
     monkeypatch.setattr(OneSnapshot, "placebo", refused)
     explorer.where = "label <> 1"
-    assert explorer.placebo == {"note": "No random sets: this server draws no random sets."}
+    assert explorer.placebo == {"verdict": "", "words": "No random sets: this server draws no random sets."}
     assert explorer.view["where"] == "label <> 1"

@@ -37,7 +37,7 @@ PANELS: dict[str, Panel] = {
     "filter": Panel("Filter", "side", filter_panel),
     "answer": Panel("Answer", "first", answer_panel),
     "output": Panel("Output", "first", output_panel),
-    "placebo": Panel("Placebo", "first", placebo_panel),
+    "placebo": Panel("Is the change unusual?", "first", placebo_panel),
     "sums": Panel("Sums by group", "data", sums_panel),
     "samples": Panel("Samples of a group", "data", samples_panel),
     "slots": Panel("Most similar training examples", "data", slots_panel),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo, Placebos, Status
-from dualform.answers.placebos import FEWEST_SIBLINGS, central
+from dualform.answers.placebos import FEWEST_SIBLINGS, central, outside
 from dualform.errors import BadInput, Inexact, NotFound, ServiceError
 from dualform.methods import Answers
 from dualform_explorer.examples import (
@@ -29,25 +29,73 @@ from dualform_explorer.examples import (
     token_of,
     tokens_of,
 )
-from dualform_explorer.groups import MOST_GROUPS, hue_of, name_of, terms_of, where
+from dualform_explorer.groups import MOST_GROUPS, Terms, hue_of, name_of, terms_of, where
+from dualform_explorer.numbers import rounded
 from dualform_explorer.state import State
 
 _MOST = 10
 """Groups that have a bar of their own; one more has its own, too, in the place of "1 more"."""
 _TOLD, _NAMED = 6, 4
 """Parts that the sentence names; of more, the largest and all others as one."""
+_OF_SLOTS = ("group", "rest")
 _NEXT = 5
 """Of the outputs for a token, that are named."""
 
 
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One of the terms that add up to a layer's output."""
+
+    kind: str
+    """"initial", "bias", "unrecorded", "group", or "rest": all groups that have no term of their own."""
+    said: tuple[Any, ...]
+    """The values of a group's columns, or what else the term is."""
+    values: NDArray[np.float64]
+    """float64[d_out]"""
+    name: str = ""
+    """What a group's label is called."""
+    count: int | None = None
+    """Slots."""
+    hue: int = 0
+
+
+def _listed(
+    info: MemoryInfo,
+    by: tuple[str, ...],
+    names: LabelNames,
+    terms: Terms,
+    sizes: NDArray[np.float64],
+    most: int,
+    named: Collection[tuple[Any, ...]] = (),
+) -> list[Term]:
+    """All terms, with the `most` groups whose `sizes` (float64[G]) are the largest, and those that are `named`."""
+    answer = terms.answer
+    found = [
+        Term("initial", ("initial weights",), answer.initial[0]),
+        Term("bias", ("bias",), answer.bias),
+        Term("unrecorded", ("outside the record",), answer.unrecorded_change[0]),
+    ]
+    also = [place for place, group in enumerate(terms.groups) if group in named]
+    chosen = sorted({*np.argsort(-sizes, kind="stable")[:most].tolist(), *also})
+    for place in chosen:
+        group, own = terms.groups[place], terms.sums[place]
+        name, count = name_of(names, by, group), int(terms.counts[place])
+        found.append(Term("group", group, own, name, count, hue_of(info, by, group)))
+    if more := len(terms.groups) - len(chosen) + terms.others:
+        rest = np.delete(terms.sums, chosen, axis=0).sum(axis=0)
+        rest = rest if terms.other_sum is None else rest + terms.other_sum
+        count = int(np.delete(terms.counts, chosen).sum()) + terms.other_count
+        found.append(Term("rest", (f"{more:,} more",), rest, count=count))
+    return found
+
+
 @dataclass(frozen=True)
 class Part:
+    """What a term adds to the output, or to the margin, that the page is about."""
+
     kind: str
-    """"initial", "bias", "unrecorded", "group" or "rest"."""
     said: tuple[Any, ...]
-    """The values of a group's columns, or what the part is."""
     name: str
-    """What a group's label is called."""
     value: float
     begin: float
     """The sum of the parts before it."""
@@ -70,6 +118,8 @@ class AnswerPanel:
     """The label where the prediction is wrong, else the second largest output; None of a single output."""
     label: int | None = None
     margin: float = 0.0
+    margin_before: float | None = None
+    """Without the filter; None without one."""
     by: tuple[str, ...] = ()
     """The column that groups slots."""
     parts: tuple[Part, ...] = ()
@@ -88,6 +138,11 @@ class AnswerPanel:
     """Whether it is of the training's end, so that the network predicted it."""
 
     @property
+    def target(self) -> str:
+        """Along which the parts are contributions, as an address has it."""
+        return str(self.predicted[0]) if self.other is None else f"{self.predicted[0]}-{self.other[0]}"
+
+    @property
     def sentence(self) -> list[tuple[str, Any]]:
         """What is predicted, and by how much, in pieces: "text", "strong", or a "number". The parts follow it."""
 
@@ -103,7 +158,9 @@ class AnswerPanel:
         if self.becomes:
             stays = "stays" if self.becomes == self.predicted else "changes to"
             said = [("text", f"Under this filter the prediction {stays} "), *called(self.becomes), ("text", "; "), *top]
-            return [*said, ("text", " less "), *other, ("text", " is "), margin]
+            said += [("text", " less "), *other, ("text", " is "), margin]
+            before = [("text", " ("), ("number", self.margin_before), ("text", " before)")]
+            return said if self.margin_before is None else [*said, *before]
         said = [("text", "Predicted " if self.past else "Predicts "), *top]
         if self.wrong:
             return [*said, ("text", ", not "), *other, ("text", ", by "), margin]
@@ -169,17 +226,9 @@ def answer_panel(
     if terms is None:
         query = query_of(memory, info, state, found.name)
         given = memory.output(found.name, query, where(info, state), state.at, state.inexact, initial=state.initial)
-        output, status, fixed, most_attended = np.asarray(given, dtype=np.float64)[0], given.status, [], None
-        groups = np.empty((0, len(output)))
+        output, status = np.asarray(given, dtype=np.float64)[0], given.status
     else:
-        answer = terms.answer
-        fixed = [("initial", "initial weights", answer.initial[0]), ("bias", "bias", answer.bias)]
-        fixed.append(("unrecorded", "outside the record", answer.unrecorded_change[0]))
-        output, status, groups = answer.output[0], answer.status, terms.sums
-        most_attended = len(terms.groups) if terms.others else None
-        if not state.initial:
-            output = output - sum(own for _, _, own in fixed)
-            fixed = []
+        output, status = terms.output(state.initial), terms.answer.status
     tokens = tokens_of(memory, info, examples, found.name)
     token = token_of(memory, info, examples, found.name, tokens, state)
     label = examples.label_at(state.row, token, tokens)
@@ -196,26 +245,16 @@ def answer_panel(
     if pair is not None:
         top, other = pair
 
-    def along(values: np.ndarray) -> Any:
+    def along(values: NDArray[np.float64]) -> Any:
         return values[..., top] - (0.0 if other is None else values[..., other])
 
-    values, names = along(groups), label_names(memory, info)
-    most = _MOST + (terms is not None and not terms.others and len(values) == _MOST + 1)
-    also = [] if terms is None else [place for place, group in enumerate(terms.groups) if group in named]
-    chosen = sorted({*np.argsort(-np.abs(values), kind="stable")[:most].tolist(), *also})
-    listed: list[tuple[str, tuple[Any, ...], str, float, int]] = [
-        (kind, (words,), "", float(along(own)), 0) for kind, words, own in fixed if along(own)
-    ]
-    for place in chosen:
-        assert terms is not None  # else there are none
-        group = terms.groups[place]
-        hue = hue_of(info, by, group)
-        listed.append(("group", group, name_of(names, by, group), float(values[place]), hue))
-    if terms is not None and (more := len(values) - len(chosen) + terms.others):
-        rest = float(np.delete(values, chosen).sum())
-        rest += 0.0 if terms.other_sum is None else float(along(terms.other_sum))
-        listed.append(("rest", (f"{more:,} more",), "", rest, 0))
-    begins = accumulate((own[3] for own in listed), initial=0.0)
+    names = label_names(memory, info)
+    listed = []
+    if terms is not None:
+        most = _MOST + (not terms.others and len(terms.groups) == _MOST + 1)
+        listed = _listed(info, by, names, terms, np.abs(along(terms.sums)), most, named)
+    shown = [term for term in listed if term.kind in _OF_SLOTS or (state.initial and along(term.values))]
+    values = [float(along(term.values)) for term in shown]
     return AnswerPanel(
         layer=found.name,
         predicted=(top, names.of(top)),
@@ -223,15 +262,16 @@ def answer_panel(
         other=None if other is None else (other, names.of(other)),
         label=label,
         margin=float(along(output)),
+        margin_before=float(along(whole)) if state.masked else None,
         by=by,
         parts=tuple(
-            Part(kind, said, name, value, begin, hue)
-            for (kind, said, name, value, hue), begin in zip(listed, begins, strict=False)
+            Part(term.kind, term.said, term.name, value, begin, term.hue)
+            for term, value, begin in zip(shown, values, accumulate(values, initial=0.0), strict=False)
         ),
         status=status,
         next=_next(output, names) if token is not None else (),
         token=token,
-        most_attended=most_attended,
+        most_attended=len(terms.groups) if terms is not None and terms.others else None,
         why_no_parts=why_no_parts,
         seconds=seconds,
         past=state.at is None,
@@ -246,42 +286,25 @@ def _next(output: NDArray[np.float64], names: LabelNames) -> tuple[tuple[int, st
     return tuple((number, names.of(number), float(shares[number])) for number in order)
 
 
-@dataclass(frozen=True)
-class Term:
-    kind: str
-    """"group", "initial", "bias", "unrecorded change", "residual", "rest" (of the groups that are not shown) or
-    "output".
-    """
-    said: tuple[Any, ...]
-    """The values of a group's columns, or what else is to be said of the term."""
-    name: str
-    """What a group's label is called."""
-    values: tuple[float, ...]
-    """Along each output that is shown."""
-    count: int | None = None
-    """Slots."""
-    hue: int = 0
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TermsPanel:
     layer: str
-    network: bool
     outputs: tuple[tuple[int, str], ...]
     """Those that are shown: number and name."""
-    total: int
-    """How many the layer has."""
     terms: tuple[Term, ...]
-    largest: float
-    """The size of the largest term of a group, or of the initial weights or the bias."""
-    residual: float
-    """The largest over all outputs: what the terms miss of the output."""
+    output: NDArray[np.float64]
+    """float64[d_out]: of the page, which may be without the initial weights and the bias."""
+    residual: NDArray[np.float64]
+    """float64[d_out]: what the terms miss of it."""
     unexplained: float | None
     """The largest difference between the network's own output as its training ended and what the record makes of it."""
-    by: tuple[str, ...]
-    initial: bool
-    """Whether W_0 and the bias are part of the page's output."""
     status: Status
+
+    @property
+    def largest(self) -> float:
+        """The size of the largest number of a term that is shown."""
+        shown = [number for number, _ in self.outputs]
+        return max((float(np.abs(term.values[shown]).max(initial=0.0)) for term in self.terms), default=0.0)
 
 
 def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
@@ -289,60 +312,20 @@ def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
     found = output_layer(memory, info, examples)
     layer = state.layer if found is None else found.name
     terms = terms_of(memory, info, state, layer, state.by)
-    answer, names = terms.answer, label_names(memory, info)
-    own, output = terms.sums, answer.output[0]
-    if not state.initial:
-        output = (
-            output - answer.initial[0] - answer.bias - answer.unrecorded_change[0]
-        )  # what slots brought, as `output` has it
-    label = label_in(memory, info, state, examples, layer) if found is not None else None
-    shown = _shown(output, None, label)
-    order = np.argsort(-np.abs(own).max(axis=1, initial=0.0), kind="stable")[:MOST_GROUPS]
-    order = np.sort(order)
-    rest = np.setdiff1d(np.arange(len(own)), order)
-    groups = [
-        Term(
-            "group",
-            terms.groups[place],
-            name_of(names, state.by, terms.groups[place]),
-            _row(own[place], shown),
-            int(terms.counts[place]),
-            hue_of(info, state.by, terms.groups[place]),
-        )
-        for place in order.tolist()
-    ]
-    if more := len(rest) + terms.others:
-        left = own[rest].sum(axis=0) + (0.0 if terms.other_sum is None else terms.other_sum)
-        count = int(terms.counts[rest].sum()) + terms.other_count
-        groups.append(Term("rest", (f"{more:,} more",), "", _row(left, shown), count))
-    others = [
-        Term("initial", ("W₀",), "", _row(answer.initial[0], shown)),
-        Term("bias", ("bias",), "", _row(answer.bias, shown)),
-    ]
-    if np.any(answer.unrecorded_change[0]):
-        others.append(Term("unrecorded_change", ("outside the record",), "", _row(answer.unrecorded_change[0], shown)))
-    ends = [
-        Term("residual", ("residual",), "", _row(answer.residual[0], shown)),
-        Term("output", ("output",), "", _row(output, shown)),
-    ]
-    sizes = [abs(value) for term in (*others, *groups) for value in term.values]
+    answer, output = terms.answer, terms.output(state.initial)
+    names = label_names(memory, info)
+    sizes = np.abs(terms.sums).max(axis=1, initial=0.0)
+    listed = _listed(info, state.by, names, terms, sizes, MOST_GROUPS)
+    shown = _shown(output, None, label_in(memory, info, state, examples, layer) if found is not None else None)
     return TermsPanel(
         layer=layer,
-        network=found is not None,
         outputs=tuple((number, names.of(number) if found is not None else "") for number in shown),
-        total=len(output),
-        terms=(*others, *groups, *ends),
-        largest=max(sizes, default=0.0),
-        residual=float(np.abs(answer.residual[0]).max(initial=0.0)),
+        terms=tuple(term for term in listed if term.kind != "unrecorded" or term.values.any()),
+        output=output,
+        residual=answer.residual[0],
         unexplained=None if answer.unexplained is None else float(np.abs(answer.unexplained[0]).max(initial=0.0)),
-        by=state.by,
-        initial=state.initial,
         status=answer.status,
     )
-
-
-def _row(values: np.ndarray, shown: list[int]) -> tuple[float, ...]:
-    return tuple(float(values[number]) for number in shown)
 
 
 @dataclass(frozen=True)
@@ -455,58 +438,80 @@ def _shown(full: NDArray[np.float64], masked: NDArray[np.float64] | None, label:
     return sorted(set(chosen))
 
 
-@dataclass(frozen=True)
-class Interval:
-    """The central 95 % of a query's changes under several sets."""
+@dataclass(frozen=True, eq=False)
+class Null:
+    """Changes of the margin that a filter's own change is compared with."""
 
-    sets: int
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, changes: NDArray[np.float64]) -> Interval:
-        ((low,), (high,)) = central(changes)
-        return cls(changes.shape[1], float(low), float(high))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    unusual: bool
-    predicted: int
-    becomes: int
-    change: float
-    """Of the margin."""
-    random: Interval
-    siblings: Interval | None
-    """None where they are too few to decide anything."""
-    random_flips: float
-    """The share of the random sets that change the prediction."""
-    removed: int
-    total: int
-    unit: str
-    rates: BaseRates | None = None
-    """Over the query set; None without labels."""
+    name: str
+    changes: NDArray[np.float64]
+    """float64[sets]"""
+    judges: bool
+    """Whether they are enough to judge by."""
 
     @property
-    def flips(self) -> bool:
-        return self.becomes != self.predicted
-
-    @property
-    def words(self) -> str:
-        """As random sets do, as siblings do, or unusual among both."""
-        if self.unusual:
-            return "unusual"
-        inside = self.random.low <= self.change <= self.random.high
-        return "as random" if inside else "as its siblings"
+    def range(self) -> str:
+        """Where the central 95 % of them are."""
+        low, high = central(self.changes[None])[:, 0].tolist()
+        return f"{rounded(low)} to {rounded(high)}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PlaceboPanel:
     asked: bool
     """Whether there is a filter of slots at all; without one there is nothing to show."""
-    verdict: Verdict | None = None
+    answer: Placebos | None = None
+    """Of the page's example."""
+    rates: BaseRates | None = None
+    """Over the query set; None without labels."""
+    before: str = ""
+    """What is predicted, with its name."""
+    after: str = ""
     note: str = ""
-    """Why there is no verdict."""
+    """Why there is no answer."""
+
+    @property
+    def verdict(self) -> str:
+        """Of the margin's change; empty without an answer."""
+        if self.answer is None:
+            return ""
+        if self.answer.unusual[0]:
+            return "unusual"
+        return "as its siblings" if outside(self.answer.change, self.answer.random_changes)[0] else "as random"
+
+    @property
+    def nulls(self) -> tuple[Null, ...]:
+        """What the change is compared with: random sets, and siblings."""
+        own = self.answer
+        if own is None:
+            return ()
+        random = f"{own.random} removals of {rounded(own.removed)} of {rounded(own.total)} {own.unit} at random"
+        found = [Null(random, own.random_changes[0], True)]
+        if count := len(own.siblings):
+            some = ", ".join(own.siblings[:2])
+            siblings = f"{count} other removals of its kind ({some}{', …' if count > 2 else ''})"
+            found.append(Null(siblings, own.sibling_changes[0], count >= FEWEST_SIBLINGS))
+        return tuple(found)
+
+    @property
+    def prediction(self) -> str:
+        """What becomes of it, and how often that happens by chance."""
+        if self.answer is None:
+            return ""
+        flips = float(self.answer.random_flips[0])
+        share = "none" if not flips else "all" if flips == 1 else f"{100 * flips:.0f}\N{NARROW NO-BREAK SPACE}%"
+        if self.answer.flips[0]:
+            changed = f"The prediction changes from {self.before} to {self.after}"
+            return f"{changed}; {share} of the random removals change it, too."
+        return f"The prediction stays {self.before}; {share} of the random removals change it."
+
+    @property
+    def words(self) -> str:
+        """All of it as plain text."""
+        if self.answer is None:
+            return self.note
+        change = f"The margin changes by {rounded(self.answer.change.item())}"
+        nulls = (f"by {null.range} in {null.name}" for null in self.nulls if null.judges)
+        return f"{'; '.join((change, *nulls))}. {self.prediction}"
 
 
 def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPanel:
@@ -520,7 +525,7 @@ def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPan
     if layer != info.output_layer:
         return PlaceboPanel(True, note="Random sets are drawn only for the output layer.")
     if not state.initial:
-        return PlaceboPanel(True, note="Random sets are drawn only with W₀ and bias.")
+        return PlaceboPanel(True, note="Random sets are drawn only with the initial weights and the bias.")
     try:
         query = query_of(memory, info, state, layer)
         answer = memory.placebo(layer, query, kept, SETS, state.at, state.inexact)
@@ -529,21 +534,9 @@ def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPan
         if error.field == "where":
             raise
         return PlaceboPanel(True, note=f"No random sets: {error.message}")
-    return PlaceboPanel(True, replace(verdict_of(answer), rates=None if whole is None else whole.rates))
-
-
-def verdict_of(answer: Placebos) -> Verdict:
-    """Of the answer to one query."""
-    several = len(answer.siblings) >= FEWEST_SIBLINGS
-    return Verdict(
-        unusual=bool(answer.unusual[0]),
-        predicted=int(answer.predicted[0]),
-        becomes=int(answer.outcomes[0, 0]),
-        change=float(answer.change[0]),
-        random=Interval.of(answer.random_changes),
-        siblings=Interval.of(answer.sibling_changes) if several else None,
-        random_flips=float(answer.random_flips[0]),
-        removed=answer.removed,
-        total=answer.total,
-        unit=answer.unit,
+    names = label_names(memory, info)
+    before, after = (
+        " ".join(filter(None, (str(number), names.of(number))))
+        for number in (int(answer.predicted[0]), int(answer.outcomes[0, 0]))
     )
+    return PlaceboPanel(True, answer, None if whole is None else whole.rates, before, after)

@@ -50,6 +50,33 @@ def test_a_group_opens_to_its_samples_and_closes(page: Page, adamw):
         expect(page.locator("#within")).to_have_count(1)
 
 
+def test_a_bar_shows_its_best_samples_under_the_pointer_and_removes_its_group_on_a_click(page: Page, adamw):
+    with dualform.open(adamw) as memory, served_to(page, {"run": lambda: dualform.open(adamw)}) as pages:
+        page.goto(pages.url + "explore?item=shapes/3&layer=4&by=label")
+        settle(page)
+        row = page.locator("#waterfall tr[data-part=group]").first
+        row.locator("td.right").hover()
+        shown = page.locator("#peek > *")
+        expect(shown).to_have_count(6)
+        target = page.locator("#sentence b").all_inner_texts()[:2]
+        label = int(row.locator("th").inner_text())
+        sums = memory.group_sum(
+            "4",
+            "shapes/3",
+            ("dataset", "sample"),
+            f"label = {label}",
+            score="contribution",
+            target="-".join(target),
+            k=24,
+        )
+        assert numbers(shown.locator("data")) == [value for _, value, _ in sums.ranked()][:6]
+        page.mouse.move(0, 0)
+        expect(page.locator("#peek")).to_have_count(0)
+        row.locator("td.draw a").click()
+        settle(page)
+        expect(page.locator("#where")).to_have_text(f"label IS DISTINCT FROM {label}")
+
+
 def test_what_takes_long_is_begun_by_a_click(page: Page, adamw, monkeypatch):
     monkeypatch.setattr(panels, "PATIENCE", 1e-4)
     with served_to(page, {"run": lambda: dualform.open(adamw)}) as pages:
