@@ -12,7 +12,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test drill soak processors seeds sanitize lint site notebooks dist coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
+.PHONY: setup demo test drill soak mutants processors seeds sanitize lint site notebooks dist coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
 
 setup: $(VENV)/ready
 
@@ -77,6 +77,11 @@ sanitize: setup
 # The processes of shards killed and frozen fifty times, where the tests do it fifteen times.
 drill: setup
 	DUALFORM_DRILL=50 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/service/shards/test_drill.py
+
+# Whether the tests notice a fault: sixty changes to the product, one at a time, which takes hours. It can be ended, and goes on.
+mutants: setup
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[dev,mutants]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants build/mutants.jsonl
 
 # docs/results/coverage.md: which networks, optimizers, precisions and trainers are recorded how well, and what that takes. One
 # process on one thread, for its clocks. Some rows alone: make coverage ROWS="GPT-2".

@@ -62,7 +62,13 @@ KNOWN = (
         "for name, layer in view.snapshot.layers.items()}",
         "for name, layer in ()}",
     ),
-    ("service", "service/dualform_service/batching.py", "questions are not waited for", "LINGER = 0.03", "LINGER = 0.0"),
+    (
+        "service",
+        "service/dualform_service/batching.py",
+        "questions are not waited for",
+        "LINGER = 0.03",
+        "LINGER = 0.0",
+    ),
     ("service", "service/dualform_service/lanes.py", "heavy work is as nice", "HEAVY_NICE = 15", "HEAVY_NICE = 0"),
     (
         "service",
@@ -126,7 +132,7 @@ def _places(operator: object, tree: object) -> int:
 
 
 def _run_alike(text: str) -> str:
-    """What is run of a file, without annotations, and without `strict` of zip, which nothing but a fault makes speak."""
+    """What is run of a file: without annotations, and `strict` of zip, which only a fault makes speak."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "strict":
