@@ -19,7 +19,7 @@ from dualform.query.view import Check, View
 from dualform.query.weights import cancellation as figures, parameters
 from dualform.query.weights.block_rules import weighs_no_slot
 from dualform.query.weights.concentration import concentration
-from dualform.query.weights.direct_outputs import direct_outputs
+from dualform.query.weights.direct_outputs import direct_outputs, outputs_by_difference
 from dualform.query.weights.output import outputs
 from dualform.query.weights.rebuilt_weights import rebuild, rebuild_without_slots, tied
 from dualform.query.weights.requirement import require
@@ -67,6 +67,8 @@ def _linear(resolved: Resolved[Output], check: Check) -> tuple[NDArray[np.float3
     at_end = at_step is None or at_step == view.snapshot.steps
     if question.initial and not partners and (status.exact or not at_end):
         direct = direct_outputs(view, layer, selection, at_step, resolved.queries, check)
+        if direct is None:
+            direct = outputs_by_difference(view, layer, selection, at_step, inexact, resolved.queries, check)
         if direct is not None:
             return direct, status, 0.0
     weights = rebuild(view, layer.stored, selection, at_step, inexact, check, partners)

@@ -29,8 +29,10 @@ from dualform.query.view import Check, View
 from dualform.query.weights import cancellation
 from dualform.query.weights.block_rules import weighs_no_slot
 from dualform.query.weights.group_weights import Numbers, group_weights
+from dualform.query.weights.left_out import rebuilt_by_difference
 from dualform.query.weights.output import products
 from dualform.query.weights.rebuilt_weights import RebuiltWeights, rebuild, tied
+from dualform.query.weights.requirement import require
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import Placebo
@@ -42,7 +44,7 @@ _AT_ONCE_BYTES = 64 << 20
 """That outputs in hand may take."""
 _BUDGET = 1 << 30
 """Bytes that the weights of all groups may take."""
-_KIND = "placebo groups 1"
+_KIND = "placebo groups 2"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +60,74 @@ class Sets:
     """Of the groups: equal for equal ones of the same memory."""
 
 
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """All of an answer that does not depend on the queries."""
+
+    whole: RebuiltWeights
+    kept: RebuiltWeights
+    sets: list[Weighed]
+    """Random sets, then siblings, if there are any."""
+    siblings: tuple[str, ...]
+    why_none: str
+    removed: int
+    count: int
+    unit: str
+    """Of samples: how many were removed, how many there are, and what tells them apart."""
+    cancellation: float | None
+
+    @property
+    def nbytes(self) -> int:
+        own = [weights for sets in self.sets for weights in sets.weights]
+        return sum(weights.nbytes for weights in (self.whole, self.kept, *own))
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed:
+    """Sets of slots, and the weights of the groups that they are unions of."""
+
+    members: NDArray[np.bool_]
+    """bool[sets, groups]"""
+    weights: list[RebuiltWeights]
+    """Of each group."""
+
+
 def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
     """Raises BadInput for a filter that leaves out nothing and for layers that are too large, Inexact as `require`."""
+    question, view, layer, selection = resolved.question, resolved.view, resolved.layer, resolved.selection
+    require(view, layer.stored, question.at_step, question.allow_inexact, check)
+    key = ("placebo", layer.name, selection.identity, question.n, question.at_step)
+    found = view.cache.get(key, lambda: _ablation(resolved, check), check)
+    outputs = _outputs(resolved, found.whole, resolved.queries, check)
+    ablated = _outputs(resolved, found.kept, resolved.queries, check)
+    predicted, second = _two_largest(outputs)
+    margin = _margins(outputs, predicted)
+    changes, outcomes = [(_margins(ablated, predicted) - margin)[:, None]], [ablated.argmax(axis=1)[:, None]]
+    for sets in found.sets:
+        changed, best = _without(resolved, sets, outputs, predicted, margin, check)
+        changes.append(changed)
+        outcomes.append(best)
+    return Placebos(
+        labels_of(view, layer, question.queries, len(outputs)),
+        predicted,
+        second,
+        margin,
+        np.concatenate(changes, axis=1),
+        np.concatenate(outcomes, axis=1),
+        len(found.sets[0].members),
+        found.siblings,
+        found.why_none,
+        found.removed,
+        found.count,
+        found.unit,
+        found.cancellation,
+        found.whole.status,
+        layer.space,
+        resolved.scan(),
+    )
+
+
+def _ablation(resolved: Resolved[Placebo], check: Check) -> Ablation:
     question, view, layer, selection = resolved.question, resolved.view, resolved.layer, resolved.selection
     stored, at_step, inexact = layer.stored, question.at_step, question.allow_inexact
     every = mask.selection(view, stored, None, check)
@@ -71,44 +139,29 @@ def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
         )
     shared = tied(view, stored, None, check)
     whole = rebuild(view, stored, every, at_step, inexact, check, shared)
-    kept = rebuild(view, stored, selection, at_step, inexact, check, tied(view, stored, question.where, check))
+    kept = rebuilt_by_difference(view, stored, selection, at_step, inexact, check)
+    if kept is None:
+        kept = rebuild(view, stored, selection, at_step, inexact, check, tied(view, stored, question.where, check))
     layers = {stored.name: stored, **{name: view.snapshot.layer(name) for name in shared}}
-    samples = _samples(view, layers, at_step, check)
+    key = ("placebo samples", *layers, at_step)
+    samples = view.cache.get(key, lambda: _samples(view, layers, at_step, check), check)
     used = view.slot_steps(stored) < samples.stop
     if not (used & ~selection.stays).any():
         raise BadInput("where leaves out no slot before at_step.", hint="Ask about a later step.", field="at_step")
-    own, count = samples.numbers[stored.name][used], samples.count
-    removed = _removed(own, count, ~selection.stays[used])
+    removed = _removed(samples.numbers[stored.name][used], samples.count, ~selection.stays[used])
     random = _random_sets(samples, removed, question.n)
     siblings, why_none = _siblings(resolved, layers, used, check)
-    outputs = _outputs(resolved, whole, resolved.queries, check)
-    ablated = _outputs(resolved, kept, resolved.queries, check)
-    predicted, second = _two_largest(outputs)
-    margin = _margins(outputs, predicted)
-    changes, outcomes = [(_margins(ablated, predicted) - margin)[:, None]], [ablated.argmax(axis=1)[:, None]]
-    for sets in (random, siblings):
-        if sets is not None:
-            changed, best = _without(resolved, sets, outputs, predicted, margin, check)
-            changes.append(changed)
-            outcomes.append(best)
     linear = weighs_no_slot(view.snapshot, stored.weights) is None
-    return Placebos(
-        labels_of(view, layer, question.queries, len(outputs)),
-        predicted,
-        second,
-        margin,
-        np.concatenate(changes, axis=1),
-        np.concatenate(outcomes, axis=1),
-        len(random.members),
+    return Ablation(
+        whole,
+        kept,
+        [_weighed(resolved, sets, check) for sets in (random, siblings) if sets is not None],
         siblings.names if siblings is not None else (),
         why_none,
         removed,
-        count,
+        samples.count,
         samples.unit,
         cancellation.cancellation(view, layer, selection, at_step, inexact, check) if linear else None,
-        whole.status,
-        layer.space,
-        resolved.scan(),
     )
 
 
@@ -132,6 +185,10 @@ class Samples:
     count: int
     stop: int
     """One past the last step."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(own.nbytes for own in self.numbers.values())
 
 
 def _samples(view: View, layers: dict[str, Layer], at_step: int | None, check: Check) -> Samples:
@@ -320,14 +377,13 @@ def _outputs(
 
 def _without(
     resolved: Resolved[Placebo],
-    sets: Sets,
+    sets: Weighed,
     outputs: NDArray[np.float64],
     predicted: NDArray[np.int64],
     margin: NDArray[np.float64],
     check: Check,
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """float64[n, sets] and int64[n, sets]: how the margin changes without each set, and the largest output then."""
-    weights = _weights(resolved, sets, check)
     changes = np.empty((len(outputs), len(sets.members)))
     outcomes = np.empty(changes.shape, dtype=np.int64)
     members, queries = sets.members.astype(np.float64), resolved.queries
@@ -335,7 +391,7 @@ def _without(
     for start in range(0, len(queries), size):
         check()
         part = slice(start, start + size)
-        brought = np.stack([_outputs(resolved, own, queries[part], check) for own in weights], axis=1)
+        brought = np.stack([_outputs(resolved, own, queries[part], check) for own in sets.weights], axis=1)
         less = members @ brought  # [n, sets, d_out], a product for each query: the same bits in any batch
         left = outputs[part, None] - less
         changes[part] = _margins(left, predicted[part]) - margin[part, None]
@@ -343,10 +399,13 @@ def _without(
     return changes, outcomes
 
 
-def _weights(resolved: Resolved[Placebo], sets: Sets, check: Check) -> list[RebuiltWeights]:
-    """Of each group; from beside the keys where they were made before. Raises BadInput where they have no room."""
+def _weighed(resolved: Resolved[Placebo], sets: Sets, check: Check) -> Weighed:
+    """With the weights of each group that is in a set; from beside the keys where they were made before. Raises
+    BadInput where they have no room.
+    """
     view, layer, at_step = resolved.view, resolved.layer.stored, resolved.question.at_step
-    groups = sets.members.shape[1]
+    there = sets.members.any(axis=0)
+    groups = int(np.count_nonzero(there))
     each = 8 * layer.d_out * (layer.weight_width + 1)
     if each * groups > _BUDGET:
         raise BadInput(
@@ -355,8 +414,14 @@ def _weights(resolved: Resolved[Placebo], sets: Sets, check: Check) -> list[Rebu
             hint="Pass a layer with fewer weights.",
             field="layer",
         )
-    key = ("group weights", layer.name, sets.identity, at_step)
-    return view.cache.get(key, lambda: _Kept(_made(view, layer, sets, groups, at_step, check)), check).weights
+    place = np.where(there, np.cumsum(there) - 1, groups)
+    key = ("group weights", layer.name, sets.identity, there.tobytes(), at_step)
+
+    def made() -> _Kept:
+        numbers = {name: place[own] for name, own in sets.numbers.items()}
+        return _Kept(_made(view, layer, numbers, groups, at_step, check))
+
+    return Weighed(sets.members[:, there], view.cache.get(key, made, check).weights)
 
 
 class _Kept:
@@ -366,25 +431,27 @@ class _Kept:
         self.weights, self.nbytes = weights, sum(own.weight.nbytes for own in weights)
 
 
-def _made(view: View, layer: Layer, sets: Sets, groups: int, at_step: int | None, check: Check) -> list[RebuiltWeights]:
-    place = _place(view, layer, sets, at_step)
+def _made(
+    view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
+) -> list[RebuiltWeights]:
+    place = _place(view, layer, numbers, at_step)
     shape = (groups, layer.d_out, layer.weight_width)
     has_bias = bool(layer.biases)
     if place and (held := place.read((np.float64, shape), (np.float64, (groups, layer.d_out)))) is not None:
         weight, bias = held
         return [RebuiltWeights(weight[group], bias[group] if has_bias else None) for group in range(groups)]
-    found = group_weights(view, layer, sets.numbers, groups, at_step, check)
+    found = group_weights(view, layer, numbers, groups, at_step, check)
     if place:
         biases = [np.zeros(layer.d_out) if own.bias is None else own.bias for own in found]
         place.write(np.stack([own.weight for own in found]), np.stack(biases))
     return found
 
 
-def _place(view: View, layer: Layer, sets: Sets, at_step: int | None) -> StoredArrays | None:
+def _place(view: View, layer: Layer, numbers: Numbers, at_step: int | None) -> StoredArrays | None:
     """Where the weights of groups are kept. The tables say how the optimizer moved the weights."""
     said = view.snapshot.tables_digest
     if said is None or not layer.keys or not layer.values:
         return None
     text = f"{said} {layer.name} {at_step}".encode()
     rows = [view.snapshot.keys(layer.name), view.snapshot.values(layer.name)]
-    return StoredArrays.of(view.snapshot, _KIND, rows, [np.frombuffer(text, np.uint8), *sets.numbers.values()])
+    return StoredArrays.of(view.snapshot, _KIND, rows, [np.frombuffer(text, np.uint8), *numbers.values()])

@@ -18,6 +18,7 @@ from dualform.query.score.bound import norms
 from dualform.query.score.key_rows import key_norms
 from dualform.query.stored_arrays import StoredArrays
 from dualform.query.view import Check, View
+from dualform.query.weights.left_out import complement
 from dualform.query.weights.requirement import require
 from dualform.query.weights.slot_products import BLOCK_BYTES, SlotCoefficients, block_size, blocks
 from dualform.query.weights.slot_sum import slot_coefficients, slot_sum
@@ -43,8 +44,7 @@ def cancellation(
 
 
 def _measure(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> float:
-    # No SQL reads like this, so no mask has this identity: NOT (...) would leave out what is NULL.
-    removed = Selection(f"all but: {selection.identity}", ~selection.stays)
+    removed = complement(selection)
     length = float(np.linalg.norm(slot_sum(view, layer, removed, at_step, check).weight))
     terms = _terms(view, layer, slot_coefficients(view, layer, removed, at_step), check)
     if length:

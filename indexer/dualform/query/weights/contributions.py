@@ -27,6 +27,7 @@ from dualform.query.resolved import Resolved
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import weighs_no_slot
 from dualform.query.weights.group_weights import Numbers, group_weights
+from dualform.query.weights.left_out import left_out, rebuilt_by_difference
 from dualform.query.weights.output import products
 from dualform.query.weights.rebuilt_weights import (
     RebuiltWeights,
@@ -37,6 +38,7 @@ from dualform.query.weights.rebuilt_weights import (
     tied,
 )
 from dualform.query.weights.slot_shares import has_slot_shares, sums_of_shares
+from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import Contribution
 from dualform.rules.update_rule import Doubles
@@ -57,7 +59,9 @@ def contributions(resolved: Resolved[Contribution], check: Check) -> Contributio
         return products(weights.of(layer), queries, check, layer.groups)
 
     partners = tied(view, stored, question.where, check)
-    whole = rebuild(view, stored, resolved.selection, at_step, inexact, check, partners)
+    whole = rebuilt_by_difference(view, stored, resolved.selection, at_step, inexact, check)
+    if whole is None:
+        whole = rebuild(view, stored, resolved.selection, at_step, inexact, check, partners)
     grouped = _grouped(resolved, partners, check)
     sums = _sums(resolved, grouped, check)
     initial = answered(before_the_record(view, stored, at_step, check))
@@ -154,21 +158,38 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
             'where="label < 10".',
             field="by",
         )
+    gone = left_out(view, stored, resolved.selection, at_step, check)
+    if gone is None:
+        return _of_groups(resolved, resolved.selection, grouped.numbers, groups, check)
+    # The groups of all slots, of which a mask leaves some, less what it leaves out of each.
+    every = mask.selection(view, stored, None, check)
+    whole = group_entries(view, stored, every, resolved.question.by, check)
+    kept, own, count = resolved.selection.entries, whole.numbers, len(whole.keys)
+    place = np.empty(groups, dtype=np.int64)
+    place[grouped.numbers[stored.name][kept]] = own[kept]
+    found = _of_groups(resolved, every, {stored.name: own}, count, check)
+    numbers = {stored.name: np.where(gone.stays, own, count)}
+    return (found - _of_groups(resolved, gone, numbers, count, check))[:, place]
+
+
+def _of_groups(
+    resolved: Resolved[Contribution], selection: Selection, numbers: Numbers, groups: int, check: Check
+) -> Doubles:
+    """float64[n, groups, d_out]: what the groups of some slots brought."""
+    view, layer, queries, at_step = resolved.view, resolved.layer, resolved.queries, resolved.question.at_step
+    stored = layer.stored
     found = np.empty((len(queries), groups, layer.d_out))
     size = max(1, GROUPS // (6 * 8 * stored.d_out * (stored.weight_width + 1)) - 1)
     for first in range(0, groups, size):
         some = min(size, groups - first)
 
         def made(first: int = first, some: int = some) -> _Kept:
-            # One more group has all that is in none of these, for all slots together make the scale of an update.
-            numbers = {
-                name: np.where((own >= first) & (own < first + some), own - first, some)
-                for name, own in grouped.numbers.items()
-            }
-            return _Kept(group_weights(view, stored, numbers, some + 1, at_step, check)[:some], 8 * some * each)
+            own = {name: np.where((of >= first) & (of < first + some), of - first, some) for name, of in numbers.items()}
+            weights = group_weights(view, stored, own, some, at_step, check)
+            return _Kept(weights, 8 * some * stored.d_out * stored.weight_width)
 
         # Other queries of the same groups, as those of one page after another, need no pass over the slots.
-        key = ("group weights", stored.name, resolved.question.by, resolved.selection.identity, at_step, first, some)
+        key = ("group weights", stored.name, resolved.question.by, selection.identity, at_step, first, some)
         for number, weights in enumerate(view.cache.get(key, made, check).weights, first):
             found[:, number] = products(weights.of(layer), queries, check, layer.groups)
     return found

@@ -7,7 +7,7 @@ Shapes: n queries, m selected slots, d_in and d_out of a layer.
 What is reported is the float32 rounding of what the weights answer (output.py), to the last bit: both sums are bounded
 by how many roundings a term goes through, times the sum of the terms' absolute values, and where those bounds leave a
 doubt about the rounding, that output's weights are made. So this answers as the weights do, and sooner where a mask is
-asked of once.
+asked of once. Likewise of weights by difference (left_out.py), where no output is in doubt.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from dualform.query.score.bound import FLOAT64
 from dualform.query.score.canonical import as_float32, canonical_scores
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
-from dualform.query.weights.output import outputs
+from dualform.query.weights.left_out import rebuilt_by_difference, term_sizes
+from dualform.query.weights.output import certain_outputs, outputs
 from dualform.query.weights.rebuilt_weights import RebuiltWeights
 from dualform.query.weights.recorded_blocks import initial_block
-from dualform.query.weights.slot_products import TILE, SlotCoefficients, roundings
+from dualform.query.weights.slot_products import TILE, SlotCoefficients, most_roundings, roundings
 from dualform.query.weights.slot_sum import is_at_hand, outputs_of_slot_sum, slot_coefficients
+from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
@@ -62,6 +64,33 @@ def direct_outputs(
         return None
     with np.errstate(over="ignore", invalid="ignore"):  # such outputs are in doubt
         return _outputs(view, layer, at_step, slots, queries, check)
+
+
+def outputs_by_difference(
+    view: View,
+    layer: Layer,
+    selection: Selection,
+    at_step: int | None,
+    allow_inexact: bool,
+    queries: NDArray[np.float32],
+    check: Check,
+) -> NDArray[np.float32] | None:
+    """float32[n, d_out], of a record that has no unrecorded change; None where a rounding is in doubt, where a mask
+    leaves out more than it leaves, and where the slots of this layer alone do not make its weights.
+    """
+    if not _slots_alone(view, layer):
+        return None
+    weights = rebuilt_by_difference(view, layer, selection, at_step, allow_inexact, check)
+    if weights is None:
+        return None
+    own = initial_block(view, layer, layer.weights[0], at_step)
+    sizes = term_sizes(view, layer, mask.selection(view, layer, None, check), at_step, check)
+    sizes = sizes + np.sqrt(np.einsum("oi,oi->o", own, own))
+    if layer.biases:
+        sizes += np.abs(initial_block(view, layer, layer.biases[0], at_step))
+    # Of three sums, each of which is at most the sum of all terms, and of what is added to them.
+    each = most_roundings(view.snapshot.keys(layer.name), view.snapshot.values(layer.name))
+    return certain_outputs(weights, _SLACK * FLOAT64 * (3 * each + 12) * sizes, queries)
 
 
 def _slots_alone(view: View, layer: Layer) -> bool:

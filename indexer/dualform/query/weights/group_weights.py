@@ -1,4 +1,4 @@
-"""What each group of slots brought to a layer's weights and biases, of groups that share out all slots.
+"""What each group of slots brought to a layer's weights and biases, of groups that share no slot.
 
 Under a linear rule it is the group's own sum. Under any other the trajectory is run once with a share for each group:
 the whole gradient makes each update's scale, and every group's part of the gradient goes through it. Shares begin at
@@ -37,13 +37,14 @@ from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
 Numbers = Mapping[str, NDArray[np.int64]]
-"""By layer, int64[entries]: the group of each entry of the layer, and of others that hold a parameter of it."""
+"""By layer, int64[entries]: the group of each entry of the layer, and of others that hold a parameter of it; the number
+of groups for an entry in none of them."""
 
 
 def group_weights(
     view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
 ) -> list[RebuiltWeights]:
-    """Weights and biases of each group, which add up to those of all slots without W_0; of a layer that is on disk."""
+    """Weights and biases of each group of slots, without W_0; of a layer that is on disk."""
     every = {name: mask.selection(view, view.snapshot.layer(name), None, check) for name in numbers}
     blocks = dict[str, Doubles]()
     for block in layer.parameters:
@@ -117,6 +118,8 @@ def _shares(
     check: Check,
 ) -> Doubles:
     """float64[groups, …]: each group's share of a block under any other rule, as it is stored."""
+    # One more has all that is in no group, for all slots together make the scale of an update.
+    wanted, groups = groups, groups + any(bool((own == groups).any()) for own in numbers)
     rules = BlockRules(view.snapshot, block)
     whole = State(*start_of(view, block))
     shape, entries = whole.weight.shape, rules.first.commutes_with == "entries"
@@ -140,4 +143,5 @@ def _shares(
                 shared = [
                     advanced(rule, own, parts[group].copy(), update.settings, scale) for group, own in enumerate(shared)
                 ]
-    return stacked.weight if entries else np.stack([own.weight for own in shared])
+    found = stacked.weight if entries else np.stack([own.weight for own in shared])
+    return found[:wanted]

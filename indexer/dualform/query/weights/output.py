@@ -53,12 +53,34 @@ def products(
     return found
 
 
-def _batch(weights: RebuiltWeights, lengths: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+def certain_outputs(
+    weights: RebuiltWeights, off: NDArray[np.float64], queries: NDArray[np.float32]
+) -> NDArray[np.float32] | None:
+    """float32[n, d_out]: the `outputs` of all weights that are near these, or None where those are not the same bits.
+
+    `off`: float64[d_out], how far a row of the weight, as a vector, and its bias may be off.
+    """
+    lengths = np.sqrt(np.einsum("oi,oi->o", weights.weight, weights.weight))
     bias = np.zeros(len(weights.weight)) if weights.bias is None else weights.bias
-    summed = queries.astype(np.float64) @ weights.weight.T + bias
+    summed, error = _bounded(weights.weight, bias, lengths + off, queries)
+    error += (norms(queries)[:, None] + 1) * off
+    low, high = as_float32(summed - error), as_float32(summed + error)
+    return low if low.tobytes() == high.tobytes() and np.isfinite(low).all() else None
+
+
+def _bounded(
+    weight: NDArray[np.float64], bias: NDArray[np.float64], lengths: NDArray[np.float64], queries: NDArray[np.float32]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """float64[n, d_out] twice: the outputs, and how far they are from canonical ones at most. `lengths`: of rows."""
     # Twice, for the canonical sum has an error of its own, and twice again for the norms'.
     unit = 4 * (queries.shape[1] + 3) * FLOAT64
-    error = unit * (norms(queries)[:, None] * lengths + np.abs(bias))
+    summed = queries.astype(np.float64) @ weight.T + bias
+    return summed, unit * (norms(queries)[:, None] * lengths + np.abs(bias))
+
+
+def _batch(weights: RebuiltWeights, lengths: NDArray[np.float64], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+    bias = np.zeros(len(weights.weight)) if weights.bias is None else weights.bias
+    summed, error = _bounded(weights.weight, bias, lengths, queries)
     rounded = as_float32(summed)
     query, output = np.nonzero(as_float32(summed - error) != as_float32(summed + error))
     exact = canonical_scores(weights.weight[output], queries[query]) + bias[output]

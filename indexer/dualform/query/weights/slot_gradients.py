@@ -101,7 +101,8 @@ class SlotGradients:
     ) -> Doubles:
         """float64[groups, …]: what the slots of each group made of the steps, both ends included, nothing rounded.
 
-        By holder, `numbers` are the group of each entry, and `coefficients` what its gradient is multiplied by.
+        By holder, `numbers` are the group of each entry, `groups` for one in none, and `coefficients` what its gradient
+        is multiplied by.
         """
         found = np.zeros((groups, *self._shape))
         sums = [_Sum(self._shape, self._matmul, into=own) for own in found]
@@ -252,11 +253,16 @@ class _LayerTerms:
         sums: Sequence[_Sum],
         check: Check,
     ) -> None:
-        """Add what each entry of a range makes, times its coefficient if there are any, to the sum of its group."""
+        """Add what each entry of a range makes, times its coefficient if there are any, to the sum of its group, if it
+        is in one.
+        """
         for start in range(begin, end, self._size):
             check()
             stop = min(start + self._size, end)
-            order = np.argsort(numbers[start:stop], kind="stable")
+            own_numbers = numbers[start:stop]
+            order = np.argsort(own_numbers, kind="stable")[: np.count_nonzero(own_numbers < len(sums))]
+            if not len(order):
+                continue
             values, keys = self._wide(self._values.block(start, stop), order, "values"), None
             if coefficients is not None:
                 times = coefficients[start:stop][order]
@@ -265,8 +271,8 @@ class _LayerTerms:
             if self._keys is not None:
                 own = self._keys.entry_block(start, stop)
                 keys = self._wide(own if self._groups > 1 else own[:, self._columns], order, "keys")
-            present, firsts = np.unique(numbers[start:stop][order], return_index=True)
-            for group, first, last in zip(present, firsts, [*firsts[1:], stop - start], strict=True):
+            present, firsts = np.unique(own_numbers[order], return_index=True)
+            for group, first, last in zip(present, firsts, [*firsts[1:], len(order)], strict=True):
                 self._add(sums[group], values[first:last], None if keys is None else keys[first:last])
 
     def _wide(self, rows: NDArray[Any], order: slice | NDArray[np.int64], what: str) -> NDArray[Any]:
@@ -275,8 +281,9 @@ class _LayerTerms:
             return rows
         if what not in self._scratch:
             self._scratch[what] = np.empty((self._size, rows.shape[1]), self._dtype)
-        wide = self._scratch[what][: len(rows)]
-        np.copyto(wide, rows[order])
+        chosen = rows[order]
+        wide = self._scratch[what][: len(chosen)]
+        np.copyto(wide, chosen)
         return wide
 
     def _add(self, total: _Sum, values: Doubles, keys: Doubles | None) -> None:

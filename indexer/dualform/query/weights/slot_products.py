@@ -208,6 +208,15 @@ def roundings(keys: Keys, values: Rows, slots: SlotCoefficients) -> int:
     return own + -(-keys.entries // size)
 
 
+def most_roundings(keys: Keys, values: Rows) -> int:
+    """Of `roundings`, whichever slots are added up."""
+    found = []
+    for width in (keys.width, max(keys.width, values.width)):
+        size, count = _sizes(width)
+        found.append(2 + count + -(-size // count) + -(-keys.entries // size))
+    return max(found) + (0 if keys.row_of_entry is None else int(np.bincount(keys.row_of_entry).max(initial=0)))
+
+
 def _sizes(width: int) -> tuple[int, int]:
     """Entries of a range, or stored rows, and those of a product, of rows of some width."""
     each = 8 * max(1, width)
