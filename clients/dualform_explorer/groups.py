@@ -141,8 +141,15 @@ def terms_of(memory: Answers, info: MemoryInfo, state: State, layer: str, by: tu
         return memory.contributions(layer, query, by, mask, state.at, state.inexact)
 
     most = _MOST_SUMMED if info.optimizer == "SGD" else _MOST_SHARED
-    largest = memory.group_sum(layer, query, by=by, where=where_before(info, state), score="abs", k=_LARGEST)
-    if (largest.total or len(largest.groups)) <= most:
+
+    def total(sums: GroupSums) -> int:
+        return sums.total or len(sums.groups)
+
+    def largest() -> GroupSums:
+        return memory.group_sum(layer, query, by=by, where=where_before(info, state), score="abs", k=_LARGEST)
+
+    # A filter leaves no more groups than there are, which other parts of the page ask for, too.
+    if total(memory.group_sum(layer, query, by=by, k=MOST_GROUPS)) <= most or total(largest()) <= most:
         try:
             answer = asked(by, mask)
         except BadInput as error:
@@ -150,11 +157,12 @@ def terms_of(memory: Answers, info: MemoryInfo, state: State, layer: str, by: tu
                 raise
         else:
             return Terms(answer, answer.groups, answer.sums[0], answer.counts)
-    chosen = [group for group, _, _ in largest.ranked()]
+    largest_groups = largest()
+    chosen = [group for group, _, _ in largest_groups.ranked()]
     condition = where_of([Chip.of(True, by, group) for group in chosen])
     own = asked(by, condition if mask is None else f"({mask}) AND ({condition})")
     whole = asked(("dataset",), mask)
-    others = (largest.total or len(chosen)) - len(own.groups)
+    others = total(largest_groups) - len(own.groups)
     rest = whole.sums[0].sum(axis=0) - own.sums[0].sum(axis=0)
     return Terms(whole, own.groups, own.sums[0], own.counts, others, rest, int(whole.counts.sum() - own.counts.sum()))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isnan, log
 
 import numpy as np
 
 from dualform.answers import MemoryInfo
-from dualform.errors import BadInput, DualformError, NotFound
+from dualform.errors import BadInput, DualformError, Inexact, NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import (
     Examples,
@@ -184,7 +185,7 @@ def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, s
     condition, matching, trouble = None, whole.scan.slots_matching, ""
     try:
         if (condition := where_before(info, state)) is not None:
-            matching = memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching
+            matching = _matching(memory, info, state, condition)
     except (BadInput, NotFound) as error:
         matching, trouble = 0, error.message
     return FilterPanel(
@@ -196,3 +197,13 @@ def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, s
         groups=tuple(groups_of(memory, info, (by,), sums[by]) for by in offered),
         steps=info.steps,
     )
+
+
+def _matching(memory: Answers, info: MemoryInfo, state: State, condition: str) -> int:
+    """How many slots of the page's layer stay: by the question of the Output part, if that is of all steps of it."""
+    query, layer = query_of(memory, info, state), layer_of(info, state.layer)
+    if layer is not None and layer.values and state.layer == info.output_layer and state.at is None:
+        with suppress(Inexact):
+            output = memory.output(state.layer, query, condition, None, state.inexact, initial=state.initial)
+            return output.scan.slots_matching
+    return memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching

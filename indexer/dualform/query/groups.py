@@ -144,7 +144,7 @@ def sample_numbers(view: View, layer: Layer, check: Check = never) -> SampleNumb
             numbers, count = np.zeros(space.count, dtype=np.int64), 1
             for name in ("sample", "dataset"):
                 codes, values = _codes_of_slots(space, name, every, check)
-                present, numbers = _dense(numbers * len(values) + codes, count * len(values), check)
+                present, numbers = dense(numbers * len(values) + codes, count * len(values), check)
                 count = len(present)
             return SampleNumbers("samples", numbers)
         datapoints = space.spread(np.arange(space.samples.count))  # not step and row, which ranks number alike
@@ -223,7 +223,7 @@ def group(
         check()
         codes, values = _codes_of_slots(space, name, chosen, check)
         # Dense again after every column, so that the product of the cardinalities cannot overflow.
-        present, numbers = _dense(numbers * len(values) + codes, len(keys) * len(values), check)
+        present, numbers = dense(numbers * len(values) + codes, len(keys) * len(values), check)
         _require_few(len(present), most, by)
         keys = [
             (*keys[code // len(values)], values[code % len(values)])
@@ -255,7 +255,7 @@ def _codes_of_slots(
     return _codes(space.column(name)[slots], check)
 
 
-def _dense(codes: NDArray[np.int64], most: int, check: Check) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def dense(codes: NDArray[np.int64], most: int, check: Check) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The codes that occur, ascending, and for each code its place among those. `most`: one past the greatest."""
     if most > 4 * len(codes) + 1024:
         return _ranked(codes, check)

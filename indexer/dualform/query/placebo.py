@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import GroupKey, Placebos
 from dualform.errors import BadInput
-from dualform.query.groups import group_entries, sample_numbers
+from dualform.query.groups import dense, group_entries, sample_numbers
 from dualform.query.needs import AT_ONCE, BUCKETS, MOST_SIBLINGS
 from dualform.query.queries import labels_of
 from dualform.query.resolved import Resolved
@@ -263,13 +263,13 @@ def _siblings(
     if not columns:
         return None, "the filter names no column"
     if set(columns) == {"step"}:
-        return _other_spans(view, layer, selection, used)
+        return _other_spans(view, layer, selection, used, check)
     every = mask.selection(view, layer, None, check)
     try:
         groups = group_entries(view, layer, every, tuple(columns), check, MOST_SIBLINGS)
     except BadInput:
         return None, f"{', '.join(columns)} has more than {MOST_SIBLINGS} values"
-    present, own = np.unique(groups.numbers[used], return_inverse=True)
+    present, own = dense(groups.numbers[used], len(groups.keys), check)
     gone = np.bincount(own[~selection.stays[used]], minlength=len(present)) > 0
     keys = tuple(groups.keys[number] for number in present)
     others = _other_subsets(gone, question.n)
@@ -301,11 +301,13 @@ def _name(columns: tuple[str, ...], keys: tuple[GroupKey, ...], gone: NDArray[np
     return prefix + " or ".join(parts)
 
 
-def _other_spans(view: View, layer: Layer, selection: Selection, used: NDArray[np.bool_]) -> tuple[Sets | None, str]:
+def _other_spans(
+    view: View, layer: Layer, selection: Selection, used: NDArray[np.bool_], check: Check
+) -> tuple[Sets | None, str]:
     """Other spans of as many steps, evenly over the training, where the ablation leaves out or keeps one span. Steps in
     which the layer has no slot do not count.
     """
-    there, numbers = np.unique(view.slot_steps(layer)[used], return_inverse=True)
+    there, numbers = dense(view.slot_steps(layer)[used], view.snapshot.steps, check)
     total, gone = len(there), np.zeros(len(there), dtype=bool)
     gone[numbers[~selection.stays[used]]] = True
     outer = ~gone
@@ -324,8 +326,11 @@ def _other_spans(view: View, layer: Layer, selection: Selection, used: NDArray[n
         members = ~members
     word = "" if chosen is gone else "all but "
     names = tuple(f"{word}steps {there[start]} to {there[start + length - 1]}" for start in starts.tolist())
-    spans = np.searchsorted(edges, numbers, side="right") - 1
-    return _sets_of(layer, used, spans, members, names, f"steps {edges.tolist()} of {total}"), ""
+    there = members.any(axis=0)
+    places = np.where(there, np.cumsum(there) - 1, np.count_nonzero(there))
+    spans = places[np.searchsorted(edges, numbers, side="right") - 1]
+    identity = f"steps {edges.tolist()} of {total}, {np.flatnonzero(there).tolist()}"
+    return _sets_of(layer, used, spans, members[:, there], names, identity), ""
 
 
 def _sets_of(
@@ -404,8 +409,7 @@ def _weighed(resolved: Resolved[Placebo], sets: Sets, check: Check) -> Weighed:
     BadInput where they have no room.
     """
     view, layer, at_step = resolved.view, resolved.layer.stored, resolved.question.at_step
-    there = sets.members.any(axis=0)
-    groups = int(np.count_nonzero(there))
+    groups = sets.members.shape[1] - (not sets.members[:, -1].any())  # nobody asks for what the last one brought then
     each = 8 * layer.d_out * (layer.weight_width + 1)
     if each * groups > _BUDGET:
         raise BadInput(
@@ -414,14 +418,9 @@ def _weighed(resolved: Resolved[Placebo], sets: Sets, check: Check) -> Weighed:
             hint="Pass a layer with fewer weights.",
             field="layer",
         )
-    place = np.where(there, np.cumsum(there) - 1, groups)
-    key = ("group weights", layer.name, sets.identity, there.tobytes(), at_step)
-
-    def made() -> _Kept:
-        numbers = {name: place[own] for name, own in sets.numbers.items()}
-        return _Kept(_made(view, layer, numbers, groups, at_step, check))
-
-    return Weighed(sets.members[:, there], view.cache.get(key, made, check).weights)
+    key = ("group weights", layer.name, sets.identity, groups, at_step)
+    made = view.cache.get(key, lambda: _Kept(_made(view, layer, sets.numbers, groups, at_step, check)), check)
+    return Weighed(sets.members[:, :groups], made.weights)
 
 
 class _Kept:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dualform.query.sums.runs import begins
 from dualform.query.view import Check, View
 from dualform.query.weights.outer_products import outer_product
 from dualform.query.weights.slot_products import block_size
@@ -259,20 +260,22 @@ class _LayerTerms:
         for start in range(begin, end, self._size):
             check()
             stop = min(start + self._size, end)
-            own_numbers = numbers[start:stop]
-            order = np.argsort(own_numbers, kind="stable")[: np.count_nonzero(own_numbers < len(sums))]
+            order = np.flatnonzero(numbers[start:stop] < len(sums))
             if not len(order):
                 continue
+            own = numbers[start:stop][order].astype(np.min_scalar_type(len(sums)))  # small ones are sorted sooner
+            order = order[np.argsort(own, kind="stable")]
             values, keys = self._wide(self._values.block(start, stop), order, "values"), None
             if coefficients is not None:
                 times = coefficients[start:stop][order]
                 values[times == 0] = 0  # whatever they are: no update used them
                 values *= times[:, None]
             if self._keys is not None:
-                own = self._keys.entry_block(start, stop)
-                keys = self._wide(own if self._groups > 1 else own[:, self._columns], order, "keys")
-            present, firsts = np.unique(own_numbers[order], return_index=True)
-            for group, first, last in zip(present, firsts, [*firsts[1:], len(order)], strict=True):
+                rows = self._keys.entry_block(start, stop)
+                keys = self._wide(rows if self._groups > 1 else rows[:, self._columns], order, "keys")
+            ordered = numbers[start:stop][order]
+            firsts = begins(ordered)
+            for group, first, last in zip(ordered[firsts], firsts, [*firsts[1:], len(order)], strict=True):
                 self._add(sums[group], values[first:last], None if keys is None else keys[first:last])
 
     def _wide(self, rows: NDArray[Any], order: slice | NDArray[np.int64], what: str) -> NDArray[Any]:
