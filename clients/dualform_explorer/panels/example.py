@@ -200,9 +200,12 @@ def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, s
 
 
 def _matching(memory: Answers, info: MemoryInfo, state: State, condition: str) -> int:
-    """How many slots of the page's layer stay: by the question of the Output part, if that is of all steps of it."""
+    """How many slots of the page's layer stay: by the question of the Output part, if that is of all its steps, and
+    soon answered.
+    """
     query, layer = query_of(memory, info, state), layer_of(info, state.layer)
-    if layer is not None and layer.values and state.layer == info.output_layer and state.at is None:
+    outputs = layer is not None and layer.values and state.layer == info.output_layer and state.at is None
+    if outputs and info.optimizer == "SGD":
         with suppress(Inexact):
             output = memory.output(state.layer, query, condition, None, state.inexact, initial=state.initial)
             return output.scan.slots_matching

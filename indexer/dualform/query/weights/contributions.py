@@ -184,7 +184,9 @@ def _of_groups(
         some = min(size, groups - first)
 
         def made(first: int = first, some: int = some) -> _Kept:
-            own = {name: np.where((of >= first) & (of < first + some), of - first, some) for name, of in numbers.items()}
+            own = {
+                name: np.where((of >= first) & (of < first + some), of - first, some) for name, of in numbers.items()
+            }
             weights = group_weights(view, stored, own, some, at_step, check)
             return _Kept(weights, 8 * some * stored.d_out * stored.weight_width)
 

@@ -1,9 +1,10 @@
 """What each group of slots brought to a layer's weights and biases, of groups that share no slot.
 
-Under a linear rule it is the group's own sum. Under any other the trajectory is run once with a share for each group:
-the whole gradient makes each update's scale, and every group's part of the gradient goes through it. Shares begin at
-zero, for no group has W_0. Where a training rounded gradients or weights, which cannot be shared out, each group is
-rebuilt by itself, as a filter that leaves nothing else would be.
+Under a linear rule it is the group's own sum. Under one that treats each number on its own, each part of an update's
+gradient is multiplied by what is left of it at the end (factors.py). Under any other the trajectory is run once with a
+share for each group: the whole gradient makes each update's scale, and every group's part of the gradient goes through
+it. Shares begin at zero, for no group has W_0. Where a training rounded gradients or weights, which cannot be shared
+out, each group is rebuilt by itself, as a filter that leaves nothing else would be.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dualform.answers import Status
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.coefficients import updates
+from dualform.query.weights.factors import factors_of
 from dualform.query.weights.rebuilt_weights import (
     RebuiltWeights,
     joined_blocks,
@@ -49,10 +51,11 @@ def group_weights(
     blocks = dict[str, Doubles]()
     for block in layer.parameters:
         holders = holders_of(view, layer, block, every[layer.name], every)
-        if BlockRules(view.snapshot, block).linear:
+        rules = BlockRules(view.snapshot, block)
+        if rules.linear:
             made = _sums
         elif rounds_nothing(view, block, holders):
-            made = _shares
+            made = _left if rules.first.commutes_with == "entries" else _shares
         else:
             return _one_by_one(view, layer, numbers, groups, at_step, check)
         found = made(view, block, holders, [numbers[own.name] for own, _, _ in holders], groups, at_step, check)
@@ -122,13 +125,9 @@ def _shares(
     wanted, groups = groups, groups + any(bool((own == groups).any()) for own in numbers)
     rules = BlockRules(view.snapshot, block)
     whole = State(*start_of(view, block))
-    shape, entries = whole.weight.shape, rules.first.commutes_with == "entries"
+    shape = whole.weight.shape
     held = [kind for kind in rules.first.buffers if kind in whole.buffers]
-    stacked = State(np.zeros((groups, *shape)), {kind: np.zeros((groups, *shape)) for kind in held})
-    shared = [
-        State(stacked.weight[group], {kind: own[group] for kind, own in stacked.buffers.items()})
-        for group in range(groups)
-    ]
+    shared = [State(np.zeros(shape), {kind: np.zeros(shape) for kind in held}) for _ in range(groups)]
     gradients = SlotGradients(view, holders, shape)
     stop = view.snapshot.steps if at_step is None else at_step
     with np.errstate(all="ignore"):  # as where eps is 0: what is not finite stays so in the answer
@@ -137,11 +136,26 @@ def _shares(
             parts = gradients.of_groups(update.first_step, update.last_step, numbers, groups, check)
             parts *= update.factor
             whole, scale = updated(rule, whole, parts.sum(axis=0), update.settings)
-            if entries:
-                stacked = advanced(rule, stacked, parts, update.settings, scale)
-            else:
-                shared = [
-                    advanced(rule, own, parts[group].copy(), update.settings, scale) for group, own in enumerate(shared)
-                ]
-    found = stacked.weight if entries else np.stack([own.weight for own in shared])
-    return found[:wanted]
+            shared = [
+                advanced(rule, own, parts[group].copy(), update.settings, scale) for group, own in enumerate(shared)
+            ]
+    return np.stack([own.weight for own in shared[:wanted]])
+
+
+def _left(
+    view: View,
+    block: Parameter,
+    holders: Sequence[Holder],
+    numbers: Sequence[NDArray[np.int64]],
+    groups: int,
+    at_step: int | None,
+    check: Check,
+) -> Doubles:
+    """float64[groups, …]: each group's share of a block under a rule that treats each number on its own."""
+    shape = start_of(view, block)[0].shape
+    gradients, found = SlotGradients(view, holders, shape), np.zeros((groups, *shape))
+    with np.errstate(all="ignore"):
+        for first, last, factors in factors_of(view, block, holders, at_step, check):
+            for group, part in gradients.by_group(first, last, numbers, groups, check).items():
+                found[group] += np.multiply(part, factors, out=part)
+    return found

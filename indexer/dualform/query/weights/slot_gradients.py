@@ -61,6 +61,7 @@ class SlotGradients:
         self._shape = shape
         self._matmul = matmul
         self._whole, self._remaining = _Sum(shape, matmul, dtype), _Sum(shape, matmul, dtype)
+        self._of_groups = list[_Sum]()
         self._terms = [
             _LayerTerms(view, *holder, None if read is None else read[holder[0].name], dtype) for holder in holders
         ]
@@ -109,8 +110,27 @@ class SlotGradients:
         sums = [_Sum(self._shape, self._matmul, into=own) for own in found]
         for place, (terms, own) in enumerate(zip(self._terms, numbers, strict=True)):
             times = None if coefficients is None else coefficients[place]
-            terms.add_groups(*terms.entries(first_step, last_step), own, times, sums, check)
+            terms.add_groups(*terms.entries(first_step, last_step), own, groups, times, sums.__getitem__, check)
         return found
+
+    def by_group(
+        self, first_step: int, last_step: int, numbers: Sequence[NDArray[np.int64]], groups: int, check: Check
+    ) -> dict[int, Doubles]:
+        """As `of_groups` without coefficients, of groups that have slots in these steps. The caller's until the next
+        call, to write to as well.
+        """
+        found = dict[int, _Sum]()
+
+        def sum_of(group: int) -> _Sum:
+            if group not in found:
+                if len(found) == len(self._of_groups):
+                    self._of_groups.append(_Sum(self._shape, self._matmul))
+                found[group] = self._of_groups[len(found)].cleared()
+            return found[group]
+
+        for terms, own in zip(self._terms, numbers, strict=True):
+            terms.add_groups(*terms.entries(first_step, last_step), own, groups, None, sum_of, check)
+        return {group: own.total() for group, own in found.items()}
 
     def _add_copy(
         self, products: Sequence[_Product], whole: _Sum, remaining: _Sum | None, half: HalfType | None, check: Check
@@ -250,20 +270,21 @@ class _LayerTerms:
         begin: int,
         end: int,
         numbers: NDArray[np.int64],
+        groups: int,
         coefficients: Doubles | None,
-        sums: Sequence[_Sum],
+        sum_of: Callable[[int], _Sum],
         check: Check,
     ) -> None:
         """Add what each entry of a range makes, times its coefficient if there are any, to the sum of its group, if it
-        is in one.
+        is in one of so many.
         """
         for start in range(begin, end, self._size):
             check()
             stop = min(start + self._size, end)
-            order = np.flatnonzero(numbers[start:stop] < len(sums))
+            order = np.flatnonzero(numbers[start:stop] < groups)
             if not len(order):
                 continue
-            own = numbers[start:stop][order].astype(np.min_scalar_type(len(sums)))  # small ones are sorted sooner
+            own = numbers[start:stop][order].astype(np.min_scalar_type(groups))  # small ones are sorted sooner
             order = order[np.argsort(own, kind="stable")]
             values, keys = self._wide(self._values.block(start, stop), order, "values"), None
             if coefficients is not None:
@@ -275,8 +296,8 @@ class _LayerTerms:
                 keys = self._wide(rows if self._groups > 1 else rows[:, self._columns], order, "keys")
             ordered = numbers[start:stop][order]
             firsts = begins(ordered)
-            for group, first, last in zip(ordered[firsts], firsts, [*firsts[1:], len(order)], strict=True):
-                self._add(sums[group], values[first:last], None if keys is None else keys[first:last])
+            for group, first, last in zip(ordered[firsts].tolist(), firsts, [*firsts[1:], len(order)], strict=True):
+                self._add(sum_of(group), values[first:last], None if keys is None else keys[first:last])
 
     def _wide(self, rows: NDArray[Any], order: slice | NDArray[np.int64], what: str) -> NDArray[Any]:
         """In that order and in the sum's type: as they are, or in an array that is used again."""

@@ -8,8 +8,8 @@ factor until the end:
 
     c_t(q, o)  =  delta_t[o] ((F_t[o] * q) . x_t)                   o: one output
 
-F is made by running the updates forward, for their scales, and back, for what is left of each gradient; then every slot
-costs one product, however many groups there are. Only the rows of W that are asked for are run again.
+F is made as factors.py says; then every slot costs one product, however many groups there are. Only the rows of W that
+are asked for are run again.
 
 Shapes: n queries, m entries, U updates, r outputs that are asked for, w columns of a block of W, B entries at once.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from dualform.query.sums.grouping import BATCH
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.coefficients import updates
+from dualform.query.weights.factors import Factors, Kept, Run, backward, run
 from dualform.query.weights.group_weights import rounds_nothing
 from dualform.query.weights.recorded_blocks import holders_of
 from dualform.query.weights.requirement import require
@@ -39,8 +40,8 @@ from dualform.query.weights.trajectory import start_of
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import Contribution, Distribution, GroupSum, TopK
-from dualform.rules import State, Update, UpdateRule, advanced, updated
-from dualform.rules.update_rule import Doubles, Scale
+from dualform.rules import State, Update
+from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
 
@@ -168,11 +169,11 @@ class SlotShares:
         for start in range(0, len(outputs), size):
             yield outputs[start : start + size]
 
-    def _factors(self, block: Parameter, rows: NDArray[np.int64], check: Check) -> Sequence[_OfUpdate]:
+    def _factors(self, block: Parameter, rows: NDArray[np.int64], check: Check) -> Sequence[Factors]:
         key = ("slot shares", self.layer.name, block.block_name, self.at_step, rows.tobytes())
-        return self.view.cache.get(key, lambda: _Kept(self._made(block, rows, check)), check).factors
+        return self.view.cache.get(key, lambda: Kept(self._made(block, rows, check)), check).factors
 
-    def _made(self, block: Parameter, rows: NDArray[np.int64], check: Check) -> list[_OfUpdate]:
+    def _made(self, block: Parameter, rows: NDArray[np.int64], check: Check) -> list[Factors]:
         """F of some rows of a block, update by update."""
         view, rules = self.view, BlockRules(self.view.snapshot, block)
         weight, buffers = start_of(view, block)
@@ -182,22 +183,11 @@ class SlotShares:
             return (array.T if block.transposed else array)[of_view] if array.ndim else array
 
         whole = State(own(weight), {kind: own(array) for kind, array in buffers.items()})
-        run, found = list[_Run](), list[_OfUpdate]()
-        with np.errstate(all="ignore"):  # as where eps is 0: what is not finite stays so in the answer
-            for update in updates(view.snapshot, block.block_name, _stop(view, self.at_step)):
-                rule = rules.at(update.last_step)
-                gradient = self._gradient(block, rows, update, check)
-                kinds = tuple(kind for kind in rule.buffers if kind in whole.buffers)
-                whole, scale = updated(rule, whole, gradient, update.settings)
-                run.append(_Run(update, rule, _without_squares(scale), kinds))
-            left = {"": np.ones_like(whole.weight)}
-            while run:
-                check()
-                passed = run.pop()
-                left, factors = passed.back(left)
-                factors *= passed.update.factor
-                found.append(_OfUpdate(passed.update.first_step, passed.update.last_step, factors))
-        return found[::-1]
+        runs = list[Run]()
+        for update in updates(view.snapshot, block.block_name, _stop(view, self.at_step)):
+            whole, passed = run(rules, whole, update, self._gradient(block, rows, update, check))
+            runs.append(passed)
+        return backward(runs, {"": np.ones_like(whole.weight)}, check)[::-1]
 
     def _gradient(self, block: Parameter, rows: NDArray[np.int64], update: Update, check: Check) -> Doubles:
         """float64[r, w]: the whole gradient that an update used, of some rows."""
@@ -214,57 +204,6 @@ class SlotShares:
             found += errors.T @ keys.entry_block(start, stop)[:, block.start : block.stop].astype(np.float64)
         found *= update.factor
         return found
-
-
-class _OfUpdate(NamedTuple):
-    """F of one update's gradient, which is that of the steps from `first` to `last`, both included."""
-
-    first: int
-    last: int
-    factors: Doubles
-    """float64[r, w]."""
-
-
-class _Kept:
-    """Factors, as the cache counts them."""
-
-    def __init__(self, factors: list[_OfUpdate]) -> None:
-        self.factors, self.nbytes = factors, sum(own.factors.nbytes for own in factors)
-
-
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """One update that was run, with the scale that the whole gradient made."""
-
-    update: Update
-    rule: UpdateRule
-    scale: Scale | None
-    kinds: tuple[str, ...]
-    """The buffers that there were before, of those that each slot has its share of."""
-
-    def back(self, left: dict[str, Doubles]) -> tuple[dict[str, Doubles], Doubles]:
-        """By part of the state before the update, "" being the weight, how much of it is in the weight at the end; and
-        how much of the gradient is. `left`: the same of the state after it. An update is linear, so that it is asked
-        what it makes of a one in each place.
-        """
-        zeros, ones = np.zeros_like(left[""]), np.ones_like(left[""])
-
-        def kept(part: str) -> Any:
-            buffers = {kind: (ones if kind == part else zeros).copy() for kind in self.kinds}
-            before = State((ones if part == "" else zeros).copy(), buffers)
-            gradient = (ones if part == "gradient" else zeros).copy()
-            after = advanced(self.rule, before, gradient, self.update.settings, self.scale)
-            parts = {"": after.weight, **after.buffers}
-            return np.sum([own * parts[kind] for kind, own in left.items() if kind in parts], axis=0)
-
-        return {part: kept(part) for part in ("", *self.kinds)}, kept("gradient")
-
-
-def _without_squares(scale: Scale | None) -> Scale | None:
-    """Statistics of the weight's shape are needed by the update after, and no longer."""
-    if scale is None:
-        return None
-    return replace(scale, statistics={kind: own for kind, own in scale.statistics.items() if not own.ndim})
 
 
 def sums_of_shares(resolved: Resolved[Contribution], numbers: NDArray[np.int64], groups: int, check: Check) -> Doubles:
