@@ -14,16 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.kernels.workers import divide
+from dualform.query.stored_arrays import StoredArrays
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.coefficients import updates
 from dualform.query.weights.rounding_gradients import rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
+from dualform.query.weights.slot_products import BLOCK_BYTES
 from dualform.rules import Settings, State, UpdateRule, advanced, updated
 from dualform.rules.half_precision_rule import HalfPrecisionRule
 from dualform.rules.update_rule import Doubles
 from dualform.store.parameter import Parameter, of_shape
 
+_KIND = f"trajectory 1 of {BLOCK_BYTES}"
 _PIECE = 1 << 15
 """Numbers that a rule which treats each on its own is given at once: within the processor's cache."""
 
@@ -48,10 +51,34 @@ def _found(
 ) -> Doubles:
     # Both under one key: of two keys, a thread that makes one could wait for a thread that makes the other.
     made = view.cache.get(
-        _key(block, holders, at_step), lambda: _by_name(*_run(view, block, holders, at_step, check)), check
+        _key(block, holders, at_step), lambda: _made(view, block, holders, at_step, check), check
     )
     found = made["stays"] if not whole else made.get("whole", made["stays"])
     return found.T if block.transposed else found
+
+
+def _made(
+    view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check
+) -> dict[str, Doubles]:
+    """At the end, and with all slots, from beside the keys where it was made before: every page begins with that."""
+    place = _place(view, block, holders) if at_step is None else None
+    shape = block.stored_block_of(view.stored_weights("initial")[block.name]).shape
+    if place and (held := place.read((np.float64, shape))) is not None:
+        return {"stays": held[0]}
+    made = _by_name(*_run(view, block, holders, at_step, check))
+    if place:
+        place.write(made["stays"])
+    return made
+
+
+def _place(view: View, block: Parameter, holders: Sequence[Holder]) -> StoredArrays | None:
+    """Where the block is kept as all slots leave it. The manifests say W_0 and how the optimizer moved it."""
+    said, memory = view.snapshot.tables_digest, view.snapshot
+    whole = all(selection.stored and selection.stays.all() for _, _, selection in holders)
+    if said is None or memory.deleted or not whole or not all(layer.keys and layer.values for layer, _, _ in holders):
+        return None
+    rows = [own for layer, _, _ in holders for own in (memory.keys(layer.name), memory.values(layer.name))]
+    return StoredArrays.of(memory, _KIND, rows, [np.frombuffer(f"{said} {block.block_name}".encode(), np.uint8)])
 
 
 def _by_name(whole: Doubles, remaining: Doubles) -> dict[str, Doubles]:
