@@ -41,7 +41,7 @@ from dualform.methods import Answers
 from dualform_explorer import map as map_page, search
 from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, default_by, read_state
 from dualform_explorer.compare import SIDES, Side, another, compare_link, compare_panel, params_of
-from dualform_explorer.examples import examples_of, layers_of, output_layer, query_set_of
+from dualform_explorer.examples import NAMES, examples_of, layers_of, output_layer, query_set_of
 from dualform_explorer.filter import enclosed
 from dualform_explorer.groups import groupings_of, where_before
 from dualform_explorer.map import read_colour
@@ -52,7 +52,7 @@ from dualform_explorer.publish import Told, as_command, as_csv, as_python
 from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
 from dualform_explorer.sample import SampleAddress, moved_panel, read_sample, sample_panel
 from dualform_explorer.search import read_search, searchable
-from dualform_explorer.start import query_set_panel
+from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import CELL, KS, SCORES, SECTIONS, State, cell_link, item_link, link, query_string
 
 _THREADS = 12
@@ -193,6 +193,7 @@ class Pages:
     @asynccontextmanager
     async def _lifespan(self, _application: Starlette) -> AsyncIterator[None]:
         for name in self._memories.names:
+            self._threads.begin(partial(_begin_sql, self._memories, name))
             self._threads.begin(partial(_warm, self._memories, name))
         yield
         self._threads.close()
@@ -202,7 +203,8 @@ class Pages:
         """Memories, and of each its query sets."""
         opened = [(name, await self._opened(name, newest=True)) for name in self._memories.names]
         several = len(opened) > 1
-        jobs: dict[tuple[str, str], asyncio.Task[Markup]] = {}
+        jobs: dict[tuple[str, str, str], asyncio.Task[Markup]] = {}
+        later: dict[tuple[str, str], Callable[[], asyncio.Task[Markup]]] = {}
         for name, found in opened:
             if isinstance(found, Failure):
                 continue
@@ -213,15 +215,26 @@ class Pages:
                 asked = (request.query_params.get("memory", ""), request.query_params.get("set"))
                 cell = request.query_params.get("cell", "") if asked == (shown, query_set.name) else ""
                 cell = cell if CELL.fullmatch(cell) else ""
+                same = ("start", name, info.snapshot, query_set.name)
                 make = partial(query_set_panel, memory, info, query_set.name, cell)
-                same = ("start", name, info.snapshot, query_set.name, cell)
-                jobs[name, query_set.name] = self._begin("query_set", query_set.name, make, context, same)
+                jobs["query_set", name, query_set.name] = self._begin(
+                    "query_set", query_set.name, make, context, (*same, cell)
+                )
+                make = partial(corrections_panel, memory, info, query_set.name)
+                later[name, query_set.name] = partial(
+                    self._begin, "corrections", query_set.name, make, context, (*same, "corrections")
+                )
 
         async def panel(name: str, query_set: str) -> Markup:
-            return await jobs[name, query_set]
+            return await jobs["query_set", name, query_set]
+
+        async def corrections(name: str, query_set: str) -> Markup:
+            """Begun when all before it is sent, for it takes seconds."""
+            job = jobs["corrections", name, query_set] = later[name, query_set]()
+            return await job
 
         texts = [name for name, found in opened if not isinstance(found, Failure) and searchable(found[1])]
-        context = {"memories": opened, "searchable": texts, "panel": panel}
+        context = {"memories": opened, "searchable": texts, "panel": panel, "corrections": corrections}
         return self._stream("start.html", context, jobs.values())
 
     async def explore(self, request: Request) -> Response:
@@ -606,6 +619,12 @@ class Pages:
                     job.cancel()
 
         return StreamingResponse(parts(), status, media_type="text/html")
+
+
+def _begin_sql(memories: Memories, name: str) -> None:
+    """Names of labels, which every page has, come from a process that takes some tenths of a second to begin."""
+    with suppress(DualformError):
+        memories.one(name).sql(NAMES)
 
 
 def _warm(memories: Memories, name: str) -> None:

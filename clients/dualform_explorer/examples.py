@@ -40,7 +40,7 @@ def layers_of(info: MemoryInfo, query_set: QuerySetInfo) -> list[LayerInfo]:
     return [layer for layer in info.layers if layer.name in query_set.layers]
 
 
-_NAMES = "SELECT dataset, label, name FROM labels"
+NAMES = "SELECT dataset, label, name FROM labels"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def label_names(memory: Answers, info: MemoryInfo) -> LabelNames:
     """Empty where there are none, and where a server answers no SQL: numbers stand for themselves then."""
     words = beside_of(memory).words
     try:
-        rows = memory.sql(_NAMES)
+        rows = memory.sql(NAMES)
     except DualformError:
         return LabelNames(words=words)
     datasets: set[str | None] = {*info.datasets}

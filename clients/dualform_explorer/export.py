@@ -27,7 +27,7 @@ from dualform_explorer.filter import Chip, read_chip
 from dualform_explorer.panels import PANELS, panels_in
 from dualform_explorer.panels.example import QueryPanel
 from dualform_explorer.rendering import templates
-from dualform_explorer.start import MOST_DATASETS, ExampleCard, example_cards, query_set_panel
+from dualform_explorer.start import MOST_DATASETS, ExampleCard, corrections_panel, example_cards, query_set_panel
 from dualform_explorer.state import SCORES, SECTIONS, State
 
 _MOST = 12
@@ -86,9 +86,10 @@ def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]
     first.
     """
     query_sets = [query_set for query_set in info.query_sets if layers_of(info, query_set)]
-    panels = [query_set_panel(memory, info, query_set.name) for query_set in query_sets]
-    corrected = [[(one.query_set, card.row) for own in one.corrections for card in own.cards] for one in panels]
-    others = [[(one.query_set, card.row) for card in one.cards] for one in panels]
+    names = [query_set.name for query_set in query_sets]
+    parts = [(name, corrections_panel(memory, info, name), query_set_panel(memory, info, name)) for name in names]
+    corrected = [[(name, card.row) for own in one.corrections for card in own.cards] for name, one, _ in parts]
+    others = [[(name, card.row) for card in one.cards] for name, _, one in parts]
     return list(dict.fromkeys(chain(_in_turn(corrected), _in_turn(others))))[:_MOST]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,7 +87,6 @@ class QuerySetPanel:
     """None where labels or outputs are not known."""
     token_errors: tuple[int, int] | None
     """Misclassified tokens, of those with a label; None where tokens have no labels or outputs of their own."""
-    corrections: tuple[Correction, ...]
     layer: str
     """That a page begins with."""
     by: tuple[str, ...]
@@ -99,10 +99,22 @@ class QuerySetPanel:
     """How many of them there are."""
     cards: tuple[ExampleCard, ...]
     """Those of a chosen cell; else misclassified ones, or the first of all where none is known to be misclassified."""
-    trouble: str
-    """Why masks were not tried."""
     missing: str
     """Why examples are not shown as they looked; empty where there is nothing to say."""
+    trouble: str
+    """Why no layer is known that gives the outputs."""
+
+
+@dataclass(frozen=True)
+class CorrectionsPanel:
+    query_set: str
+    count: int
+    layer: str
+    """That datasets were left out of."""
+    by: tuple[str, ...]
+    corrections: tuple[Correction, ...]
+    trouble: str
+    """Why masks were not tried."""
 
 
 def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = "") -> QuerySetPanel:
@@ -115,11 +127,8 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = ""
     known = examples.labels is not None and examples.read is not None
     misclassified = examples.misclassified
     found, trouble = None, ""
-    corrections: tuple[Correction, ...] = ()
     try:
         found = output_layer(memory, info, examples)
-        if found is not None and len(misclassified) and 1 < len(info.datasets) <= MOST_DATASETS:
-            corrections = _corrections(memory, info, examples, found.name)
     except DualformError as error:
         trouble = str(error)
     among = cell if known and cell else MISCLASSIFIED if len(misclassified) else ALL
@@ -130,7 +139,6 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = ""
         count=examples.count,
         misclassified=len(misclassified) if known else None,
         token_errors=examples.token_errors,
-        corrections=corrections,
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
         output_layer=found,
@@ -138,9 +146,25 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = ""
         among=among,
         chosen=len(rows),
         cards=cards,
-        trouble=trouble,
         missing=missing,
+        trouble=trouble,
     )
+
+
+def corrections_panel(memory: Answers, info: MemoryInfo, name: str) -> CorrectionsPanel:
+    """Takes longer than what else is said of a query set: a placebo for each dataset."""
+    examples = examples_of(memory, info, name)
+    found, corrections, trouble = None, tuple[Correction, ...](), ""
+    if len(examples.misclassified) and 1 < len(info.datasets) <= MOST_DATASETS:
+        with suppress(DualformError):  # which the part before this one says
+            found = output_layer(memory, info, examples)
+    try:
+        if found is not None:
+            corrections = _corrections(memory, info, examples, found.name)
+    except DualformError as error:
+        trouble = str(error)
+    layer = "" if found is None else found.name
+    return CorrectionsPanel(name, examples.count, layer, default_by(info), corrections, trouble)
 
 
 def _confusion(memory: Answers, info: MemoryInfo, examples: Examples) -> Confusion | None:

@@ -14,7 +14,7 @@ import dualform
 from dualform.errors import BadInput
 from dualform_explorer.export import choose, exported_page, standalone
 from dualform_explorer.filter import Chip
-from dualform_explorer.start import query_set_panel
+from dualform_explorer.start import corrections_panel
 
 ITEMS = ("shapes/3", "shapes/7", "noise/5")
 MASKS = {"m1": "dataset <> 'noise <b>'", "m2": "label <> 2"}
@@ -125,7 +125,7 @@ def test_of_nothing_named_those_of_the_start_page_are_taken_and_each_dataset_is_
     choice = choose(memory, info, (), ())
     assert [chips[0].words for chips in choice.masks[1:]] == [f"dataset {name}" for name in info.datasets]
     assert choice.masks[0] == ()
-    panels = {name: query_set_panel(memory, info, name) for name in ("shapes", "noise")}
+    panels = {name: corrections_panel(memory, info, name) for name in ("shapes", "noise")}
     corrected = {(name, card.row) for name, own in panels.items() for part in own.corrections for card in part.cards}
     chosen = [(state.query_set, state.row) for state in choice.items]
     assert len(chosen) == len(set(chosen)) <= 12

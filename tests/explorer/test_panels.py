@@ -26,7 +26,7 @@ from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, paper_panel, ranks_panel
 from dualform_explorer.panels.record import record_panel, removal_panel
 from dualform_explorer.panels.training import steps_panel
-from dualform_explorer.start import query_set_panel
+from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import State
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
@@ -461,14 +461,15 @@ def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
     assert (last.before, last.after) == (58, None)
 
 
-def test_the_start_page_begins_with_examples_that_a_mask_corrects(memory, info):
+def test_the_start_page_has_examples_that_a_mask_corrects(memory, info):
     panel = query_set_panel(memory, info, "shapes")
     query_set = memory.query_set("shapes")
     misclassified = np.flatnonzero(query_set.outputs.argmax(axis=1) != query_set.labels)
     query = f"shapes/{','.join(map(str, misclassified))}"
     masked = np.asarray(memory.output("4", query, WHERE)).argmax(axis=1)
     corrected = misclassified[masked == query_set.labels[misclassified]]
-    (own,) = [own for own in panel.corrections if own.dataset == "noise <b>"]
+    corrections = corrections_panel(memory, info, "shapes").corrections
+    (own,) = [own for own in corrections if own.dataset == "noise <b>"]
     assert own.count == len(corrected) > 0
     assert [card.row for card in own.cards] == corrected[:12].tolist()
     assert [card.row for card in panel.cards] == misclassified[:12].tolist()

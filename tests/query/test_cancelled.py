@@ -92,7 +92,7 @@ def test_a_mask_is_given_up_between_blocks_of_slots(monkeypatch, where):
 def test_groups_are_given_up_between_blocks_of_slots(monkeypatch, by):
     monkeypatch.setattr(groups, "_BLOCK", 10)
     checks, ranked, asked = [], [], engine()
-    monkeypatch.setattr(groups, "_dense", lambda *own: ranked.append(own))
+    monkeypatch.setattr(groups, "dense", lambda *own: ranked.append(own))
     with pytest.raises(Cancelled):
         asked.ask(GroupSum("fc", QUERY, by=(by,)), cancelled=lambda: checks.append(1) or len(checks) == 7)
     assert ranked == []

@@ -10,6 +10,7 @@ from torch import nn
 import dualform
 from dualform.answers.placebos import FEWEST_RANDOM, FEWEST_SIBLINGS, Placebos, outside
 from dualform.errors import BadInput
+from dualform.query import needs
 from dualform.query.placebo import _random_sets, _samples
 from dualform.query.weights.group_weights import group_weights
 from dualform.query.weights.rebuilt_weights import recorded, recorded_without_slots
@@ -125,13 +126,19 @@ def _space(memory):
     return next(own.space for own in memory.info().layers if own.name == "head")
 
 
-def test_shares_of_groups_are_what_each_filter_alone_leaves(memory):
-    """group_weights runs the training once for all groups; recorded runs it for one."""
+@pytest.mark.parametrize("room", [None, 1000])
+def test_shares_of_groups_are_what_each_filter_alone_leaves(memory, monkeypatch, room):
+    """group_weights runs the training once for all groups; recorded runs it for one. Entries may be in no group."""
     view = memory._view
+    if room is not None:  # for factors of a few updates at a time
+        monkeypatch.setattr(needs, "SHARES", room)
+        view.cache.clear()
     layer = view.snapshot.layer("head")
-    numbers = np.random.default_rng(0).integers(0, 5, view.snapshot.entries("head").count)
+    numbers = np.random.default_rng(0).integers(0, 6, view.snapshot.entries("head").count)
     without = recorded_without_slots(view, layer, None, lambda: None)
-    for group, own in enumerate(group_weights(view, layer, {"head": numbers}, 5, None, lambda: None)):
+    found = group_weights(view, layer, {"head": numbers}, 5, None, lambda: None)
+    assert len(found) == 5
+    for group, own in enumerate(found):
         alone = recorded(view, layer, Selection(f"group {group}", numbers == group, stored=False), None, lambda: None)
         scale = np.abs(alone.weight - without.weight).max()
         assert np.abs(own.weight - (alone.weight - without.weight)).max() <= 1e-9 * scale + 1e-12

@@ -160,6 +160,7 @@ def of_contributions(resolved: Resolved[Contribution] | Resolved[GroupSum]) -> i
     return (
         of_weights(resolved.view, resolved.layer)
         + SHARES
+        + _of_factors(resolved.view, layer)
         + min(GROUPS, 6 * (groups + 3) * made)
         + 2 * (groups + 3) * answer
         + 8 * _COLUMNS * resolved.selection.count
@@ -172,10 +173,20 @@ def of_placebo(resolved: Resolved[Placebo]) -> int:
     made = 8 * layer.d_out * (layer.weight_width + 1)
     return (
         of_weights(resolved.view, resolved.layer)
+        + _of_factors(resolved.view, layer)
         + 6 * groups * made  # weights, buffers, gradients and what an update makes of them
         + groups * resolved.selection.count
         + 8 * groups * min(len(resolved.queries), AT_ONCE) * resolved.layer.d_out
     )
+
+
+def _of_factors(view: View, layer: Layer) -> int:
+    """Of what is left of the gradients of all updates that have room, and of the scales that it is made of."""
+    from dualform.query.weights.block_rules import weighs_no_slot  # scores need none of the rules
+
+    if weighs_no_slot(view.snapshot, layer.parameters) is None:
+        return 0
+    return 3 * min(SHARES, 8 * view.snapshot.steps * layer.d_out * (layer.weight_width + 1))
 
 
 def of_gradients(view: View, question: GradientTopK | GradientSum, examples: ExampleGradients) -> int:

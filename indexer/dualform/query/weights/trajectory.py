@@ -50,9 +50,7 @@ def _found(
     view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check, whole: bool
 ) -> Doubles:
     # Both under one key: of two keys, a thread that makes one could wait for a thread that makes the other.
-    made = view.cache.get(
-        _key(block, holders, at_step), lambda: _made(view, block, holders, at_step, check), check
-    )
+    made = view.cache.get(_key(block, holders, at_step), lambda: _made(view, block, holders, at_step, check), check)
     found = made["stays"] if not whole else made.get("whole", made["stays"])
     return found.T if block.transposed else found
 
@@ -61,21 +59,22 @@ def _made(
     view: View, block: Parameter, holders: Sequence[Holder], at_step: int | None, check: Check
 ) -> dict[str, Doubles]:
     """At the end, and with all slots, from beside the keys where it was made before: every page begins with that."""
-    place = _place(view, block, holders) if at_step is None else None
-    shape = block.stored_block_of(view.stored_weights("initial")[block.name]).shape
-    if place and (held := place.read((np.float64, shape))) is not None:
+    whole = at_step is None and all(selection.stored and selection.stays.all() for _, _, selection in holders)
+    place = _place(view, block, holders) if whole else None
+    if place is None:
+        return _by_name(*_run(view, block, holders, at_step, check))
+    initial = block.stored_block_of(view.stored_weights("initial")[block.name])
+    if (held := place.read((np.float64, initial.shape))) is not None:
         return {"stays": held[0]}
     made = _by_name(*_run(view, block, holders, at_step, check))
-    if place:
-        place.write(made["stays"])
+    place.write(made["stays"])
     return made
 
 
 def _place(view: View, block: Parameter, holders: Sequence[Holder]) -> StoredArrays | None:
     """Where the block is kept as all slots leave it. The manifests say W_0 and how the optimizer moved it."""
     said, memory = view.snapshot.tables_digest, view.snapshot
-    whole = all(selection.stored and selection.stays.all() for _, _, selection in holders)
-    if said is None or memory.deleted or not whole or not all(layer.keys and layer.values for layer, _, _ in holders):
+    if said is None or memory.deleted or not all(layer.keys and layer.values for layer, _, _ in holders):
         return None
     rows = [own for layer, _, _ in holders for own in (memory.keys(layer.name), memory.values(layer.name))]
     return StoredArrays.of(memory, _KIND, rows, [np.frombuffer(f"{said} {block.block_name}".encode(), np.uint8)])
