@@ -220,9 +220,9 @@ class Pages:
                 jobs["query_set", name, query_set.name] = self._begin(
                     "query_set", query_set.name, make, context, (*same, cell)
                 )
-                make = partial(corrections_panel, memory, info, query_set.name)
+                more = partial(corrections_panel, memory, info, query_set.name)
                 later[name, query_set.name] = partial(
-                    self._begin, "corrections", query_set.name, make, context, (*same, "corrections")
+                    self._begin, "corrections", query_set.name, more, context, (*same, "corrections")
                 )
 
         async def panel(name: str, query_set: str) -> Markup:

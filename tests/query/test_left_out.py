@@ -98,7 +98,7 @@ def test_no_weight_is_further_off_than_the_bound_says(monkeypatch, repeats):
 
 
 @pytest.mark.parametrize("by", ["label", ("label", "step")])
-@pytest.mark.parametrize("where", [FEW, "step <> 3", "label <> 1 OR step = 0"])
+@pytest.mark.parametrize("where", [FEW, "step <> 3", "label <> 1 OR step = 0", "step < 16"])
 def test_contributions_are_those_of_what_stays(monkeypatch, by, where):
     memory, queries = recorded(2)
     found = arrays.engine(memory).contributions("fc", queries, by, where)

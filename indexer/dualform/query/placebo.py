@@ -36,6 +36,7 @@ from dualform.query.weights.requirement import require
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import Placebo
+from dualform.questions.arguments import check_step
 from dualform.store.layer import Layer
 
 _SPANS = 24
@@ -95,6 +96,7 @@ class Weighed:
 def placebos(resolved: Resolved[Placebo], check: Check) -> Placebos:
     """Raises BadInput for a filter that leaves out nothing and for layers that are too large, Inexact as `require`."""
     question, view, layer, selection = resolved.question, resolved.view, resolved.layer, resolved.selection
+    check_step(question.at_step, view.snapshot.steps)
     require(view, layer.stored, question.at_step, question.allow_inexact, check)
     key = ("placebo", layer.name, selection.identity, question.n, question.at_step)
     found = view.cache.get(key, lambda: _ablation(resolved, check), check)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dualform.answers import Contributions, GroupKey
 from dualform.errors import BadInput
-from dualform.query.groups import group_entries, joined_keys
+from dualform.query.groups import dense, group_entries, joined_keys
 from dualform.query.needs import GROUPS
 from dualform.query.resolved import Resolved
 from dualform.query.view import Check, View
@@ -158,18 +158,21 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
             'where="label < 10".',
             field="by",
         )
+    every = mask.selection(view, stored, None, check)
     gone = left_out(view, stored, resolved.selection, at_step, check)
-    if gone is None:
+    whole = None if gone is None else group_entries(view, stored, every, resolved.question.by, check)
+    if gone is None or whole is None or len(whole.keys) > 2 * groups:
         return _of_groups(resolved, resolved.selection, grouped.numbers, groups, check)
     # The groups of all slots, of which a mask leaves some, less what it leaves out of each.
-    every = mask.selection(view, stored, None, check)
-    whole = group_entries(view, stored, every, resolved.question.by, check)
-    kept, own, count = resolved.selection.entries, whole.numbers, len(whole.keys)
+    kept, own = resolved.selection.entries, whole.numbers
     place = np.empty(groups, dtype=np.int64)
     place[grouped.numbers[stored.name][kept]] = own[kept]
-    found = _of_groups(resolved, every, {stored.name: own}, count, check)
-    numbers = {stored.name: np.where(gone.stays, own, count)}
-    return (found - _of_groups(resolved, gone, numbers, count, check))[:, place]
+    found = _of_groups(resolved, every, {stored.name: own}, len(whole.keys), check)
+    fewer, numbers = dense(own[gone.entries], len(whole.keys), check)
+    of_gone = np.full(len(own), len(fewer))
+    of_gone[gone.entries] = numbers
+    found[:, fewer] -= _of_groups(resolved, gone, {stored.name: of_gone}, len(fewer), check)
+    return found[:, place]
 
 
 def _of_groups(
