@@ -24,11 +24,10 @@ from dualform.query.groups import dense, group_entries, sample_numbers
 from dualform.query.needs import AT_ONCE, BUCKETS, MOST_SIBLINGS
 from dualform.query.queries import labels_of
 from dualform.query.resolved import Resolved
-from dualform.query.stored_arrays import StoredArrays
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation
 from dualform.query.weights.block_rules import weighs_no_slot
-from dualform.query.weights.group_weights import Numbers, group_weights
+from dualform.query.weights.group_weights import Numbers, kept_group_weights
 from dualform.query.weights.left_out import rebuilt_by_difference
 from dualform.query.weights.output import products
 from dualform.query.weights.rebuilt_weights import RebuiltWeights, rebuild, tied
@@ -45,7 +44,6 @@ _AT_ONCE_BYTES = 64 << 20
 """That outputs in hand may take."""
 _BUDGET = 1 << 30
 """Bytes that the weights of all groups may take."""
-_KIND = "placebo groups 2"
 
 
 @dataclass(frozen=True, eq=False)
@@ -421,7 +419,9 @@ def _weighed(resolved: Resolved[Placebo], sets: Sets, check: Check) -> Weighed:
             field="layer",
         )
     key = ("group weights", layer.name, sets.identity, groups, at_step)
-    made = view.cache.get(key, lambda: _Kept(_made(view, layer, sets.numbers, groups, at_step, check)), check)
+    made = view.cache.get(
+        key, lambda: _Kept(kept_group_weights(view, layer, sets.numbers, groups, at_step, check)), check
+    )
     return Weighed(sets.members[:, :groups], made.weights)
 
 
@@ -430,29 +430,3 @@ class _Kept:
 
     def __init__(self, weights: list[RebuiltWeights]) -> None:
         self.weights, self.nbytes = weights, sum(own.weight.nbytes for own in weights)
-
-
-def _made(
-    view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
-) -> list[RebuiltWeights]:
-    place = _place(view, layer, numbers, at_step)
-    shape = (groups, layer.d_out, layer.weight_width)
-    has_bias = bool(layer.biases)
-    if place and (held := place.read((np.float64, shape), (np.float64, (groups, layer.d_out)))) is not None:
-        weight, bias = held
-        return [RebuiltWeights(weight[group], bias[group] if has_bias else None) for group in range(groups)]
-    found = group_weights(view, layer, numbers, groups, at_step, check)
-    if place:
-        biases = [np.zeros(layer.d_out) if own.bias is None else own.bias for own in found]
-        place.write(np.stack([own.weight for own in found]), np.stack(biases))
-    return found
-
-
-def _place(view: View, layer: Layer, numbers: Numbers, at_step: int | None) -> StoredArrays | None:
-    """Where the weights of groups are kept. The tables say how the optimizer moved the weights."""
-    said = view.snapshot.tables_digest
-    if said is None or not layer.keys or not layer.values:
-        return None
-    text = f"{said} {layer.name} {at_step}".encode()
-    rows = [view.snapshot.keys(layer.name), view.snapshot.values(layer.name)]
-    return StoredArrays.of(view.snapshot, _KIND, rows, [np.frombuffer(text, np.uint8), *numbers.values()])

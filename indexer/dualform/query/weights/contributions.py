@@ -26,7 +26,7 @@ from dualform.query.needs import GROUPS
 from dualform.query.resolved import Resolved
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import weighs_no_slot
-from dualform.query.weights.group_weights import Numbers, group_weights
+from dualform.query.weights.group_weights import Numbers, group_weights, kept_group_weights
 from dualform.query.weights.left_out import left_out, rebuilt_by_difference
 from dualform.query.weights.output import products
 from dualform.query.weights.rebuilt_weights import (
@@ -190,7 +190,9 @@ def _of_groups(
             own = {
                 name: np.where((of >= first) & (of < first + some), of - first, some) for name, of in numbers.items()
             }
-            weights = group_weights(view, stored, own, some, at_step, check)
+            # Those of all slots are what every page begins with.
+            make = kept_group_weights if bool(selection.stays.all()) else group_weights
+            weights = make(view, stored, own, some, at_step, check)
             return _Kept(weights, 8 * some * stored.d_out * stored.weight_width)
 
         # Other queries of the same groups, as those of one page after another, need no pass over the slots.

@@ -16,6 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.answers import Status
+from dualform.query.stored_arrays import StoredArrays
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.coefficients import updates
@@ -42,6 +43,8 @@ Numbers = Mapping[str, NDArray[np.int64]]
 """By layer, int64[entries]: the group of each entry of the layer, and of others that hold a parameter of it; the number
 of groups for an entry in none of them."""
 
+_KIND = "group weights 3"
+
 
 def group_weights(
     view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
@@ -64,6 +67,33 @@ def group_weights(
         joined_blocks(layer, {name: own[group] for name, own in blocks.items()}, Status("exact"), 0.0)
         for group in range(groups)
     ]
+
+
+def kept_group_weights(
+    view: View, layer: Layer, numbers: Numbers, groups: int, at_step: int | None, check: Check
+) -> list[RebuiltWeights]:
+    """As `group_weights`, from beside the keys where they were made before."""
+    place = _place(view, layer, numbers, at_step)
+    shape = (groups, layer.d_out, layer.weight_width)
+    has_bias = bool(layer.biases)
+    if place and (held := place.read((np.float64, shape), (np.float64, (groups, layer.d_out)))) is not None:
+        weight, bias = held
+        return [RebuiltWeights(weight[group], bias[group] if has_bias else None) for group in range(groups)]
+    found = group_weights(view, layer, numbers, groups, at_step, check)
+    if place:
+        biases = [np.zeros(layer.d_out) if own.bias is None else own.bias for own in found]
+        place.write(np.stack([own.weight for own in found]), np.stack(biases))
+    return found
+
+
+def _place(view: View, layer: Layer, numbers: Numbers, at_step: int | None) -> StoredArrays | None:
+    """Where the weights of groups are kept. The tables say how the optimizer moved the weights."""
+    said = view.snapshot.tables_digest
+    if said is None or not layer.keys or not layer.values:
+        return None
+    text = f"{said} {layer.name} {at_step}".encode()
+    rows = [view.snapshot.keys(layer.name), view.snapshot.values(layer.name)]
+    return StoredArrays.of(view.snapshot, _KIND, rows, [np.frombuffer(text, np.uint8), *numbers.values()])
 
 
 def rounds_nothing(view: View, block: Parameter, holders: Sequence[Holder]) -> bool:
