@@ -1,4 +1,4 @@
-"""Which training data an answer comes from: sums by group, the best slots, what leaving samples out did, and others' scores."""
+"""Which training data an answer comes from: sums by group, the best slots, leaving out, others' scores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ import numpy as np
 from dualform.answers import MemoryInfo, Status
 from dualform.answers.adjoint import FEWEST_RETRAININGS
 from dualform.answers.rank_correlation import rank_correlation
-from dualform.errors import Forbidden, NotFound
+from dualform.errors import Forbidden
 from dualform.methods import Answers
 from dualform_explorer.examples import label_names, layer_of
 from dualform_explorer.filter import STANDARD, complete_columns, where_of
-from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, rows_of, scored, where_before
+from dualform_explorer.groups import (
+    MOST_GROUPS,
+    Group,
+    GroupRow,
+    groups_of,
+    hue_of,
+    name_of,
+    rows_of,
+    scored,
+    where_before,
+)
 from dualform_explorer.memories import beside_of
 from dualform_explorer.places import places_of
 from dualform_explorer.previews import ShownPreview, ShownPreviews, shown_of_slots
@@ -229,23 +239,26 @@ SAMPLES = 12
 """Shown of either sign."""
 SETS = 30
 """Shown, of which half have the smallest changes and half the largest."""
-_NAMES = """
-    SELECT name, max(query) + 1 AS queries FROM (
-        SELECT name, query, 0 AS place FROM adjoints UNION ALL SELECT name, query, 1 FROM retrainings
-        UNION ALL SELECT name, 0, 2 FROM left_out
-    ) GROUP BY name ORDER BY min(place), name"""
+_KEPT = """
+    SELECT name, example FROM (
+        SELECT name, example, 0 AS place FROM adjoints UNION ALL SELECT name, example, 1 FROM retrainings
+        UNION ALL SELECT name, NULL, 2 FROM left_out
+    ) WHERE example IS NOT NULL GROUP BY ALL ORDER BY min(place), name"""
 """All tables that the others name, so that a process with them starts once."""
-_SAMPLES = """
-    SELECT * FROM adjoints
-    WHERE name = '{name}' AND query = {query} AND value {sign} 0
-    ORDER BY abs(value) DESC, dataset, sample LIMIT {most}"""
+_OWN = """(
+    SELECT * FROM {table} WHERE name = '{name}' AND example = '{example}' QUALIFY query = min(query) OVER ()
+)"""
+_SAMPLES = "SELECT * FROM {adjoints} WHERE value {sign} 0 ORDER BY abs(value) DESC, dataset, sample LIMIT {most}"
+_GROUPS = """
+    SELECT {by} AS said, count(*) AS samples, sum(value) AS value FROM {adjoints} a
+    GROUP BY ALL ORDER BY abs(sum(value)) DESC, said LIMIT {most}"""
 _SETS = """
-    SELECT r.set, r.left_out, r.loss, r.change, sum(a.value) AS predicted
-    FROM retrainings r
+    SELECT r.set, r.left_out, r.loss, r.change, sum(a.value) AS predicted,
+        CASE WHEN count(DISTINCT {by}) = 1 THEN any_value({by}) END AS said
+    FROM {retrainings} r
     LEFT JOIN left_out l ON l.name = r.name AND l.set = r.set
-    LEFT JOIN adjoints a ON a.name = r.name AND a.query = r.query AND a.sample = l.sample
-        AND a.dataset IS NOT DISTINCT FROM l.dataset
-    WHERE r.name = '{name}' AND r.query = {query} GROUP BY ALL ORDER BY r.change, r.set"""
+    LEFT JOIN {adjoints} a ON a.sample = l.sample AND a.dataset IS NOT DISTINCT FROM l.dataset
+    GROUP BY r.set, r.left_out, r.loss, r.change ORDER BY r.change, r.set"""
 
 
 @dataclass(frozen=True)
@@ -265,56 +278,63 @@ class AdjointPanel:
     refused: str = ""
     """Why nothing is known of what was kept."""
     names: tuple[str, ...] = ()
-    """None where nothing was kept, and there is nothing to show."""
+    """Under which something of the page's example was kept; without any there is nothing to show."""
     name: str = ""
-    query: int = 0
-    queries: int = 0
+    by: tuple[str, ...] = ()
+    groups: tuple[Mapping[str, Any], ...] = ()
+    """Those with the largest predicted changes: said, called, hue, samples, value (predicted), change (measured without
+    exactly this group, or None). None where samples have no such column.
+    """
     harmful: tuple[Sample, ...] = ()
     """Without which the loss would be smaller, the most harmful first."""
     helpful: tuple[Sample, ...] = ()
-    largest: float = 0.0
-    """The size of the largest value that is shown."""
     kind: str = "none"
     missing: str = ""
     sets: tuple[Mapping[str, Any], ...] = ()
     """Of retrainings: set, left_out, loss, change, predicted; the smallest change first."""
     retrained: int = 0
     """How many sets there are, shown or not."""
-    loss: float | None = None
-    """With all samples, where there are retrainings."""
     correlation: float | None = None
     """Of predicted and real changes, where there are enough sets."""
 
 
 def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPanel:
     try:
-        kept = {row["name"]: row["queries"] for row in memory.sql(_NAMES)}
+        kept = [row["name"] for row in memory.sql(_KEPT) if row["example"] == state.item]
     except Forbidden as error:
         return AdjointPanel(refused=f"{error.message} {error.hint}".strip())
     if not kept:
         return AdjointPanel()
-    name, query = state.kept or next(iter(kept)), state.kept_query
-    if name not in kept:
-        raise NotFound(f"Nothing is kept under the name {name!r}.", hint=f"Names: {', '.join(kept)}.")
-    if query >= kept[name]:
-        raise NotFound(f"There is no query {query}.", hint=f"{name} has 0 to {kept[name] - 1}.")
-    rows = [[*memory.sql(_SAMPLES.format(name=name, query=query, sign=sign, most=SAMPLES))] for sign in ("<", ">")]
+    name, by = state.kept if state.kept in kept else kept[0], state.by[:1]
+    own = {"name": name, "example": state.item.replace("'", "''")}
+    own = {table: _OWN.format(table=table, **own) for table in ("adjoints", "retrainings")}
+    rows = [[*memory.sql(_SAMPLES.format(**own, sign=sign, most=SAMPLES // 2))] for sign in ("<", ">")]
     previews = shown_of_slots(memory, info, [*rows[0], *rows[1]])
     samples = _samples(memory, info, state, [*rows[0], *rows[1]], previews)
-    sets = tuple(memory.sql(_SETS.format(name=name, query=query)))
+    named = by[0] in next(iter((*rows[0], *rows[1])), ())
+    column = 'a."{}"'.format(by[0].replace('"', '""')) if named else "NULL"
+    sets = tuple(memory.sql(_SETS.format(**own, by=column)))
+    groups = [*memory.sql(_GROUPS.format(**own, by=column, most=MOST_GROUPS))] if named else []
+    measured = {(one["said"], one["left_out"]): one["change"] for one in sets if one["said"] is not None}
     return AdjointPanel(
         names=tuple(kept),
         name=name,
-        query=query,
-        queries=kept[name],
+        by=by,
+        groups=tuple(
+            {
+                **one,
+                "called": name_of(label_names(memory, info), by, [one["said"]]),
+                "hue": hue_of(info, by, [one["said"]]),
+                "change": measured.get((one["said"], one["samples"])),
+            }
+            for one in groups
+        ),
         harmful=samples[: len(rows[0])],
         helpful=samples[len(rows[0]) :],
-        largest=max((abs(own.value) for own in samples), default=0.0),
         kind=previews.kind,
         missing=previews.missing,
         sets=sets if len(sets) <= SETS else sets[: SETS // 2] + sets[-SETS // 2 :],
         retrained=len(sets),
-        loss=sets[0]["loss"] - sets[0]["change"] if sets else None,
         correlation=_correlation(sets),
     )
 
