@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -182,37 +182,29 @@ _ACROSS, _BAR, _NAME, _LETTER, _PHONE = 1000.0, 20, 22, 7.0, 330.0
 """Units across a ribbon; pixels of a bar, of the name above it, of a letter, and across a phone."""
 
 
-class FlowLayer(NamedTuple):
-    name: str
-    called: str
-    address: str
-    """Where a click leads."""
-    chosen: bool
-    parts: Sequence[tuple[int, float, str, str] | None]
-    """Of each group, in the same order for all layers: its hue, its share, what is written on it, and what it says
-    under the pointer; None of one that the layer lacks.
-    """
-
-
-def ribbon(layers: Sequence[FlowLayer]) -> Markup:
+def ribbon(layers: Sequence[tuple[str, str, str, bool, Sequence[tuple[int, float, str, str] | None]]]) -> Markup:
     """Layers from top to bottom, each with the shares of its groups side by side: from zero to the right, and negative
     ones to the left. A band joins what a group has in neighbouring layers.
+
+    Of each layer its name, what it is called, where a click leads, whether it is chosen, and of each group, in the same
+    order for all layers, its hue, its share, what is written on it and what it says under the pointer; None of a group
+    that the layer lacks.
     """
     pitch, above = 64 if len(layers) <= 12 else _BAR + _NAME, list[tuple[float, float] | None]()
     left, right = (
-        max((sum(max(sign * own[1], 0.0) for own in layer.parts if own) for layer in layers), default=0.0)
+        max((sum(max(sign * own[1], 0.0) for own in parts if own) for *_, parts in layers), default=0.0)
         for sign in (-1, 1)
     )
     scale = _ACROSS / ((left + right) or 1.0)
     bands, drawn = list[str](), list[str]()
-    for number, layer in enumerate(layers):
+    for number, (name, called, address, chosen, parts) in enumerate(layers):
         top, ends, here = number * pitch + _NAME, [left * scale] * 2, list[tuple[float, float] | None]()
         frame, current = f'<rect y="{top}" width="100%" height="{_BAR}" class="frame"/>', ' aria-current="true"'
         drawn.append(
-            f'<a href="{escape(layer.address)}" class="card" data-layer="{escape(layer.name)}"'
-            f'{current if layer.chosen else ""}><text y="{top - 6}">{escape(layer.called)}</text>'
+            f'<a href="{escape(address)}" class="card" data-layer="{escape(name)}"{current if chosen else ""}>'
+            f'<text y="{top - 6}">{escape(called)}</text>'
         )
-        for part in layer.parts:
+        for part in parts:
             here.append(None)
             if part is None:
                 continue
@@ -230,7 +222,7 @@ def ribbon(layers: Sequence[FlowLayer]) -> Markup:
                 path = f"M{was[0]:.1f} {up}C{was[0]:.1f} {half} {low:.1f} {half} {low:.1f} {top}H{high:.1f}"
                 path += f"C{high:.1f} {half} {was[1]:.1f} {half} {was[1]:.1f} {up}Z"
                 bands.append(f'<path class="h{hue}" d="{path}"/>')
-        drawn.append(f"{frame if layer.chosen else ''}</a>")
+        drawn.append(f"{frame if chosen else ''}</a>")
         above = here
     high = pitch * (len(layers) - 1) + _NAME + _BAR
     size = f'width="100%" height="{high}"'

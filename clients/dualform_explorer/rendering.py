@@ -9,7 +9,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dualform_explorer.drawing import (
-    FlowLayer,
     bar,
     boxed,
     columns,
@@ -74,7 +73,6 @@ def templates(asynchronous: bool = False) -> Environment:
         "span": span,
         "ticks": ticks,
         "ribbon": ribbon,
-        "flow_layer": FlowLayer,
         "histogram": histogram,
         "lines": lines,
         "rank_curve": rank_curve,

@@ -67,31 +67,24 @@ def sums_panel(memory: Answers, info: MemoryInfo, state: State) -> SumsPanel:
 
 
 @dataclass(frozen=True)
-class OwnSample:
-    """A sample of the group that is looked into."""
-
-    columns: tuple[str, ...]
-    values: tuple[Any, ...]
+class Sample:
+    sample: int
+    dataset: str | None
+    label: int | None
+    label_name: str
     value: float
-    """The sum of the scores of its slots."""
+    """The sum of its scores, another package's score, or the predicted change of the loss without it."""
     count: int
+    """Its slots; 0 where that is not known."""
     preview: ShownPreview
     hue: int
-
-    @property
-    def sample(self) -> int:
-        return int(self.values[-1])
-
-    @property
-    def dataset(self) -> str | None:
-        return self.values[0] if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
 class SamplesPanel:
     group: str = ""
     """In words; empty where none is looked into."""
-    samples: tuple[OwnSample, ...] = ()
+    samples: tuple[Sample, ...] = ()
     """Those with the largest sums."""
     others: int = 0
     """How many more samples there are."""
@@ -100,14 +93,8 @@ class SamplesPanel:
     total: float = 0.0
     """The sum of the group."""
     missing: str = ""
-
-    @property
-    def largest(self) -> float:
-        return max((abs(own.value) for own in self.samples), default=0.0)
-
-    @property
-    def signed(self) -> bool:
-        return any(own.value < 0 for own in self.samples)
+    columns: tuple[str, ...] = ("sample",)
+    """That name one of them."""
 
 
 def samples_panel(memory: Answers, info: MemoryInfo, state: State) -> SamplesPanel:
@@ -121,17 +108,20 @@ def samples_panel(memory: Answers, info: MemoryInfo, state: State) -> SamplesPan
     found, whole = (memory.group_sum(**asked, by=own, k=MOST_GROUPS) for own in (by, group.columns))
     ranked = [own for own in found.ranked() if own[0][-1] is not None]
     total, others = float(whole.sums.sum()), (found.total or len(ranked)) - len(ranked)
-    previews = shown_of_slots(memory, info, [dict(zip(by, values, strict=True)) for values, _, _ in ranked])
+    said = {"dataset": None, **{own.column: own.value for own in group.conditions}}
+    rows = [
+        {**said, **dict(zip(by, values, strict=True)), "value": value, "count": count}
+        for values, value, count in ranked
+    ]
+    previews = shown_of_slots(memory, info, rows)
     return SamplesPanel(
         group=group.words,
-        samples=tuple(
-            OwnSample(by, values, value, count, preview, hue_of(info, by, values))
-            for (values, value, count), preview in zip(ranked, previews, strict=True)
-        ),
+        samples=_samples(memory, info, state, rows, previews),
         others=others,
         rest=total - sum(value for _, value, _ in ranked) if others else 0.0,
         total=total,
         missing=previews.missing,
+        columns=by,
     )
 
 
@@ -168,8 +158,6 @@ class SlotsPanel:
     """Distinct samples among them."""
     gap: float | None
     """By how much the last one that is shown is ahead of the next; None where there is no next."""
-    largest: float
-    """The size of the largest score that is shown."""
     kind: str
     """What slots look like: "image", "text", "table" or "none"."""
     missing: str
@@ -221,7 +209,6 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
         k=shown,
         samples=len(times),
         gap=scores[state.k - 1] - scores[state.k] if len(ids) > state.k else None,
-        largest=max(map(abs, scores[:shown]), default=0.0),
         kind=previews.kind,
         missing=previews.missing,
         matching=hits.scan.slots_matching,
@@ -237,8 +224,6 @@ def _sample(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 SAMPLES = 12
 """Shown of either sign."""
-SETS = 30
-"""Shown, of which half have the smallest changes and half the largest."""
 _KEPT = """
     SELECT name, example FROM (
         SELECT name, example, 0 AS place FROM adjoints UNION ALL SELECT name, example, 1 FROM retrainings
@@ -262,18 +247,6 @@ _SETS = """
 
 
 @dataclass(frozen=True)
-class Sample:
-    sample: int
-    dataset: str | None
-    label: int | None
-    label_name: str
-    value: float
-    """The predicted change of the loss without it."""
-    preview: ShownPreview
-    hue: int
-
-
-@dataclass(frozen=True)
 class AdjointPanel:
     refused: str = ""
     """Why nothing is known of what was kept."""
@@ -292,8 +265,6 @@ class AdjointPanel:
     missing: str = ""
     sets: tuple[Mapping[str, Any], ...] = ()
     """Of retrainings: set, left_out, loss, change, predicted; the smallest change first."""
-    retrained: int = 0
-    """How many sets there are, shown or not."""
     correlation: float | None = None
     """Of predicted and real changes, where there are enough sets."""
 
@@ -315,6 +286,7 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
     column = 'a."{}"'.format(by[0].replace('"', '""')) if named else "NULL"
     sets = tuple(memory.sql(_SETS.format(**own, by=column)))
     groups = [*memory.sql(_GROUPS.format(**own, by=column, most=MOST_GROUPS))] if named else []
+    pairs = [(one["predicted"], one["change"]) for one in sets if one["predicted"] is not None]
     measured = {(one["said"], one["left_out"]): one["change"] for one in sets if one["said"] is not None}
     return AdjointPanel(
         names=tuple(kept),
@@ -333,9 +305,8 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
         helpful=samples[len(rows[0]) :],
         kind=previews.kind,
         missing=previews.missing,
-        sets=sets if len(sets) <= SETS else sets[: SETS // 2] + sets[-SETS // 2 :],
-        retrained=len(sets),
-        correlation=_correlation(sets),
+        sets=sets,
+        correlation=rank_correlation(*np.array(pairs).T) if len(pairs) >= FEWEST_RETRAININGS else None,
     )
 
 
@@ -350,16 +321,12 @@ def _samples(
             label=row.get("label"),
             label_name=names.of(row.get("label"), row["dataset"]),
             value=row["value"],
+            count=row.get("count", 0),
             preview=preview,
             hue=hue_of(info, state.by, [row.get(column) for column in state.by]),
         )
         for row, preview in zip(rows, previews, strict=True)
     )
-
-
-def _correlation(sets: Sequence[Mapping[str, Any]]) -> float | None:
-    pairs = [(own["predicted"], own["change"]) for own in sets if own["predicted"] is not None]
-    return rank_correlation(*np.array(pairs).T) if len(pairs) >= FEWEST_RETRAININGS else None
 
 
 @dataclass(frozen=True)
@@ -376,10 +343,6 @@ class Scored:
     """The rank correlation with the sums of the page's score by sample, over the samples that both have; None of fewer
     than three.
     """
-
-    @property
-    def largest(self) -> float:
-        return max((abs(own.value) for own in (*self.highest, *self.lowest)), default=0.0)
 
 
 @dataclass(frozen=True)

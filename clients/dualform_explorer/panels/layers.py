@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-import numpy as np
-
-from dualform.answers import GroupKey, MemoryInfo
+from dualform.answers import GroupKey, LayerInfo, MemoryInfo
 from dualform.errors import DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import evenly, examples_of, layer_of, layers_of, query_set_of, token_of, tokens_of
@@ -22,8 +21,7 @@ _NAMED = (10, 100, 1000, 10_000, 100_000)
 """Ranks whose shares are said in words."""
 
 
-@dataclass(frozen=True)
-class RankPoint:
+class RankPoint(NamedTuple):
     rank: int
     score: float
     share: float
@@ -40,11 +38,6 @@ class RanksPanel:
     """Slots that have a rank."""
     effective: float
     """How many slots, weighed alike, would be as concentrated: (sum of |s|)^2 over the sum of s^2."""
-
-    @property
-    def curve(self) -> list[tuple[int, float, float]]:
-        """What is drawn: of each point its rank, score and share."""
-        return [(own.rank, own.score, own.share) for own in self.points]
 
 
 def ranks_panel(memory: Answers, info: MemoryInfo, state: State) -> RanksPanel:
@@ -68,9 +61,7 @@ _MOST_SUMMED = 64
 class LayerFlow:
     """A layer, and how its scores are shared among the groups."""
 
-    name: str
-    d_in: int
-    d_out: int
+    own: LayerInfo
     chosen: bool
     shares: Mapping[GroupKey, tuple[float, float]] = field(default_factory=dict)
     """By the values of a group its sum, and that over the sizes of all sums; none where there is no answer."""
@@ -90,15 +81,8 @@ class LayersPanel:
     """How many there are, drawn or not."""
     score: str
     """Contributions are toward an output of one layer, so that of all layers it is attention in their place."""
-
-    @property
-    def shown(self) -> int:
-        """How many groups a layer has at most."""
-        return max((len(layer.shares) for layer in self.layers), default=0)
-
-    @property
-    def signed(self) -> bool:
-        return any(share < 0 for layer in self.layers for _, share in layer.shares.values())
+    signed: bool
+    """Whether any sum is below zero."""
 
 
 def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel:
@@ -110,7 +94,7 @@ def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel
     spread = evenly(len(own), _MOST_SUMMED)
     found, every, total = list[LayerFlow](), dict[GroupKey, Group](), 0
     for layer in (one for place, one in enumerate(own) if place in spread or one is chosen):
-        flow = LayerFlow(layer.name, layer.d_in, layer.d_out, layer is chosen)
+        flow = LayerFlow(layer, layer is chosen)
         try:  # as the sums by group ask it of the chosen one
             there = replace(state, layer=layer.name, score=score)
             sums = memory.group_sum(**scored(memory, info, there), by=state.by, k=MOST_GROUPS)
@@ -124,7 +108,8 @@ def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel
         found.append(replace(flow, shares={group.values: (group.sum, group.sum / size) for group in groups}))
         every |= {group.values: group for group in groups}
         total = max(total, sums.total or len(groups))
-    return LayersPanel(tuple(found), len(own), tuple(every.values()), total, score)
+    signed = any(sum < 0 for layer in found for sum, _ in layer.shares.values())
+    return LayersPanel(tuple(found), len(own), tuple(every.values()), total, score, signed)
 
 
 _BEST = 5
@@ -178,8 +163,6 @@ class PlacesPanel:
     """Rows and columns; zeros of a layer without places in a picture, and of one with too many."""
     sums: tuple[float, ...] = ()
     """Row after row: the scores of all slots that stay, added up."""
-    largest: float = 0.0
-    """The size of the largest sum."""
     token: int = 0
     """The place that is asked about."""
     image: str = ""
@@ -203,7 +186,6 @@ def places_panel(memory: Answers, info: MemoryInfo, state: State) -> PlacesPanel
     return PlacesPanel(
         places.grid,
         tuple(sums.tolist()),
-        float(np.abs(sums).max(initial=0.0)),
         token or 0,
         shown.image,
         shown.box is not None and shown.box.exact,
