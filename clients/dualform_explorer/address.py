@@ -36,7 +36,7 @@ LONGEST = 4000
 """Letters of a parameter."""
 _SINGLE = (
     *("memory", "item", "token", "layer", "score", "target", "by", "where", "w0", "at", "k", "as", "among"),
-    *("inexact", "within", "compute", "verify", "kept", "of", "open"),
+    *("inexact", "within", "compute", "verify", "kept", "open"),
 )
 _REPEATED = ("without", "only")
 _FORM = ("keep", "column", "value", "first", "last", "move")
@@ -125,7 +125,6 @@ class _Reader:
             compute=self._choice("compute", "no", ("no", "yes")) == "yes",
             verify=self._choice("verify", "no", ("no", "yes")) == "yes",
             kept=self.one("kept"),
-            kept_query=self._number("of", 0, 0, None) or 0,
             open=self._open(),
         )
         self.move = self._move()

@@ -178,17 +178,68 @@ def histogram(bars: Sequence[tuple[int, int, Sequence[tuple[int, float]], float]
     )
 
 
+_ACROSS, _BAR, _NAME, _LETTER, _PHONE = 1000.0, 20, 22, 7.0, 330.0
+"""Units across a ribbon; pixels of a bar, of the name above it, of a letter, and across a phone."""
+
+
+def ribbon(layers: Sequence[tuple[str, str, str, bool, Sequence[tuple[int, float, str, str] | None]]]) -> Markup:
+    """Layers from top to bottom, each with the shares of its groups side by side: from zero to the right, and negative
+    ones to the left. A band joins what a group has in neighbouring layers.
+
+    Of each layer its name, what it is called, where a click leads, whether it is chosen, and of each group, in the same
+    order for all layers, its hue, its share, what is written on it and what it says under the pointer; None of a group
+    that the layer lacks.
+    """
+    pitch, above = 64 if len(layers) <= 12 else _BAR + _NAME, list[tuple[float, float] | None]()
+    left, right = (
+        max((sum(max(sign * own[1], 0.0) for own in parts if own) for *_, parts in layers), default=0.0)
+        for sign in (-1, 1)
+    )
+    scale = _ACROSS / ((left + right) or 1.0)
+    bands, drawn = list[str](), list[str]()
+    for number, (name, called, address, chosen, parts) in enumerate(layers):
+        top, ends, here = number * pitch + _NAME, [left * scale] * 2, list[tuple[float, float] | None]()
+        frame, current = f'<rect y="{top}" width="100%" height="{_BAR}" class="frame"/>', ' aria-current="true"'
+        drawn.append(
+            f'<a href="{escape(address)}" class="card" data-layer="{escape(name)}"{current if chosen else ""}>'
+            f'<text y="{top - 6}">{escape(called)}</text>'
+        )
+        for part in parts:
+            here.append(None)
+            if part is None:
+                continue
+            hue, share, written, said = part
+            side = share >= 0
+            begin, ends[side] = ends[side], ends[side] + share * scale
+            low, high = here[-1] = min(begin, ends[side]), max(begin, ends[side])
+            place = f'x="{low / 10:.2f}%" width="{(high - low) / 10:.2f}%" y="{top}" height="{_BAR}"'
+            drawn.append(f'<rect {place} class="h{hue}"><title>{escape(said)}</title></rect>')
+            if (high - low) / _ACROSS * _PHONE > _LETTER * len(written) + 2:
+                middle = f'x="{(low + high) / 20:.2f}%" y="{top + 14}"'
+                drawn.append(f'<text {middle} class="on" aria-hidden="true">{escape(written)}</text>')
+            if above and (was := above[len(here) - 1]):
+                up, half = top - pitch + _BAR, top - (pitch - _BAR) / 2
+                path = f"M{was[0]:.1f} {up}C{was[0]:.1f} {half} {low:.1f} {half} {low:.1f} {top}H{high:.1f}"
+                path += f"C{high:.1f} {half} {was[1]:.1f} {half} {was[1]:.1f} {up}Z"
+                bands.append(f'<path class="h{hue}" d="{path}"/>')
+        drawn.append(f"{frame if chosen else ''}</a>")
+        above = here
+    high = pitch * (len(layers) - 1) + _NAME + _BAR
+    size = f'width="100%" height="{high}"'
+    zero = f'<line x1="{left * scale / 10:.2f}%" x2="{left * scale / 10:.2f}%" y1="0" y2="100%" class="zero"/>'
+    return Markup(  # numbers of ours, and texts that are escaped
+        f'<svg class="ribbon" {size}><svg viewBox="0 0 {_ACROSS:g} {high}" {size} '
+        f'preserveAspectRatio="none">{"".join(bands)}</svg>{"".join(drawn)}{zero if left else ""}</svg>'
+    )
+
+
 _RANKS_WIDTH, _RANKS_HEIGHT = 1000.0, 300.0
-_FEW_POINTS = 60
-"""Points of a small figure."""
 
 
-def rank_curve(points: Sequence[tuple[int, float, float]], small: bool = False) -> Markup:
-    """Of each point its rank, score and share, ranks ascending. `small`: fewer of them, and without an axis."""
+def rank_curve(points: Sequence[tuple[int, float, float]]) -> Markup:
+    """Of each point its rank, score and share, ranks ascending."""
     if not points:
         return Markup("")
-    if small:
-        points = [*points[: -1 : max(1, len(points) // _FEW_POINTS)], points[-1]]
     ranks, scores, shares = zip(*points, strict=True)
     span = math.log10(ranks[-1]) or 1.0
     low, high = min(0.0, *scores), max(0.0, *scores)
@@ -202,8 +253,6 @@ def rank_curve(points: Sequence[tuple[int, float, float]], small: bool = False) 
         f'<polyline points="{by_share}" class="share"/><polyline points="{by_score}" class="score-line"/>'
     )
     box = f'viewBox="0 0 {_RANKS_WIDTH:g} {_RANKS_HEIGHT:g}" preserveAspectRatio="none"'
-    if small:
-        return Markup(f'<svg class="ranks" {box} aria-hidden="true">{lines}</svg>')  # numbers of ours alone
     decades = [10**power for power in range(int(span) + 1)]
     grid = "".join(
         f'<line x1="{100 * math.log10(own) / span:.3f}%" x2="{100 * math.log10(own) / span:.3f}%" y1="0" y2="100%" '

@@ -152,8 +152,8 @@ class _Standalone(HTMLParser):
         self._view = view
         self._dropped, self._depth = "", 0
         """The element that is left out, and how many of its kind are open in it."""
-        self._spans = False
-        """Whether the link that is open became a span."""
+        self._instead, self._figures = "", 0
+        """What the link that is open became, and how many figures are open, in which a span would be no part."""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if self._depth:
@@ -168,8 +168,9 @@ class _Standalone(HTMLParser):
             if not any(name in classes for name in _KEPT):
                 self._dropped, self._depth = tag, 1
                 return
-            self._spans = True
-            text = re.sub(r'\s(href|aria-current|tabindex)="[^"]*"', "", "<span" + text[2:])
+            self._instead = "g" if self._figures else "span"
+            text = re.sub(r'\s(href|aria-current|tabindex)="[^"]*"', "", f"<{self._instead}{text[2:]}")
+        self._figures += tag == "svg"
         self.parts.append(_NAMED.sub(rf'\1="\2-{self._view}"', text))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -180,10 +181,11 @@ class _Standalone(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if self._depth:
             self._depth -= tag == self._dropped
-        elif tag == "a" and self._spans:
-            self._spans = False
-            self.parts.append("</span>")
+        elif tag == "a" and self._instead:
+            self.parts.append(f"</{self._instead}>")
+            self._instead = ""
         else:
+            self._figures -= tag == "svg"
             self.parts.append(f"</{tag}>")
 
     def handle_data(self, data: str) -> None:

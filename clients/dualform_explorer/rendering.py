@@ -8,7 +8,19 @@ from functools import partial
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dualform_explorer.drawing import bar, boxed, columns, descents, heat_map, histogram, lines, rank_curve, span, ticks
+from dualform_explorer.drawing import (
+    bar,
+    boxed,
+    columns,
+    descents,
+    heat_map,
+    histogram,
+    lines,
+    rank_curve,
+    ribbon,
+    span,
+    ticks,
+)
 from dualform_explorer.filter import Chip
 from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
 from dualform_explorer.numbers import decimals, fixed, lasting, number, percent, plain, rounded
@@ -60,6 +72,7 @@ def templates(asynchronous: bool = False) -> Environment:
         "columns": columns,
         "span": span,
         "ticks": ticks,
+        "ribbon": ribbon,
         "histogram": histogram,
         "lines": lines,
         "rank_curve": rank_curve,

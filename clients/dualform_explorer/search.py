@@ -80,7 +80,6 @@ class _Source:
 
 @dataclass(frozen=True)
 class SearchPanel:
-    phrase: str
     lines: tuple[Line, ...]
     start: int
     stop: int
@@ -157,7 +156,7 @@ def search_panel(
             troubles.append(f"Not searched: {source.name}. {error.message}")
         if not full:  # it could not be read, or a training that still records has less of it than was counted
             place, unread = last, unread + last - place
-    found = SearchPanel(phrase, tuple(lines), start, place, total, unread, blank, tuple(troubles))
+    found = SearchPanel(tuple(lines), start, place, total, unread, blank, tuple(troubles))
     if state is None or not found.samples:
         return found
     try:

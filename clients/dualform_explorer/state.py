@@ -58,8 +58,6 @@ class State:
     """Whether reconstruction errors are asked for, which takes a pass over all keys and values."""
     kept: str = ""
     """The name under which an adjoint was kept; empty for the first."""
-    kept_query: int = 0
-    """The number of its query."""
     open: tuple[str, ...] = ()
     """The sections that are unfolded, in their order."""
 
@@ -111,7 +109,6 @@ class State:
             ("compute", "yes" if state.compute else None),
             ("verify", "yes" if state.verify else None),
             ("kept", state.kept or None),
-            ("of", str(state.kept_query) if state.kept_query else None),
             ("open", ",".join(state.open) or None),
         ]
         return [(name, value) for name, value in written if value is not None]

@@ -52,9 +52,10 @@ SQL = Tool(
     "sql",
     "Run one read-only SELECT over the tables slots (slot, step, row, position, dataset, label, sample, and more; of "
     "further slot spaces a table of the space's name), steps, labels, and what was kept of leaving samples out: "
-    "adjoints (name, query, sample, value: the predicted change of a query's loss without the sample), retrainings "
-    "(name, set, query, change: the real one) and left_out (name, set, sample: what each retraining lacked). At most "
-    f"{MOST_ROWS} rows come back: aggregate, or add LIMIT. Scores are not in the tables; ask topk and sums for those.",
+    "adjoints (name, query, example: such as test/17, sample, value: the predicted change of a query's loss without "
+    "the sample), retrainings (name, set, query, example, change: the real one) and left_out (name, set, sample: what "
+    f"each retraining lacked). At most {MOST_ROWS} rows come back: aggregate, or add LIMIT. Scores are not in the "
+    "tables; ask topk and sums for those.",
     SqlArguments,
     answer,
     "rows",

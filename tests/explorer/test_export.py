@@ -199,11 +199,12 @@ def test_what_leads_nowhere_is_gone_and_the_rest_stays_as_it_is():
         '<form action="explore"><label for="v">x <input id="v" name="v"></label><form></form></form>'
         '<a class="card chosen" href="" aria-current="true" data-layer="0"><b>0</b></a><a href="#p1">there</a>'
         'a <a class="token" href="" tabindex="-1">word</a> of it'
-        '<svg viewBox="0 0 1 1"><rect x="1" class="h1"/><rect class="hit" data-first="0"/></svg></section>'
+        '<svg viewBox="0 0 1 1"><rect x="1" class="h1"/><rect class="hit" data-first="0"/>'
+        '<a class="card" href="">A</a></svg></section>'
     )
     assert standalone(html, "p2") == (
         '<section id="a-p2" aria-labelledby="t-p2"><h2 id="t-p2">A &amp; B &#39;x&#39; </h2>'
         '<span class="card chosen" data-layer="0"><b>0</b></span><a href="#p1">there</a>'
         'a <span class="token">word</span> of it'
-        '<svg viewBox="0 0 1 1"><rect x="1" class="h1"/></svg></section>'
+        '<svg viewBox="0 0 1 1"><rect x="1" class="h1"/><g class="card">A</g></svg></section>'
     )

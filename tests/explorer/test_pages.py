@@ -542,3 +542,15 @@ def test_the_output_layer_is_asked_before_the_first_visitor(folder):
                 break
             time.sleep(0.05)
     assert Output in asked
+
+
+def test_under_contributions_layers_are_compared_by_attention_and_say_so(folder):
+    address = "/explore?item=shapes/3&layer=4&target=1-2&by=label&open=layers&score="
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        by_score = {score: pages.get(address + score).text for score in ("dot", "contribution")}
+    ribbons = {score: re.findall(r'<svg class="ribbon".*?</ul>', text, re.DOTALL) for score, text in by_score.items()}
+    widths = {score: re.findall(r'<rect x="([^"]*)" width="([^"]*)"', own) for score, (own,) in ribbons.items()}
+    assert widths["dot"] == widths["contribution"]
+    assert "shares of attention scores by label" in by_score["contribution"]
+    said = "so layers are compared by attention"
+    assert (said in by_score["dot"], said in by_score["contribution"]) == (False, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +15,8 @@ import dualform
 from dualform.deletion.delete import delete
 from dualform.errors import BadMask, EmptyMask, NotFound, Unavailable
 from dualform.methods import Answers
-from dualform.questions import Distribution, GroupSum
+from dualform.questions import GroupSum
+from dualform_explorer.drawing import ribbon
 from dualform_explorer.filter import Chip, Range
 from dualform_explorer.groups import Group, rows_of
 from dualform_explorer.memories import RememberedAnswers
@@ -321,79 +323,80 @@ def test_of_many_groups_the_terms_of_the_others_are_one(memory, info):
     assert sum(counts) == answer.counts.sum()
 
 
-@pytest.mark.parametrize("score", ["dot", "abs"])
-def test_every_layer_has_its_groups_ranks_and_steps(memory, info, score):
+@pytest.mark.parametrize("score", ["dot", "abs", "contribution"])
+def test_every_layer_has_the_shares_of_its_groups(memory, info, score):
     panel = layers_panel(memory, info, replace(WITHOUT, score=score))
-    assert [card.name for card in panel.cards] == ["0", "2", "4"]
-    for card in panel.cards:
-        asked = {"layer": card.name, "queries": "shapes/3", "score": score}
-        masked = memory.group_sum(**asked, by=("dataset", "label"), where=WHERE)
-        whole = memory.group_sum(**asked, by=("dataset", "label"))
-        assert [row.group.sum for row in card.rows if not row.gone] == masked.sums[0].tolist()
-        assert [row.unmasked for row in card.rows] == whole.sums[0].tolist()
-        spread = memory.distribution(**asked, where=WHERE)
-        columns = (spread.ranks.tolist(), spread.scores[0].tolist(), spread.shares[0].tolist())
-        assert card.ranks.curve == list(zip(*columns, strict=True))
-        assert (card.ranks.effective, card.ranks.count) == (spread.effective_slots[0], spread.count)
-        steps = memory.group_sum(**asked, by=("dataset", "step"), where=WHERE)
-        parts: dict[tuple[str, int], float] = {}
-        for (dataset, step), own in zip(steps.groups, steps.sums[0].tolist(), strict=True):
-            parts[dataset, step // 2] = parts.get((dataset, step // 2), 0.0) + own  # sixty steps in thirty bars
-        shown = {(name, bar.first // 2): size for bar in card.steps.bars for name, _, size in bar.parts}
-        assert shown == {key: own for key, own in parts.items() if own}
-        assert [(bar.first, bar.last) for bar in card.steps.bars] == [(2 * n, 2 * n + 1) for n in range(30)]
+    assert [(one.own.name, one.chosen) for one in panel.layers] == [("0", False), ("2", False), ("4", True)]
+    assert panel.score == ("abs" if score == "abs" else "dot")  # contributions are toward outputs of one layer
+    for layer in panel.layers:
+        sums = memory.group_sum(layer.own.name, "shapes/3", by=("dataset", "label"), where=WHERE, score=panel.score)
+        own = sums.sums[0]
+        shares = (own / np.abs(own).sum()).tolist()
+        expected = [
+            (group, pytest.approx(pair)) for group, pair in zip(sums.groups, zip(own, shares, strict=True), strict=True)
+        ]
+        assert [*layer.shares.items()] == expected
+    assert [group.values for group in panel.groups] == [*panel.layers[0].shares]
+    assert panel.signed == any(share < 0 for layer in panel.layers for _, share in layer.shares.values())
 
 
-def test_the_chosen_layer_is_asked_what_its_own_panels_ask(memory, info):
+def test_the_chosen_layer_is_asked_what_its_sums_ask(memory, info):
     for state in (PLAIN, replace(WITHOUT, score="abs", layer="2", at=50)):
         counted = Counted(memory)
         answers = RememberedAnswers(counted)
-        for panel in (sums_panel, ranks_panel, steps_panel):
-            panel(answers, info, state)
+        sums_panel(answers, info, state)
         asked = len(counted.asked)
         layers_panel(answers, info, state)
-        again = [own for own in counted.asked[asked:] if getattr(own, "layer", None) == state.layer]
-        assert again == []
-        assert {getattr(own, "layer", None) for own in counted.asked[asked:]} >= {"0", "2", "4"} - {state.layer}
+        assert {getattr(own, "layer", None) for own in counted.asked[asked:]} == {"0", "2", "4"} - {state.layer}
 
 
 def test_a_layer_that_cannot_answer_says_why_and_the_others_stand(memory, info):
     class Without(Counted):
         def ask(self, question):
-            if isinstance(question, Distribution) and question.layer == "2":
+            if isinstance(question, GroupSum) and question.layer == "2":
                 raise Unavailable("the keys of layer 2 are elsewhere.")
             return super().ask(question)
 
-    cards = layers_panel(Without(memory), info, PLAIN).cards
-    assert [card.why for card in cards] == ["", "the keys of layer 2 are elsewhere.", ""]
-    assert [card.ranks is not None for card in cards] == [True, False, True]
+    found = layers_panel(Without(memory), info, PLAIN).layers
+    assert [one.why for one in found] == ["", "the keys of layer 2 are elsewhere.", ""]
+    assert [len(one.shares) for one in found] == [8, 0, 8]
 
 
-def test_of_many_layers_the_one_is_summed_whose_part_was_chosen(memory, info, monkeypatch):
-    monkeypatch.setattr(layers, "_MOST_SUMMED", 2)
+def test_of_many_layers_some_are_asked_and_the_one_whose_part_was_chosen(memory, info, monkeypatch):
+    monkeypatch.setattr(layers, "_MOST_SUMMED", 1)
     parted = replace(info, layers=tuple(replace(own, views=(f"{own.name}.part",)) for own in info.layers))
     panel = layers_panel(memory, parted, replace(WITHOUT, layer="2.part"))
-    assert [(card.name, card.chosen, card.rows is not None) for card in panel.cards] == [
-        ("0", False, False),
-        ("2", True, True),
-        ("4", False, False),
-    ]
-    assert [card.ranks is not None for card in panel.cards] == [False, True, False]
+    assert [(one.own.name, one.chosen, len(one.shares)) for one in panel.layers] == [("0", False, 4), ("2", True, 4)]
+    assert panel.count == 3
 
 
-def test_of_keys_that_are_too_many_the_chosen_layers_alone_are_passed_over(memory, info, monkeypatch):
-    every = sum(layer.distinct_keys * layer.d_in for layer in info.layers)
-    monkeypatch.setattr(layers, "_MOST_SCANNED", every)
-    assert all(card.ranks and card.steps for card in layers_panel(memory, info, PLAIN).cards)
-    monkeypatch.setattr(layers, "_MOST_SCANNED", every - 1)
-    panel = layers_panel(memory, info, replace(PLAIN, layer="2"))
-    assert not panel.scanned
-    assert all(card.rows for card in panel.cards)
-    assert [(card.ranks is not None, card.steps is not None) for card in panel.cards] == [
-        (False, False),
-        (True, True),
-        (False, False),
-    ]
+def test_of_many_groups_each_layer_has_its_largest(memory, info):
+    panel = layers_panel(memory, info, replace(PLAIN, by=("dataset", "sample")))
+    assert panel.total == len(memory.group_sum("4", "shapes/3", by=("dataset", "sample")).groups) > 24
+    for layer in panel.layers:
+        own = memory.group_sum(layer.own.name, "shapes/3", by=("dataset", "sample"))
+        assert {*layer.shares} == {group for group, _, _ in own.ranked()[:24]}
+        assert sum(abs(share) for _, share in layer.shares.values()) == pytest.approx(1)
+
+
+def places(svg: str, tag: str) -> list[list[float]]:
+    """Of each rectangle where it begins and how wide it is, in per cent; of each band its numbers."""
+    if tag == "path":
+        return [[float(own) for own in re.findall(r"[\d.]+", path)] for path in re.findall(r' d="([^"]+)"', svg)]
+    return [[*map(float, own)] for own in re.findall(r'<rect x="([\d.]+)%" width="([\d.]+)%"', svg)]
+
+
+def test_a_ribbon_has_negative_shares_left_of_zero_and_joins_what_a_group_has_in_neighbours():
+    first = ("a<", "layer a<", "?a&b", False, [(0, 0.5, "0", "x<"), None, (2, -0.5, "2", "z")])
+    second = ("b", "layer b", "?b", True, [(0, 0.25, "0", "x"), (1, 0.75, "1", "y"), None])
+    svg = str(ribbon([first, second]))  # from -0.5 to 1: a third is left of zero
+    assert places(svg, "rect") == [[33.33, 33.33], [0, 33.33], [33.33, 16.67], [50, 50]]
+    (band,) = places(svg, "path")  # of the first group alone
+    assert (band[0], band[6], band[8], band[-2]) == (333.3, 333.3, 500.0, 666.7)
+    assert 'href="?a&amp;b" class="card" data-layer="a&lt;"><text' in svg
+    assert svg.count('aria-current="true"') == svg.count('class="frame"') == 1
+    assert "<title>x&lt;</title>" in svg
+    assert ribbon([]) is not None
 
 
 def test_a_mask_can_be_cleared_where_the_layer_has_no_answer(memory, info):

@@ -37,7 +37,7 @@ def faults(query: str, info) -> dict[str, str]:
         {"chips": (Chip.of(True, ("bright",), (Range(-0.5, 1e-3),)), Chip.of(False, ("bright",), (0.25,)))},
         {"where": "label = 3 -- all of it\n OR step > 100 & 'ü;:,'", "initial": False},
         {"layer": "0", "token": 0},
-        {"kept": "a.name-1", "kept_query": 12},
+        {"kept": "a.name-1"},
     ],
 )
 def test_what_was_written_is_read(info, changes):

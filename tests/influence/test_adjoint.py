@@ -821,9 +821,39 @@ def test_columns_of_samples_that_are_called_as_kept_ones(tmp_path):
     )
     with dualform.open(tmp_path / "run") as memory:
         rows = memory.sql("SELECT * FROM adjoints ORDER BY sample").records()
-    assert set(rows[0]) == {"name", "query", "dataset", "sample", "label", "colour", "value", "steps"}
+    assert set(rows[0]) == {"name", "query", "example", "dataset", "sample", "label", "colour", "value", "steps"}
     assert [row["value"] for row in rows] == found.values[0].tolist()
     assert {(row["name"], row["steps"], row["colour"]) for row in rows} == {("kept", 3, "red")}
+
+
+def test_kept_rows_name_the_stored_example_that_a_query_is(tmp_path):
+    torch.manual_seed(0)
+    model, x, held = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
+        for name in ("before", "held"):  # the last weights are those of the second one
+            for _ in range(3):
+                with recorder.step(sample=range(4)):
+                    optimizer.zero_grad()
+                    model(x).square().sum(1).mean().backward()
+                    optimizer.step()
+            recorder.query_set(name, held)
+
+    def each(outputs, targets):
+        return outputs.square().sum(1)
+
+    def asked(call, queries, loss=each, **options):
+        given = tmp_path / "run", model, (queries, torch.zeros(len(queries))), loss, lambda step, rows: (x[rows], rows)
+        call(*given, each, name="kept", **options)
+        table = "retrainings" if call is retrain else "adjoints"
+        with dualform.open(tmp_path / "run") as memory:
+            rows = memory.sql(f"SELECT DISTINCT query, example FROM {table} ORDER BY query").records()
+        return [row["example"] for row in rows]
+
+    queries = torch.stack([held[3], x[0], held[0], held[0] + 0.01])
+    assert asked(adjoint, queries) == ["held/3", None, "held/0", None]
+    assert asked(retrain, queries, without=[[1]]) == ["held/3", None, "held/0", None]
+    assert asked(adjoint, held[:2], lambda outputs, targets: outputs.square().sum()) == [None]
 
 
 def test_rows_are_kept_together_and_without_a_dataset_they_are_found(tmp_path, monkeypatch):

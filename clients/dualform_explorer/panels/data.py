@@ -1,4 +1,4 @@
-"""Which training data an answer comes from: sums by group, the best slots, what leaving samples out did, and others' scores."""
+"""Which training data an answer comes from: sums by group, the best slots, leaving out, others' scores."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ import numpy as np
 from dualform.answers import MemoryInfo, Status
 from dualform.answers.adjoint import FEWEST_RETRAININGS
 from dualform.answers.rank_correlation import rank_correlation
-from dualform.errors import Forbidden, NotFound
+from dualform.errors import Forbidden
 from dualform.methods import Answers
 from dualform_explorer.examples import label_names, layer_of
 from dualform_explorer.filter import STANDARD, complete_columns, where_of
-from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, rows_of, scored, where_before
+from dualform_explorer.groups import (
+    MOST_GROUPS,
+    Group,
+    GroupRow,
+    groups_of,
+    hue_of,
+    name_of,
+    rows_of,
+    scored,
+    where_before,
+)
 from dualform_explorer.memories import beside_of
 from dualform_explorer.places import places_of
 from dualform_explorer.previews import ShownPreview, ShownPreviews, shown_of_slots
@@ -57,31 +67,24 @@ def sums_panel(memory: Answers, info: MemoryInfo, state: State) -> SumsPanel:
 
 
 @dataclass(frozen=True)
-class OwnSample:
-    """A sample of the group that is looked into."""
-
-    columns: tuple[str, ...]
-    values: tuple[Any, ...]
+class Sample:
+    sample: int
+    dataset: str | None
+    label: int | None
+    label_name: str
     value: float
-    """The sum of the scores of its slots."""
+    """The sum of its scores, another package's score, or the predicted change of the loss without it."""
     count: int
+    """Its slots; 0 where that is not known."""
     preview: ShownPreview
     hue: int
-
-    @property
-    def sample(self) -> int:
-        return int(self.values[-1])
-
-    @property
-    def dataset(self) -> str | None:
-        return self.values[0] if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True)
 class SamplesPanel:
     group: str = ""
     """In words; empty where none is looked into."""
-    samples: tuple[OwnSample, ...] = ()
+    samples: tuple[Sample, ...] = ()
     """Those with the largest sums."""
     others: int = 0
     """How many more samples there are."""
@@ -90,14 +93,8 @@ class SamplesPanel:
     total: float = 0.0
     """The sum of the group."""
     missing: str = ""
-
-    @property
-    def largest(self) -> float:
-        return max((abs(own.value) for own in self.samples), default=0.0)
-
-    @property
-    def signed(self) -> bool:
-        return any(own.value < 0 for own in self.samples)
+    columns: tuple[str, ...] = ("sample",)
+    """That name one of them."""
 
 
 def samples_panel(memory: Answers, info: MemoryInfo, state: State) -> SamplesPanel:
@@ -111,17 +108,20 @@ def samples_panel(memory: Answers, info: MemoryInfo, state: State) -> SamplesPan
     found, whole = (memory.group_sum(**asked, by=own, k=MOST_GROUPS) for own in (by, group.columns))
     ranked = [own for own in found.ranked() if own[0][-1] is not None]
     total, others = float(whole.sums.sum()), (found.total or len(ranked)) - len(ranked)
-    previews = shown_of_slots(memory, info, [dict(zip(by, values, strict=True)) for values, _, _ in ranked])
+    said = {"dataset": None, **{own.column: own.value for own in group.conditions}}
+    rows = [
+        {**said, **dict(zip(by, values, strict=True)), "value": value, "count": count}
+        for values, value, count in ranked
+    ]
+    previews = shown_of_slots(memory, info, rows)
     return SamplesPanel(
         group=group.words,
-        samples=tuple(
-            OwnSample(by, values, value, count, preview, hue_of(info, by, values))
-            for (values, value, count), preview in zip(ranked, previews, strict=True)
-        ),
+        samples=_samples(memory, info, state, rows, previews),
         others=others,
         rest=total - sum(value for _, value, _ in ranked) if others else 0.0,
         total=total,
         missing=previews.missing,
+        columns=by,
     )
 
 
@@ -158,8 +158,6 @@ class SlotsPanel:
     """Distinct samples among them."""
     gap: float | None
     """By how much the last one that is shown is ahead of the next; None where there is no next."""
-    largest: float
-    """The size of the largest score that is shown."""
     kind: str
     """What slots look like: "image", "text", "table" or "none"."""
     missing: str
@@ -211,7 +209,6 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
         k=shown,
         samples=len(times),
         gap=scores[state.k - 1] - scores[state.k] if len(ids) > state.k else None,
-        largest=max(map(abs, scores[:shown]), default=0.0),
         kind=previews.kind,
         missing=previews.missing,
         matching=hits.scan.slots_matching,
@@ -227,37 +224,26 @@ def _sample(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 SAMPLES = 12
 """Shown of either sign."""
-SETS = 30
-"""Shown, of which half have the smallest changes and half the largest."""
-_NAMES = """
-    SELECT name, max(query) + 1 AS queries FROM (
-        SELECT name, query, 0 AS place FROM adjoints UNION ALL SELECT name, query, 1 FROM retrainings
-        UNION ALL SELECT name, 0, 2 FROM left_out
-    ) GROUP BY name ORDER BY min(place), name"""
+_KEPT = """
+    SELECT name, example FROM (
+        SELECT name, example, 0 AS place FROM adjoints UNION ALL SELECT name, example, 1 FROM retrainings
+        UNION ALL SELECT name, NULL, 2 FROM left_out
+    ) WHERE example IS NOT NULL GROUP BY ALL ORDER BY min(place), name"""
 """All tables that the others name, so that a process with them starts once."""
-_SAMPLES = """
-    SELECT * FROM adjoints
-    WHERE name = '{name}' AND query = {query} AND value {sign} 0
-    ORDER BY abs(value) DESC, dataset, sample LIMIT {most}"""
+_OWN = """(
+    SELECT * FROM {table} WHERE name = '{name}' AND example = '{example}' QUALIFY query = min(query) OVER ()
+)"""
+_SAMPLES = "SELECT * FROM {adjoints} WHERE value {sign} 0 ORDER BY abs(value) DESC, dataset, sample LIMIT {most}"
+_GROUPS = """
+    SELECT {by} AS said, count(*) AS samples, sum(value) AS value FROM {adjoints} a
+    GROUP BY ALL ORDER BY abs(sum(value)) DESC, said LIMIT {most}"""
 _SETS = """
-    SELECT r.set, r.left_out, r.loss, r.change, sum(a.value) AS predicted
-    FROM retrainings r
+    SELECT r.set, r.left_out, r.loss, r.change, sum(a.value) AS predicted,
+        CASE WHEN count(DISTINCT {by}) = 1 THEN any_value({by}) END AS said
+    FROM {retrainings} r
     LEFT JOIN left_out l ON l.name = r.name AND l.set = r.set
-    LEFT JOIN adjoints a ON a.name = r.name AND a.query = r.query AND a.sample = l.sample
-        AND a.dataset IS NOT DISTINCT FROM l.dataset
-    WHERE r.name = '{name}' AND r.query = {query} GROUP BY ALL ORDER BY r.change, r.set"""
-
-
-@dataclass(frozen=True)
-class Sample:
-    sample: int
-    dataset: str | None
-    label: int | None
-    label_name: str
-    value: float
-    """The predicted change of the loss without it."""
-    preview: ShownPreview
-    hue: int
+    LEFT JOIN {adjoints} a ON a.sample = l.sample AND a.dataset IS NOT DISTINCT FROM l.dataset
+    GROUP BY r.set, r.left_out, r.loss, r.change ORDER BY r.change, r.set"""
 
 
 @dataclass(frozen=True)
@@ -265,57 +251,62 @@ class AdjointPanel:
     refused: str = ""
     """Why nothing is known of what was kept."""
     names: tuple[str, ...] = ()
-    """None where nothing was kept, and there is nothing to show."""
+    """Under which something of the page's example was kept; without any there is nothing to show."""
     name: str = ""
-    query: int = 0
-    queries: int = 0
+    by: tuple[str, ...] = ()
+    groups: tuple[Mapping[str, Any], ...] = ()
+    """Those with the largest predicted changes: said, called, hue, samples, value (predicted), change (measured without
+    exactly this group, or None). None where samples have no such column.
+    """
     harmful: tuple[Sample, ...] = ()
     """Without which the loss would be smaller, the most harmful first."""
     helpful: tuple[Sample, ...] = ()
-    largest: float = 0.0
-    """The size of the largest value that is shown."""
     kind: str = "none"
     missing: str = ""
     sets: tuple[Mapping[str, Any], ...] = ()
     """Of retrainings: set, left_out, loss, change, predicted; the smallest change first."""
-    retrained: int = 0
-    """How many sets there are, shown or not."""
-    loss: float | None = None
-    """With all samples, where there are retrainings."""
     correlation: float | None = None
     """Of predicted and real changes, where there are enough sets."""
 
 
 def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPanel:
     try:
-        kept = {row["name"]: row["queries"] for row in memory.sql(_NAMES)}
+        kept = [row["name"] for row in memory.sql(_KEPT) if row["example"] == state.item]
     except Forbidden as error:
         return AdjointPanel(refused=f"{error.message} {error.hint}".strip())
     if not kept:
         return AdjointPanel()
-    name, query = state.kept or next(iter(kept)), state.kept_query
-    if name not in kept:
-        raise NotFound(f"Nothing is kept under the name {name!r}.", hint=f"Names: {', '.join(kept)}.")
-    if query >= kept[name]:
-        raise NotFound(f"There is no query {query}.", hint=f"{name} has 0 to {kept[name] - 1}.")
-    rows = [[*memory.sql(_SAMPLES.format(name=name, query=query, sign=sign, most=SAMPLES))] for sign in ("<", ">")]
+    name, by = state.kept if state.kept in kept else kept[0], state.by[:1]
+    own = {"name": name, "example": state.item.replace("'", "''")}
+    own = {table: _OWN.format(table=table, **own) for table in ("adjoints", "retrainings")}
+    rows = [[*memory.sql(_SAMPLES.format(**own, sign=sign, most=SAMPLES // 2))] for sign in ("<", ">")]
     previews = shown_of_slots(memory, info, [*rows[0], *rows[1]])
     samples = _samples(memory, info, state, [*rows[0], *rows[1]], previews)
-    sets = tuple(memory.sql(_SETS.format(name=name, query=query)))
+    named = by[0] in next(iter((*rows[0], *rows[1])), ())
+    column = 'a."{}"'.format(by[0].replace('"', '""')) if named else "NULL"
+    sets = tuple(memory.sql(_SETS.format(**own, by=column)))
+    groups = [*memory.sql(_GROUPS.format(**own, by=column, most=MOST_GROUPS))] if named else []
+    pairs = [(one["predicted"], one["change"]) for one in sets if one["predicted"] is not None]
+    measured = {(one["said"], one["left_out"]): one["change"] for one in sets if one["said"] is not None}
     return AdjointPanel(
         names=tuple(kept),
         name=name,
-        query=query,
-        queries=kept[name],
+        by=by,
+        groups=tuple(
+            {
+                **one,
+                "called": name_of(label_names(memory, info), by, [one["said"]]),
+                "hue": hue_of(info, by, [one["said"]]),
+                "change": measured.get((one["said"], one["samples"])),
+            }
+            for one in groups
+        ),
         harmful=samples[: len(rows[0])],
         helpful=samples[len(rows[0]) :],
-        largest=max((abs(own.value) for own in samples), default=0.0),
         kind=previews.kind,
         missing=previews.missing,
-        sets=sets if len(sets) <= SETS else sets[: SETS // 2] + sets[-SETS // 2 :],
-        retrained=len(sets),
-        loss=sets[0]["loss"] - sets[0]["change"] if sets else None,
-        correlation=_correlation(sets),
+        sets=sets,
+        correlation=rank_correlation(*np.array(pairs).T) if len(pairs) >= FEWEST_RETRAININGS else None,
     )
 
 
@@ -330,16 +321,12 @@ def _samples(
             label=row.get("label"),
             label_name=names.of(row.get("label"), row["dataset"]),
             value=row["value"],
+            count=row.get("count", 0),
             preview=preview,
             hue=hue_of(info, state.by, [row.get(column) for column in state.by]),
         )
         for row, preview in zip(rows, previews, strict=True)
     )
-
-
-def _correlation(sets: Sequence[Mapping[str, Any]]) -> float | None:
-    pairs = [(own["predicted"], own["change"]) for own in sets if own["predicted"] is not None]
-    return rank_correlation(*np.array(pairs).T) if len(pairs) >= FEWEST_RETRAININGS else None
 
 
 @dataclass(frozen=True)
@@ -356,10 +343,6 @@ class Scored:
     """The rank correlation with the sums of the page's score by sample, over the samples that both have; None of fewer
     than three.
     """
-
-    @property
-    def largest(self) -> float:
-        return max((abs(own.value) for own in (*self.highest, *self.lowest)), default=0.0)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-import numpy as np
-
-from dualform.answers import MemoryInfo
+from dualform.answers import GroupKey, LayerInfo, MemoryInfo
 from dualform.errors import DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.examples import examples_of, layer_of, layers_of, query_set_of, token_of, tokens_of
+from dualform_explorer.examples import evenly, examples_of, layer_of, layers_of, query_set_of, token_of, tokens_of
 from dualform_explorer.filter import alike
-from dualform_explorer.groups import MOST_GROUPS, GroupRow, scored, where_before
+from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, scored, where_before
 from dualform_explorer.panels.data import Slot, SumsPanel, slots_panel, sums_panel
-from dualform_explorer.panels.training import StepsPanel, steps_panel
 from dualform_explorer.places import attention_by_place, places_of
 from dualform_explorer.previews import NOTHING, previews_of_examples, shown_preview
 from dualform_explorer.state import State
@@ -22,8 +21,7 @@ _NAMED = (10, 100, 1000, 10_000, 100_000)
 """Ranks whose shares are said in words."""
 
 
-@dataclass(frozen=True)
-class RankPoint:
+class RankPoint(NamedTuple):
     rank: int
     score: float
     share: float
@@ -41,11 +39,6 @@ class RanksPanel:
     effective: float
     """How many slots, weighed alike, would be as concentrated: (sum of |s|)^2 over the sum of s^2."""
 
-    @property
-    def curve(self) -> list[tuple[int, float, float]]:
-        """What is drawn: of each point its rank, score and share."""
-        return [(own.rank, own.score, own.share) for own in self.points]
-
 
 def ranks_panel(memory: Answers, info: MemoryInfo, state: State) -> RanksPanel:
     answer = memory.distribution(**scored(memory, info, state))
@@ -60,44 +53,36 @@ def ranks_panel(memory: Answers, info: MemoryInfo, state: State) -> RanksPanel:
     )
 
 
-_MOST_SUMMED = 12
-"""Layers that are asked; the others are named alone."""
-_MOST_SCANNED = 2_000_000_000
-"""Numbers in the keys of all these: of more, scores by rank and by step are asked of the chosen layer alone, for each
-takes a pass over its keys. What is summed by group is kept beside them.
-"""
-_MOST_BARS = 40
-"""Of the sums by step, in as small a figure."""
+_MOST_SUMMED = 64
+"""Layers that are asked; of more, so many evenly spread, and the chosen one."""
 
 
 @dataclass(frozen=True)
-class LayerCard:
-    """A layer. What it was not asked, or has no answer to, is None."""
+class LayerFlow:
+    """A layer, and how its scores are shared among the groups."""
 
-    name: str
-    d_in: int
-    d_out: int
+    own: LayerInfo
     chosen: bool
-    rows: tuple[GroupRow, ...] | None = None
-    ranks: RanksPanel | None = None
-    steps: StepsPanel | None = None
+    shares: Mapping[GroupKey, tuple[float, float]] = field(default_factory=dict)
+    """By the values of a group its sum, and that over the sizes of all sums; none where there is no answer."""
     why: str = ""
     """Why there is no answer."""
 
 
 @dataclass(frozen=True)
 class LayersPanel:
-    cards: tuple[LayerCard, ...]
+    layers: tuple[LayerFlow, ...]
+    """Those that were asked, first to last."""
+    count: int
+    """How many the query set has."""
+    groups: tuple[Group, ...]
+    """All that occur, in the order in which they are drawn."""
+    total: int
+    """How many there are, drawn or not."""
     score: str
-    """Of all of it: contributions toward an output are those of one layer, so that there it is the signed score."""
-    by: tuple[str, ...]
-    scanned: bool
-    """Whether every layer that was asked has its scores by rank and by step, and not the chosen one alone."""
-
-    @property
-    def asked(self) -> bool:
-        """Whether there is more to see of any than its name."""
-        return any(card.rows is not None for card in self.cards)
+    """Contributions are toward an output of one layer, so that of all layers it is attention in their place."""
+    signed: bool
+    """Whether any sum is below zero."""
 
 
 def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel:
@@ -106,30 +91,25 @@ def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel
         raise NotFound(f"There is no query set {state.query_set!r}.", field="item")
     score = "dot" if state.score == "contribution" else state.score
     own, chosen = layers_of(info, query_set), layer_of(info, state.layer)
-    asked = own if len(own) <= _MOST_SUMMED else [layer for layer in own if layer is chosen]
-    scanned = sum(layer.distinct_keys * layer.d_in for layer in asked) <= _MOST_SCANNED
-    cards = []
-    for layer in own:
-        card = LayerCard(layer.name, layer.d_in, layer.d_out, layer is chosen)
-        if layer in asked:
+    spread = evenly(len(own), _MOST_SUMMED)
+    found, every, total = list[LayerFlow](), dict[GroupKey, Group](), 0
+    for layer in (one for place, one in enumerate(own) if place in spread or one is chosen):
+        flow = LayerFlow(layer, layer is chosen)
+        try:  # as the sums by group ask it of the chosen one
             there = replace(state, layer=layer.name, score=score)
-            card = _filled(card, memory, info, there, scanned or layer is chosen)
-        cards.append(card)
-    return LayersPanel(tuple(cards), score, state.by, scanned)
-
-
-def _filled(card: LayerCard, memory: Answers, info: MemoryInfo, state: State, scanned: bool) -> LayerCard:
-    """By the questions that its own panels ask where it is the chosen one, so that each is asked once."""
-    try:
-        card = replace(card, rows=sums_panel(memory, info, state).rows)
-        if not scanned:
-            return card
-        ranks, steps = ranks_panel(memory, info, state), steps_panel(memory, info, state, _MOST_BARS)
-    except DualformError as error:
-        if error.field == "where":
-            raise
-        return replace(card, rows=None, why=error.message)
-    return replace(card, ranks=ranks, steps=steps)
+            sums = memory.group_sum(**scored(memory, info, there), by=state.by, k=MOST_GROUPS)
+        except DualformError as error:
+            if error.field == "where":
+                raise
+            found.append(replace(flow, why=error.message))
+            continue
+        groups = groups_of(memory, info, state.by, sums)
+        size = sum(abs(group.sum) for group in groups) or 1.0
+        found.append(replace(flow, shares={group.values: (group.sum, group.sum / size) for group in groups}))
+        every |= {group.values: group for group in groups}
+        total = max(total, sums.total or len(groups))
+    signed = any(sum < 0 for layer in found for sum, _ in layer.shares.values())
+    return LayersPanel(tuple(found), len(own), tuple(every.values()), total, score, signed)
 
 
 _BEST = 5
@@ -183,8 +163,6 @@ class PlacesPanel:
     """Rows and columns; zeros of a layer without places in a picture, and of one with too many."""
     sums: tuple[float, ...] = ()
     """Row after row: the scores of all slots that stay, added up."""
-    largest: float = 0.0
-    """The size of the largest sum."""
     token: int = 0
     """The place that is asked about."""
     image: str = ""
@@ -208,7 +186,6 @@ def places_panel(memory: Answers, info: MemoryInfo, state: State) -> PlacesPanel
     return PlacesPanel(
         places.grid,
         tuple(sums.tolist()),
-        float(np.abs(sums).max(initial=0.0)),
         token or 0,
         shown.image,
         shown.box is not None and shown.box.exact,

@@ -52,19 +52,18 @@ class StepsPanel:
         return [(own.first, own.last, [(hue, size) for _, hue, size in own.parts], own.sum) for own in self.bars]
 
 
-def bars_of(steps: int, most: int | None = None) -> tuple[int, int]:
+def bars_of(steps: int) -> tuple[int, int]:
     """How many steps a bar is of, and how many bars there are."""
-    each = max(1, -(-steps // (most or MOST_BARS)))
+    each = max(1, -(-steps // MOST_BARS))
     return each, -(-steps // each)
 
 
-def steps_panel(memory: Answers, info: MemoryInfo, state: State, most: int | None = None) -> StepsPanel:
-    """`most`: bars; MOST_BARS where nothing is said."""
+def steps_panel(memory: Answers, info: MemoryInfo, state: State) -> StepsPanel:
     by = ("dataset", "step") if info.datasets else ("step",)
     sums = memory.group_sum(**scored(memory, info, state), by=by)
     steps = np.array([group[-1] for group in sums.groups], dtype=np.int64)
     datasets = [group[0] if len(by) == 2 else None for group in sums.groups]
-    each, bars = bars_of(info.steps, most)
+    each, bars = bars_of(info.steps)
     names = sorted(set(datasets), key=lambda own: (own is None, own or ""))
     parts = np.zeros((len(names), bars))
     counts = np.zeros(bars, dtype=np.int64)

@@ -1,6 +1,6 @@
 // A panel's figures as SVG files of their own, with their colours and a caption that holds the question.
 
-const PROPERTIES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family"];
+const PROPERTIES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family", "text-anchor", "paint-order"];
 
 export function listen() {
   document.addEventListener(

@@ -136,7 +136,7 @@ class Adjoint(Table):
         return Agreement(_mean_correlation(predicted, actual), float(low), float(high), len(actual))
 
 
-_OWN = ("name", "query", "value", "steps")
+_OWN = ("name", "query", "example", "value", "steps")
 """Columns of adjoints as they are kept."""
 
 

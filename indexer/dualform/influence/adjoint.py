@@ -38,6 +38,7 @@ from dualform.influence.recorded_training import (
     recorded_training,
 )
 from dualform.record.example_signals import Loss
+from dualform.record.kept_outputs import output_in
 from dualform.record.model_arguments import Arguments, Inputs, device_of
 from dualform.record.random_states import random_states_as
 from dualform.store.attributions import check_name
@@ -116,7 +117,7 @@ def adjoint(
     answer = Adjoint(values.cpu().numpy(), training.columns, training.seen, losses, training.drift)
     if name is not None:
         saved.save(losses, done=done, values=values, state={}, size=size)
-        training.keep(name, {"adjoints": answer.to_arrow()})
+        training.keep(name, {"adjoints": answer.to_arrow()}, asked.examples_at(positions.last))
     saved.remove()
     return answer
 
@@ -207,6 +208,22 @@ class Queries:
                 field="model",
             )
         return np.asarray(found.double().cpu().numpy())
+
+    def examples_at(self, position: Position) -> list[str | None]:
+        """Of each query the stored example that it is, as SET/EXAMPLE; None where it is none, or of all together."""
+        returned = list[Tensor | None]()
+
+        def taken(outputs: Any, _: Any) -> Tensor:
+            returned.append(output_in(outputs))
+            return torch.zeros(())
+
+        given = {name: own.weight for name, own in position.parameters.items()}
+        with torch.no_grad():
+            self._training.passed(given, self._arguments, self._labels, taken, training=False)
+            (outputs,), queries = returned, len(self._losses(given))
+        if outputs is None or len(outputs) != queries:
+            return [None] * queries
+        return self._training.stored_examples(outputs.flatten(1).float().cpu().numpy())
 
     def slopes(self, position: Position, queries: slice) -> dict[str, Moved]:
         """What the losses of some queries change by each parameter: [n, …]."""

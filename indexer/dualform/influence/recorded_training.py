@@ -56,6 +56,8 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 _FURTHEST, _FURTHEST_OF_ONE = 0.01, 0.05
 """How far the rerun may end from the recorded weights, of the distance that training moved them: of all parameters, and
 of each that moved by more than a thousandth of that."""
+_ALIKE = 1e-3
+"""Of the largest output: how far those of one example are from the stored ones."""
 _UNCHECKPOINTED = "Pass the network without activation checkpointing, if it has any."
 _TRIED = 4
 """Random halves of a batch that are put in the place of the others."""
@@ -165,15 +167,38 @@ class RecordedTraining:
         snapshot = self._view.snapshot
         return repr((snapshot.steps, sorted(snapshot.final_digests.items()), self.samples.tolist())).encode()
 
-    def keep(self, name: str, tables: Mapping[str, pa.Table]) -> None:
-        """Keep rows of tables in the memory. Samples without a dataset have "" there, which joins find."""
+    def stored_examples(self, outputs: NDArray[np.float32]) -> list[str | None]:
+        """Of each of n queries, whose outputs float32[n, outputs] the trained network gives, the example of a query set
+        that it gives the same ones, as SET/EXAMPLE. None where there is none, and of a single output, which others may
+        have by chance.
+        """
+        found: list[str | None] = [None] * len(outputs)
+        for name in self._view.snapshot.query_sets:
+            query_set = self._view.snapshot.query_set(name)
+            stored, width = query_set.outputs, outputs.shape[1]
+            if stored is None or not query_set.examples or stored.size != query_set.examples * width or width < 2:
+                continue
+            stored = stored.reshape(-1, width)
+            for place, own in enumerate(outputs):
+                apart = np.abs(stored - own).max(axis=1)
+                if apart.min() <= _ALIKE * np.abs(stored).max():
+                    found[place] = found[place] or f"{name}/{apart.argmin()}"
+        return found
+
+    def keep(self, name: str, tables: Mapping[str, pa.Table], examples: Sequence[str | None]) -> None:
+        """Keep rows of tables in the memory. Samples without a dataset have "" there, which joins find. `examples`: of
+        each query, as `stored_examples` tells them.
+        """
         snapshot, kept = self._view.snapshot, dict[str, pa.Table]()
         for table, rows in tables.items():
+            own = rows.append_column("steps", pa.array([snapshot.steps] * rows.num_rows))
+            if "query" in rows.column_names:
+                named = pa.array(examples, pa.string()).take(rows["query"].combine_chunks())
+                own = own.append_column("example", named)
             if "dataset" in rows.column_names:
                 place, datasets = rows.column_names.index("dataset"), rows["dataset"].cast(pa.string())
-                kept[table] = rows.set_column(place, "dataset", datasets.fill_null(""))
-            steps = pa.array([snapshot.steps] * rows.num_rows)
-            kept[table] = kept.get(table, rows).append_column("steps", steps)
+                own = own.set_column(place, "dataset", datasets.fill_null(""))
+            kept[table] = own
         attributions.keep(snapshot.path, name, kept)
 
     def require_ended(self, name: str | None) -> None:

@@ -97,6 +97,6 @@ def retrain(
         numbers, places = np.nonzero(sets)
         members = {key: pa.array(training.columns[key][places]) for key in ("dataset", "sample")}
         left_out = pa.table({"set": pa.array(numbers), **members})
-        training.keep(name, {"retrainings": answer.to_arrow(), "left_out": left_out})
+        training.keep(name, {"retrainings": answer.to_arrow(), "left_out": left_out}, asked.examples_at(last))
     saved.remove()
     return answer

@@ -71,7 +71,7 @@ class KeptOutputs:
         self._other = False
 
     def add(self, returned: Any) -> None:
-        output = _output_in(returned)
+        output = output_in(returned)
         if output is None or self._like not in (None, (output.dim(), output.shape[-1])):
             self._drop()
             self._other = True
@@ -92,7 +92,7 @@ class KeptOutputs:
 
     def tell(self, returned: Any) -> None:
         """What the model returns for the batch that ran, without its last example."""
-        output, batch = _output_in(returned), self._examples.batch
+        output, batch = output_in(returned), self._examples.batch
         if output is not None and output.dim() == 3:
             shape = output.shape
             self._axes = {axis for axis in (0, 1) if (shape[axis], shape[1 - axis]) == (batch - 1, batch)}
@@ -166,7 +166,7 @@ def _summaries(output: Tensor, labels: NDArray[np.int64] | None) -> list[OutputS
     ]
 
 
-def _output_in(returned: Any) -> Tensor | None:
+def output_in(returned: Any) -> Tensor | None:
     """The outputs of two or three dimensions in what a model returned: a tensor, a Hugging Face output with logits, or
     a tuple with one such tensor alone, such as (logits, loss).
     """

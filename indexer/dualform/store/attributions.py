@@ -1,11 +1,12 @@
 """Tables of what samples did, which are made when a training is over and kept in its memory: SQL reads them.
 
-    adjoints      name, query, the columns of the sample, value, steps
-    retrainings   name, set, left_out, query, loss, change, steps
+    adjoints      name, query, example, the columns of the sample, value, steps
+    retrainings   name, set, left_out, query, example, loss, change, steps
     left_out      name, set, dataset, sample, steps: the samples that each of them lacked
 
 Each is kept under a name, in attributions/TABLE-NAME-CHECKSUM.arrow. They are of the training as it was then: `steps`
-says how many steps it had, and deleting samples removes them.
+says how many steps it had, and deleting samples removes them. `example` is the stored one that a query is, as
+SET/EXAMPLE; NULL where it is none.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from dualform.store.weights import read_checked
 
 FOLDER = "attributions/"
 _INT, _TEXT, _NUMBER = pa.int64(), pa.string(), pa.float64()
+_QUERY = {"query": _INT, "example": _TEXT}
 TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
-    "adjoints": {"query": _INT, "dataset": _TEXT, "sample": _INT, "value": pa.float32(), "steps": _INT},
-    "retrainings": {"set": _INT, "left_out": _INT, "query": _INT, "loss": _NUMBER, "change": _NUMBER, "steps": _INT},
+    "adjoints": {**_QUERY, "dataset": _TEXT, "sample": _INT, "value": pa.float32(), "steps": _INT},
+    "retrainings": {"set": _INT, "left_out": _INT, **_QUERY, "loss": _NUMBER, "change": _NUMBER, "steps": _INT},
     "left_out": {"set": _INT, "dataset": _TEXT, "sample": _INT, "steps": _INT},
 }
 """The columns that each has where nothing is kept; adjoints then have more."""

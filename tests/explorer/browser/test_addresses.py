@@ -99,7 +99,10 @@ def test_an_answer_that_comes_late_does_not_take_the_place_of_a_newer_one(page, 
         page.goto(slow.url + address("shapes/3"))
         settle(page)
         # In one go: between two of Playwright's calls the first answer may have replaced the link.
-        page.evaluate("['0', '4'].forEach(own => document.querySelector(`[data-layer='${own}']`).click())")
+        page.evaluate(
+            """['0', '4'].forEach(own => document.querySelector(`[data-layer='${own}']`).dispatchEvent(
+                new MouseEvent("click", {bubbles: true, cancelable: true})))"""
+        )
         settle(page)
         shown = panels(page)
         page.wait_for_timeout(3000)  # in which what was asked before would have come
@@ -116,7 +119,8 @@ def test_a_key_that_is_pressed_before_a_click_is_answered_adds_to_it(page, folde
         settle(page)
         page.evaluate(
             """() => {
-                document.querySelector("[data-layer='2']").click();
+                const click = new MouseEvent("click", {bubbles: true, cancelable: true});
+                document.querySelector("[data-layer='2']").dispatchEvent(click);
                 const press = key => document.body.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
                 ["j", "j", "j", "k"].forEach(press);
             }"""
