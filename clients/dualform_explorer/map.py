@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, Inexact, NotFound
 from dualform.methods import Answers
-from dualform_explorer.address import Fault, Params
+from dualform_explorer.address import SINGLE, Params
 from dualform_explorer.examples import evenly, examples_of, label_names, query_of, tokens_of
 from dualform_explorer.filter import narrowed
 from dualform_explorer.groups import hue_of, scored, where_before
 from dualform_explorer.previews import shown_of_slots
 from dualform_explorer.state import State
 
-OWN = ("colour",)
-"""The parameter of its address, next to those of the example."""
+PARAMETERS = (*SINGLE, "colour")
+"""Of its address."""
 COLOURS = ("label", "dataset", "step", "score")
 """What the colour of a point can show."""
 MOST, BEST = 50_000, 10
@@ -66,14 +66,6 @@ class Axes:
     def of(self, vectors: NDArray[Any]) -> NDArray[np.float64]:
         """float64[…, 2]: the coordinates of some vectors."""
         return (np.asarray(vectors, np.float64) - self.mean) @ self.directions.T
-
-
-def read_colour(params: Params) -> tuple[str, tuple[Fault, ...]]:
-    """What colours say, by an address, and what is wrong with it."""
-    said = [value for name, value in params if name == OWN[0]] or [COLOURS[0]]
-    if len(said) > 1 or said[0] not in COLOURS:
-        return "", (Fault(OWN[0], f"colour is {said[0][:80]!r}; it is one of {', '.join(COLOURS)}, given once."),)
-    return said[0], ()
 
 
 def axes_of(queries: NDArray[np.float32]) -> Axes:

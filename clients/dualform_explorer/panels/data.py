@@ -255,7 +255,7 @@ class Sample:
     label: int | None
     label_name: str
     value: float
-    """The predicted change of the loss without it."""
+    """A score, or the predicted change of the loss without it."""
     preview: ShownPreview
     hue: int
 
@@ -300,7 +300,7 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
         raise NotFound(f"There is no query {query}.", hint=f"{name} has 0 to {kept[name] - 1}.")
     rows = [[*memory.sql(_SAMPLES.format(name=name, query=query, sign=sign, most=SAMPLES))] for sign in ("<", ">")]
     previews = shown_of_slots(memory, info, [*rows[0], *rows[1]])
-    samples = _samples(memory, info, state, [*rows[0], *rows[1]], previews)
+    samples = samples_with_values(memory, info, state, [*rows[0], *rows[1]], previews)
     sets = tuple(memory.sql(_SETS.format(name=name, query=query)))
     return AdjointPanel(
         names=tuple(kept),
@@ -319,9 +319,10 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
     )
 
 
-def _samples(
+def samples_with_values(
     memory: Answers, info: MemoryInfo, state: State, rows: Sequence[Mapping[str, Any]], previews: ShownPreviews
 ) -> tuple[Sample, ...]:
+    """Of rows with the columns of slots and a `value`."""
     names = label_names(memory, info)
     return tuple(
         Sample(
@@ -386,7 +387,7 @@ def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel
             for place in np.concatenate(ends).tolist()
         ]
         previews = shown_of_slots(memory, info, rows)
-        shown = _samples(memory, info, state, rows, previews)
+        shown = samples_with_values(memory, info, state, rows, previews)
         pairs = [
             (value, ours[own.dataset, sample])
             for sample, value in zip(own.samples[known].tolist(), values[known].tolist(), strict=True)
