@@ -166,12 +166,11 @@ class Pages:
         self._memories, self._threads = memories, PanelThreads(deadline)
         self._templates = templates(asynchronous=True)
 
-    def application(self) -> Starlette:
         pages = (
             *(self.explore, self.panels, self.paper, self.compare, self.sample, self.search),
             *(self.map, self.points, self.preview, self.csv, self.news),
         )
-        found = Starlette(
+        self.application = Starlette(
             routes=[
                 Route("/", self.start, methods=["GET"]),
                 *(Route(f"/{page.__name__}", page, methods=["GET"]) for page in pages),
@@ -186,14 +185,20 @@ class Pages:
                 Invalid: self._invalid,
             },
         )
-        found.router.redirect_slashes = False  # to an address that a proxy in front may know by another name
-        return found
+        self.application.router.redirect_slashes = False  # a proxy in front may know the address by another name
 
     @asynccontextmanager
     async def _lifespan(self, _application: Starlette) -> AsyncIterator[None]:
+        self.begin()
+        yield
+        self.close()
+
+    def begin(self) -> None:
+        """Answers for each memory's first example, so that no visitor waits for what is made once."""
         for name in self._memories.names:
             self._threads.pool.submit(_warm, self._memories, name)
-        yield
+
+    def close(self) -> None:
         self._threads.pool.shutdown(wait=False, cancel_futures=True)
         self._memories.close()
 
@@ -530,7 +535,6 @@ def _params(request: Request) -> Params:
 
 
 def _warm(memories: Memories, name: str) -> None:
-    """Opens a memory and answers for its first example, so that no visitor waits for what is made once."""
     with suppress(DualformError):
         memory = memories.one(name)
         info = memory.info()
