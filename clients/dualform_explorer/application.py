@@ -24,7 +24,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 from starlette.applications import Starlette
@@ -40,7 +40,7 @@ from dualform.errors import BadInput, BadMask, DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer import map as map_page, search
 from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, default_by
-from dualform_explorer.compare import SIDES, Side, another, compare_link, compare_panel, params_of
+from dualform_explorer.compare import SIDES, Page, another, compare_link, compare_panel, params_of
 from dualform_explorer.examples import examples_of, layer_of, layers_of, output_layer
 from dualform_explorer.filter import enclosed
 from dualform_explorer.groups import groupings_of, where_before
@@ -80,16 +80,6 @@ class Invalid(Exception):
     def __init__(self, faults: Sequence[Fault], page: str, name: str, info: MemoryInfo) -> None:
         super().__init__()
         self.faults, self.page, self.name, self.info = faults, page, name, info
-
-
-class Page(NamedTuple):
-    """What the page of one example is about."""
-
-    memory: Answers
-    info: MemoryInfo
-    name: str
-    """Of the memory."""
-    state: State
 
 
 @dataclass
@@ -340,7 +330,7 @@ class Pages:
 
     async def compare(self, request: Request) -> Response:
         """Two pages side by side."""
-        sides = [Side(*await self._page(request, side=key)) for key in SIDES]
+        sides = [await self._page(request, side=key) for key in SIDES]
         searched = next((own.state for own in sides if search.searchable(own.info)), None)
         context = {"sides": sides, "names": self._memories.names, "to": link, "searched": searched}
         same = (*((own.name, own.info.snapshot, own.state) for own in sides), "compare")

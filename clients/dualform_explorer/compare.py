@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
@@ -36,8 +36,9 @@ def another(info: MemoryInfo, state: State) -> State:
     return replace(state, at=None if state.at is not None else info.steps // 2)
 
 
-@dataclass(frozen=True)
-class Side:
+class Page(NamedTuple):
+    """What the page of one example is about."""
+
     memory: Answers
     info: MemoryInfo
     name: str
@@ -47,7 +48,7 @@ class Side:
 
 @dataclass(frozen=True)
 class ComparedSide:
-    side: Side
+    side: Page
     query: QueryPanel
     answer: AnswerPanel
     output: OutputPanel
@@ -80,7 +81,7 @@ class ComparePanel:
         return max((abs(own.difference) for own in self.parts), default=0.0)
 
 
-def compare_panel(one: Side, other: Side) -> ComparePanel:
+def compare_panel(one: Page, other: Page) -> ComparePanel:
     first, second = _compared(one), _compared(other)
     if not (first.answer.layer and second.answer.layer):
         return ComparePanel((first, second), (), "A side has no layer that gives the network's outputs.")
@@ -99,7 +100,7 @@ def compare_panel(one: Side, other: Side) -> ComparePanel:
     return ComparePanel((first, second), _parts(left, right))
 
 
-def _compared(side: Side) -> ComparedSide:
+def _compared(side: Page) -> ComparedSide:
     own = (side.memory, side.info, side.state)
     return ComparedSide(side, query_panel(*own), answer_panel(*own), output_panel(*own))
 

@@ -86,8 +86,10 @@ def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]
     """
     query_sets = [query_set for query_set in info.query_sets if layers_of(info, query_set)]
     panels = [query_set_panel(memory, info, query_set.name) for query_set in query_sets]
-    corrected = [[(one.query_set, card.row) for own in one.corrections for card in own.cards] for one in panels]
-    others = [[(one.query_set, card.row) for card in one.cards] for one in panels]
+    corrected = [
+        [(one.examples.query_set, card.row) for own in one.corrections for card in own.cards] for one in panels
+    ]
+    others = [[(one.examples.query_set, card.row) for card in one.cards] for one in panels]
     return list(dict.fromkeys(chain(_in_turn(corrected), _in_turn(others))))[:_MOST]
 
 

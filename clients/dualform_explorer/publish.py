@@ -78,9 +78,7 @@ def as_csv(answer: object) -> str:
         raise NotFound("This answer is no table.", field="panel")
     columns = answer.table()
     written = io.StringIO()
-    rows = csv.DictWriter(written, columns.keys())
-    rows.writeheader()
-    rows.writerows(columns)
+    csv.writer(written).writerows([columns.keys(), *(row.values() for row in columns)])
     return written.getvalue()
 
 

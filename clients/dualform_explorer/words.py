@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from os import PathLike, fspath
 from typing import Any
@@ -14,15 +15,12 @@ _SEEN = str.maketrans(
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
 
 
+_WHITE = re.compile(r"\A +| +\Z|[\n\t]")
+
+
 def visible(text: str) -> str:
     """White space at either end as signs, and line ends and tabs everywhere."""
-    inner = text.strip(" ")
-    before, behind = text[: len(text) - len(text.lstrip(" "))], text[len(text.rstrip(" ")) :] if inner else ""
-    return (
-        before.translate(_SEEN)
-        + inner.translate({key: to for key, to in _SEEN.items() if key != ord(" ")})
-        + (behind.translate(_SEEN))
-    )
+    return _WHITE.sub(lambda found: found[0].translate(_SEEN), text)
 
 
 class Words:

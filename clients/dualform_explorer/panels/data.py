@@ -378,7 +378,7 @@ def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel
     ours = _sums_by_sample(memory, info, state)
     files, kind, missing = list[Scored](), "none", ""
     for own in given:
-        values = own.of(state.row)
+        values = own.values[:, state.row]
         known = np.flatnonzero(~np.isnan(values))
         order = known[np.argsort(-values[known], kind="stable")]
         ends = [order[:SAMPLES], order[::-1][: min(SAMPLES, max(0, len(order) - SAMPLES))]]
