@@ -8,6 +8,7 @@
     ./search?q=…        the samples whose texts or table rows have a phrase
     ./map?item=…        the slots of its layer as points; ./points and ./preview what a script draws there
     ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
+    ./panel?panel=…     one of its parts alone, for a frame or to print; ./csv its answers
     ./static/…          stylesheet and scripts
 
 Addresses within a page are relative, so that it works under any path.
@@ -158,7 +159,7 @@ class Pages:
 
         pages = (
             *(self.explore, self.panels, self.paper, self.compare, self.sample, self.search),
-            *(self.map, self.points, self.preview, self.csv, self.news),
+            *(self.map, self.points, self.preview, self.csv, self.panel, self.news),
         )
         self.application = Starlette(
             routes=[
@@ -268,19 +269,24 @@ class Pages:
         memory, info, name = await self._asked(request, newest=True)
         reading = Reading(_params(request), info, map_page.PARAMETERS)
         colour = reading.choice("colour", map_page.COLOURS[0], map_page.COLOURS)
+        axes = reading.choice("axes", "pca", map_page.axes_known())
         state = await self._read(reading, memory, name, "map")
         own = ""
         with suppress(BadMask):  # which the script says in the map's place
             own = enclosed(state.where) if state.where else ""
         context = self._context(info, name, state)
         context |= {"colour": colour, "colours": map_page.COLOURS, "longest": LONGEST, "own": own}
+        context |= {"axes": axes, "kinds": map_page.axes_known()}
         return self._filled("map.html", context)
 
     async def points(self, request: Request) -> Response:
         """What the map draws."""
-        memory, info, name, state = await self._page(request)
-        make = partial(map_page.map_points, memory, info, state)
-        return await self._json(make, (name, info.snapshot, state, "points"))
+        memory, info, name = await self._asked(request, newest=True)
+        reading = Reading(_params(request), info, map_page.PARAMETERS)
+        axes = reading.choice("axes", "pca", map_page.axes_known())
+        state = await self._read(reading, memory, name, "map")
+        make = partial(map_page.map_points, memory, info, state, axes)
+        return await self._json(make, (name, info.snapshot, state, "points", axes))
 
     async def preview(self, request: Request) -> Response:
         """One training sample, for the map's pointer."""
@@ -373,6 +379,15 @@ class Pages:
         saved = {"Content-Disposition": f'attachment; filename="{panel}.csv"'}
         return PlainTextResponse(await self._threads.shared(written), media_type="text/csv", headers=saved)
 
+    async def panel(self, request: Request) -> Response:
+        """A part of such a page alone, above its question: for a frame in another page, or to print."""
+        panel = request.query_params.get("panel")
+        if panel not in PANELS:
+            return await _nowhere(request, KeyError())
+        memory, info, name, state = await self._page(request, newest=False)
+        context = {**self._context(info, name, state), "alone": panel}
+        return self._filled("alone.html", context, self._jobs(memory, info, state, context, (panel,)))
+
     async def news(self, request: Request) -> Response:
         """How far a training has recorded, which nothing on a page follows by itself."""
         info: MemoryInfo = await self._threads.shared(partial(self._memories.news, self._name(_params(request))))
@@ -458,7 +473,7 @@ class Pages:
         for key in panels:
             told = Told(memory)
             make = partial(panel_of, key, told, info, state)
-            same = (context["memory"], info.snapshot, state, key)
+            same = (context["memory"], info.snapshot, state, key, "alone" in context)
             jobs[key] = self._begin(key, PANELS[key].title, make, {**context, "told": told}, same)
         return jobs
 
@@ -520,7 +535,9 @@ class Pages:
 
 def _params(request: Request) -> Params:
     """Of an address, without those that say which part of its page is wanted."""
-    own = {"panels": ("panel",), "csv": ("panel", "question")}.get(request.url.path.rpartition("/")[2], ())
+    own = {"panels": ("panel",), "panel": ("panel",), "csv": ("panel", "question")}.get(
+        request.url.path.rpartition("/")[2], ()
+    )
     return [pair for pair in request.query_params.multi_items() if pair[0] not in own]
 
 

@@ -29,7 +29,7 @@ def test_a_saved_figure_has_its_colours_and_a_caption(page, pages):
 def test_the_answers_table_with_bars_is_a_figure_too(page, pages):
     page.goto(pages.url + address("shapes/22"))
     settle(page)
-    page.get_by_role("region", name="Answer").get_by_text("Take it along").click()
+    page.get_by_role("region", name="Answer").get_by_text("Export").click()
     with page.expect_download() as saved:
         page.locator("#panel-answer button", has_text="SVG").click()
     drawn = ElementTree.parse(Path(saved.value.path())).getroot()
