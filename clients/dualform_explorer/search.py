@@ -73,14 +73,9 @@ class _Source:
     dataset: str | None = None
     query_set: str | None = None
 
-    @property
-    def name(self) -> str:
-        return self.query_set or self.dataset or "samples without a dataset"
-
 
 @dataclass(frozen=True)
 class SearchPanel:
-    phrase: str
     lines: tuple[Line, ...]
     start: int
     stop: int
@@ -137,10 +132,11 @@ def search_panel(
                 if full:
                     break
         except DualformError as error:
-            troubles.append(f"Not searched: {source.name}. {error.message}")
+            name = source.query_set or source.dataset or "samples without a dataset"
+            troubles.append(f"Not searched: {name}. {error.message}")
         if not full:  # it could not be read, or a training that still records has less of it than was counted
             place, unread = last, unread + last - place
-    found = SearchPanel(phrase, tuple(lines), start, place, total, unread, blank, tuple(troubles))
+    found = SearchPanel(tuple(lines), start, place, total, unread, blank, tuple(troubles))
     if state is None or not found.samples:
         return found
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from os import PathLike, fspath
 from typing import Any
@@ -41,11 +42,8 @@ class Words:
                 field="tokenizer",
             )
         self._tokenizer = tokenizer
-        self._word = cache(self._made)
-
-    def of(self, number: int) -> str:
+        self.of: Callable[[int], str] = cache(self._made)
         """What a token stands for, with visible white space; empty for a number that is none."""
-        return self._word(number)
 
     def _made(self, number: int) -> str:
         named = self._tokenizer.id_to_token(number) if number >= 0 else None

@@ -434,13 +434,13 @@ def test_beside_a_mask_stands_its_cancellation(memory, info):
 
 def test_the_record_says_its_status_and_when_asked_its_reconstruction(memory, info):
     panel = record_panel(memory, info, PLAIN)
-    assert panel.status == info.layers[2].status
+    assert panel.layer == info.layers[2]
     assert panel.reconstruction is None
     assert (
         record_panel(memory, info, replace(PLAIN, verify=True)).reconstruction
         == memory.verify()["4"].reconstruction_error
     )
-    assert (panel.scanned, panel.steps, panel.distinct_keys) == (720, 60, info.layers[2].distinct_keys)
+    assert panel.scan.slots_scanned == 720
 
 
 def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
@@ -469,7 +469,7 @@ def test_the_start_page_begins_with_examples_that_a_mask_corrects(memory, info):
     masked = np.asarray(memory.output("4", query, WHERE)).argmax(axis=1)
     corrected = misclassified[masked == query_set.labels[misclassified]]
     (own,) = [own for own in panel.corrections if own.dataset == "noise <b>"]
-    assert own.count == len(corrected) > 0
+    assert own.rates.corrected == len(corrected) > 0
     assert [card.row for card in own.cards] == corrected[:12].tolist()
     assert [card.row for card in panel.cards] == misclassified[:12].tolist()
     assert panel.output_layer.name == "4"
