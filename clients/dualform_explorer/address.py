@@ -285,9 +285,7 @@ def _target(memory: Answers, info: MemoryInfo, state: State) -> str:
     """
     examples = examples_of(memory, info, state.query_set)
     found, layer = output_layer(memory, info, examples), layer_of(info, state.layer)
-    if found is None or layer is None or found.name != layer.name:
-        return "0"
-    if state.row >= examples.count:
+    if found is None or layer is None or found.name != layer.name or state.row >= examples.count:
         return "0"
     tokens = tokens_of(memory, info, examples, found.name)
     token = token_of(memory, info, examples, found.name, tokens, state)

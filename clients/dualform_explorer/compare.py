@@ -58,7 +58,6 @@ class ComparedSide:
 class ComparedPart:
     part: Part
     """Of the side that has it."""
-    by: tuple[str, ...]
     one: float | None
     other: float | None
     """None where a side has no such part."""
@@ -122,7 +121,7 @@ def _parts(left: AnswerPanel, right: AnswerPanel) -> tuple[ComparedPart, ...]:
     if _REST in said:
         said[_REST] = replace(said[_REST], said=("all others",))
     keys = dict.fromkeys((*sums[0], *sums[1]))
-    found = [ComparedPart(said[key], left.by, sums[0].get(key), sums[1].get(key)) for key in keys]
+    found = [ComparedPart(said[key], sums[0].get(key), sums[1].get(key)) for key in keys]
     return tuple(sorted(found, key=lambda own: own.part.kind == "rest"))
 
 

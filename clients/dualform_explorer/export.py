@@ -90,11 +90,8 @@ def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]
         [(one.examples.query_set, card.row) for own in one.corrections for card in own.cards] for one in panels
     ]
     others = [[(one.examples.query_set, card.row) for card in one.cards] for one in panels]
-    return list(dict.fromkeys(chain(_in_turn(corrected), _in_turn(others))))[:_MOST]
-
-
-def _in_turn(lists: Sequence[Sequence[tuple[str, int]]]) -> Iterator[tuple[str, int]]:
-    return (own for turn in zip_longest(*lists) for own in turn if own is not None)
+    turns = chain(zip_longest(*corrected), zip_longest(*others))
+    return list(dict.fromkeys(own for turn in turns for own in turn if own is not None))[:_MOST]
 
 
 def _masks(info: MemoryInfo, states: Sequence[State], without: Sequence[str]) -> list[tuple[Chip, ...]]:

@@ -68,10 +68,6 @@ class Axes:
         length = float(np.linalg.norm(self.mean))
         return np.vstack([self.directions, self.mean / length if length else self.mean]).astype(np.float32)
 
-    def of(self, vectors: NDArray[Any]) -> NDArray[np.float64]:
-        """float64[…, c]: the coordinates of some vectors."""
-        return (np.asarray(vectors, np.float64) - self.mean) @ self.directions.T
-
 
 def axes_known() -> tuple[str, ...]:
     """The kinds of axes that there are here."""
@@ -124,7 +120,7 @@ def map_points(memory: Answers, info: MemoryInfo, state: State, kind: str = "pca
         each = np.zeros(len(slots))  # a slot whose gradient no update used brought nothing, and has no contribution
         each[np.searchsorted(slots, own.slots[0])] = own.scores[0]
         scores = [float(f"{score:.6g}") for score in each.tolist()]
-    star = axes.of(query)
+    star = (query.astype(np.float64) - axes.mean) @ axes.directions.T
     share = _share(memory, state.layer, axes, chosen, coordinates, along)
     if kind == "umap":
         if len(slots) < _UMAP_LEAST:

@@ -114,11 +114,6 @@ def check_preview_function(preview: Any) -> None:
         ) from None
 
 
-def with_previews(answers: Answers, preview: PreviewFunction | None) -> Answers:
-    """Whoever answers, with the function where there is one."""
-    return answers if preview is None else AnswersWithPreviews(answers, preview)
-
-
 class AnswersWithPreviews(Answers):
     """Whoever answers for a memory, but for what the samples of datasets looked like: that a function says. Examples of
     query sets look as their preview sets have it.

@@ -199,19 +199,15 @@ class _Bounded(H11Protocol):
 def listening_at(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     name = host.strip("[]")
-    family = socket.AF_INET6 if ":" in name else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((name, int(port)))
-        found.listen(_BACKLOG)  # whoever is told the address may ask at once
+    inet6 = ":" in name
+    family, both = (socket.AF_INET6, socket.has_dualstack_ipv6()) if inet6 else (socket.AF_INET, False)
+    try:  # it listens at once, for whoever is told the address may ask at once
+        return socket.create_server((name, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except (OSError, OverflowError) as error:
-        found.close()
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise BadInput(
             f"Nothing can listen at {address}: {why}.", hint="Give another --address.", field="address"
         ) from None
-    return found
 
 
 Target: TypeAlias = str | PathLike[str]

@@ -1,4 +1,4 @@
-"""Which training data an answer comes from: sums by group, the best slots, what leaving samples out did, and others' scores."""
+"""Which training data an answer comes from: sums by group, best slots, leaving samples out, and others' scores."""
 
 from __future__ import annotations
 
