@@ -472,7 +472,7 @@ def test_the_start_page_begins_with_examples_that_a_mask_corrects(memory, info):
     assert own.rates.corrected == len(corrected) > 0
     assert [card.row for card in own.cards] == corrected[:12].tolist()
     assert [card.row for card in panel.cards] == misclassified[:12].tolist()
-    assert panel.output_layer.name == "4"
+    assert panel.layer == "4"
 
 
 @pytest.mark.parametrize(
