@@ -183,7 +183,7 @@ def _about(
         yield f"A UMAP of the coordinates on the {len(axes.shares)} directions in which {used} queries differ most."
         if share is not None:
             yield f"These show {_percent(share)} of the slots' squared distances from their middle."
-        yield "What is alike is close; how far apart clusters are means little."
+        yield "Similar slots are close; distances between clusters mean little."
     else:
         first, second = axes.shares
         yield f"The axes were made from {used} queries,"
