@@ -34,7 +34,7 @@ _MOST_BY = 3
 _MOST_CHIPS = 100
 LONGEST = 4000
 """Letters of a parameter."""
-_SINGLE = (
+SINGLE = (
     *("memory", "item", "token", "layer", "score", "target", "by", "where", "w0", "at", "k", "as", "among"),
     *("inexact", "within", "compute", "verify", "kept", "open"),
 )
@@ -54,24 +54,6 @@ class Fault:
     """What may stand there instead: its name, and the part of the URL behind the question mark."""
 
 
-@dataclass
-class Reading:
-    """What was read of a URL."""
-
-    state: State | None
-    """None where there are faults."""
-    faults: tuple[Fault, ...] = ()
-    forms: bool = False
-    """Whether the URL is that of a form, and the state's own is another one."""
-    move: int = 0
-    """By how many of the examples that are gone through the reader moves on, or back."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether the state is that of a page: not after a move, and with an output that contributions go to."""
-        return not self.move and (self.state is None or self.state.score != "contribution" or bool(self.state.target))
-
-
 def default_by(info: MemoryInfo) -> tuple[str, ...]:
     """The columns that groups are of where none are named."""
     return ("dataset", "label") if len(info.datasets) > 1 else ("label",)
@@ -79,28 +61,57 @@ def default_by(info: MemoryInfo) -> tuple[str, ...]:
 
 def read_state(params: Params, info: MemoryInfo, memory: str = "") -> Reading:
     """`memory`: the name that the state has for it; empty where there is only one."""
-    reader = _Reader(params, info)
-    state = reader.read(memory)
-    return Reading(state, tuple(reader.faults), any(name in _FORM for name, _ in params), reader.move)
+    reading = Reading(params, info)
+    reading.read(memory)
+    return reading
 
 
 @dataclass
-class _Reader:
+class Reading:
+    """What is read of an address, one parameter after the other."""
+
     params: Params
     info: MemoryInfo
+    single: Sequence[str] = SINGLE
+    """The parameters that a page knows, each given once."""
+    others: Sequence[str] = (*_REPEATED, *_FORM)
+    state: State | None = None
+    """None where there are faults."""
     faults: list[Fault] = field(default_factory=list)
     move: int = 0
+    """By how many of the examples that are gone through the reader moves on, or back."""
 
-    def read(self, memory: str) -> State | None:
-        self._names()
+    def __post_init__(self) -> None:
+        given = dict[str, list[str]]()
+        for name, value in self.params:
+            given.setdefault(name, []).append(value)
+        for name, values in given.items():
+            if name not in (*self.single, *self.others):
+                listed = ", ".join(own for own in (*self.single, *self.others) if own not in _FORM)
+                self.faults.append(Fault(name, f"The page knows no parameter {name!r}. It knows {listed}."))
+            elif name in self.single and len(values) > 1:
+                self.fault(name, f"The parameter {name} is given {len(values)} times.", values)
+            if any(len(value) > LONGEST for value in values):
+                self.fault(name, f"The parameter {name} is longer than {LONGEST} letters.")
+
+    @property
+    def forms(self) -> bool:
+        """Whether the address is that of a form, and the state's own is another one."""
+        return any(name in _FORM for name, _ in self.params)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the state is that of a page: not after a move, and with an output that contributions go to."""
+        return not self.move and (self.state is None or self.state.score != "contribution" or bool(self.state.target))
+
+    def read(self, memory: str) -> None:
+        """The state of an example's page."""
         if any(len(value) > LONGEST for _, value in self.params):
-            return None
+            return
         query_set, row = self._item()
-        if query_set is None:
-            return None
-        layer = self._layer(query_set)
-        if layer is None:
-            return None
+        layer = None if query_set is None else self._layer(query_set)
+        if query_set is None or layer is None:
+            return
         columns = dict(self.info.columns.get(layer.space, {}))
         state = State(
             memory=memory,
@@ -108,32 +119,32 @@ class _Reader:
             row=row,
             layer=self.one("layer") or layer.name,  # which may be that of a part
             by=self._by(columns),
-            token=self._number("token", None, 0, None),
-            score=self._choice("score", "dot", SCORES),
+            token=self.number("token"),
+            score=self.choice("score", "dot", SCORES),
             target=self._target(layer),
             chips=self._chips(columns),
             where=self.one("where").strip(),
-            initial=self._choice("w0", "on", ("on", "off")) == "on",
-            at=self._at(),
-            k=int(self._choice("k", str(State.k), [str(k) for k in KS])),
-            by_sample=self._choice("as", "slots", ("slots", "samples")) == "samples",
+            initial=self.choice("w0", "on", ("on", "off")) == "on",
+            at=None if self.one("at") == str(self.info.steps) else self.number("at", self.info.steps),
+            k=int(self.choice("k", str(State.k), [str(k) for k in KS])),
+            by_sample=self.choice("as", "slots", ("slots", "samples")) == "samples",
             among=self.one("among")
             if CELL.fullmatch(self.one("among"))
-            else self._choice("among", ALL, (ALL, MISCLASSIFIED)),
-            inexact=self._choice("inexact", "no", ("no", "yes")) == "yes",
-            within=self._within(columns),
-            compute=self._choice("compute", "no", ("no", "yes")) == "yes",
-            verify=self._choice("verify", "no", ("no", "yes")) == "yes",
+            else self.choice("among", ALL, (ALL, MISCLASSIFIED)),
+            inexact=self.choice("inexact", "no", ("no", "yes")) == "yes",
+            within=next(iter(self._chip_of("within", self.one("within"), columns)), None),
+            compute=self.choice("compute", "no", ("no", "yes")) == "yes",
+            verify=self.choice("verify", "no", ("no", "yes")) == "yes",
             kept=self.one("kept"),
             open=self._open(),
         )
         self.move = self._move()
-        return None if self.faults else state
+        self.state = None if self.faults else state
 
     def one(self, name: str) -> str:
         return next((value for own, value in self.params if own == name), "")
 
-    def _fault(self, name: str, message: str, choices: Iterable[str] = (), near: str = "") -> None:
+    def fault(self, name: str, message: str, choices: Iterable[str] = (), near: str = "") -> None:
         """`choices` may stand in its place."""
         named = list(choices)
         if len(named) > _MOST_CHOICES:
@@ -142,23 +153,10 @@ class _Reader:
         links = [(own, f"{rest}&{query_string([(name, own)])}".lstrip("&")) for own in named]
         self.faults.append(Fault(name, message, () if len(rest) > LONGEST else tuple(links)))
 
-    def _names(self) -> None:
-        known, given = (*_SINGLE, *_REPEATED, *_FORM), dict[str, list[str]]()
-        for name, value in self.params:
-            given.setdefault(name, []).append(value)
-        for name, values in given.items():
-            if name not in known:
-                listed = ", ".join((*_SINGLE, *_REPEATED))
-                self.faults.append(Fault(name, f"The page knows no parameter {name!r}. It knows {listed}."))
-            elif name in _SINGLE and len(values) > 1:
-                self._fault(name, f"The parameter {name} is given {len(values)} times.", values)
-            if any(len(value) > LONGEST for value in values):
-                self._fault(name, f"The parameter {name} is longer than {LONGEST} letters.")
-
     def _item(self) -> tuple[QuerySetInfo | None, int]:
         said = self.one("item")
         if not self.info.query_sets:
-            self._fault(
+            self.fault(
                 "item",
                 "This memory has no query set: recorder.query_set(NAME, inputs, label) stores examples to ask by.",
             )
@@ -167,20 +165,20 @@ class _Reader:
         query_set = query_set_of(self.info, name)
         if query_set is None:
             names = [f"{query_set.name}/0" for query_set in self.info.query_sets]
-            self._fault("item", f"There is no query set {name or said!r}; an item is SET/EXAMPLE.", names, f"{name}/0")
+            self.fault("item", f"There is no query set {name or said!r}; an item is SET/EXAMPLE.", names, f"{name}/0")
             return None, 0
         most = query_set.rows if query_set.examples is None else query_set.examples
         if not (row.isascii() and row.isdecimal() and len(row) < 10 and int(row) < most):
             last = [] if query_set.examples is None else [f"{name}/{most - 1}"]
             there = f"0 to {most - 1}" if last else f"no more than {most}"
-            self._fault("item", f"The query set {name} has no example {row!r}: it has {there}.", [f"{name}/0", *last])
+            self.fault("item", f"The query set {name} has no example {row!r}: it has {there}.", [f"{name}/0", *last])
             return query_set, 0
         return query_set, int(row)
 
     def _layer(self, query_set: QuerySetInfo) -> LayerInfo | None:
         own = layers_of(self.info, query_set)
         if not own:
-            self._fault("item", f"The query set {query_set.name} has queries of no recorded layer.")
+            self.fault("item", f"The query set {query_set.name} has queries of no recorded layer.")
             return None
         named = any(name == "layer" for name, _ in self.params)  # a model that is a layer itself has no name for it
         said = self.one("layer") if named else own[-1].name
@@ -188,15 +186,15 @@ class _Reader:
         if found is None or found not in own:
             names = [name for layer in own for name in (layer.name, *layer.views)]
             there = f"The query set {query_set.name} has no queries of" if found else "There is no"
-            self._fault("layer", f"{there} layer {said!r}.", names, said)
+            self.fault("layer", f"{there} layer {said!r}.", names, said)
             return None
         return found
 
-    def _choice(self, name: str, default: str, choices: Iterable[str]) -> str:
+    def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
         said = self.one(name) or default
         if said not in choices:
             listed = [own for own in choices if own != default or name in ("by", "score")]
-            self._fault(name, f"{name} is {said!r}, which is none of: {', '.join(choices)}.", listed, said)
+            self.fault(name, f"{name} is {said!r}, which is none of: {', '.join(choices)}.", listed, said)
             return default
         return said
 
@@ -204,42 +202,38 @@ class _Reader:
         by = tuple(map(unquote, self.one("by").split(","))) if self.one("by") else default_by(self.info)
         choices = [written_by((name,)) for name in columns]
         if len(set(by)) < len(by) or len(by) > _MOST_BY:
-            self._fault("by", f"by is {self.one('by')!r}; it names up to {_MOST_BY} columns, each once.", choices)
+            self.fault("by", f"by is {self.one('by')!r}; it names up to {_MOST_BY} columns, each once.", choices)
             return by
         for name in by:
             if name not in columns:
-                self._fault("by", f"There is no column {name!r} to group by.", choices, name)
+                self.fault("by", f"There is no column {name!r} to group by.", choices, name)
         return by
 
-    def _number(self, name: str, default: int | None, least: int, most: int | None) -> int | None:
+    def number(self, name: str, most: int | None = None) -> int | None:
         said = self.one(name)
         if not said:
-            return default
+            return None
         if not (said.isascii() and said.isdecimal() and len(said) < 12 and (most is None or int(said) <= most)):
-            bounds = f"from {least} on" if most is None else f"{least} to {most}"
-            self._fault(
+            bounds = "from 0 on" if most is None else f"0 to {most}"
+            self.fault(
                 name, f"{name} is {said!r}; it is a whole number, {bounds}.", [] if most is None else [str(most)]
             )
-            return default
+            return None
         return int(said)
 
     def _open(self) -> tuple[str, ...]:
         said = self.one("open").split(",") if self.one("open") else []
         for name in said:
             if name not in SECTIONS:
-                self._fault("open", f"There is no section {name!r}: they are {', '.join(SECTIONS)}.", SECTIONS, name)
+                self.fault("open", f"There is no section {name!r}: they are {', '.join(SECTIONS)}.", SECTIONS, name)
         return tuple(name for name in SECTIONS if name in said)
 
     def _move(self) -> int:
         said = self.one("move") or "0"
         if not _MOVE.fullmatch(said):
-            self._fault("move", f"move is {said!r}; it is a whole number, below zero to go back.")
+            self.fault("move", f"move is {said!r}; it is a whole number, below zero to go back.")
             return 0
         return int(said)
-
-    def _at(self) -> int | None:
-        at = self._number("at", None, 0, self.info.steps)
-        return None if at == self.info.steps else at
 
     def _target(self, layer: LayerInfo) -> str:
         said = self.one("target").replace(" ", "")
@@ -247,7 +241,7 @@ class _Reader:
             return ""
         outputs = [int(part) for part in said.split("-")] if _TARGET.fullmatch(said) else []
         if not outputs or max(outputs) >= layer.d_out or len(set(outputs)) < len(outputs):
-            self._fault(
+            self.fault(
                 "target",
                 f"target is {said!r}; it is an output of layer {layer.name}, 0 to {layer.d_out - 1}, or a margin of "
                 "two, as 0-1.",
@@ -256,35 +250,24 @@ class _Reader:
         return said
 
     def _chips(self, columns: dict[str, str]) -> tuple[Chip, ...]:
-        chips: list[Chip] = []
-        for name, said in self.params:
-            if name in _REPEATED:
-                self._chip(chips, name, said, columns)
+        chips = [chip for name, said in self.params if name in _REPEATED for chip in self._chip_of(name, said, columns)]
         if column := self.one("column"):
-            value = self.one("value") or _range(self.one("first"), self.one("last"))
-            keep = self._choice("keep", "without", _REPEATED)
-            self._chip(chips, keep, f"{column}:{value}" if value else column, columns)
+            value = self.one("value") or "..".join(filter(None, (self.one("first"), self.one("last"))))
+            keep = self.choice("keep", "without", _REPEATED)
+            chips += self._chip_of(keep, f"{column}:{value}" if value else column, columns)
         found = tuple(dict.fromkeys(chips))
         if len(found) > _MOST_CHIPS:
             said = f"without and only are given {len(found)} times, and a page has {_MOST_CHIPS} at most."
-            self._fault("without", f"{said} Write the mask as one where.")
+            self.fault("without", f"{said} Write the mask as one where.")
         return found
 
-    def _within(self, columns: dict[str, str]) -> Chip | None:
-        found: list[Chip] = []
-        if said := self.one("within"):
-            self._chip(found, "within", said, columns)
-        return next(iter(found), None)
-
-    def _chip(self, chips: list[Chip], name: str, said: str, columns: dict[str, str]) -> None:
+    def _chip_of(self, name: str, said: str, columns: dict[str, str]) -> list[Chip]:
+        """One, or none where nothing is said, or what is said has a fault."""
         try:
-            chips.append(read_chip(said, name != "without", columns))
+            return [read_chip(said, name != "without", columns)] if said or name in _REPEATED else []
         except BadInput as error:
-            self._fault(name, f"{error} Columns: {', '.join(columns)}.")
-
-
-def _range(first: str, last: str) -> str:
-    return f"{first}..{last}" if first and last else first or last
+            self.fault(name, f"{error} Columns: {', '.join(columns)}.")
+            return []
 
 
 def completed(memory: Answers, info: MemoryInfo, state: State, move: int) -> State:
@@ -301,9 +284,7 @@ def _target(memory: Answers, info: MemoryInfo, state: State) -> str:
     """
     examples = examples_of(memory, info, state.query_set)
     found, layer = output_layer(memory, info, examples), layer_of(info, state.layer)
-    if found is None or layer is None or found.name != layer.name:
-        return "0"
-    if state.row >= examples.count:
+    if found is None or layer is None or found.name != layer.name or state.row >= examples.count:
         return "0"
     tokens = tokens_of(memory, info, examples, found.name)
     token = token_of(memory, info, examples, found.name, tokens, state)

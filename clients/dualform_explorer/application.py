@@ -8,6 +8,7 @@
     ./search?q=…        the samples whose texts or table rows have a phrase
     ./map?item=…        the slots of its layer as points; ./points and ./preview what a script draws there
     ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
+    ./panel?panel=…     one of its parts alone, for a frame or to print; ./csv its answers
     ./static/…          stylesheet and scripts
 
 Addresses within a page are relative, so that it works under any path.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -39,19 +40,17 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, BadMask, DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer import map as map_page, search
-from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, default_by, read_state
-from dualform_explorer.compare import SIDES, Side, another, compare_link, compare_panel, params_of
-from dualform_explorer.examples import NAMES, examples_of, layers_of, output_layer, query_set_of
+from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, default_by
+from dualform_explorer.compare import SIDES, Page, another, compare_link, compare_panel, params_of
+from dualform_explorer.examples import NAMES, examples_of, layer_of, layers_of, output_layer
 from dualform_explorer.filter import enclosed
 from dualform_explorer.groups import groupings_of, where_before
-from dualform_explorer.map import read_colour
 from dualform_explorer.memories import Memories, OneSnapshot
 from dualform_explorer.panels import PANELS, Waiting, panel_of, panels_in, panels_of
 from dualform_explorer.panels.layers import paper_panel
 from dualform_explorer.publish import Told, as_command, as_csv, as_python
 from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
-from dualform_explorer.sample import SampleAddress, moved_panel, read_sample, sample_panel
-from dualform_explorer.search import read_search, searchable
+from dualform_explorer.sample import SampleAddress, moved_panel, neighbours_panel, read_sample, sample_panel
 from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import CELL, KS, SCORES, SECTIONS, State, cell_link, item_link, link, query_string
 
@@ -69,6 +68,20 @@ class Failure:
     field: str = ""
     """The argument of the question that is to blame."""
 
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        if isinstance(error, DualformError):
+            return cls(error.message, error.hint, error.code, error.field or "")
+        return cls(f"{type(error).__name__}: {error}", "This is a fault of dualform; the log has more.", "internal")
+
+
+class Invalid(Exception):
+    """An address with faults; `page` is the one that it is of."""
+
+    def __init__(self, faults: Sequence[Fault], page: str, name: str, info: MemoryInfo) -> None:
+        super().__init__()
+        self.faults, self.page, self.name, self.info = faults, page, name, info
+
 
 @dataclass
 class Running:
@@ -85,33 +98,28 @@ class PanelThreads:
     def __init__(self, seconds: float) -> None:
         """`seconds` that a panel may take."""
         self.seconds = seconds
-        self._threads = ThreadPoolExecutor(_THREADS, "dualform-explorer")
+        self.pool = ThreadPoolExecutor(_THREADS, "dualform-explorer")
         self._templates = templates()
         self._running: dict[Hashable, Running] = {}
 
-    async def panel(
-        self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str, same: Hashable
-    ) -> Markup:
+    async def panel(self, make: Callable[[], Any], context: dict[str, Any], template: str, same: Hashable) -> Markup:
         """The panel as HTML: what `make` returns in its template, or why there is nothing. While it is being made,
         whoever asks for the `same` waits for that one, so that a page may ask again for what was late.
         """
         try:
-            found: Markup = await self.shared(partial(self._made, name, title, make, context, template), same)
+            found: Markup = await self.shared(partial(self._made, make, context, template), same)
             return found
         except TimeoutError:
-            late = Failure(
-                f"There was no answer within {self.seconds:g} seconds.",
-                "It is still being worked on, and appears here once it is there.",
-                "late",
-            )
-            return self._failed(name, title, late, context)
+            hint = "It is still being worked on, and appears here once it is there."
+            return self._failed(Failure(f"There was no answer within {self.seconds:g} seconds.", hint, "late"), context)
 
-    async def shared(self, work: Callable[[], Any], same: Hashable) -> Any:
+    async def shared(self, work: Callable[[], Any], same: Hashable = None) -> Any:
         """What `work` returns, for all who ask for the `same` while it is being made. Raises TimeoutError."""
-        running = self._running.get(same)
+        key = work if same is None else same
+        running = self._running.get(key)
         if running is None:
-            running = self._running[same] = Running(self._threads.submit(work))
-            running.work.add_done_callback(lambda _: self._running.pop(same, None))
+            running = self._running[key] = Running(self.pool.submit(work))
+            running.work.add_done_callback(lambda _: self._running.pop(key, None))
         running.waiting += 1
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(running.work)), self.seconds)
@@ -122,41 +130,24 @@ class PanelThreads:
         finally:
             running.waiting -= 1
 
-    def begin(self, work: Callable[[], Any]) -> None:
-        """What nobody waits for."""
-        self._threads.submit(work)
-
-    async def run(self, work: Callable[[], Any]) -> Any:
-        """What is no panel, in the same threads. Raises TimeoutError."""
-        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._threads, work), self.seconds)
-
-    def _made(self, name: str, title: str, make: Callable[[], Any], context: dict[str, Any], template: str) -> Markup:
+    def _made(self, make: Callable[[], Any], context: dict[str, Any], template: str) -> Markup:
         try:
             panel = make()
             shown = "waiting.html" if isinstance(panel, Waiting) else f"panels/{template}.html"
-            return Markup(
-                self._templates.get_template(shown).render({**context, "name": name, "title": title, "panel": panel})
-            )
-        except DualformError as error:
-            return self._failed(name, title, Failure(error.message, error.hint, error.code, error.field or ""), context)
+            return Markup(self._templates.get_template(shown).render({**context, "panel": panel}))
         except Exception as error:
-            log.exception("the panel %s failed", name)
-            return self._failed(name, title, _internal(error), context)
+            if not isinstance(error, DualformError):
+                log.exception("the panel %s failed", context["name"])
+            return self._failed(Failure.of(error), context)
 
-    def _failed(self, name: str, title: str, failure: Failure, context: dict[str, Any]) -> Markup:
-        found = self._templates.get_template("failed.html")
-        return Markup(found.render({**context, "name": name, "title": title, "failure": failure}))
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _internal(error: Exception) -> Failure:
-    return Failure(f"{type(error).__name__}: {error}", "This is a fault of dualform; the log has more.", "internal")
+    def _failed(self, failure: Failure, context: dict[str, Any]) -> Markup:
+        return Markup(self._templates.get_template("failed.html").render({**context, "failure": failure}))
 
 
 STATIC = Path(__file__).parent / "static"
 _SEE_OTHER, _BAD_REQUEST, _NOT_FOUND, _FAULT, _BAD_GATEWAY = 303, 400, 404, 500, 502
+_FOR_SCRIPTS = ("panels", "points", "preview", "news")
+"""Pages that are JSON, what is wrong with their addresses too."""
 DEADLINE = 15.0
 """Seconds that a panel may take where nothing else is said."""
 
@@ -166,55 +157,59 @@ class Pages:
         self._memories, self._threads = memories, PanelThreads(deadline)
         self._templates = templates(asynchronous=True)
 
-    def application(self) -> Starlette:
-        found = Starlette(
+        pages = (
+            *(self.explore, self.panels, self.paper, self.compare, self.sample, self.search),
+            *(self.map, self.points, self.preview, self.csv, self.panel, self.news),
+        )
+        self.application = Starlette(
             routes=[
                 Route("/", self.start, methods=["GET"]),
-                Route("/explore", self.explore, methods=["GET"]),
-                Route("/panels", self.panels, methods=["GET"]),
-                Route("/paper", self.paper, methods=["GET"]),
-                Route("/compare", self.compare, methods=["GET"]),
-                Route("/sample", self.sample, methods=["GET"]),
-                Route("/search", self.search, methods=["GET"]),
-                Route("/map", self.map, methods=["GET"]),
-                Route("/points", self.points, methods=["GET"]),
-                Route("/preview", self.preview, methods=["GET"]),
-                Route("/csv", self.csv, methods=["GET"]),
-                Route("/news", self.news, methods=["GET"]),
+                *(Route(f"/{page.__name__}", page, methods=["GET"]) for page in pages),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
             middleware=[Middleware(GZipMiddleware, compresslevel=5)],  # each part is sent as it is ready
             lifespan=self._lifespan,
-            exception_handlers={_NOT_FOUND: _nowhere},
+            exception_handlers={
+                _NOT_FOUND: _nowhere,
+                DualformError: self._refused,
+                TimeoutError: self._refused,
+                Invalid: self._invalid,
+            },
         )
-        found.router.redirect_slashes = False  # to an address that a proxy in front may know by another name
-        return found
+        self.application.router.redirect_slashes = False  # a proxy in front may know the address by another name
 
     @asynccontextmanager
     async def _lifespan(self, _application: Starlette) -> AsyncIterator[None]:
-        for name in self._memories.names:
-            self._threads.begin(partial(_begin_sql, self._memories, name))
-            self._threads.begin(partial(_warm, self._memories, name))
+        self.begin()
         yield
-        self._threads.close()
+        self.close()
+
+    def begin(self) -> None:
+        """Answers for each memory's first example, so that no visitor waits for what is made once."""
+        for name in self._memories.names:
+            self._threads.pool.submit(_begin_sql, self._memories, name)
+            self._threads.pool.submit(_warm, self._memories, name)
+
+    def close(self) -> None:
+        self._threads.pool.shutdown(wait=False, cancel_futures=True)
         self._memories.close()
 
     async def start(self, request: Request) -> Response:
         """Memories, and of each its query sets."""
-        opened = [(name, await self._opened(name, newest=True)) for name in self._memories.names]
-        several = len(opened) > 1
+        opened: dict[str, MemoryInfo | Failure] = {}
         jobs: dict[tuple[str, str, str], asyncio.Task[Markup]] = {}
         later: dict[tuple[str, str], Callable[[], asyncio.Task[Markup]]] = {}
-        for name, found in opened:
-            if isinstance(found, Failure):
+        asked = [request.query_params.get(key, "") for key in ("memory", "set", "cell")]
+        for name in self._memories.names:
+            try:
+                memory, info = await self._opened(name, newest=True)
+            except (DualformError, TimeoutError) as error:
+                opened[name] = self._failure(error, name)
                 continue
-            memory, info = found
+            opened[name], shown = info, self._written(name)
             for query_set in info.query_sets:
-                shown = name if several else ""
                 context = {"memory": shown, "link": partial(item_link, shown), "cell": partial(cell_link, shown)}
-                asked = (request.query_params.get("memory", ""), request.query_params.get("set"))
-                cell = request.query_params.get("cell", "") if asked == (shown, query_set.name) else ""
-                cell = cell if CELL.fullmatch(cell) else ""
+                cell = asked[2] if asked[:2] == [shown, query_set.name] and CELL.fullmatch(asked[2]) else ""
                 same = ("start", name, info.snapshot, query_set.name)
                 make = partial(query_set_panel, memory, info, query_set.name, cell)
                 jobs["query_set", name, query_set.name] = self._begin(
@@ -225,24 +220,20 @@ class Pages:
                     self._begin, "corrections", query_set.name, more, context, (*same, "corrections")
                 )
 
-        async def panel(name: str, query_set: str) -> Markup:
-            return await jobs["query_set", name, query_set]
-
         async def corrections(name: str, query_set: str) -> Markup:
             """Begun when all before it is sent, for it takes seconds."""
             job = jobs["corrections", name, query_set] = later[name, query_set]()
             return await job
 
-        texts = [name for name, found in opened if not isinstance(found, Failure) and searchable(found[1])]
-        context = {"memories": opened, "searchable": texts, "panel": panel, "corrections": corrections}
-        return self._stream("start.html", context, jobs.values())
+        texts = [name for name, own in opened.items() if isinstance(own, MemoryInfo) and search.searchable(own)]
+        context = {"memories": opened, "searchable": texts, "corrections": corrections}
+        return self._filled("start.html", context, jobs)
 
     async def explore(self, request: Request) -> Response:
         """One example."""
-        found = await self._page_of(request.query_params.multi_items())
-        if isinstance(found, Response):
-            return found
-        memory, info, name, reading, state = found
+        memory, info, name = await self._asked(request, newest=True)
+        reading = Reading(_params(request), info)
+        state = await self._read(reading, memory, name, "explore")
         if reading.forms or not reading.complete:
             return RedirectResponse(link(state), _SEE_OTHER)
         context = self._context(info, name, state)
@@ -250,42 +241,28 @@ class Pages:
 
     async def paper(self, request: Request) -> Response:
         """One example in all of its layers."""
-        found = await self._page_of(request.query_params.multi_items())
-        if isinstance(found, Response):
-            return found
-        memory, info, name, _, state = found
-        query_set = query_set_of(info, state.query_set)
-        layers = (
-            {} if query_set is None else {f"layer-{n}": own.name for n, own in enumerate(layers_of(info, query_set))}
-        )
+        memory, info, name, state = await self._page(request)
+        layers = {f"layer-{n}": own.name for n, own in enumerate(layers_of(info, state.query_set))}
         context = self._context(info, name, state)
         try:
             sql = where_before(info, state)
         except BadMask:  # which each layer says in its place
             sql = state.where
         context |= {"layers": [*layers], "sql": sql}
-        jobs = {
-            key: self._begin(
-                key,
-                own,
-                partial(paper_panel, memory, info, state, own),
-                context,
-                (name, info.snapshot, state, key),
-                "paper",
-            )
-            for key, own in layers.items()
-        }
-        jobs |= self._jobs(memory, info, state, context, ("query",))
+        jobs = self._jobs(memory, info, state, context, ("query",))
+        for key, own in layers.items():
+            make = partial(paper_panel, memory, info, state, own)
+            jobs[key] = self._begin(key, own, make, context, (name, info.snapshot, state, key), "paper")
         return self._filled("paper.html", context, jobs)
 
     async def search(self, request: Request) -> Response:
-        """A phrase in previews."""
-        params = request.query_params.multi_items()
-        phrase, start, faults = read_search(params)
-        found = await self._read_page(params, "search", search.OWN, faults)
-        if isinstance(found, Response):
-            return found
-        memory, info, name, _, state = found
+        """A phrase in previews; in a memory without query sets, too, which has no example to come from."""
+        memory, info, name = await self._asked(request, newest=True)
+        reading = Reading(_params(request), info, search.PARAMETERS)
+        phrase, start = reading.one("q").strip() and reading.one("q"), reading.number("from") or 0
+        state = None
+        if info.query_sets or reading.faults:
+            state = await self._read(reading, memory, name, "search")
         here = partial(search.search_address, state, self._written(name), phrase)
         context = {
             "state": state,
@@ -304,113 +281,51 @@ class Pages:
 
     async def map(self, request: Request) -> Response:
         """The slots of a layer as points, which a script draws."""
-        params = request.query_params.multi_items()
-        colour, faults = read_colour(params)
-        found = await self._page_of(params, "map", map_page.OWN, faults)
-        if isinstance(found, Response):
-            return found
-        _, info, name, _, state = found
+        memory, info, name = await self._asked(request, newest=True)
+        reading = Reading(_params(request), info, map_page.PARAMETERS)
+        colour = reading.choice("colour", map_page.COLOURS[0], map_page.COLOURS)
+        axes = reading.choice("axes", "pca", map_page.axes_known())
+        state = await self._read(reading, memory, name, "map")
         own = ""
         with suppress(BadMask):  # which the script says in the map's place
             own = enclosed(state.where) if state.where else ""
         context = self._context(info, name, state)
         context |= {"colour": colour, "colours": map_page.COLOURS, "longest": LONGEST, "own": own}
-        return self._stream("map.html", context, ())
+        context |= {"axes": axes, "kinds": map_page.axes_known()}
+        return self._filled("map.html", context)
 
     async def points(self, request: Request) -> Response:
         """What the map draws."""
-        found = await self._page_of(request.query_params.multi_items())
-        if isinstance(found, Response):
-            return JSONResponse({"message": "There is no such map.", "hint": ""}, found.status_code)
-        memory, info, name, _, state = found
-        return await self._json(
-            name, partial(map_page.map_points, memory, info, state), (info.snapshot, state, "points")
-        )
+        memory, info, name = await self._asked(request, newest=True)
+        reading = Reading(_params(request), info, map_page.PARAMETERS)
+        axes = reading.choice("axes", "pca", map_page.axes_known())
+        state = await self._read(reading, memory, name, "map")
+        make = partial(map_page.map_points, memory, info, state, axes)
+        return await self._json(make, (name, info.snapshot, state, "points", axes))
 
     async def preview(self, request: Request) -> Response:
         """One training sample, for the map's pointer."""
-        params = request.query_params.multi_items()
-        name = self._name(params)
-        found = await self._opened(name)
-        if isinstance(found, Failure):
-            return JSONResponse({"message": found.message, "hint": found.hint}, _status(found))
-        memory, info = found
-        return await self._json(name, partial(map_page.preview_of, memory, info, params), (info.snapshot, *params))
+        memory, info, name = await self._asked(request)
+        params = _params(request)
+        return await self._json(partial(map_page.preview_of, memory, info, params), (name, info.snapshot, *params))
 
-    async def _json(self, name: str, make: Callable[[], str], same: Hashable) -> Response:
+    async def _json(self, make: Callable[[], str], same: Hashable) -> Response:
         """What is made in a thread, as text of JSON."""
         try:
-            return Response(await self._threads.shared(make, (name, same)), media_type="application/json")
-        except (DualformError, TimeoutError) as error:
-            failure = self._failure(name, error)
-            status = _BAD_REQUEST if isinstance(error, BadInput) else _status(failure)
+            return Response(await self._threads.shared(make, same), media_type="application/json")
+        except (DualformError, TimeoutError):
+            raise
         except Exception as error:
             log.exception("the map failed")
-            failure, status = _internal(error), _FAULT
-        return JSONResponse({"message": failure.message, "hint": failure.hint, "code": failure.code}, status)
-
-    async def _page_of(
-        self, params: Params, page: str = "explore", own: Collection[str] = (), faults: Sequence[Fault] = ()
-    ) -> tuple[Answers, MemoryInfo, str, Reading, State] | Response:
-        """What a page of one example is about, or a page that says why there is none; with the arguments of
-        `_read_page`.
-        """
-        found = await self._read_page(params, page, own, faults)
-        if isinstance(found, Response):
-            return found
-        memory, info, name, reading, state = found
-        if state is None:
-            return self._faults(info, name, reading.faults, page)
-        return memory, info, name, reading, state
-
-    async def _read_page(
-        self, params: Params, page: str, own: Collection[str] = (), faults: Sequence[Fault] = ()
-    ) -> tuple[Answers, MemoryInfo, str, Reading, State | None] | Response:
-        """What a page is about that may have no example, in a memory without query sets, or a page that says what is
-        wrong. `own`: parameters that only this page has; `faults`: of those.
-        """
-        params = [(key, value) for key, value in params if key not in own]
-        name = self._name(params)
-        found = await self._opened(name, newest=True)
-        if isinstance(found, Failure):
-            return self._trouble(found)
-        memory, info = found
-        try:
-            reading, state = await self._read(memory, info, name, params)
-        except (DualformError, TimeoutError) as error:
-            return self._trouble(self._failure(name, error))
-        if faults or (state is None and info.query_sets):
-            return self._faults(info, name, [*faults, *reading.faults], page)
-        return memory, info, name, reading, state
-
-    def _faults(self, info: MemoryInfo, name: str, faults: Sequence[Fault], page: str = "explore") -> Response:
-        """A page that says what is wrong with an address of such a page."""
-        context = {"faults": faults, "page": page, **self._searching(info, name)}
-        return self._stream("faults.html", context, (), _BAD_REQUEST)
-
-    def _searching(self, info: MemoryInfo, name: str) -> dict[str, Any]:
-        """What the search field of a page needs."""
-        return {"searchable": searchable(info), "written": [name] if self._written(name) else []}
+            failure = Failure.of(error)
+            return JSONResponse({"message": failure.message, "hint": failure.hint, "code": failure.code}, _FAULT)
 
     async def panels(self, request: Request) -> Response:
         """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page
         it is, and at which address it stands. With `panel=NAME` that one alone, for a page in which it was late.
         """
         waited = request.query_params.get("panel")
-        params = [(key, value) for key, value in request.query_params.multi_items() if key != "panel"]
-        name = self._name(params)
-        found = await self._opened(name)
-        if isinstance(found, Failure):
-            return JSONResponse({"message": found.message, "hint": found.hint}, _status(found))
-        memory, info = found
-        try:
-            reading, state = await self._read(memory, info, name, params)
-        except (DualformError, TimeoutError) as error:
-            failure = self._failure(name, error)
-            return JSONResponse({"message": failure.message, "hint": failure.hint}, _status(failure))
-        if state is None:
-            faults = [{"parameter": fault.parameter, "message": fault.message} for fault in reading.faults]
-            return JSONResponse({"faults": faults}, _BAD_REQUEST)
+        memory, info, name, state = await self._page(request, newest=False)
         context = self._context(info, name, state)
         names = [name for name in panels_of(state) if waited in (None, name)]
         jobs = self._jobs(memory, info, state, context, names)
@@ -436,16 +351,8 @@ class Pages:
 
     async def compare(self, request: Request) -> Response:
         """Two pages side by side."""
-        params = request.query_params.multi_items()
-        sides = list[Side]()
-        for key in SIDES:
-            own = params_of(params, key)
-            found = await self._page_of(own)
-            if isinstance(found, Response):
-                return found
-            memory, info, name, _, state = found
-            sides.append(Side(memory, info, name, state))
-        searched = next((own.state for own in sides if searchable(own.info)), None)
+        sides = [await self._page(request, side=key) for key in SIDES]
+        searched = next((own.state for own in sides if search.searchable(own.info)), None)
         context = {"sides": sides, "names": self._memories.names, "to": link, "searched": searched}
         same = (*((own.name, own.info.snapshot, own.state) for own in sides), "compare")
         jobs = {"compare": self._begin("compare", "Side by side", partial(compare_panel, *sides), context, same)}
@@ -453,23 +360,21 @@ class Pages:
 
     async def sample(self, request: Request) -> Response:
         """One training sample."""
-        params = request.query_params.multi_items()
-        name = self._name(params)
-        found = await self._opened(name, newest=True)
-        if isinstance(found, Failure):
-            return self._trouble(found)
-        memory, info = found
-        address = read_sample(params, info, self._written(name))
+        memory, info, name = await self._asked(request, newest=True)
+        address = read_sample(_params(request), info, self._written(name))
         if isinstance(address, list):
-            return self._faults(info, name, address, "sample")
+            raise Invalid(address, "sample", name, info)
         context = {"address": address, "info": info, "memory": name, "to": link, **self._searching(info, name)}
-        makers = {"sample": ("Sample", sample_panel), "moved": ("Predictions without it", moved_panel)}
-        jobs = {
-            key: self._begin(
-                key, title, partial(make, memory, info, address), context, (name, info.snapshot, address, key)
-            )
-            for key, (title, make) in makers.items()
+        context |= {"sample_at": address.at, "layer_names": [own.name for own in layers_of(info, address.query_set)]}
+        jobs = {}
+        makers = {
+            "sample": ("Sample", sample_panel),
+            "neighbours": ("Most similar samples", neighbours_panel),
+            "moved": ("Predictions without it", moved_panel),
         }
+        for key, (title, panel) in makers.items():
+            make = partial(panel, memory, info, address)
+            jobs[key] = self._begin(key, title, make, context, (name, info.snapshot, address, key))
         return self._filled("sample.html", context, jobs)
 
     async def csv(self, request: Request) -> Response:
@@ -477,37 +382,30 @@ class Pages:
         panel, number = (request.query_params.get(key, "") for key in ("panel", "question"))
         if panel not in PANELS or not (number.isascii() and number.isdecimal() and len(number) < 4):
             return await _nowhere(request, KeyError())
-        params = [pair for pair in request.query_params.multi_items() if pair[0] not in ("panel", "question")]
-        name = self._name(params)
-        found = await self._opened(name)
-        if isinstance(found, Failure):
-            return self._trouble(found)
-        memory, info = found
+        memory, info, _, state = await self._page(request, newest=False)
 
-        def written(state: State) -> str:
+        def written() -> str:
             told = Told(memory)
             PANELS[panel].make(told, info, state)
             if int(number) >= len(told.questions):
                 raise NotFound(f"The part {panel} asks {len(told.questions)} questions.", field="question")
             return as_csv(memory.ask(told.questions[int(number)]))
 
-        try:
-            reading, state = await self._read(memory, info, name, params)
-            if state is None:
-                return self._faults(info, name, reading.faults)
-            text = await self._threads.run(partial(written, state))
-        except (DualformError, TimeoutError) as error:
-            return self._trouble(self._failure(name, error))
         saved = {"Content-Disposition": f'attachment; filename="{panel}.csv"'}
-        return PlainTextResponse(text, media_type="text/csv", headers=saved)
+        return PlainTextResponse(await self._threads.shared(written), media_type="text/csv", headers=saved)
+
+    async def panel(self, request: Request) -> Response:
+        """A part of such a page alone, above its question: for a frame in another page, or to print."""
+        panel = request.query_params.get("panel")
+        if panel not in PANELS:
+            return await _nowhere(request, KeyError())
+        memory, info, name, state = await self._page(request, newest=False)
+        context = {**self._context(info, name, state), "alone": panel}
+        return self._filled("alone.html", context, self._jobs(memory, info, state, context, (panel,)))
 
     async def news(self, request: Request) -> Response:
         """How far a training has recorded, which nothing on a page follows by itself."""
-        name = self._name(request.query_params.multi_items())
-        try:
-            info: MemoryInfo = await self._threads.run(partial(self._memories.news, name))
-        except (DualformError, TimeoutError) as error:
-            return JSONResponse({"message": str(error)}, _BAD_GATEWAY)
+        info: MemoryInfo = await self._threads.shared(partial(self._memories.news, self._name(_params(request))))
         return JSONResponse({"snapshot": info.snapshot, "steps": info.steps, "recording": info.recording})
 
     def _name(self, params: Params) -> str:
@@ -515,39 +413,70 @@ class Pages:
         names = self._memories.names
         return next((value for own, value in params if own == "memory"), names[0] if len(names) == 1 else "")
 
-    async def _read(self, memory: Answers, info: MemoryInfo, name: str, params: Params) -> tuple[Reading, State | None]:
-        """What stands in the address, and the page that is meant; None where there are faults. Raises what asking the
-        memory does.
-        """
-        reading = read_state(params, info, self._written(name))
-        if reading.state is None or reading.complete:
-            return reading, reading.state
-        return reading, await self._threads.run(partial(completed, memory, info, reading.state, reading.move))
-
     def _written(self, name: str) -> str:
         """The memory's name as a state has it."""
         return name if len(self._memories.names) > 1 else ""
 
+    async def _opened(self, name: str, newest: bool = False) -> tuple[Answers, MemoryInfo]:
+        """A memory and what it holds: as it is now, or as the reader has seen it last."""
+
+        def opened() -> tuple[Answers, MemoryInfo]:
+            memory = self._memories.newest(name) if newest else self._memories.one(name)
+            info = memory.info()
+            return OneSnapshot(memory, info.snapshot), info
+
+        found: tuple[Answers, MemoryInfo] = await self._threads.shared(opened)
+        return found
+
+    async def _asked(self, request: Request, newest: bool = False) -> tuple[Answers, MemoryInfo, str]:
+        """The memory that an address is about."""
+        name = self._name(_params(request))
+        return *await self._opened(name, newest), name
+
+    async def _page(self, request: Request, newest: bool = True, side: str = "") -> Page:
+        """What an address of an example's page is about, or one `side` of it of two."""
+        params = params_of(_params(request), side) if side else _params(request)
+        name = self._name(params)
+        memory, info = await self._opened(name, newest)
+        state = await self._read(Reading(params, info), memory, name, "explore")
+        return Page(memory, info, name, state)
+
+    async def _read(self, reading: Reading, memory: Answers, name: str, page: str) -> State:
+        """The page that is meant. Raises Invalid where the address has faults, and what asking the memory does."""
+        reading.read(self._written(name))
+        if reading.state is None:
+            raise Invalid(reading.faults, page, name, reading.info)
+        if reading.complete:
+            return reading.state
+        work = partial(completed, memory, reading.info, reading.state, reading.move)
+        state: State = await self._threads.shared(work)
+        return state
+
+    def _searching(self, info: MemoryInfo, name: str) -> dict[str, Any]:
+        """What the search field of a page needs."""
+        return {"searchable": search.searchable(info), "written": [name] if self._written(name) else []}
+
     def _context(self, info: MemoryInfo, name: str, state: State) -> dict[str, Any]:
+        layers, layer = [own.name for own in layers_of(info, state.query_set)], layer_of(info, state.layer)
         return {
             "state": state,
             "info": info,
             "memory": name,
             "names": self._memories.names,
-            "searchable": searchable(info),
+            "searchable": search.searchable(info),
             "link": partial(link, state),
             "to": link,
             "compare": compare_link(state, another(info, state)),
             "as_python": as_python,
             "as_command": as_command,
-            "sample_at": lambda dataset, sample: SampleAddress(state.memory, dataset, sample, state.query_set).link(),
+            "sample_at": SampleAddress(state.memory, None, 0, state.query_set, layer=layer.name if layer else None).at,
             "scores": SCORES,
             "ks": KS,
             "groupings": groupings_of(info, state),
             "keys": KEYS,
             "panels_in": panels_in,
             "sections": SECTIONS,
-            "layer_names": _names_of(info, state),
+            "layer_names": layers if state.layer in layers else [*layers, state.layer],
             "heading": f"{state.item} in {layer_in_words(state.layer)}",
             "page_title": " \N{MIDDLE DOT} ".join((state.item, layer_name(state.layer), name, "dualform")),
         }
@@ -559,33 +488,9 @@ class Pages:
         for key in panels:
             told = Told(memory)
             make = partial(panel_of, key, told, info, state)
-            same = (context["memory"], info.snapshot, state, key)
+            same = (context["memory"], info.snapshot, state, key, "alone" in context)
             jobs[key] = self._begin(key, PANELS[key].title, make, {**context, "told": told}, same)
         return jobs
-
-    async def _opened(self, name: str, newest: bool = False) -> tuple[Answers, MemoryInfo] | Failure:
-        """A memory and what it holds: as it is now, or as the reader has seen it last."""
-
-        def opened() -> tuple[Answers, MemoryInfo]:
-            memory = self._memories.newest(name) if newest else self._memories.one(name)
-            info = memory.info()
-            return OneSnapshot(memory, info.snapshot), info
-
-        try:
-            found: tuple[Answers, MemoryInfo] = await self._threads.run(opened)
-        except (DualformError, TimeoutError) as error:
-            return self._failure(name, error)
-        return found
-
-    def _failure(self, name: str, error: DualformError | TimeoutError) -> Failure:
-        if isinstance(error, DualformError):
-            return Failure(error.message, error.hint, error.code)
-        return Failure(f"{name} did not answer within {self._threads.seconds:g} seconds.", code="late")
-
-    def _trouble(self, failure: Failure) -> Response:
-        """A page in the place of one that a memory does not answer for."""
-        links = [(own, "explore?" + query_string({"memory": own})) for own in self._memories.names]
-        return self._stream("trouble.html", {"failure": failure, "links": links}, (), _status(failure))
 
     def _begin(
         self,
@@ -596,29 +501,59 @@ class Pages:
         same: Hashable,
         template: str = "",
     ) -> asyncio.Task[Markup]:
-        return asyncio.create_task(self._threads.panel(name, title, make, context, template or name, same))
+        context = {**context, "name": name, "title": title}
+        return asyncio.create_task(self._threads.panel(make, context, template or name, same))
 
-    def _filled(self, template: str, context: dict[str, Any], jobs: Mapping[str, asyncio.Task[Markup]]) -> Response:
-        """A page of panels."""
-
-        async def panel(key: str) -> Markup:
-            return await jobs[key]
-
-        return self._stream(template, {**context, "panel": panel}, jobs.values())
-
-    def _stream(self, template: str, context: dict[str, Any], jobs: Any, status: int = 200) -> Response:
-        """A page that is sent as its parts are ready."""
+    def _filled(
+        self, template: str, context: dict[str, Any], jobs: Mapping[Any, asyncio.Task[Markup]] = {}, status: int = 200
+    ) -> Response:
+        """A page of panels, which is sent as they are ready."""
         found = self._templates.get_template(template)
+
+        async def panel(key: Any) -> Markup:
+            return await jobs[key]
 
         async def parts() -> AsyncIterator[str]:
             try:
-                async for part in found.generate_async(context):
+                async for part in found.generate_async({**context, "panel": panel}):
                     yield part
             finally:
-                for job in jobs:
+                for job in jobs.values():
                     job.cancel()
 
         return StreamingResponse(parts(), status, media_type="text/html")
+
+    def _failure(self, error: Exception, name: str) -> Failure:
+        if isinstance(error, DualformError):
+            return Failure.of(error)
+        return Failure(f"{name} did not answer within {self._threads.seconds:g} seconds.", code="late")
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        """A page, or JSON, in the place of one that a memory does not answer for."""
+        failure = self._failure(error, self._name(_params(request)))
+        wrong = _BAD_REQUEST if isinstance(error, BadInput) else _BAD_GATEWAY
+        status = _NOT_FOUND if isinstance(error, NotFound) else wrong
+        if request.url.path.rpartition("/")[2] in _FOR_SCRIPTS:
+            return JSONResponse({"message": failure.message, "hint": failure.hint, "code": failure.code}, status)
+        links = [(own, "explore?" + query_string({"memory": own})) for own in self._memories.names]
+        return self._filled("trouble.html", {"failure": failure, "links": links}, status=status)
+
+    async def _invalid(self, request: Request, error: Exception) -> Response:
+        """A page, or JSON, that says what is wrong with an address."""
+        assert isinstance(error, Invalid)
+        if request.url.path.rpartition("/")[2] in _FOR_SCRIPTS:
+            faults = [{"parameter": fault.parameter, "message": fault.message} for fault in error.faults]
+            return JSONResponse({"message": faults[0]["message"], "hint": "", "faults": faults}, _BAD_REQUEST)
+        context = {"faults": error.faults, "page": error.page, **self._searching(error.info, error.name)}
+        return self._filled("faults.html", context, status=_BAD_REQUEST)
+
+
+def _params(request: Request) -> Params:
+    """Of an address, without those that say which part of its page is wanted."""
+    own = {"panels": ("panel",), "panel": ("panel",), "csv": ("panel", "question")}.get(
+        request.url.path.rpartition("/")[2], ()
+    )
+    return [pair for pair in request.query_params.multi_items() if pair[0] not in own]
 
 
 def _begin_sql(memories: Memories, name: str) -> None:
@@ -628,7 +563,6 @@ def _begin_sql(memories: Memories, name: str) -> None:
 
 
 def _warm(memories: Memories, name: str) -> None:
-    """Opens a memory and answers for its first example, so that no visitor waits for what is made once."""
     with suppress(DualformError):
         memory = memories.one(name)
         info = memory.info()
@@ -638,22 +572,10 @@ def _warm(memories: Memories, name: str) -> None:
                 panel_of("answer", memory, info, State("", query_set.name, 0, found.name, default_by(info)))
 
 
-def _names_of(info: MemoryInfo, state: State) -> list[str]:
-    """Of the layers that the reader may choose among."""
-    query_set = query_set_of(info, state.query_set)
-    own = [] if query_set is None else [layer.name for layer in layers_of(info, query_set)]
-    return own if state.layer in own else [*own, state.layer]
-
-
 def _empty(key: str) -> Markup:
     """The place of a panel that comes later."""
     place = '<section id="panel-{0}" class="panel {0}" aria-label="{1}" data-waits></section>'
     return Markup(place).format(key, PANELS[key].title)
-
-
-def _status(failure: Failure) -> int:
-    """Of a page in whose place this is said."""
-    return _NOT_FOUND if failure.code == NotFound.code else _BAD_GATEWAY
 
 
 async def _nowhere(request: Request, _error: Exception) -> Response:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dualform.answers import MemoryInfo
 from dualform.methods import Answers
@@ -36,8 +36,9 @@ def another(info: MemoryInfo, state: State) -> State:
     return replace(state, at=None if state.at is not None else info.steps // 2)
 
 
-@dataclass(frozen=True)
-class Side:
+class Page(NamedTuple):
+    """What the page of one example is about."""
+
     memory: Answers
     info: MemoryInfo
     name: str
@@ -47,7 +48,7 @@ class Side:
 
 @dataclass(frozen=True)
 class ComparedSide:
-    side: Side
+    side: Page
     query: QueryPanel
     answer: AnswerPanel
     output: OutputPanel
@@ -57,7 +58,6 @@ class ComparedSide:
 class ComparedPart:
     part: Part
     """Of the side that has it."""
-    by: tuple[str, ...]
     one: float | None
     other: float | None
     """None where a side has no such part."""
@@ -80,7 +80,7 @@ class ComparePanel:
         return max((abs(own.difference) for own in self.parts), default=0.0)
 
 
-def compare_panel(one: Side, other: Side) -> ComparePanel:
+def compare_panel(one: Page, other: Page) -> ComparePanel:
     first, second = _compared(one), _compared(other)
     if not (first.answer.layer and second.answer.layer):
         return ComparePanel((first, second), (), "A side has no layer that gives the network's outputs.")
@@ -99,7 +99,7 @@ def compare_panel(one: Side, other: Side) -> ComparePanel:
     return ComparePanel((first, second), _parts(left, right))
 
 
-def _compared(side: Side) -> ComparedSide:
+def _compared(side: Page) -> ComparedSide:
     own = (side.memory, side.info, side.state)
     return ComparedSide(side, query_panel(*own), answer_panel(*own), output_panel(*own))
 
@@ -121,7 +121,7 @@ def _parts(left: AnswerPanel, right: AnswerPanel) -> tuple[ComparedPart, ...]:
     if _REST in said:
         said[_REST] = replace(said[_REST], said=("all others",))
     keys = dict.fromkeys((*sums[0], *sums[1]))
-    found = [ComparedPart(said[key], left.by, sums[0].get(key), sums[1].get(key)) for key in keys]
+    found = [ComparedPart(said[key], sums[0].get(key), sums[1].get(key)) for key in keys]
     return tuple(sorted(found, key=lambda own: own.part.kind == "rest"))
 
 

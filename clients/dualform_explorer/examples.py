@@ -35,9 +35,10 @@ def query_set_of(info: MemoryInfo, name: str) -> QuerySetInfo | None:
     return next((query_set for query_set in info.query_sets if query_set.name == name), None)
 
 
-def layers_of(info: MemoryInfo, query_set: QuerySetInfo) -> list[LayerInfo]:
-    """Those that a query set has queries of."""
-    return [layer for layer in info.layers if layer.name in query_set.layers]
+def layers_of(info: MemoryInfo, query_set: QuerySetInfo | str) -> list[LayerInfo]:
+    """Those that a query set, or that of a name, has queries of."""
+    found = query_set_of(info, query_set) if isinstance(query_set, str) else query_set
+    return [] if found is None else [layer for layer in info.layers if layer.name in found.layers]
 
 
 NAMES = "SELECT dataset, label, name FROM labels"

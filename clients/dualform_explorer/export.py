@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import sha256
-from html.parser import HTMLParser
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
 from dualform_explorer.address import read_state
 from dualform_explorer.application import Failure
-from dualform_explorer.examples import examples_of, layer_of, layers_of, output_layer, query_set_of
+from dualform_explorer.examples import examples_of, layer_of, layers_of, output_layer
 from dualform_explorer.filter import Chip, read_chip
 from dualform_explorer.panels import PANELS, panels_in
 from dualform_explorer.panels.example import QueryPanel
@@ -90,23 +89,16 @@ def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]
     parts = [(name, corrections_panel(memory, info, name), query_set_panel(memory, info, name)) for name in names]
     corrected = [[(name, card.row) for own in one.corrections for card in own.cards] for name, one, _ in parts]
     others = [[(name, card.row) for card in one.cards] for name, _, one in parts]
-    return list(dict.fromkeys(chain(_in_turn(corrected), _in_turn(others))))[:_MOST]
-
-
-def _in_turn(lists: Sequence[Sequence[tuple[str, int]]]) -> Iterator[tuple[str, int]]:
-    return (own for turn in zip_longest(*lists) for own in turn if own is not None)
+    turns = chain(zip_longest(*corrected), zip_longest(*others))
+    return list(dict.fromkeys(own for turn in turns for own in turn if own is not None))[:_MOST]
 
 
 def _masks(info: MemoryInfo, states: Sequence[State], without: Sequence[str]) -> list[tuple[Chip, ...]]:
     if not without:
         datasets = info.datasets if 1 < len(info.datasets) <= MOST_DATASETS else ()
         return [(Chip.of(False, ("dataset",), (name,)),) for name in datasets]
-    columns: dict[str, str] = {}
-    for state in states:
-        layer, query_set = layer_of(info, state.layer), query_set_of(info, state.query_set)
-        if layer is not None and query_set is not None:
-            own = info.columns[layer.space]
-            columns = {name: own[name] for name in own if name in columns} if columns else dict(own)
+    tables = [info.columns[layer.space] for state in states if (layer := layer_of(info, state.layer)) is not None]
+    columns = {name: kind for name, kind in tables[0].items() if all(name in own for own in tables)}
     masks: list[tuple[Chip, ...]] = []
     for said in dict.fromkeys(without):
         try:
@@ -117,89 +109,36 @@ def _masks(info: MemoryInfo, states: Sequence[State], without: Sequence[str]) ->
                 hint=f"Write COLUMN:VALUE; columns are {', '.join(columns)}.",
                 field="without",
             ) from None
-        _check_dataset(info, chip)
+        for own in chip.conditions:
+            if own.column == "dataset" and isinstance(own.value, str) and own.value not in info.datasets:
+                hint = f"There is {', '.join(info.datasets)}."
+                raise BadInput(f"There is no dataset {own.value!r}.", hint=hint, field="without")
         masks.append((chip,))
     return list(dict.fromkeys(masks))  # the same may be written in several ways
 
 
-def _check_dataset(info: MemoryInfo, chip: Chip) -> None:
-    for own in chip.conditions:
-        if own.column == "dataset" and isinstance(own.value, str) and own.value not in info.datasets:
-            raise BadInput(
-                f"There is no dataset {own.value!r}.", hint=f"There is {', '.join(info.datasets)}.", field="without"
-            )
-
-
+_FORM = re.compile(r"<form\b.*?</form>", re.DOTALL)
+_LINK = re.compile(r"<a\b([^>]*)>(.*?)</a>", re.DOTALL)
+_HIT = re.compile(r'<rect [^>]*class="hit"[^>]*/>')
+"""Where a script would take hold of a figure."""
+_KEPT = re.compile(r'class="(?:[^"]* )?(?:card|chip|token)[ "]')
+"""Links that say something also where they lead nowhere."""
+_LEADS = re.compile(r'\s(href|aria-current|tabindex)="[^"]*"')
 _NAMED = re.compile(r'\b(id|for|aria-labelledby)="([^"]*)"')
-_KEPT = ("card", "chip", "token")
-"""Classes of links that say something also where they lead nowhere."""
 
 
 def standalone(html: str, view: str) -> str:
-    """A panel's HTML: without forms and links to what the file does not hold, and with the `view` behind each id."""
-    parser = _Standalone(view)
-    parser.feed(html)
-    parser.close()
-    return "".join(parser.parts)
+    """A panel's HTML: without forms and links to what the file does not hold, and with the `view` behind each id. Our
+    templates write it: no form or link holds another one, and no attribute holds a bracket.
+    """
 
+    def shown(link: re.Match[str]) -> str:
+        attributes, words = link.groups()
+        if ' href="#' in attributes:
+            return link[0]
+        return f"<span{_LEADS.sub('', attributes)}>{words}</span>" if _KEPT.search(attributes) else ""
 
-class _Standalone(HTMLParser):
-    """What is kept is kept letter by letter."""
-
-    def __init__(self, view: str) -> None:
-        super().__init__(convert_charrefs=False)
-        self.parts: list[str] = []
-        self._view = view
-        self._dropped, self._depth = "", 0
-        """The element that is left out, and how many of its kind are open in it."""
-        self._instead, self._figures = "", 0
-        """What the link that is open became, and how many figures are open, in which a span would be no part."""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if self._depth:
-            self._depth += tag == self._dropped
-            return
-        text = self.get_starttag_text() or ""
-        if tag == "form":
-            self._dropped, self._depth = tag, 1
-            return
-        if tag == "a" and not (dict(attrs).get("href") or "").startswith("#"):
-            classes = (dict(attrs).get("class") or "").split()
-            if not any(name in classes for name in _KEPT):
-                self._dropped, self._depth = tag, 1
-                return
-            self._instead = "g" if self._figures else "span"
-            text = re.sub(r'\s(href|aria-current|tabindex)="[^"]*"', "", f"<{self._instead}{text[2:]}")
-        self._figures += tag == "svg"
-        self.parts.append(_NAMED.sub(rf'\1="\2-{self._view}"', text))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        hit = "hit" in (dict(attrs).get("class") or "").split()  # where a script would take hold of a figure
-        if not self._depth and not hit:
-            self.parts.append(self.get_starttag_text() or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        if self._depth:
-            self._depth -= tag == self._dropped
-        elif tag == "a" and self._instead:
-            self.parts.append(f"</{self._instead}>")
-            self._instead = ""
-        else:
-            self._figures -= tag == "svg"
-            self.parts.append(f"</{tag}>")
-
-    def handle_data(self, data: str) -> None:
-        self._text(data)
-
-    def handle_entityref(self, name: str) -> None:
-        self._text(f"&{name};")
-
-    def handle_charref(self, name: str) -> None:
-        self._text(f"&#{name};")
-
-    def _text(self, text: str) -> None:
-        if not self._depth:
-            self.parts.append(text)
+    return _NAMED.sub(rf'\1="\2-{view}"', _LINK.sub(shown, _HIT.sub("", _FORM.sub("", html))))
 
 
 MOST_BYTES = 32 * 2**20
@@ -227,39 +166,31 @@ def exported_page(
     """
     drawing = _Drawing(memory, info, name, choice)
     views: list[str] = []
-    size = 0
-    for number, view in enumerate(drawing.views(), start=1):
+    size = len(drawing.page(views).encode())
+    for view in drawing.views():
         views.append(view)
         size += len(view.encode())
         if size > most_bytes:
             raise BadInput(
-                f"The file would be larger than {most_bytes / 2**20:g} MiB, as it is after {number} of {choice.views} "
-                f"views ({len(choice.items)} predictions, each with {len(choice.masks)} filters).",
+                f"The file would be larger than {most_bytes / 2**20:g} MiB, as it is after {len(views)} of "
+                f"{choice.views} views ({len(choice.items)} predictions, each with {len(choice.masks)} filters).",
                 hint="Choose fewer predictions with --item, or fewer filters with --without.",
                 field="item",
             )
         if tell is not None:
-            tell(number, choice.views)
-    html = drawing.page(views)
-    if len(html.encode()) > most_bytes:
-        raise BadInput(
-            f"The file would be larger than {most_bytes / 2**20:g} MiB.",
-            hint="Choose fewer predictions with --item, or fewer filters with --without.",
-            field="item",
-        )
-    return ExportedPage(html, drawing.failed)
+            tell(len(views), choice.views)
+    return ExportedPage(drawing.page(views), drawing.failed)
 
 
 class _Drawing:
     def __init__(self, memory: Answers, info: MemoryInfo, name: str, choice: Choice) -> None:
         self._memory, self._info, self._name, self._choice = memory, info, name, choice
         self._templates: Environment = templates()
-        self._verify = _verifies(memory)
-        self._names = {
-            self._state(item, mask): _view_name(item, mask)
-            for item in range(len(choice.items))
-            for mask in range(len(choice.masks))
-        }
+        self._verify = False
+        with suppress(DualformError):  # a server asks for a right to reconstruction errors
+            self._verify = bool(memory.verify())
+        self._places = list(product(range(len(choice.items)), range(len(choice.masks))))
+        self._names = {self._state(*place): _view_name(*place) for place in self._places}
         self.failed = 0
 
     def _state(self, item: int, mask: int) -> State:
@@ -267,13 +198,10 @@ class _Drawing:
 
     def views(self) -> Iterator[str]:
         found = self._templates.get_template("export/view.html")
-        for item in range(len(self._choice.items)):
-            for mask in range(len(self._choice.masks)):
-                state = self._state(item, mask)
-                context = self._context(state, item)
-                view = self._names[state]
-                panels = {key: Markup(standalone(self._panel(key, context), view)) for key in PANELS}
-                yield found.render({**context, "view": view, "panels": panels})
+        for place in self._places:
+            context, view = self._context(*place), _view_name(*place)
+            panels = {key: Markup(standalone(self._panel(key, context), view)) for key in PANELS}
+            yield found.render({**context, "view": view, "panels": panels})
 
     def page(self, views: list[str]) -> str:
         style = (_STATIC / "explorer.css").read_text() + (_STATIC / "export.css").read_text()
@@ -301,7 +229,7 @@ class _Drawing:
             panel = PANELS[key].make(self._memory, self._info, state)
         except DualformError as error:
             self.failed += 1
-            failure = Failure(error.message, error.hint, error.code)
+            failure = replace(Failure.of(error), field="")  # a file's filter has no place to say what is wrong with it
             return self._templates.get_template("failed.html").render({**context, "failure": failure})
         if isinstance(panel, QueryPanel):
             panel = self._among_chosen(panel, state)
@@ -320,14 +248,15 @@ class _Drawing:
             misclassified=0,  # the file has no choice between all and the misclassified ones
         )
 
-    def _context(self, state: State, item: int) -> dict[str, Any]:
-        filters = [(self._state(item, mask), chips) for mask, chips in enumerate(self._choice.masks)]
+    def _context(self, item: int, mask: int) -> dict[str, Any]:
+        state = self._state(item, mask)
+        filters = [(self._state(item, other), chips) for other, chips in enumerate(self._choice.masks)]
         return {
             "exported": True,
             "state": state,
             "info": self._info,
             "memory": self._name,
-            "link": partial(self._link, state),
+            "link": lambda **changes: self._to(replace(state, **changes)),
             "to": self._to,
             "scores": SCORES,
             "ks": (state.k,),
@@ -342,9 +271,6 @@ class _Drawing:
         view = self._names.get(state)
         return "" if view is None else f"#{view}"
 
-    def _link(self, state: State, **changes: Any) -> str:
-        return self._to(replace(state, **changes))
-
     def _cards(self) -> dict[str, list[tuple[str, ExampleCard]]]:
         """By query set: of each prediction its place in the file, and what it looks like."""
         found: dict[str, list[tuple[str, ExampleCard]]] = {}
@@ -358,15 +284,6 @@ class _Drawing:
 
 def _view_name(item: int, mask: int) -> str:
     return f"p{item + 1}" if mask == 0 else f"p{item + 1}-m{mask}"
-
-
-def _verifies(memory: Answers) -> bool:
-    """Whether reconstruction errors can be had: a server asks for a right to them."""
-    try:
-        memory.verify()
-    except DualformError:
-        return False
-    return True
 
 
 def _digest(text: str) -> str:

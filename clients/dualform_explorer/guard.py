@@ -58,6 +58,12 @@ class Guard:
             await send(message)
 
         headers = Headers(scope=scope)
+        # Browsers say which page a request is of, in headers that no page can set.
+        elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        admitted = self._token is None or (
+            scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token)
+        )
         answer: ASGIApp = self._application
         if self._prefix and scope["path"] == self._prefix:
             answer = RedirectResponse(f"{self._prefix.rpartition('/')[2]}/", 307)
@@ -70,26 +76,13 @@ class Guard:
                 "dualform explore TARGET --host NAME begins pages with a further name.",
                 421,
             )
-        elif _sent_by_a_page_elsewhere(headers):
+        elif elsewhere and headers.get("sec-fetch-mode") != "navigate":
             answer = PlainTextResponse("Pages elsewhere may link here, and load nothing from here.", 403)
         elif (count := scope["query_string"].count(b"&") + 1) > MOST_PARAMETERS:
             answer = PlainTextResponse(
                 f"The address has {count} parameters; at most {MOST_PARAMETERS} are read. Write the mask as one where.",
                 400,
             )
-        elif not scope["path"].startswith(PUBLIC) and not self._admits(headers.get("authorization", "")):
+        elif not scope["path"].startswith(PUBLIC) and not admitted:
             answer = HTMLResponse(self._door, 401, {"WWW-Authenticate": "Bearer"})
         await answer(scope, receive, marked)
-
-    def _admits(self, authorization: str) -> bool:
-        if self._token is None:
-            return True
-        scheme, _, token = authorization.partition(" ")
-        right = hmac.compare_digest(token.strip().encode(), self._token)
-        return scheme.lower() == "bearer" and right
-
-
-def _sent_by_a_page_elsewhere(headers: Headers) -> bool:
-    """Browsers say so, in headers that no page can set."""
-    site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode")
-    return site not in ("none", "same-origin") and mode != "navigate"

@@ -1,7 +1,8 @@
 """The map: the slots of a layer as points on two axes, around the example of the page.
 
 The axes are the two directions in which the queries of a query set differ most. The coordinate of a slot's key on an
-axis is its attention score toward that direction, so folders and servers give the same map.
+axis is its attention score toward that direction, so folders and servers give the same map. With the package umap
+(umap-learn) there is another map: a UMAP of the coordinates on up to 50 such directions.
 
 Shapes: n queries, d numbers of the layer's input, m slots that are drawn.
 """
@@ -12,6 +13,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -20,19 +23,21 @@ from numpy.typing import NDArray
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, Inexact, NotFound
 from dualform.methods import Answers
-from dualform_explorer.address import Fault, Params
+from dualform_explorer.address import SINGLE, Params
 from dualform_explorer.examples import evenly, examples_of, label_names, query_of, tokens_of
 from dualform_explorer.filter import narrowed
 from dualform_explorer.groups import hue_of, scored, where_before
 from dualform_explorer.previews import shown_of_slots
 from dualform_explorer.state import State
 
-OWN = ("colour",)
-"""The parameter of its address, next to those of the example."""
+PARAMETERS = (*SINGLE, "colour", "axes")
+"""Of its address."""
 COLOURS = ("label", "dataset", "step", "score")
 """What the colour of a point can show."""
 MOST, BEST = 50_000, 10
 """The most slots to draw, and the number of slots to which the query is joined."""
+MOST_UMAP, UMAP_DIRECTIONS, _UMAP_LEAST = 20_000, 50, 20
+"""The most slots of a UMAP, the most directions it is made of, and the fewest slots."""
 _SPARE = 100
 """The margin below MOST, because the selection is only nearly even."""
 _QUERIES = 500
@@ -51,75 +56,83 @@ class Axes:
     mean: NDArray[np.float64]
     """float64[d]: the mean of the queries, which is the origin of the map."""
     directions: NDArray[np.float64]
-    """float64[2, d], orthonormal. The second is zero if the queries differ in only one direction."""
-    shares: tuple[float, float]
+    """float64[c, d], orthonormal. The second is zero if the queries differ in only one direction."""
+    shares: tuple[float, ...]
     """The parts of the queries' variance along the directions."""
     count: int
     """The number of queries that made them."""
 
     @property
     def lines(self) -> NDArray[np.float32]:
-        """float32[3, d]: both directions and that of the mean, as questions take them."""
+        """float32[c + 1, d]: the directions and that of the mean, as questions take them."""
         length = float(np.linalg.norm(self.mean))
         return np.vstack([self.directions, self.mean / length if length else self.mean]).astype(np.float32)
 
-    def of(self, vectors: NDArray[Any]) -> NDArray[np.float64]:
-        """float64[…, 2]: the coordinates of some vectors."""
-        return (np.asarray(vectors, np.float64) - self.mean) @ self.directions.T
+
+def axes_known() -> tuple[str, ...]:
+    """The kinds of axes that there are here."""
+    return ("pca", "umap") if find_spec("umap") else ("pca",)
 
 
-def read_colour(params: Params) -> tuple[str, tuple[Fault, ...]]:
-    """What colours say, by an address, and what is wrong with it."""
-    said = [value for name, value in params if name == OWN[0]] or [COLOURS[0]]
-    if len(said) > 1 or said[0] not in COLOURS:
-        return "", (Fault(OWN[0], f"colour is {said[0][:80]!r}; it is one of {', '.join(COLOURS)}, given once."),)
-    return said[0], ()
+@cache
+def _umap(points: bytes, directions: int) -> Any:
+    """The UMAP of float64[m, directions], which takes long and so is kept as long as the process lives."""
+    from umap import UMAP
+
+    return UMAP(random_state=0).fit(np.frombuffer(points).reshape(-1, directions))
 
 
-def axes_of(queries: NDArray[np.float32]) -> Axes:
-    """The principal axes of float32[n, d]. Raises BadInput where all queries are equal."""
+def axes_of(queries: NDArray[np.float32], count: int = 2) -> Axes:
+    """The first principal axes of float32[n, d]. Raises BadInput where all queries are equal."""
     rows = queries[evenly(len(queries), _QUERIES)].astype(np.float64)
     mean = rows.mean(axis=0)
     _, sizes, directions = np.linalg.svd(rows - mean, full_matrices=False)
     variance = float((sizes**2).sum())
     if not variance:
         raise BadInput("All queries of this query set are equal in this layer, so that they span no map.")
-    found = np.zeros((2, queries.shape[1]))
-    shares = [0.0, 0.0]
-    for place in range(min(2, len(sizes))):
+    found = np.zeros((count, queries.shape[1]))
+    shares = [0.0] * count
+    for place in range(min(count, len(sizes))):
         shares[place] = float(sizes[place] ** 2) / variance
         if shares[place] > 1e-12:
             own = directions[place]
             found[place] = own if own[np.abs(own).argmax()] > 0 else -own  # the same side each time
-    return Axes(mean, found, (shares[0], shares[1]), len(rows))
+    return Axes(mean, found, tuple(shares), len(rows))
 
 
-def map_points(memory: Answers, info: MemoryInfo, state: State) -> str:
-    """What the script of the page draws, as JSON: of each slot its coordinates, columns and score, and the query."""
+def map_points(memory: Answers, info: MemoryInfo, state: State, kind: str = "pca") -> str:
+    """What the script of the page draws, as JSON: of each slot its coordinates, columns and score, and the query.
+    `kind`: of axes.
+    """
     queries = memory.query_set(state.query_set, state.layer).queries
     if queries is None:
         raise NotFound(f"The query set {state.query_set} has no queries of layer {state.layer!r}.", field="item")
-    axes = axes_of(queries)
+    axes = axes_of(queries) if kind == "pca" else axes_of(queries, min(UMAP_DIRECTIONS, *queries.shape))
     query = _query(memory, info, state, queries)
     best, why = _best(memory, info, state)
-    matching, chosen = _chosen(memory, info, state, best)
+    matching, chosen = _chosen(memory, info, state, best, MOST if kind == "pca" else MOST_UMAP)
     lines = axes.lines
     slots, along, space = _scores(memory, state.layer, lines, chosen, "dot")
-    coordinates = along[:, :2] - lines[:2].astype(np.float64) @ axes.mean
+    coordinates = along[:, :-1] - lines[:-1].astype(np.float64) @ axes.mean
     scores: Sequence[float] = []
     if not why:
         own = memory.topk(**{**scored(memory, info, state), "where": chosen}, k=MOST)
         each = np.zeros(len(slots))  # a slot whose gradient no update used brought nothing, and has no contribution
         each[np.searchsorted(slots, own.slots[0])] = own.scores[0]
         scores = [float(f"{score:.6g}") for score in each.tolist()]
-    star = axes.of(query)
+    star = (query.astype(np.float64) - axes.mean) @ axes.directions.T
+    share = _share(memory, state.layer, axes, chosen, coordinates, along)
+    if kind == "umap":
+        if len(slots) < _UMAP_LEAST:
+            raise BadInput(f"A UMAP needs at least {_UMAP_LEAST} slots.", hint="Widen the filter.", field="axes")
+        made = _umap(coordinates.tobytes(), len(axes.shares))
+        coordinates, star = made.embedding_.astype(np.float64), made.transform(star[None])[0].astype(np.float64)
     scale = float(max(np.abs(coordinates).max(initial=0.0), np.abs(star).max()))
     digits = _DIGITS - 1 - int(np.floor(np.log10(scale))) if scale else 0
-    share = _share(memory, state.layer, axes, chosen, coordinates, along)
     x, y = np.round(coordinates, digits).T.tolist()
     return json.dumps(
         {
-            "about": " ".join(filter(None, _about(info, axes, queries, matching, len(x), share, why))),
+            "about": " ".join(filter(None, _about(info, axes, kind, queries, matching, len(x), share, why))),
             "shares": axes.shares,
             "share": share,
             "matching": matching,
@@ -149,7 +162,14 @@ def _query(memory: Answers, info: MemoryInfo, state: State, queries: NDArray[np.
 
 
 def _about(
-    info: MemoryInfo, axes: Axes, queries: NDArray[np.float32], matching: int, drawn: int, share: float | None, why: str
+    info: MemoryInfo,
+    axes: Axes,
+    kind: str,
+    queries: NDArray[np.float32],
+    matching: int,
+    drawn: int,
+    share: float | None,
+    why: str,
 ) -> Iterator[str]:
     """Sentences that a reader needs to judge the map."""
     if drawn == matching:
@@ -159,11 +179,17 @@ def _about(
         yield f"{drawn:,} of {matching:,} slots are drawn ({part}), evenly spread over their numbers."
     yield info.sampling
     used = f"all {axes.count:,}" if axes.count == len(queries) else f"{axes.count:,} of {len(queries):,}"
-    first, second = axes.shares
-    yield f"The axes were made from {used} queries,"
-    yield f"and have {_percent(first)} and {_percent(second)} of their variance."
-    yield "Both have the same scale."
-    if share is not None:
+    if kind == "umap":
+        yield f"A UMAP of the coordinates on the {len(axes.shares)} directions in which {used} queries differ most."
+        if share is not None:
+            yield f"These show {_percent(share)} of the slots' squared distances from their middle."
+        yield "Similar slots are close; distances between clusters mean little."
+    else:
+        first, second = axes.shares
+        yield f"The axes were made from {used} queries,"
+        yield f"and have {_percent(first)} and {_percent(second)} of their variance."
+        yield "Both have the same scale."
+    if share is not None and kind == "pca":
         yield f"The map shows {_percent(share)} of the slots' squared distances from its middle."
         yield f"Points that are close here can be far apart in the rest of the {queries.shape[1]:,} dimensions."
     if why:
@@ -206,7 +232,7 @@ def _share(
         return None
     lengths = score[known] / cosine[known]
     middle = float(np.linalg.norm(axes.mean))
-    whole = float((lengths**2 - 2 * middle * along[known, 2] + middle**2).sum())
+    whole = float((lengths**2 - 2 * middle * along[known, -1] + middle**2).sum())
     return min(1.0, float((coordinates[known] ** 2).sum()) / whole) if whole > 0 else None
 
 
@@ -220,23 +246,23 @@ def _best(memory: Answers, info: MemoryInfo, state: State) -> tuple[list[int], s
         return [], error.message
 
 
-def _chosen(memory: Answers, info: MemoryInfo, state: State, best: Sequence[int]) -> tuple[int, str | None]:
+def _chosen(memory: Answers, info: MemoryInfo, state: State, best: Sequence[int], most: int) -> tuple[int, str | None]:
     """The number of slots that the page's filter keeps, and the condition for those to draw: all of them, or at most
-    MOST that are evenly spread and include the best.
+    `most` that are evenly spread and include the best.
     """
     own, query = where_before(info, state), query_of(memory, info, state)
     matching = memory.group_sum(state.layer, query, by="dataset", where=own).scan.slots_matching
-    if matching <= MOST:
+    if matching <= most:
         return matching, own
-    share = (MOST - _SPARE) / matching
+    share = (most - _SPARE) / matching
     while True:
         spread = f"(slot * {_FACTOR}) % {_PRIME} < {int(share * _PRIME)}"
         either = f"{spread} OR slot IN ({', '.join(map(str, best))})" if best else spread
         condition = narrowed(own or "", either)
         drawn = memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching
-        if drawn <= MOST:
+        if drawn <= most:
             return matching, condition
-        share *= 0.99 * MOST / drawn  # the filter itself selects by slot number
+        share *= 0.99 * most / drawn  # the filter itself selects by slot number
 
 
 def _columns(memory: Answers, info: MemoryInfo, slots: NDArray[np.int64], space: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, NotFound, Overloaded, Unavailable
 from dualform.methods import Answers
 from dualform.questions import Inventory, PreviewLookup, Question, SlotLookup, TopK, Vectors
-from dualform_explorer.preview_function import PreviewFunction, with_previews
+from dualform_explorer.preview_function import AnswersWithPreviews, PreviewFunction
 from dualform_explorer.scores import ScoreFile, read_scores
 from dualform_explorer.words import Words
 
@@ -201,7 +201,8 @@ class Memories:
                 info = answers.info() if self._scores else None
                 scores = tuple(read_scores(own, info) for own in self._scores if info is not None)
                 beside = Beside(self._words, scores)
-                self._answers[name] = answers, RememberedAnswers(with_previews(answers, self._preview), beside)
+                shown = answers if self._preview is None else AnswersWithPreviews(answers, self._preview)
+                self._answers[name] = answers, RememberedAnswers(shown, beside)
             return self._answers[name]
 
     def close(self) -> None:

@@ -25,6 +25,9 @@ from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform.questions import PreviewLookup, Question
 
+_PIXELS = ("detach", "__array__", "__array_interface__")
+"""Of which an image has one."""
+
 
 def coded_preview(value: Any, sample: int) -> Preview:
     """An image (an array, a tensor, one of Pillow's, alone or as (image, label)), a text, alone or with offsets, a
@@ -36,29 +39,23 @@ def coded_preview(value: Any, sample: int) -> Preview:
     """
     if value is None:
         return Preview(sample)
+    value, offsets = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
     if isinstance(value, str):
-        return _text(sample, value, None)
-    if isinstance(value, tuple) and len(value) == 2:
-        if isinstance(value[0], str):
-            return _text(sample, *value)
-        value = value[0]
-    if _is_row_of_pandas(value):
+        check_text(sample, value)
+        places = None if offsets is None else places_of(sample, offsets, len(value))
+        return Preview(sample, text=value, offsets=places)
+    if hasattr(value, "to_dict") and hasattr(value, "index") and not hasattr(value, "columns"):  # a row of pandas
         value = value.to_dict()
     if isinstance(value, Mapping):
-        return Preview(sample, row={_name(name, sample): _entry(name, own) for name, own in value.items()})
-    if not _has_pixels(value):
+        return Preview(sample, row={str(name): _entry(str(name), own, sample) for name, own in value.items()})
+    # A table has no pixels, though NumPy would take it for an array.
+    if hasattr(value, "columns") or not any(hasattr(value, own) for own in _PIXELS):
         raise BadInput(
             f"it is of type {type(value).__name__}.",
             hint="Give an image (an array, a tensor, or one of Pillow's), a text, a mapping of columns, or None.",
             field="preview",
         )
     return Preview(sample, image=encoded(_pixels(value, sample)))
-
-
-def _text(sample: int, text: str, offsets: Any) -> Preview:
-    check_text(sample, text)
-    places = None if offsets is None else places_of(sample, offsets, len(text))
-    return Preview(sample, text=text, offsets=places)
 
 
 def _pixels(value: Any, sample: int) -> NDArray[np.uint8]:
@@ -72,36 +69,21 @@ def _pixels(value: Any, sample: int) -> NDArray[np.uint8]:
     return scaled(image, 0.0, 1.0) if shares else scaled(image, least, greatest)
 
 
-def _has_pixels(value: Any) -> bool:
-    """A table has no pixels, though NumPy would take it for an array."""
-    return not hasattr(value, "columns") and any(
-        hasattr(value, own) for own in ("detach", "__array__", "__array_interface__")
-    )
-
-
-def _is_row_of_pandas(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "pandas" and type(value).__name__ == "Series"
-
-
-def _name(name: Any, sample: int) -> str:
-    check_text(sample, str(name))
-    return str(name)
-
-
-def _entry(name: Any, value: Any) -> Any:
+def _entry(name: str, value: Any, sample: int) -> Any:
     """A plain value, as a row has it."""
+    check_text(sample, name)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # NumPy's and torch's numbers
         value = value.item()
     if isinstance(value, date | time | timedelta | Decimal):
         return str(value)
     if not (value is None or isinstance(value, str | bool | int | float)):
         raise BadInput(
-            f"column {str(name)!r} holds {type(value).__name__}.",
+            f"column {name!r} holds {type(value).__name__}.",
             hint="Give numbers, truth values and texts.",
             field="preview",
         )
     if isinstance(value, str):
-        check_text(0, value)
+        check_text(sample, value)
     return value
 
 
@@ -130,11 +112,6 @@ def check_preview_function(preview: Any) -> None:
             hint="It gets the dataset's name, or None, and the sample's number.",
             field="preview",
         ) from None
-
-
-def with_previews(answers: Answers, preview: PreviewFunction | None) -> Answers:
-    """Whoever answers, with the function where there is one."""
-    return answers if preview is None else AnswersWithPreviews(answers, preview)
 
 
 class AnswersWithPreviews(Answers):

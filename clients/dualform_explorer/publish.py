@@ -34,18 +34,15 @@ class Told(Answers):
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self.beside = beside_of(answers)
-        self._asked: list[Any] = []
+        self.questions: list[Any] = []
+        """Those about a single stored example, in order."""
 
     def ask(self, question: Question[A]) -> A:
-        stored = isinstance(getattr(question, "queries", None), QuerySetExamples)
-        if type(question) in _METHODS and stored and question not in self._asked:
-            self._asked.append(question)
+        queries = getattr(question, "queries", None)
+        single = isinstance(queries, QuerySetExamples) and queries.count == 1
+        if single and type(question) in _METHODS and question not in self.questions:
+            self.questions.append(question)
         return self._answers.ask(question)
-
-    @property
-    def questions(self) -> list[Question[Any]]:
-        """Those about a single stored example, in order."""
-        return [own for own in self._asked if own.queries.count == 1]
 
     def close(self) -> None:
         self._answers.close()
@@ -78,9 +75,7 @@ def as_csv(answer: object) -> str:
         raise NotFound("This answer is no table.", field="panel")
     columns = answer.table()
     written = io.StringIO()
-    rows = csv.DictWriter(written, columns.keys())
-    rows.writeheader()
-    rows.writerows(columns)
+    csv.writer(written).writerows([columns.keys(), *(row.values() for row in columns)])
     return written.getvalue()
 
 

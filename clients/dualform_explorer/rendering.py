@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -23,7 +25,7 @@ from dualform_explorer.drawing import (
 )
 from dualform_explorer.filter import Chip
 from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
-from dualform_explorer.numbers import decimals, fixed, lasting, number, percent, plain, rounded
+from dualform_explorer.numbers import MINUS, MISSING, decimals, lasting, rounded
 
 KEYS = (
     ("j  k", "next and previous example"),
@@ -107,3 +109,51 @@ def heat(value: float, largest: float) -> str:
     """The class of a cell: how far it is from zero, in six levels, and on which side."""
     level = round(6 * min(1.0, abs(value) / largest)) if largest else 0
     return f"{'plus' if value >= 0 else 'minus'}-{level}"
+
+
+_SMALL_SHARE = 1e-3
+"""Below it a tenth of a percent is too coarse."""
+
+
+def number(value: Any, digits: int = 3) -> Markup:
+    """As HTML: rounded for the reader, with all digits in `data-value`, for whoever wants to calculate with it."""
+    if value is None:
+        return Markup('<span class="n none">{}</span>').format(MISSING)
+    plain = value.item() if hasattr(value, "item") else value
+    return _with_all_digits(plain, rounded(plain, digits))
+
+
+def plain(value: Any) -> Any:
+    """A value of any type: numbers as `number` has them, others as they are."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number(value, 4) if is_number or value is None else value
+
+
+def fixed(value: float | None, places: int | None, sign: bool = False) -> Markup:
+    """As `number`, with so many places behind the point, so that numbers below each other can be compared; without
+    `places` to two digits.
+    """
+    if value is None or not math.isfinite(value):
+        return number(value)
+    if places is None:
+        return number(value, 2)
+    shown = f"{value:,.{places}f}"
+    if not float(shown.replace(",", "")):
+        shown = shown.lstrip("-")
+    shown = f"+{shown}" if sign and value > 0 else shown.replace("-", MINUS)
+    return _with_all_digits(value, shown)
+
+
+def _with_all_digits(value: Any, shown: str) -> Markup:
+    exact = repr(value)
+    return Markup('<data class="n" value="{0}" data-value="{0}" title="{0}">{1}</data>').format(exact, shown)
+
+
+def percent(value: float | None) -> Markup:
+    if value is None:
+        return number(None)
+    digits = f"{100 * value:.1f}".replace("-", MINUS)
+    if value and abs(value) < _SMALL_SHARE:
+        digits = rounded(100 * value, 1)
+    shown = f"{digits}\N{NARROW NO-BREAK SPACE}%"
+    return _with_all_digits(value, shown)

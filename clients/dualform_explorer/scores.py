@@ -32,11 +32,6 @@ class ScoreFile:
     dataset: str | None
     query_set: str
 
-    def of(self, row: int) -> NDArray[np.float32]:
-        """float32[s]: of one example."""
-        found: NDArray[np.float32] = self.values[:, row]
-        return found
-
 
 def read_scores(given: str, info: MemoryInfo) -> ScoreFile:
     """`given`: PATH, or PATH followed by ;dataset=NAME, ;set=NAME and ;name=NAME, each where it cannot be told.
@@ -81,21 +76,16 @@ def _of_bergson(path: Path) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         formats = ["<u2" if own == "bfloat16" else own for own in about["dtype"]["formats"]]  # NumPy has no bfloat16
         record: Any = {**about["dtype"], "formats": formats}
         rows = np.memmap(path / "scores.bin", dtype=np.dtype(record), mode="r", shape=(about["num_items"],))
-        columns = [_plain(rows[f"score_{place}"]) for place in range(about["num_scores"])]
+        columns = [rows[f"score_{place}"] for place in range(about["num_scores"])]
+        # A bfloat16 is the upper half of a float32.
+        halves = [(own.astype(np.uint32) << 16).view(np.float32) if own.dtype == np.uint16 else own for own in columns]
         written = [rows[f"written_{place}"] for place in range(about["num_scores"])]
-        values = np.where(np.stack(written, 1), np.stack(columns, 1), np.float32(np.nan))
+        values = np.where(np.stack(written, 1), np.stack(halves, 1), np.nan).astype(np.float32)
         listed = path / "candidates.npy"
         samples = np.load(listed, allow_pickle=False).astype(np.int64) if listed.exists() else np.arange(len(values))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _wrong(str(path), f"It cannot be read: {error}.", _HINT) from None
     return samples, values
-
-
-def _plain(values: NDArray[np.generic]) -> NDArray[np.float32]:
-    """A bfloat16 is the upper half of a float32."""
-    if values.dtype == np.uint16:
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
 
 
 def _wrong(path: str, why: str, hint: str) -> BadInput:

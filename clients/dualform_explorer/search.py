@@ -16,14 +16,14 @@ from dualform.answers import MemoryInfo, Preview
 from dualform.answers.previews import IMAGES
 from dualform.errors import BadInput, BadMask, DualformError, Forbidden
 from dualform.methods import Answers
-from dualform_explorer.address import LONGEST, Fault, Params
+from dualform_explorer.address import LONGEST, SINGLE
 from dualform_explorer.examples import LabelNames, examples_of, label_names
 from dualform_explorer.filter import literal, narrowed, samples_filter
 from dualform_explorer.sample import SampleAddress
 from dualform_explorer.state import State, link, query_string
 
-OWN = ("q", "from")
-"""The parameters of its address, next to those of the example that the reader came from."""
+PARAMETERS = (*SINGLE, "q", "from")
+"""Of its address: those of the example that the reader came from, too."""
 MOST_SAMPLES, MOST_LINES, SECONDS = 20_000, 200, 10.0
 """Read, found, and spent for one page."""
 AROUND = 60
@@ -73,10 +73,6 @@ class _Source:
     dataset: str | None = None
     query_set: str | None = None
 
-    @property
-    def name(self) -> str:
-        return self.query_set or self.dataset or "samples without a dataset"
-
 
 @dataclass(frozen=True)
 class SearchPanel:
@@ -111,23 +107,6 @@ def searchable(info: MemoryInfo) -> bool:
     return bool(kinds - {"", IMAGES})
 
 
-def read_search(params: Params) -> tuple[str, int, tuple[Fault, ...]]:
-    """Read the phrase of an address, the place from which to search, and the faults of both."""
-    given: dict[str, list[str]] = {name: [value for own, value in params if own == name] for name in OWN}
-    faults = [
-        Fault(name, f"The parameter {name} is given {len(values)} times.")
-        for name, values in given.items()
-        if len(values) > 1
-    ]
-    phrase, start = (next(iter(given[name]), "") for name in OWN)
-    if len(phrase) > LONGEST:
-        faults.append(Fault("q", f"The phrase is longer than {LONGEST:,} letters."))
-    if not (start.isascii() and (start or "0").isdecimal() and len(start) < 12):
-        faults.append(Fault("from", f"from is {start[:80]!r}; it is a whole number, from 0 on."))
-        start = ""
-    return phrase if phrase.strip() else "", int(start or 0), tuple(faults)
-
-
 def search_panel(
     memory: Answers, info: MemoryInfo, state: State | None, phrase: str, start: int, seconds: float = SECONDS
 ) -> SearchPanel:
@@ -153,7 +132,8 @@ def search_panel(
                 if full:
                     break
         except DualformError as error:
-            troubles.append(f"Not searched: {source.name}. {error.message}")
+            name = source.query_set or source.dataset or "samples without a dataset"
+            troubles.append(f"Not searched: {name}. {error.message}")
         if not full:  # it could not be read, or a training that still records has less of it than was counted
             place, unread = last, unread + last - place
     found = SearchPanel(tuple(lines), start, place, total, unread, blank, tuple(troubles))

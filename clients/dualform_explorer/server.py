@@ -7,13 +7,13 @@ import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -68,9 +68,7 @@ def application(memories: Memories, config: ExplorerConfig) -> Guard:
     if parse_address(config.address).loopback:
         names |= set(LOOPBACK)
     door = templates().get_template("door.html").render()
-    return Guard(
-        Pages(memories, config.deadline).application(), names, door, config.token, config.root_path.rstrip("/")
-    )
+    return Guard(Pages(memories, config.deadline).application, names, door, config.token, config.root_path.rstrip("/"))
 
 
 def serve(
@@ -201,26 +199,22 @@ class _Bounded(H11Protocol):
 def listening_at(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     name = host.strip("[]")
-    family = socket.AF_INET6 if ":" in name else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((name, int(port)))
-        found.listen(_BACKLOG)  # whoever is told the address may ask at once
+    inet6 = ":" in name
+    family, both = (socket.AF_INET6, socket.has_dualstack_ipv6()) if inet6 else (socket.AF_INET, False)
+    try:  # it listens at once, for whoever is told the address may ask at once
+        return socket.create_server((name, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except (OSError, OverflowError) as error:
-        found.close()
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise BadInput(
             f"Nothing can listen at {address}: {why}.", hint="Give another --address.", field="address"
         ) from None
-    return found
 
 
 Target: TypeAlias = str | PathLike[str]
 _CLOSING_SECONDS = 10
 
 
-class ServedPages:
+class ServedPages(AbstractContextManager["ServedPages"]):
     """Pages that are there until they are closed, or this process ends. A context manager."""
 
     def __init__(self, memories: Memories, config: ExplorerConfig) -> None:
@@ -245,9 +239,6 @@ class ServedPages:
         """Nobody is answered any more, and the memories are closed."""
         self._closed.set()
         self._thread.join(_CLOSING_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -15,13 +15,10 @@ from dualform_explorer.address import default_by
 from dualform_explorer.examples import (
     BaseRates,
     Examples,
-    OutputLayer,
-    Rated,
     examples_of,
     label_names,
     layers_of,
     output_layer,
-    query_set_of,
     rated,
 )
 from dualform_explorer.filter import Chip, complete_columns, where_of
@@ -58,10 +55,6 @@ class Correction:
     """Of those that were tried; how many correct ones it breaks, and what random removals do."""
     cards: tuple[ExampleCard, ...]
 
-    @property
-    def count(self) -> int:
-        return self.rates.corrected
-
 
 @dataclass(frozen=True)
 class Confusion:
@@ -81,16 +74,12 @@ class Confusion:
 
 @dataclass(frozen=True)
 class QuerySetPanel:
-    query_set: str
-    count: int
+    examples: Examples
     misclassified: int | None
     """None where labels or outputs are not known."""
-    token_errors: tuple[int, int] | None
-    """Misclassified tokens, of those with a label; None where tokens have no labels or outputs of their own."""
     layer: str
     """That a page begins with."""
     by: tuple[str, ...]
-    output_layer: OutputLayer | None
     confusion: Confusion | None
     """None where labels or outputs are not known, or classes are more than a table shows."""
     among: str
@@ -107,8 +96,7 @@ class QuerySetPanel:
 
 @dataclass(frozen=True)
 class CorrectionsPanel:
-    query_set: str
-    count: int
+    examples: Examples
     layer: str
     """That datasets were left out of."""
     by: tuple[str, ...]
@@ -119,8 +107,7 @@ class CorrectionsPanel:
 
 def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = "") -> QuerySetPanel:
     """`cell`: a label and an output, as 0-6, whose examples are shown."""
-    query_set = query_set_of(info, name)
-    own = [] if query_set is None else layers_of(info, query_set)
+    own = layers_of(info, name)
     if not own:
         raise NotFound(f"The query set {name} has queries of no recorded layer.")
     examples = examples_of(memory, info, name)
@@ -135,14 +122,11 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = ""
     rows = examples.among(among)
     cards, missing = example_cards(memory, info, examples, rows[: _OF_CELL if among == cell else _SHOWN])
     return QuerySetPanel(
-        query_set=name,
-        count=examples.count,
+        examples=examples,
         misclassified=len(misclassified) if known else None,
-        token_errors=examples.token_errors,
         layer=own[-1].name if found is None else found.name,
         by=default_by(info),
-        output_layer=found,
-        confusion=_confusion(memory, info, examples) if known else None,
+        confusion=_confusion(memory, info, examples),
         among=among,
         chosen=len(rows),
         cards=cards,
@@ -164,12 +148,12 @@ def corrections_panel(memory: Answers, info: MemoryInfo, name: str) -> Correctio
     except DualformError as error:
         trouble = str(error)
     layer = "" if found is None else found.name
-    return CorrectionsPanel(name, examples.count, layer, default_by(info), corrections, trouble)
+    return CorrectionsPanel(examples, layer, default_by(info), corrections, trouble)
 
 
 def _confusion(memory: Answers, info: MemoryInfo, examples: Examples) -> Confusion | None:
-    assert examples.labels is not None, "asked where labels are known"
-    assert examples.read is not None, "asked where outputs are known"
+    if examples.labels is None or examples.read is None:
+        return None
     known = examples.labels >= 0
     pairs = np.stack((examples.labels[known], examples.read[known]))
     classes, places = np.unique(pairs, return_inverse=True)
@@ -185,21 +169,14 @@ def _confusion(memory: Answers, info: MemoryInfo, examples: Examples) -> Confusi
 
 def _corrections(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> tuple[Correction, ...]:
     """Those that correct some, the dataset whose removal corrects most more than it breaks first."""
-    found: dict[str, Rated] = {}
+    found: list[Correction] = []
     for dataset in info.datasets:
         mask = where_of([Chip.of(False, ("dataset",), (dataset,))], complete=complete_columns(info))
         own = rated(memory, examples, layer, mask or "")
         if own is not None and own.rates.corrected:  # what corrects nothing is left out
-            found[dataset] = own
-    return tuple(
-        Correction(
-            name,
-            hue_of(info, ("dataset",), (name,)),
-            own.rates,
-            example_cards(memory, info, examples, own.corrected_rows[:_SHOWN])[0],
-        )
-        for name, own in sorted(found.items(), key=lambda both: both[1].rates.broken - both[1].rates.corrected)
-    )
+            cards, _ = example_cards(memory, info, examples, own.corrected_rows[:_SHOWN])
+            found.append(Correction(dataset, hue_of(info, ("dataset",), (dataset,)), own.rates, cards))
+    return tuple(sorted(found, key=lambda own: own.rates.broken - own.rates.corrected))
 
 
 def example_cards(

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -42,7 +42,7 @@ class Visitors:
         """`connect`: the memories, as asked with a token, each over a connection of its own. `door`: the page that
         takes a token."""
         self._connect, self._door, self._deadline = connect, door, deadline
-        self._public = Pages(Memories({}), deadline).application()
+        self._public = Pages(Memories({}), deadline).application
         self._unsure = templates().get_template("trouble.html").render(failure=_UNSURE, links=())
         self._visits: OrderedDict[str, _Visit] = OrderedDict()
 
@@ -51,7 +51,7 @@ class Visitors:
             await self._public(scope, receive, send)
             if scope["type"] == "lifespan":
                 for visit in self._visits.values():
-                    await visit.close()
+                    visit.pages.close()
             return
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
         try:
@@ -64,7 +64,7 @@ class Visitors:
             else:
                 await HTMLResponse(self._unsure, 503, {"Retry-After": "1"})(scope, receive, send)
             return
-        await visit.application(scope, receive, send)
+        await visit.pages.application(scope, receive, send)
 
     async def _visit(self, token: str) -> _Visit:
         """Raises Unauthenticated if the server takes no such token, BadInput if it is none, and TimedOut or another
@@ -82,18 +82,18 @@ class Visitors:
                 memories.close()
             elif isinstance(error, Unauthenticated) and self._visits.get(token) is visit:
                 del self._visits[token]
-                await visit.close()
+                visit.pages.close()
             raise
-        if visit is None:
-            visit = await _Visit(memories, self._deadline).begun()
-        kept = self._visits.setdefault(token, visit)
-        if kept is not visit:  # the same visitor came twice at once
-            await visit.close()
+        kept = self._visits.get(token)
+        if kept is None:
+            kept = self._visits[token] = _Visit(memories, Pages(memories, self._deadline))
+            kept.pages.begin()
+        elif visit is None:  # the same visitor came twice at once
+            memories.close()
         kept.checked = monotonic()
         self._visits.move_to_end(token)
         if len(self._visits) > _MOST:
-            _, oldest = self._visits.popitem(last=False)
-            await oldest.close()
+            self._visits.popitem(last=False)[1].pages.close()
         return kept
 
 
@@ -102,44 +102,29 @@ def _ask(memories: Memories) -> None:
         memories.one(memories.names[0]).info()
 
 
+@dataclass
 class _Visit:
     """The pages of one token that the server knows."""
 
-    def __init__(self, memories: Memories, deadline: float) -> None:
-        self.memories, self.checked = memories, monotonic()
-        self.application = Pages(memories, deadline).application()
-        self._stack = AsyncExitStack()
-
-    async def begun(self) -> _Visit:
-        await self._stack.enter_async_context(self.application.router.lifespan_context(self.application))
-        return self
-
-    async def close(self) -> None:
-        await self._stack.aclose()
-
-
-@dataclass(frozen=True)
-class BesideConfig:
-    address: str
-    """host:port of the pages. The server has seen to it that one which others can reach has tokens and TLS."""
-    tokens: bool
-    """Whether the server asks for tokens; then visitors must bring theirs."""
-    pair: tuple[Path, Path] | None = None
-    """Reconstruction error and key of the TLS that is spoken."""
+    memories: Memories
+    pages: Pages
+    checked: float = 0.0
 
 
 def serve_beside(
-    config: BesideConfig,
+    address: str,
+    tokens: bool,
+    pair: tuple[Path, Path] | None,
     connect: Callable[[str | None], Opened],
     listening: socket.socket,
     wait: Callable[[], object],
 ) -> None:
-    """Until `wait` returns. `connect`: the server's memories, as asked with a token."""
+    """Until `wait` returns. `address`: host:port of the pages; the server has seen to it that one which others can
+    reach has tokens and TLS. `tokens`: whether the server asks for them; then visitors must bring theirs. `pair`:
+    certificate and key of the TLS that is spoken. `connect`: the server's memories, as asked with a token.
+    """
     door = templates().get_template("door.html").render()
-    pages = (
-        Visitors(connect, door, DEADLINE) if config.tokens else Pages(Memories(connect(None)), DEADLINE).application()
-    )
+    pages = Visitors(connect, door, DEADLINE) if tokens else Pages(Memories(connect(None)), DEADLINE).application
     # With TLS a browser has held the server to its name; without, a page elsewhere could give its own name our address.
-    host = parse_address(config.address).host
-    hosts = None if config.pair is not None else {*LOOPBACK, host.lower()}
-    run(Guard(pages, hosts, door), listening, wait, config.pair)
+    hosts = None if pair is not None else {*LOOPBACK, parse_address(address).host.lower()}
+    run(Guard(pages, hosts, door), listening, wait, pair)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from functools import cache
 from os import PathLike, fspath
 from typing import Any
@@ -14,15 +16,12 @@ _SEEN = str.maketrans(
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
 
 
+_WHITE = re.compile(r"\A +| +\Z|[\n\t]")
+
+
 def visible(text: str) -> str:
     """White space at either end as signs, and line ends and tabs everywhere."""
-    inner = text.strip(" ")
-    before, behind = text[: len(text) - len(text.lstrip(" "))], text[len(text.rstrip(" ")) :] if inner else ""
-    return (
-        before.translate(_SEEN)
-        + inner.translate({key: to for key, to in _SEEN.items() if key != ord(" ")})
-        + (behind.translate(_SEEN))
-    )
+    return _WHITE.sub(lambda found: found[0].translate(_SEEN), text)
 
 
 class Words:
@@ -43,11 +42,8 @@ class Words:
                 field="tokenizer",
             )
         self._tokenizer = tokenizer
-        self._word = cache(self._made)
-
-    def of(self, number: int) -> str:
+        self.of: Callable[[int], str] = cache(self._made)
         """What a token stands for, with visible white space; empty for a number that is none."""
-        return self._word(number)
 
     def _made(self, number: int) -> str:
         named = self._tokenizer.id_to_token(number) if number >= 0 else None

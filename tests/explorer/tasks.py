@@ -340,7 +340,7 @@ def exported(reader: Reader) -> str:
     reader.back_to_the_example()
     reader.unfold("Training")
     shown = reader.region("Sums by step")
-    shown.get_by_text("Take it along").click()
+    shown.get_by_text("Export").click()
     with page.expect_download() as download:
         shown.get_by_role("button", name=re.compile("^SVG")).first.click()
     figure = reader.pictures / f"{reader.memory}-figure.svg"
@@ -355,7 +355,7 @@ def exported(reader: Reader) -> str:
     rows = list(csv.reader(io.StringIO(table.read_text(encoding="utf-8"))))
     assert len(rows) > 2, rows
     answer = reader.region("Answer")
-    answer.get_by_text("Take it along").click()
+    answer.get_by_text("Export").click()
     with page.expect_download() as download:
         answer.get_by_role("button", name=re.compile("^SVG")).first.click()
     download.value.save_as(reader.pictures / f"{reader.memory}-answer.svg")

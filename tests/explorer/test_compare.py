@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform_explorer.compare import Side, another, compare_link, compare_panel, params_of
+from dualform_explorer.compare import Page, another, compare_link, compare_panel, params_of
 from dualform_explorer.filter import Chip
 from dualform_explorer.state import State
 from tests.explorer.served import served
@@ -27,7 +27,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_parts_are_contributions_along_the_margin_of_the_first(memory, info, other):
-    panel = compare_panel(Side(memory, info, "run", ONE), Side(memory, info, "run", other))
+    panel = compare_panel(Page(memory, info, "run", ONE), Page(memory, info, "run", other))
     first, second = (side.answer for side in panel.sides)
     top, rival = first.predicted[0], first.other[0]
     assert not panel.why
@@ -73,7 +73,7 @@ def test_other_numbers_of_outputs_are_not_subtracted(memory, info, tmp_path):
         recorder.query_set("test", inputs, label=labels)
     with dualform.open(tmp_path / "three") as three:
         state = State("", "test", 0, "0", ("label",))
-        panel = compare_panel(Side(memory, info, "run", ONE), Side(three, three.info(), "three", state))
+        panel = compare_panel(Page(memory, info, "run", ONE), Page(three, three.info(), "three", state))
     assert panel.parts == ()
     assert "different numbers of outputs" in panel.why
 
@@ -82,7 +82,7 @@ def test_other_numbers_of_outputs_are_not_subtracted(memory, info, tmp_path):
 def test_a_group_with_a_part_on_one_side_has_its_own_value_on_the_other(memory, info, column):
     """Each side names its largest groups, which differ: the rest of one side may hold those of the other."""
     one, other = (replace(ONE, by=(column,), at=at) for at in (None, 40))
-    panel = compare_panel(Side(memory, info, "run", one), Side(memory, info, "run", other))
+    panel = compare_panel(Page(memory, info, "run", one), Page(memory, info, "run", other))
     first = panel.sides[0].answer
     top, rival = first.predicted[0], first.other[0]
     for state, name in ((one, "one"), (other, "other")):
@@ -101,7 +101,7 @@ def test_a_group_that_was_not_computed_is_in_what_remains(memory, info, monkeypa
     monkeypatch.setattr("dualform_explorer.groups._MOST_SUMMED", 4)
     monkeypatch.setattr("dualform_explorer.groups._LARGEST", 5)
     one, other = (replace(ONE, by=("step",), at=at) for at in (None, 20))
-    panel = compare_panel(Side(memory, info, "run", one), Side(memory, info, "run", other))
+    panel = compare_panel(Page(memory, info, "run", one), Page(memory, info, "run", other))
     assert [own.part.said for own in panel.parts if own.part.kind == "rest"] == [("all others",)]
     for own in panel.parts:
         assert None not in (own.one, own.other), own.part.said
@@ -110,6 +110,6 @@ def test_a_group_that_was_not_computed_is_in_what_remains(memory, info, monkeypa
 def test_groups_of_other_columns_are_not_subtracted(memory, info):
     """Label 3 is not step 3."""
     one, other = (replace(ONE, by=(column,)) for column in ("label", "step"))
-    panel = compare_panel(Side(memory, info, "run", one), Side(memory, info, "run", other))
+    panel = compare_panel(Page(memory, info, "run", one), Page(memory, info, "run", other))
     assert panel.parts == ()
     assert panel.why == "The left side is grouped by label, the right side by step."

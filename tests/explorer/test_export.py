@@ -196,7 +196,7 @@ def test_what_leads_nowhere_is_gone_and_the_rest_stays_as_it_is():
     html = (
         '<section id="a" aria-labelledby="t"><h2 id="t">A &amp; B &#39;x&#39; '
         '<a id="paper" href="paper?a">as in the paper</a></h2>'
-        '<form action="explore"><label for="v">x <input id="v" name="v"></label><form></form></form>'
+        '<form action="explore"><label for="v">x <input id="v" name="v"></label></form>'
         '<a class="card chosen" href="" aria-current="true" data-layer="0"><b>0</b></a><a href="#p1">there</a>'
         'a <a class="token" href="" tabindex="-1">word</a> of it'
         '<svg viewBox="0 0 1 1"><rect x="1" class="h1"/><rect class="hit" data-first="0"/>'

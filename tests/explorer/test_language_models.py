@@ -136,7 +136,7 @@ def test_surprise_is_the_loss_at_each_token(gpt, info, outputs):
     wrong = (outputs.argmax(axis=2) != labels.numpy()) & (labels.numpy() >= 0)
     assert examples.token_errors == (wrong.sum(), HELD * (LENGTH - 2))
     assert (examples.read, len(examples.misclassified)) == (None, 0)
-    assert query_set_panel(gpt, info, "held").token_errors == examples.token_errors
+    assert query_set_panel(gpt, info, "held").examples.token_errors == examples.token_errors
 
 
 @pytest.mark.parametrize("layer", ["head", "mlp", "places", "attention.q"])

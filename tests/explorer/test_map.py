@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -44,11 +45,11 @@ def pages(folder) -> Iterator[Served]:
         yield found
 
 
-def points_of(memory: Answers, **params: str) -> dict:
+def points_of(memory: Answers, kind: str = "pca", **params: str) -> dict:
     info = memory.info()
     reading = read_state([*params.items()], info)
     assert reading.state, reading.faults
-    return json.loads(map_points(memory, info, reading.state))
+    return json.loads(map_points(memory, info, reading.state, kind))
 
 
 def plain(text: str) -> str:
@@ -388,3 +389,61 @@ def test_a_score_belongs_to_its_slot_where_gradients_were_thrown_away(tmp_path):
     expected = dict(zip((slot for (slot,) in own.groups), own.sums[0].tolist(), strict=True))
     assert (len(expected), len(points["slot"])) == (32, 48)
     np.testing.assert_allclose(points["score"], [expected.get(slot, 0.0) for slot in points["slot"]], atol=1e-6)
+
+
+FAKE = """
+fits = []
+
+
+class UMAP:
+    def __init__(self, random_state):
+        assert random_state == 0
+
+    def fit(self, points):
+        fits.append(points)
+        self.embedding_ = self.transform(points)
+        return self
+
+    def transform(self, points):
+        return (points[:, [1, 0]] * 2).astype("float32")
+"""
+
+
+@pytest.fixture
+def umap(tmp_path, monkeypatch):
+    (tmp_path / "umap.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    del sys.modules["umap"]
+    map_page._umap.cache_clear()
+
+
+def test_a_umap_is_made_once_of_the_coordinates_on_many_axes(memory, monkeypatch, umap):
+    monkeypatch.setattr(map_page, "MOST_UMAP", 300)
+    found, again = (points_of(memory, "umap", item=item, layer="0") for item in ("shapes/7", "shapes/7"))
+    assert found == again
+    queries = memory.query_set("shapes", "0").queries
+    mean, axes, _ = principal(queries)
+    expected = 2 * (keys_of(memory, "0", found["slot"]) - mean) @ axes[::-1].T
+    assert len(found["x"]) == len(found["slot"]) <= 300
+    np.testing.assert_allclose(np.stack([found["x"], found["y"]], 1), expected, atol=1e-3)
+    np.testing.assert_allclose(found["query"], 2 * (queries[7] - mean) @ axes[::-1].T, atol=1e-3)
+    (fitted,) = sys.modules["umap"].fits
+    assert fitted.shape == (len(found["x"]), min(50, *queries.shape))
+    assert "A UMAP of the coordinates on the" in found["about"]
+    with pytest.raises(BadInput, match="at least 20 slots"):
+        points_of(memory, "umap", item="shapes/7", layer="0", where="slot < 9")
+
+
+def test_the_page_offers_a_umap_where_the_package_is_installed(pages, umap):
+    text = pages.get("/map?item=shapes/7&layer=0&axes=umap").text
+    assert '<option value="umap" selected>UMAP</option>' in text
+    (address,) = re.findall(r'data-points="([^"]*)"', text)
+    assert "A UMAP" in json.loads(pages.get("/" + unescape(address)).text)["about"]
+
+
+@pytest.mark.skipif(map_page.axes_known() != ("pca",), reason="the package umap is installed")
+def test_without_the_package_there_is_no_umap(pages):
+    assert 'name="axes" data-at-once' not in pages.get("/map?item=shapes/7").text
+    assert pages.get("/map?item=shapes/7&axes=umap").status == 400
+    assert pages.get("/points?item=shapes/7&axes=umap").status == 400

@@ -362,7 +362,7 @@ def test_what_a_page_elsewhere_loads_from_here_is_refused_unless_its_reader_come
 
 
 def test_an_address_of_many_parameters_is_refused_unread(pages, monkeypatch):
-    monkeypatch.setattr(Pages, "_page_of", None)  # whoever reads it fails
+    monkeypatch.setattr(Pages, "_asked", None)  # whoever reads it fails
     page = pages.get("/explore?" + "&".join(f"{number:x}=" for number in range(201)))
     assert (page.status, page.text.split(";")[0]) == (400, "The address has 201 parameters")
 

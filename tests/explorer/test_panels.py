@@ -20,7 +20,6 @@ from dualform_explorer.drawing import ribbon
 from dualform_explorer.filter import Chip, Range
 from dualform_explorer.groups import Group, rows_of
 from dualform_explorer.memories import RememberedAnswers
-from dualform_explorer.numbers import percent
 from dualform_explorer.panels import layers
 from dualform_explorer.panels.answer import output_panel, terms_panel
 from dualform_explorer.panels.data import slots_panel, sums_panel
@@ -28,6 +27,7 @@ from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, paper_panel, ranks_panel
 from dualform_explorer.panels.record import record_panel, removal_panel
 from dualform_explorer.panels.training import steps_panel
+from dualform_explorer.rendering import percent
 from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import State
 
@@ -437,13 +437,13 @@ def test_beside_a_mask_stands_its_cancellation(memory, info):
 
 def test_the_record_says_its_status_and_when_asked_its_reconstruction(memory, info):
     panel = record_panel(memory, info, PLAIN)
-    assert panel.status == info.layers[2].status
+    assert panel.layer == info.layers[2]
     assert panel.reconstruction is None
     assert (
         record_panel(memory, info, replace(PLAIN, verify=True)).reconstruction
         == memory.verify()["4"].reconstruction_error
     )
-    assert (panel.scanned, panel.steps, panel.distinct_keys) == (720, 60, info.layers[2].distinct_keys)
+    assert panel.scan.slots_scanned == 720
 
 
 def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
@@ -473,10 +473,10 @@ def test_the_start_page_has_examples_that_a_mask_corrects(memory, info):
     corrected = misclassified[masked == query_set.labels[misclassified]]
     corrections = corrections_panel(memory, info, "shapes").corrections
     (own,) = [own for own in corrections if own.dataset == "noise <b>"]
-    assert own.count == len(corrected) > 0
+    assert own.rates.corrected == len(corrected) > 0
     assert [card.row for card in own.cards] == corrected[:12].tolist()
     assert [card.row for card in panel.cards] == misclassified[:12].tolist()
-    assert panel.output_layer.name == "4"
+    assert panel.layer == "4"
 
 
 @pytest.mark.parametrize(

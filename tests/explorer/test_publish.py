@@ -88,4 +88,23 @@ def test_what_is_said_of_a_panel_is_the_question_it_asked(folder):
     assert (
         "dualform topk run --query shapes/3 --layer 4" in page or "dualform topk run --layer 4 --query shapes/3" in page
     )
-    assert np.char.count(page, "Take it along") >= 4
+    assert np.char.count(page, "Export") >= 4
+
+
+def test_a_part_alone_stands_above_its_question_and_error(folder):
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        page = pages.get("/explore?item=shapes/3&open=data").text
+        sums = page[page.index('id="panel-sums"') :]
+        address = unescape(re.search(r'href="(panel\?[^"]+)#print"', sums)[1])
+        frame = unescape(re.search(r"<code data-frame>(.*?)</code>", sums)[1])
+        assert frame.startswith(f'<iframe src="{address}" ')
+        elsewhere = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+        alone = pages.get("/" + address, **elsewhere)
+    text = unescape(alone.text)
+    assert alone.status == 200
+    assert "x-frame-options" not in alone.headers
+    assert "frame-ancestors" not in alone.headers["content-security-policy"]
+    assert text.count('<section id="panel-') == text.count('id="panel-sums"') == 1
+    assert "shapes/3 in run: memory.group_sum(layer='4', queries='shapes/3', by=['dataset', 'label']" in text
+    assert re.search(r"\(record exact, reconstruction error \d\.\de-\d\d\)", text)
+    assert 'details class="publish"' not in text

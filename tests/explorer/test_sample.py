@@ -11,7 +11,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import NotFound
-from dualform_explorer.sample import SampleAddress, moved_panel, read_sample, sample_panel
+from dualform_explorer.sample import NEIGHBOURS, SampleAddress, moved_panel, neighbours_panel, read_sample, sample_panel
 from tests.explorer.served import served
 
 
@@ -56,7 +56,26 @@ def test_changes_are_what_its_terms_bring_to_the_margin(memory, info, query_set)
     for one in (*panel.helped, *panel.hurt):
         assert one.change == pytest.approx(found[one.card.row], abs=1e-4)
     assert panel.changed == flips
-    assert panel.largest == pytest.approx(max(map(abs, found.values())), abs=1e-4)
+
+
+@pytest.mark.parametrize("layer", [None, "0", "2"])
+def test_neighbours_are_those_with_the_largest_cosine(memory, info, layer):
+    panel = neighbours_panel(memory, info, SampleAddress("", "shapes", 5, "shapes", layer=layer))
+    assert panel.layer == (layer or "4")
+    rows = [*memory.sql("SELECT slot, step, dataset, sample FROM slots ORDER BY slot")]
+    keys = np.asarray(memory.keys(panel.layer, [row["slot"] for row in rows]), dtype=np.float64)
+    steps = {row["step"]: at for at, row in enumerate(rows) if (row["dataset"], row["sample"]) == ("shapes", 5)}
+    assert panel.step == max(steps)
+    own = keys[steps[panel.step]]
+    cosines = keys @ own / (np.linalg.norm(keys, axis=1) * np.linalg.norm(own))
+    best = {}
+    for row, cosine in zip(rows, cosines.tolist(), strict=True):
+        sample = row["dataset"], row["sample"]
+        best[sample] = max(best.get(sample, -1.0), cosine)
+    del best["shapes", 5]
+    values = [own.value for own in panel.samples]
+    np.testing.assert_allclose(values, sorted(best.values(), reverse=True)[:NEIGHBOURS], atol=1e-5)
+    np.testing.assert_allclose(values, [best[own.dataset, own.sample] for own in panel.samples], atol=1e-5)
 
 
 def test_a_sample_that_was_never_trained_on_is_named(memory, info):
@@ -72,6 +91,7 @@ def test_a_sample_that_was_never_trained_on_is_named(memory, info):
         ([("sample", "1"), ("dataset", "none")], {"dataset"}),
         ([("sample", "1"), ("set", "none")], {"set"}),
         ([("sample", "1"), ("colour", "3")], {"colour"}),
+        ([("sample", "1"), ("dataset", "shapes"), ("layer", "9")], {"layer"}),
         ([("sample", "9" * 5000)], {"sample"}),
     ],
 )
@@ -91,6 +111,7 @@ def test_thumbnails_lead_there_and_examples_lead_on_without_the_sample(folder):
         assert there.status == 200
         assert f"Training sample {number}" in there.text
         assert "data-failure" not in there.text
+        assert len(re.findall(r'<a href="sample\?[^"]+">#\d+</a>', there.text)) == NEIGHBOURS
         on = re.search(r'href="(explore\?[^"]+)" data-row', there.text)[1].replace("&amp;", "&")
         chip = pages.get("/" + on)
         assert chip.status == 200

@@ -69,7 +69,7 @@ def test_an_array_is_read(tmp_path, info):
     np.save(tmp_path / "trak.npy", values())
     found = read_scores(f"{tmp_path / 'trak.npy'};dataset=noise <b>;set=noise", info)
     assert (found.name, found.dataset, found.query_set) == ("trak", "noise <b>", "noise")
-    np.testing.assert_array_equal(found.of(5), values()[:, 5])
+    np.testing.assert_array_equal(found.values[:, 5], values()[:, 5])
 
 
 @pytest.mark.parametrize(

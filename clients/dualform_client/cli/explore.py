@@ -169,13 +169,14 @@ def _export(
     """
     from dualform_explorer.export import choose, exported_page
     from dualform_explorer.memories import Beside, RememberedAnswers
-    from dualform_explorer.preview_function import with_previews
+    from dualform_explorer.preview_function import AnswersWithPreviews
 
     if len(opened) > 1:
         raise BadInput("--export takes one TARGET.", hint="Export each memory to its own file.", field="targets")
     check_output_file(out, force, "export")
     ((name, open_one),) = opened.items()
-    with RememberedAnswers(with_previews(open_one(), preview), Beside(words)) as memory, progress_bars() as progress:
+    answers = open_one() if preview is None else AnswersWithPreviews(open_one(), preview)
+    with RememberedAnswers(answers, Beside(words)) as memory, progress_bars() as progress:
         info = memory.info()
         choice = choose(memory, info, items, without)
         tell = progress and partial(progress, "drawing")

@@ -107,17 +107,17 @@ def main() -> None:
     """The process of the pages. It reads its settings from stdin and ends when stdin closes, which happens even if the
     server is killed.
     """
-    from dualform_explorer.visitors import BesideConfig, serve_beside
+    from dualform_explorer.visitors import serve_beside
 
     said = json.loads(sys.stdin.buffer.readline())
     certificate, key = said["certificate"], said["key"]
     pair = None if certificate is None else (Path(certificate), Path(key))
-    config = BesideConfig(said["address"], said["tokens"], pair)
 
     def opened(token: str | None) -> dict[str, Any]:
         return {name: partial(_connected, target, token, said) for name, target in said["memories"].items()}
 
-    serve_beside(config, opened, socket.socket(fileno=said["listening"]), sys.stdin.buffer.read)
+    listening = socket.socket(fileno=said["listening"])
+    serve_beside(said["address"], said["tokens"], pair, opened, listening, sys.stdin.buffer.read)
 
 
 def _connected(target: str, token: str | None, said: dict[str, Any]) -> Answers:

@@ -116,7 +116,7 @@ def samples_panel(memory: Answers, info: MemoryInfo, state: State) -> SamplesPan
     previews = shown_of_slots(memory, info, rows)
     return SamplesPanel(
         group=group.words,
-        samples=_samples(memory, info, state, rows, previews),
+        samples=samples_with_values(memory, info, state, rows, previews),
         others=others,
         rest=total - sum(value for _, value, _ in ranked) if others else 0.0,
         total=total,
@@ -281,7 +281,7 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
     own = {table: _OWN.format(table=table, **own) for table in ("adjoints", "retrainings")}
     rows = [[*memory.sql(_SAMPLES.format(**own, sign=sign, most=SAMPLES // 2))] for sign in ("<", ">")]
     previews = shown_of_slots(memory, info, [*rows[0], *rows[1]])
-    samples = _samples(memory, info, state, [*rows[0], *rows[1]], previews)
+    samples = samples_with_values(memory, info, state, [*rows[0], *rows[1]], previews)
     named = by[0] in next(iter((*rows[0], *rows[1])), ())
     column = 'a."{}"'.format(by[0].replace('"', '""')) if named else "NULL"
     sets = tuple(memory.sql(_SETS.format(**own, by=column)))
@@ -310,9 +310,10 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
     )
 
 
-def _samples(
+def samples_with_values(
     memory: Answers, info: MemoryInfo, state: State, rows: Sequence[Mapping[str, Any]], previews: ShownPreviews
 ) -> tuple[Sample, ...]:
+    """Of rows with the columns of slots and a `value`."""
     names = label_names(memory, info)
     return tuple(
         Sample(
@@ -360,7 +361,7 @@ def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel
     ours = _sums_by_sample(memory, info, state)
     files, kind, missing = list[Scored](), "none", ""
     for own in given:
-        values = own.of(state.row)
+        values = own.values[:, state.row]
         known = np.flatnonzero(~np.isnan(values))
         order = known[np.argsort(-values[known], kind="stable")]
         ends = [order[:SAMPLES], order[::-1][: min(SAMPLES, max(0, len(order) - SAMPLES))]]
@@ -369,7 +370,7 @@ def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel
             for place in np.concatenate(ends).tolist()
         ]
         previews = shown_of_slots(memory, info, rows)
-        shown = _samples(memory, info, state, rows, previews)
+        shown = samples_with_values(memory, info, state, rows, previews)
         pairs = [
             (value, ours[own.dataset, sample])
             for sample, value in zip(own.samples[known].tolist(), values[known].tolist(), strict=True)

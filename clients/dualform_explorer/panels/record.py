@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isnan
 
-from dualform.answers import Concentration, MemoryInfo, Status
+from dualform.answers import Concentration, LayerInfo, MemoryInfo, Scan
 from dualform.errors import Inexact, NotFound
 from dualform.methods import Answers
 from dualform_explorer.examples import layer_of
@@ -15,25 +15,11 @@ from dualform_explorer.state import State
 
 @dataclass(frozen=True)
 class RecordPanel:
-    layer: str
-    status: Status
+    layer: LayerInfo
     reconstruction: float | None
     """||W_T - rebuilt|| / ||W_T - W_0||; None where it was not asked for, or cannot be had."""
-    verified: bool
-    snapshot: int
-    cut_off: str
-    """Where the recording stands, if it has not come to its end."""
-    sampling: str
-    steps: int
-    optimizer: str
-    space: str
-    slots: int
-    distinct_keys: int
-    scanned: int
-    matching: int
-    seconds: float
-    backend: str
-    answered_by: str
+    scan: Scan
+    """Of the slots with the best scores."""
 
 
 def record_panel(memory: Answers, info: MemoryInfo, state: State) -> RecordPanel:
@@ -42,25 +28,7 @@ def record_panel(memory: Answers, info: MemoryInfo, state: State) -> RecordPanel
         raise NotFound(f"There is no layer {state.layer!r}.", field="layer")
     reconstruction = memory.verify()[layer.name].reconstruction_error if state.verify else None
     scan = memory.topk(**scored(memory, info, state), k=state.k + 1).scan
-    return RecordPanel(
-        layer=layer.name,
-        status=layer.status,
-        reconstruction=reconstruction,
-        verified=state.verify,
-        snapshot=scan.snapshot,
-        cut_off=info.cut_off,
-        sampling=info.sampling,
-        steps=info.steps,
-        optimizer=info.optimizer,
-        space=layer.space,
-        slots=layer.slots,
-        distinct_keys=layer.distinct_keys,
-        scanned=scan.slots_scanned,
-        matching=scan.slots_matching,
-        seconds=scan.seconds,
-        backend=scan.backend,
-        answered_by=info.answered_by,
-    )
+    return RecordPanel(layer, reconstruction, scan)
 
 
 @dataclass(frozen=True)

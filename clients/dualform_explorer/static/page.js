@@ -16,8 +16,8 @@ export function begin() {
   toolsFor(document);
   const map = document.getElementById("map");
   if (map) import("./map.js").then((own) => own.show(map));
-  if (!document.getElementById("answers")) return;
-  follow();
+  if (!document.querySelector("#answers, .alone")) return;
+  if (document.getElementById("answers")) follow();
   wait(latest).catch(() => {});
 }
 
@@ -48,7 +48,7 @@ export function listen() {
   });
 }
 
-const ours = (address) => address === "explore" || address?.startsWith("explore?");
+const ours = (address) => !document.querySelector("base") && (address === "explore" || address?.startsWith("explore?"));
 const here = () => location.pathname.split("/").pop() + location.search;
 
 /** To another example: pressed several times before there is an answer, so many further on. */

@@ -3,11 +3,14 @@
 const PROPERTIES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family", "text-anchor", "paint-order"];
 
 export function listen() {
+  if (location.hash === "#print") addEventListener("load", () => print());
   document.addEventListener(
     "toggle",
     (event) => {
       const place = event.target.matches?.("details.publish[open]") && event.target.querySelector("[data-figures]");
       if (!place || place.childElementCount) return;
+      const frame = event.target.querySelector("[data-frame]"); // an address that pages elsewhere can use
+      frame.textContent = frame.textContent.replace("panel?", new URL("panel?", location));
       const panel = document.getElementById(place.dataset.figures);
       const figures = [...panel.querySelectorAll("svg, table:has(td.draw svg)")].filter((own) => !own.closest("svg svg, td") && own.getBoundingClientRect().height >= 30);
       for (const [number, figure] of figures.entries()) {

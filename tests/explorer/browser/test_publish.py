@@ -29,7 +29,7 @@ def test_a_saved_figure_has_its_colours_and_a_caption(page, pages):
 def test_the_answers_table_with_bars_is_a_figure_too(page, pages):
     page.goto(pages.url + address("shapes/22"))
     settle(page)
-    page.get_by_role("region", name="Answer").get_by_text("Take it along").click()
+    page.get_by_role("region", name="Answer").get_by_text("Export").click()
     with page.expect_download() as saved:
         page.locator("#panel-answer button", has_text="SVG").click()
     drawn = ElementTree.parse(Path(saved.value.path())).getroot()
@@ -45,3 +45,16 @@ def test_the_answers_table_with_bars_is_a_figure_too(page, pages):
     assert len(dots) == page.locator("#waterfall .dot").count() > 0
     assert "memory.contributions(" in " ".join(said)
     assert "NaN" not in ElementTree.tostring(drawn, encoding="unicode")
+
+
+def test_a_part_alone_has_an_address_for_elsewhere_and_prints_on_one_page(page, pages):
+    page.goto(pages.url + address("shapes/22"))
+    settle(page)
+    page.get_by_role("region", name="Answer").get_by_text("Export").click()
+    _, alone, *_ = page.locator("#panel-answer [data-frame]").inner_text().split('"')
+    assert alone.startswith(f"{pages.url}panel?panel=answer&item=shapes/22")
+    page.goto(alone)
+    page.locator("#waterfall tbody tr").first.wait_for()
+    assert "memory.contributions(" in page.locator(".caption").inner_text()
+    assert not page.locator("details.publish").count()
+    assert page.pdf().count(b"/Type /Page\n") == 1
