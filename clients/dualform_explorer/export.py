@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from itertools import chain, product, zip_longest
 from pathlib import Path
@@ -118,10 +119,12 @@ def _masks(info: MemoryInfo, states: Sequence[State], without: Sequence[str]) ->
 
 
 _FORM = re.compile(r"<form\b.*?</form>", re.DOTALL)
+_FIGURE = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
+"""Within one, a span would be no part."""
 _LINK = re.compile(r"<a\b([^>]*)>(.*?)</a>", re.DOTALL)
 _HIT = re.compile(r'<rect [^>]*class="hit"[^>]*/>')
 """Where a script would take hold of a figure."""
-_KEPT = re.compile(r'class="(?:[^"]* )?(?:card|chip|token)[ "]')
+_KEPT = re.compile(r'class="(?:[^"]* )?(?:card|chip|token|samples|draws)[ "]')
 """Links that say something also where they lead nowhere."""
 _LEADS = re.compile(r'\s(href|aria-current|tabindex)="[^"]*"')
 _NAMED = re.compile(r'\b(id|for|aria-labelledby)="([^"]*)"')
@@ -132,13 +135,15 @@ def standalone(html: str, view: str) -> str:
     templates write it: no form or link holds another one, and no attribute holds a bracket.
     """
 
-    def shown(link: re.Match[str]) -> str:
+    def shown(link: re.Match[str], instead: str = "span") -> str:
         attributes, words = link.groups()
         if ' href="#' in attributes:
             return link[0]
-        return f"<span{_LEADS.sub('', attributes)}>{words}</span>" if _KEPT.search(attributes) else ""
+        return f"<{instead}{_LEADS.sub('', attributes)}>{words}</{instead}>" if _KEPT.search(attributes) else ""
 
-    return _NAMED.sub(rf'\1="\2-{view}"', _LINK.sub(shown, _HIT.sub("", _FORM.sub("", html))))
+    html = _HIT.sub("", _FORM.sub("", html))
+    html = _FIGURE.sub(lambda figure: _LINK.sub(partial(shown, instead="g"), figure[0]), html)
+    return _NAMED.sub(rf'\1="\2-{view}"', _LINK.sub(shown, html))
 
 
 MOST_BYTES = 32 * 2**20

@@ -87,6 +87,15 @@ def test_every_view_has_the_apis_numbers(exported, memory):
             assert list(map(int, slots)) == memory.topk("4", item, k=24, where=where).slots[0].tolist()
 
 
+def test_every_group_has_its_name_and_its_bar(exported):
+    for table in re.findall(r'<table class="sums[^"]*" id="(?:sums|waterfall)-.*?</table>', exported.html, re.DOTALL):
+        rows = re.findall(r"<tr[ >].*?</tr>", table.partition("<tbody>")[2], re.DOTALL)
+        names = [re.sub("<[^>]*>", "", re.search(r"<th.*?</th>", row, re.DOTALL)[0]).strip() for row in rows]
+        assert names
+        assert all(names)
+        assert all("<svg" in row for row in rows)
+
+
 def test_the_reconstruction_stands_in_it(exported, memory):
     reconstruction = memory.verify()["4"].reconstruction_error
     assert f'data-value="{reconstruction!r}"' in _view(exported.html, "p1")

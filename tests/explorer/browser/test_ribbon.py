@@ -44,7 +44,7 @@ def test_a_part_leads_to_its_layer_and_all_is_taken_along(page, pages):
     expect(page.locator(".ribbon [aria-current]")).to_have_attribute("data-layer", "2")
     expect(page).to_have_url(pages.url + ADDRESS.replace("layer=4", "layer=2"))
     settle(page)
-    page.locator("#panel-layers").get_by_text("Take it along").click()
+    page.locator("#panel-layers").get_by_text("Export").click()
     with page.expect_download() as saved:
         page.locator("#panel-layers button", has_text="SVG").click()
     drawn = ElementTree.parse(Path(saved.value.path())).getroot()
