@@ -12,6 +12,7 @@ FELT = {
     "recording": "training with the recorder on",
     "checkpointing": "training with activations checkpointed and the recorder on",
     "long_training": "a long training of small steps",
+    "rerun": "a training run again in place of stored keys",
     "serving": "questions over gRPC",
     "explorer": "pages for a browser",
     "strangers": "light questions beside floods",

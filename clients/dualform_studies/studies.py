@@ -14,7 +14,7 @@ from dualform_studies.images.continual.study import run_continual
 from dualform_studies.images.joint.study import run_joint
 from dualform_studies.images.single.study import run_single
 from dualform_studies.images.single.variants import run_variants
-from dualform_studies.limits.study import run_limits
+from dualform_studies.limits import run_limits
 from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.networks.gpt2.study import run_gpt2
 from dualform_studies.networks.resnet18.study import run_resnet18

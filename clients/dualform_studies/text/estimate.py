@@ -1,6 +1,6 @@
 """What a language study will take, said before it trains: slots, bytes and seconds, with keys stored and by rerun.
 
-Some steps of the training are timed; what recording and answering add is arithmetic (dualform_studies/limits/cost.py).
+Some steps of the training are timed; what recording and answering add is arithmetic.
 Where keys are stored, the study trains once more, to compare the recorded training with a plain one; a rerun trains
 twice as it is.
 """
@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from dualform_studies.limits.cost import estimate
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.items import Table
 from dualform_studies.text.attention import prepare
@@ -23,6 +22,10 @@ from dualform_studies.text.tokens import Tokens
 
 _WARM_UP, _TIMED = 2, 8
 """Steps: the first of a process are slow, as threads start and memory is mapped."""
+_SLOT_BYTES, _DIGEST_BYTES = 12, 48
+"""Of a slot's columns in DuckDB, compressed, and of a step's digests, about."""
+_PRODUCT_SECONDS = 1e-9
+"""For one number of a key and one of a query, about, on one core."""
 
 
 def dry_run(
@@ -37,24 +40,19 @@ def dry_run(
     seen = [Checkpoint(stop, 1.0, nothing) for stop in stops]
     asking = prepare(network, task.vocabulary, prompts, compared, seen, others)
     queries = round(asking.scored(recipe.steps))
-    cost = estimate(recipe.slots, [recipe.d_in], queries, recipe.steps, seconds / _TIMED)
-    weights = 2 * sum(4 * value.numel() for value in network.state_dict().values())
+    numbers = recipe.slots * recipe.d_in
+    table = _SLOT_BYTES * recipe.slots + 2 * sum(4 * value.numel() for value in network.state_dict().values())
+    training_twice = 2 * recipe.steps * seconds / _TIMED + _PRODUCT_SECONDS * numbers * queries
     report: Report = {
         "study": study,
         "seed": task.seed,
         "dry_run": True,
-        "slots": cost.slots,
+        "slots": recipe.slots,
         "key_width": recipe.d_in,
         "queries": queries,
         "step_seconds": seconds / _TIMED,
-        "stored": {
-            "bytes": cost.store_bytes + weights,
-            "seconds": cost.training_seconds + cost.store_seconds,
-        },
-        "rerun": {
-            "bytes": cost.rerun_bytes + weights,
-            "seconds": cost.rerun_seconds,
-        },
+        "stored": {"bytes": 4 * numbers + table, "seconds": training_twice},
+        "rerun": {"bytes": _DIGEST_BYTES * recipe.steps + table, "seconds": training_twice},
     }
     report["tables"] = [_table(report).plain()]
     return report
