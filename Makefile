@@ -12,7 +12,7 @@ STUDIES := single continual single-variants memorisation aesop joint wikitext2 c
 DATA = $(or $(DUALFORM_DATA),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dualform)
 STUDIES += $(if $(wildcard $(DATA)/cifar-10-batches-bin/test_batch.bin*),cifar10)
 
-.PHONY: setup demo test drill soak mutants processors seeds sanitize lint site notebooks dist coverage bench bench-quick reproduction reproduction-aesop reports networks attribution protos released clean
+.PHONY: setup demo test drill soak mutants processors seeds sanitize lint site notebooks dist coverage bench bench-quick reproduction reproduction-aesop reports attribution protos released clean
 
 setup: $(VENV)/ready
 
@@ -148,14 +148,6 @@ UPDATES ?= 450
 reproduction-aesop: setup
 	@$(MAKE) $(call REPORT,aesop-paper)
 	$(BIN)/python -m dualform_studies.reproduction runs docs
-
-# Networks that people train: a GPT-2 by the Hugging Face Trainer, a ResNet-18 by Lightning, and docs/results/networks.md from their
-# reports. Four gigabytes in runs/, and ten minutes on two cores that did other things, too.
-NETWORKS := gpt2 resnet18
-
-networks: setup
-	@$(MAKE) --jobs=$(JOBS) $(foreach run,$(NETWORKS),$(call REPORT,$(run)))
-	$(BIN)/python -m dualform_studies.networks.document runs docs
 
 # Which score predicts a retraining? dualform beside captum, dattri and kronfluence, an extra of their own: hours on one thread.
 # runs/attribution keeps what is computed, so a run that was cut off goes on. docs/results/attribution.md is written from its report.

@@ -16,8 +16,6 @@ from dualform_studies.images.single.study import run_single
 from dualform_studies.images.single.variants import run_variants
 from dualform_studies.limits import run_limits
 from dualform_studies.memorisation.study import run_memorisation
-from dualform_studies.networks.gpt2.study import run_gpt2
-from dualform_studies.networks.resnet18.study import run_resnet18
 from dualform_studies.pages.folder import Report, study_of, write_report
 from dualform_studies.pages.machine import peak_bytes
 from dualform_studies.text.aesop import run_aesop
@@ -47,9 +45,6 @@ STUDIES = {
 }
 """Those of the paper, in the order of its document."""
 
-NETWORKS = {"gpt2": Study(run_gpt2), "resnet18": Study(run_resnet18)}
-"""Those of networks that people train, in the order of theirs."""
-
 CONTESTS = {"attribution": Study(run_attribution, frozenset({"quick"}))}
 """Those that put dualform beside other packages."""
 
@@ -64,7 +59,7 @@ def run_study(name: str, assignment: Assignment) -> Report:
     Raises NotFound, listing the studies that exist, for another name; BadInput for fewer steps or runs than one, a
     negative seed, and an option that the study knows nothing of.
     """
-    studies = STUDIES | NETWORKS | CONTESTS
+    studies = STUDIES | CONTESTS
     if name not in studies:
         raise NotFound(f"there is no study {name!r}.", hint=f"Studies: {', '.join(studies)}.", field="study")
     for field in ("steps", "runs"):

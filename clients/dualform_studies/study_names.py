@@ -13,8 +13,6 @@ STUDY_NAMES = {
     "wikitext2": "section 5.5: a word-level language model of WikiText-2",
     "limits": "section 6 and appendix D: what storing and asking cost, and a rerun in place of keys",
     "memorisation": "a small attention-only Transformer learns 25 pairs by heart",
-    "gpt2": "not of the paper: a GPT-2 by the Hugging Face Trainer",
-    "resnet18": "not of the paper: a ResNet-18 by Lightning",
     "attribution": "not of the paper: which score predicts a retraining without some of the data",
 }
 """Those of the paper first, in the order of its document."""

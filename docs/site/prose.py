@@ -49,7 +49,7 @@ OLD = {
     "filter, ablation": r"(?<!padding )(?<!boolean )\bmask(?:s|ed|ing)?\b",
 }
 """By the word to use."""
-RESULTS = ("results", "decisions", "reproduction", "networks", "benchmarks", "attribution", "coverage", "reliability")
+RESULTS = ("results", "decisions", "reproduction", "benchmarks", "attribution", "coverage", "reliability")
 _CODE = re.compile(r"^```.*?^```|<!--.*?-->|``.+?``|`[^`]*`", re.DOTALL | re.MULTILINE)
 
 

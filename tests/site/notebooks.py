@@ -5,6 +5,7 @@ python -m tests.site.notebooks stores each with the outputs of such a run.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,8 @@ def run(path: Path) -> Any:
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
-        NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where, record_timing=False).execute()
+        client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources=where, record_timing=False)
+        client.execute(env=os.environ | {"TMPDIR": folder})  # memories of its temporary folders go with it
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = _joined(cell.outputs)

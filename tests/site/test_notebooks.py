@@ -35,10 +35,12 @@ def words(text: str) -> str:
     return re.sub(" +", " ", NUMBER.sub("#", text))
 
 
-def assert_same(stored: str, found: str) -> None:
+def assert_same(stored: str, found: str, within: float = 0.0) -> None:
+    """`within`: by which share of the larger one a number may differ."""
     assert words(found) == words(stored)
     for one, other in zip(NUMBER.findall(stored), NUMBER.findall(found), strict=True):
-        assert abs(float(one.replace(",", "")) - float(other.replace(",", ""))) <= may_differ(one), (one, found)
+        a, b = (float(number.replace(",", "")) for number in (one, other))
+        assert abs(a - b) <= max(may_differ(one), within * max(abs(a), abs(b))), (one, found)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -49,13 +51,21 @@ def test_it_gives_what_it_is_stored_with(path):
     cells = [pair for pair in zip(stored.cells, found.cells, strict=True) if pair[0].cell_type == "code"]
     assert any(cell.outputs for cell, _ in cells)
     for one, other in cells:
-        assert_same(printed(one), printed(other))
+        # A deep network in bfloat16 is another one on another processor: its cells say how far numbers may differ.
+        assert_same(printed(one), printed(other), one.metadata.get("within", 0.0))
 
 
-def test_there_are_four_and_pictures_have_words():
+def test_all_are_here_and_pictures_have_words():
     import nbformat
 
-    assert [path.stem for path in NOTEBOOKS] == ["digits", "forgetting", "was-it-this-data", "why"]
+    assert [path.stem for path in NOTEBOOKS] == [
+        "digits",
+        "forgetting",
+        "gpt2",
+        "resnet18",
+        "was-it-this-data",
+        "why",
+    ]
     for path in NOTEBOOKS:
         for cell in nbformat.read(path, as_version=4).cells:
             if any("image/png" in output.get("data", ()) for output in cell.get("outputs", ())):
@@ -77,6 +87,12 @@ def test_there_are_four_and_pictures_have_words():
 def test_another_number_is_seen(stored, found):
     with pytest.raises(AssertionError):
         assert_same(stored, found)
+
+
+def test_a_share_of_a_number_is_not_where_a_cell_says_so():
+    assert_same("43.4% to 87.6%, by chance 0.8%", "51.0% to 80.2%, by chance 0.8%", within=0.2)
+    with pytest.raises(AssertionError):
+        assert_same("43.4% to 87.6%, by chance 0.8%", "60.0% to 80.2%, by chance 0.8%", within=0.2)
 
 
 def test_a_last_digit_is_not():

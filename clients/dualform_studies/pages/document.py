@@ -1,6 +1,6 @@
 """A page of docs/results: a summary that people write, and below it what a command makes of reports.
 
-write_page(docs / "results" / "networks.md", "Two networks that people train", ["## Findings …"])
+write_page(docs / "results" / "reproduction.md", "The paper, reproduced", ["## Claims …"])
 """
 
 from __future__ import annotations

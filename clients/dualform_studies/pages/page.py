@@ -28,8 +28,6 @@ _PACKAGES = (
     "faiss-gpu",
     "tokenizers",
     "matplotlib",
-    "transformers",
-    "pytorch-lightning",
     "captum",
     "dattri",
 )
