@@ -76,13 +76,14 @@ def span(begin: float, end: float, ends: tuple[float, float], kind: str) -> Mark
 
 
 def ticks(values: Sequence[float], ends: tuple[float, float], mark: float) -> Markup:
-    """Numbers as ticks on a line between `ends`, with a thicker one at `mark`."""
+    """Numbers as ticks on a line between `ends`, with a thicker one at `mark` and a thin one at zero."""
     low, high = ends
     scale = _WIDTH / (high - low) if high > low else 0.0
+    zero = [(0.0, 0, "zero")] if low <= 0 <= high else []
     drawn = "".join(
         f'<line x1="{(value - low) * scale:.2f}" x2="{(value - low) * scale:.2f}" y1="{top}" y2="{_HEIGHT - top:g}" '
         f'class="{kind}"/>'
-        for value, top, kind in (*((value, 2.5, "tick") for value in values), (mark, 0, "mark"))
+        for value, top, kind in (*zero, *((value, 2.5, "tick") for value in values), (mark, 0, "mark"))
     )
     return Markup(
         f'<svg class="bar ticks" viewBox="-2 0 {_WIDTH + 4:g} {_HEIGHT:g}" preserveAspectRatio="none" '

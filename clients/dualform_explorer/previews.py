@@ -67,7 +67,7 @@ def shown_preview(preview: Preview, position: int | None = None, places: Places 
     if preview.text is not None:
         marked = None if position is None else preview.marked(position)
         if marked is None:
-            return ShownPreview(passage=(_beginning(preview.text, 2 * _AROUND), "", ""))
+            return ShownPreview(passage=(_beginning(preview.text.lstrip("\r\n"), 2 * _AROUND), "", ""))
         before, token, behind = marked
         return ShownPreview(passage=(_ending(before, _AROUND), token, _beginning(behind, _AROUND)))
     return NOTHING if preview.row is None else ShownPreview(row=preview.row)

@@ -162,7 +162,7 @@ def placebo(reader: Reader) -> str:
     words = " ".join(shown.inner_text().split())
     reader.picture("placebo")
     assert re.search(r"unusual|as random|as its siblings", words), f"no verdict: {words[:200]}"
-    rates = re.search(r"Corrected ([\d,]+) of ([\d,]+), broken ([\d,]+) of ([\d,]+)", words)
+    rates = re.search(r"corrected: ([\d,]+) of ([\d,]+) .*?broken: ([\d,]+) of ([\d,]+)", words)
     assert rates, f"no corrected and broken counts: {words[:200]}"
     badge = " ".join(shown.get_by_role("heading").inner_text().split())
     return f"without {reader.other}: {badge}; {rates[0]}"

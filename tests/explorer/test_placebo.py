@@ -57,7 +57,7 @@ def test_a_verdict_is_the_memorys(memory, info, row, at):
     assert random.range == f"{rounded(float(low))} to {rounded(float(high))}"
     assert not siblings.judges, "three siblings decide nothing"
     assert panel.verdict == ("unusual" if found.unusual[0] else "as random")
-    assert ("changes from" in panel.prediction) == found.flips[0]
+    assert ("The prediction changes" in panel.prediction) == found.flips[0]
 
 
 def test_it_is_asked_of_the_output_layer_whatever_layer_the_page_shows(memory, info):
@@ -91,7 +91,7 @@ NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
         (
             panel(-3.0, becomes=1, flips=0.92),
             "unusual",
-            "changes from 0 to 1; 92\u202f% of the random removals change it",
+            "0 led by 2.00, and is 1.00 behind 1. Of the random removals, 92\u202f% change it, too, so that alone says",
         ),
         (panel(-3.0, NINE), "as its siblings", "in 9 other removals of its kind (label = 0, label = 1, …). "),
         (panel(-3.0, NINE[:3]), "unusual", "at random. The prediction stays 0; none of the random removals change it."),
@@ -153,8 +153,9 @@ def test_a_change_stands_next_to_base_rates_over_its_query_set(folder, memory):
     random = [np.median(own[1:51]) for own in (tested.corrected, tested.broken)]
     counts = [((after == labels) & wrong).sum(), wrong.sum(), ((after != labels) & right).sum(), right.sum()]
     said = (
-        f"Corrected {counts[0]} of {counts[1]}, broken {counts[2]} of {counts[3]} of shapes; random sets of that size "
-        f"correct {rounded(random[0])}, break {rounded(random[1])} (median of 50)."
+        f"In all of shapes, corrected: {counts[0]} of {counts[1]} misclassified, by random removals "
+        f"{rounded(random[0])}; "
+        f"broken: {counts[2]} of {counts[3]} correct, by random removals {rounded(random[1])} (medians of 50)."
     )
     assert counts[0] > 0
     with served({"run": lambda: dualform.open(folder)}) as pages:

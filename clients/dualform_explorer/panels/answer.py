@@ -37,6 +37,8 @@ _MOST = 10
 """Groups that have a bar of their own; one more has its own, too, in the place of "1 more"."""
 _TOLD, _NAMED = 6, 4
 """Parts that the sentence names; of more, the largest and all others as one."""
+_OFTEN = 0.05
+"""Of random removals that change a prediction: with more, another change of it is nothing unusual."""
 _OF_SLOTS = ("group", "rest")
 _NEXT = 5
 """Of the outputs for a token, that are named."""
@@ -495,14 +497,16 @@ class PlaceboPanel:
     @property
     def prediction(self) -> str:
         """What becomes of it, and how often that happens by chance."""
-        if self.answer is None:
+        own = self.answer
+        if own is None:
             return ""
-        flips = float(self.answer.random_flips[0])
+        flips, change, margin = float(own.random_flips[0]), own.change.item(), own.margin.item()
         share = "none" if not flips else "all" if flips == 1 else f"{100 * flips:.0f}\N{NARROW NO-BREAK SPACE}%"
-        if self.answer.flips[0]:
-            changed = f"The prediction changes from {self.before} to {self.after}"
-            return f"{changed}; {share} of the random removals change it, too."
-        return f"The prediction stays {self.before}; {share} of the random removals change it."
+        if not own.flips[0]:
+            return f"The prediction stays {self.before}; {share} of the random removals change it."
+        leads = f"{self.before} led by {rounded(margin)}, and is {rounded(-margin - change)} behind {self.after}"
+        little = ", so that alone says little" if flips > _OFTEN else ""
+        return f"The prediction changes: {leads}. Of the random removals, {share} change it, too{little}."
 
     @property
     def words(self) -> str:

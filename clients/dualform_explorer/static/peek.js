@@ -5,15 +5,20 @@ import { ask } from "./access.js";
 const MOST = 6;
 const PAUSE = 250;
 let pending = 0;
+let quiet = false; // after a click, until the pointer has left the rows
 
 export function peeks() {
   for (const event of ["pointerover", "focusin"]) document.addEventListener(event, ({ target }) => {
     const link = target.closest?.("tr")?.querySelector("a[data-peek]");
     if (link?.closest("tr").contains(document.getElementById("peek")?.link)) return;
     hide();
-    if (link) pending = setTimeout(show, PAUSE, link);
+    if (!link) quiet = false;
+    else if (!quiet) pending = setTimeout(show, PAUSE, link);
   });
-  document.addEventListener("click", hide);
+  document.addEventListener("click", () => {
+    quiet = true;
+    hide();
+  });
   document.addEventListener("keydown", ({ key }) => key === "Escape" && hide());
 }
 
