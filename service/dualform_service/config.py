@@ -58,7 +58,7 @@ class ServiceConfig:
     grace: float = 7.0
     """Seconds that running questions get to finish when the server drains."""
     metrics: str | None = None
-    """host:port where metrics are scraped (metrics_port.py); None for nowhere."""
+    """host:port where metrics are scraped (metrics.py); None for nowhere."""
     explore: str | None = None
     """host:port of pages for browsers, which another process beside this one answers with; None for none."""
     follow: float = 5.0

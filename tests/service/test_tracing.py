@@ -115,9 +115,3 @@ def test_a_server_without_traces_loads_none():
     code = "import sys, dualform_service.server; print([name for name in sys.modules if 'opentelemetry' in name])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "[]\n"
-
-
-def test_a_server_without_metrics_does_not_load_prometheus():
-    code = "import sys, dualform_service.server; print('prometheus_client' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "False\n"
