@@ -20,7 +20,7 @@ from dualform.errors import DualformError
 from dualform.store.allocator import bound_arenas, free_pages_returned
 from dualform_proto.address import Address, parse_address
 from dualform_service.auth import METRICS
-from dualform_service.call_record import Observer
+from dualform_service.call_record import Exporter, JsonLog, Observer
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import raise_limit
@@ -29,7 +29,6 @@ from dualform_service.engine import Engine
 from dualform_service.following import Follower
 from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
-from dualform_service.json_log import JsonLog
 from dualform_service.listening import cannot_listen, check_free
 from dualform_service.memories import Memories, named
 from dualform_service.metrics import LoopState, Metrics, MetricsPort, ServerSeries
@@ -38,7 +37,6 @@ from dualform_service.servicer import MemoryServicer
 from dualform_service.standard_services import SERVICE, StandardServices
 from dualform_service.supervisor import Supervisor
 from dualform_service.tls import server_credentials, web_context
-from dualform_service.tracing import Exporter
 from dualform_service.transport import Transport
 
 LAST_SECONDS = 3.0

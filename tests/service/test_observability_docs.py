@@ -11,9 +11,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from dualform_client import Client
-from dualform_service.call_record import CallRecord
+from dualform_service.call_record import CallRecord, JsonLog
 from dualform_service.config import ServiceConfig
-from dualform_service.json_log import JsonLog
 from dualform_service.server import Server
 from tests.service.held_engine import until
 from tests.service.test_metrics import asked

@@ -33,8 +33,8 @@ from dualform_service.settings import PREFIX, options, service_config
 if TYPE_CHECKING:
     from dualform.query.engine import Engine
     from dualform_client.cli.pages import ServedPages
+    from dualform_service.call_record import JsonLog
     from dualform_service.config import ServiceConfig
-    from dualform_service.json_log import JsonLog
 
 
 @command(params=options(), context_settings={"auto_envvar_prefix": PREFIX})
@@ -54,8 +54,8 @@ def serve(runs: tuple[str, ...], as_json: bool, **values: Any) -> None:
     """
     for run in runs:
         check_folder(Path(run))
+    from dualform_service.call_record import Exporter
     from dualform_service.server import serve as serve_memory
-    from dualform_service.tracing import Exporter
 
     service = service_config(values, len(runs))
     log, ram, ray = _logging(values["log"]), values["ram"], values["ray"]
@@ -108,7 +108,7 @@ def _logging(form: str) -> JsonLog | None:
     if form == "text":
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
         return None
-    from dualform_service.json_log import JsonLog
+    from dualform_service.call_record import JsonLog
 
     log = JsonLog(sys.stderr.fileno())
     logging.basicConfig(level=logging.INFO, handlers=[log])
