@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
@@ -17,26 +17,6 @@ WHERE_BYTES, WHERE_NODES = 64 * 2**10, 10_000
 PATTERNS, PATTERN_LETTERS = 16, 256
 METADATA_BYTES = 64 * 2**10
 """Errors carry their details as metadata; gRPC's own bound of 8 KiB would cut long ones off."""
-
-
-class BadSettings(BadInput):
-    """Several things that are wrong with settings, said at once."""
-
-    faults: tuple[BadInput, ...] = ()
-
-    @staticmethod
-    def of(faults: Sequence[BadInput]) -> BadInput:
-        """The one fault itself, or all of them in one."""
-        if len(faults) == 1:
-            return faults[0]
-        lines = [f"{len(faults)} things are wrong with the settings:", *(f"  {fault}" for fault in faults)]
-        error = BadSettings("\n".join(lines), field=faults[0].field)
-        error.faults = tuple(faults)
-        return error
-
-    @staticmethod
-    def each(error: BadInput) -> tuple[BadInput, ...]:
-        return error.faults if isinstance(error, BadSettings) else (error,)
 
 
 @dataclass(frozen=True)
@@ -78,15 +58,15 @@ class ServiceConfig:
     grace: float = 7.0
     """Seconds that running questions get to finish when the server drains."""
     metrics: str | None = None
-    """host:port where metrics are scraped (metrics_port.py); None for nowhere."""
+    """host:port where metrics are scraped (metrics.py); None for nowhere."""
     explore: str | None = None
     """host:port of pages for browsers, which another process beside this one answers with; None for none."""
     follow: float = 5.0
     """Seconds between looks for newer commits of a training that still runs."""
 
     def __post_init__(self) -> None:
-        if faults := tuple(self._faults()):
-            raise BadSettings.of(faults)
+        for fault in self._faults():
+            raise fault
 
     def _faults(self) -> Iterator[BadInput]:
         yield from self._faulty_numbers()

@@ -86,7 +86,7 @@ class Gate:
         _log.info("the token file was read again")
 
     def _note(self, peer: str | None) -> None:
-        self._metrics.wrong_token()
+        self._metrics.wrong_tokens.inc()
         self._unsaid += 1
         if peer is not None:
             self._count(peer)

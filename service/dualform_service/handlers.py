@@ -107,7 +107,10 @@ class CallHandlers:
                 deadline.end()
                 record.end(outcome)
                 for observe in self._observers:
-                    observe(record)
+                    try:
+                        observe(record)
+                    except Exception:
+                        _log.exception("an observer of calls failed")
 
         return handle
 

@@ -14,31 +14,29 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
+from prometheus_client import ProcessCollector
+
 from dualform.errors import DualformError
 from dualform.store.allocator import bound_arenas, free_pages_returned
 from dualform_proto.address import Address, parse_address
 from dualform_service.auth import METRICS
-from dualform_service.call_record import Observer
+from dualform_service.call_record import Exporter, JsonLog, Observer
 from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import raise_limit
 from dualform_service.counted_engine import CountedEngine
 from dualform_service.engine import Engine
-from dualform_service.exposition import Exposition
 from dualform_service.following import Follower
 from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
-from dualform_service.json_log import JsonLog
 from dualform_service.listening import cannot_listen, check_free
 from dualform_service.memories import Memories, named
-from dualform_service.metrics import Metrics
-from dualform_service.metrics_port import MetricsPort
+from dualform_service.metrics import LoopState, Metrics, MetricsPort, ServerSeries
 from dualform_service.resources import Resources
 from dualform_service.servicer import MemoryServicer
 from dualform_service.standard_services import SERVICE, StandardServices
 from dualform_service.supervisor import Supervisor
 from dualform_service.tls import server_credentials, web_context
-from dualform_service.tracing import Exporter
 from dualform_service.transport import Transport
 
 LAST_SECONDS = 3.0
@@ -90,12 +88,10 @@ class Server:
         )
         self._transport = Transport(self.config)
         self._metrics_port: MetricsPort | None = None
-        if self.config.metrics is not None:
-            pages = Exposition(self.metrics, engines, lambda: 0 if log is None else log.dropped)
-            self._metrics_port = MetricsPort(
-                lambda: partial(pages.page, self._handlers.state()),
-                lambda headers: self._gate.caller(headers, None).check(METRICS),
-            )
+        ProcessCollector(registry=self.metrics.registry)
+        self.metrics.registry.register(
+            ServerSeries(engines, self._loop_state, lambda: 0 if log is None else log.dropped)
+        )
 
     def start(self) -> int:
         """Listens; returns the port. Raises ServiceError where the address is not to be had, BadInput for bad TLS."""
@@ -124,18 +120,32 @@ class Server:
             raise cannot_listen(self.config.listen, "another process took it just now") from error
 
     def _bind_metrics(self) -> None:
-        if self._metrics_port is None or self.config.metrics is None:
+        if self.config.metrics is None:
             return
         own = parse_address(self.config.metrics)
         try:
             check_free(own, "--metrics")
-            port = self._transport.run(self._metrics_port.start(own.host, own.port, web_context(self.config)))
+            self._metrics_port = MetricsPort(own, web_context(self.config), self.metrics.registry, self._check_scraper)
         except (OSError, DualformError) as error:
             self.stop(0.0)
             if isinstance(error, DualformError):
                 raise
             raise cannot_listen(own, error.strerror or str(error), "--metrics") from None
-        self.metrics_address = str(Address(own.host, port))
+        self.metrics_address = str(Address(own.host, self._metrics_port.server_port))
+
+    def _check_scraper(self, headers: list[tuple[str, str | bytes]]) -> None:
+        """Raises Unauthenticated or Forbidden."""
+
+        async def check() -> None:
+            self._gate.caller(headers, None).check(METRICS)
+
+        self._transport.run(check())
+
+    def _loop_state(self) -> LoopState:
+        async def state() -> LoopState:
+            return self._handlers.state()
+
+        return self._transport.run(state())
 
     def stop(self, grace: float | None = None) -> None:
         """Takes no new questions, gives running ones `grace` seconds, then stops them. Returns when all have ended.
@@ -149,7 +159,7 @@ class Server:
         self._transport.stop(self.config.grace if grace is None else grace, self._closing.cut)
         self._handlers.close()
         if self._metrics_port is not None:
-            self._transport.run(self._metrics_port.stop())
+            self._metrics_port.close()
         self._transport.close()
         for line in self.metrics.lines():
             _log.info("%s", line)

@@ -1,124 +1,188 @@
-"""The settings of `dualform serve`: one table, of which the command line, the environment and the file have their
-names, defaults and words.
+"""The settings of `dualform serve`. Each is a flag `--max-small`, a variable DUALFORM_SERVE_MAX_SMALL and a key
+`max_small` of a TOML file; click asks them in that order. To add a setting, add a line to SETTINGS. One that is named
+as a field of ServiceConfig fills that field and has its default.
 
-A new setting is a line of SETTINGS. One whose name is a field of ServiceConfig fills that field, and has its default.
+Errors never show a value: it may be a secret that was given instead of its file's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import click
+from click.core import ParameterSource
+
+from dualform.errors import BadInput
+from dualform.store.byte_counts import bytes_of
+from dualform_service.auth import read_tokens
 from dualform_service.config import ServiceConfig
-from dualform_service.setting_kinds import KINDS, Kind
 
-PREFIX = "DUALFORM_SERVE_"
-"""Of the environment's variables. A prefix of the server's own: the commands that ask have a DUALFORM_TOKEN_FILE, too,
-and of a prefix of its own every unknown name can be refused."""
-CONFIG = "config"
-"""The setting that names the file, and stands in none."""
-
+PREFIX = "DUALFORM_SERVE"
+"""click's auto_envvar_prefix. Only the server uses it, so unknown variables can be refused."""
 EXPLORE = "127.0.0.1:50080"
-"""Of pages where no address is said."""
+"""The address of --explore without one."""
+DEFAULTS = {field.name: field.default for field in fields(ServiceConfig)}
 
-CONFIG_DEFAULTS = {field.name: field.default for field in fields(ServiceConfig)}
+
+def _byte_count(said: str | int) -> int:
+    return bytes_of(int(said) if isinstance(said, str) and said.strip().isdecimal() else said)
 
 
-@dataclass(frozen=True)
-class Setting:
-    name: str
-    """As the file has it: `max_small`, which is --max-small and DUALFORM_SERVE_MAX_SMALL."""
-    kind: Kind
-    what: str
-    """A short sentence, for --help."""
-    metavar: str | None = None
-    own_default: Any = None
-    """Of one that is no field of ServiceConfig."""
-    otherwise: str = ""
-    """What holds where it is not given, if that is no value."""
-    choices: tuple[str, ...] = ()
-    """Of a text: all that it may be."""
-    bare: str | None = None
-    """What its flag says where nothing follows it; None where something must."""
+class Kind(NamedTuple):
+    type: click.ParamType[Any]
+    metavar: str | None
+    wanted: str
 
-    def read(self, said: Any) -> Any:
-        """The value of what a source says. Raises ValueError."""
-        value = KINDS[self.kind].read(said)
-        if self.choices and value not in self.choices:
-            raise ValueError
-        return value
 
-    @property
-    def wanted(self) -> str:
-        """Said of what cannot be read."""
-        return f"must be {' or '.join(self.choices)}" if self.choices else KINDS[self.kind].wanted
+TEXT = Kind(click.STRING, "TEXT", "must not be empty")
+COUNT = Kind(click.IntRange(min=1), "N", "must be a whole number above 0")
+NUMBER = Kind(click.FloatRange(0, min_open=True), "N", "must be a number above 0")
+SECONDS = NUMBER._replace(metavar="SECONDS")
+BYTES = Kind(
+    click.types.FuncParamType(_byte_count),
+    "BYTES",
+    'must be a number of bytes above 0, or a text such as "2 GB"',
+)
+FILE = Kind(click.Path(exists=True, dir_okay=False, path_type=Path), "FILE", "must name a file that can be read")
+YES_NO = Kind(click.BOOL, None, "must be true or false")
+LOG = Kind(click.Choice(["text", "json"]), None, "must be text or json")
 
-    @property
-    def placeholder(self) -> str:
-        """In the place of a value, in --help."""
-        return self.metavar or (f"[{'|'.join(self.choices)}]" if self.choices else KINDS[self.kind].metavar)
 
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+class Setting(click.Option):
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        help: str,
+        metavar: str | None = None,
+        default: Any = None,
+        without: str = "",
+        **more: Any,
+    ) -> None:
+        """`default`: if it is not a field of ServiceConfig. `without`: for --help, if the default is not a value."""
+        default = DEFAULTS.get(name, default)
+        self.kind, self.flag, self.variable = kind, "--" + name.replace("_", "-"), f"{PREFIX}_{name.upper()}"
+        flags = self.flag if kind is not YES_NO else f"{self.flag}/--no-{self.flag[2:]}"
+        shown = without or _shown(default) or None
+        more |= {"type": kind.type, "metavar": metavar or kind.metavar, "default": default, "show_default": shown}
+        super().__init__([flags, name], help=help, **more)
 
-    @property
-    def variable(self) -> str:
-        return PREFIX + self.name.upper()
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        try:
+            if value == "":
+                raise ValueError
+            return super().type_cast_value(ctx, value)
+        except (click.BadParameter, ValueError):
+            raise BadInput(f"{self._source(ctx)} {self.kind.wanted}.", field=self.name or "") from None
 
-    @property
-    def default(self) -> Any:
-        return CONFIG_DEFAULTS.get(self.name, self.own_default)
+    def _source(self, context: click.Context) -> str:
+        source = context.get_parameter_source(self.name or "")
+        if source == ParameterSource.DEFAULT_MAP:
+            return f"{self.name} in {context.params['config']}"
+        return self.variable if source == ParameterSource.ENVIRONMENT else self.flag
 
-    @property
-    def shown_default(self) -> str:
-        """Empty where `what` says enough."""
-        if self.otherwise or self.default is None:
-            return self.otherwise
-        if self.kind == "bytes":
-            return f"{self.default / 2**20:g} MiB"
-        if self.kind == "yes or no":
-            return "yes" if self.default else "no"
-        return f"{self.default:g}" if self.kind == "seconds" else str(self.default)
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    if default is None or isinstance(default, str):
+        return default or ""
+    return f"{default / 2**20:g} MiB" if default >= 2**20 else f"{default:g}"
 
 
 SETTINGS = (
-    Setting("address", "text", "Listen here.", "HOST:PORT"),
-    Setting("token_file", "file", "Accept these tokens.", otherwise="no token"),
-    Setting("token_rate", "number", "Limit a caller's questions a second."),
-    Setting("tls_cert", "file", "Use this PEM certificate chain.", otherwise="no TLS"),
-    Setting("tls_key", "file", "Use this PEM key, with --tls-cert."),
-    Setting("tls_client_ca", "file", "Ask callers for certificates by these CAs."),
-    Setting("sql", "yes or no", "Answer SQL, too."),
-    Setting("max_concurrent", "whole number", "Hold N large questions at once."),
-    Setting("max_small", "whole number", "Hold N small questions of a kind."),
-    Setting("deadline", "seconds", "Stop a question's work after this."),
-    Setting("request_bytes", "bytes", "Limit the size of a question."),
-    Setting("answer_bytes", "bytes", "Limit the size of an answer."),
-    Setting("ram", "bytes", "Limit RAM, e.g. '2 GB'.", otherwise="half of the machine, and an eighth for codes"),
-    Setting("ray", "text", "Answer on this Ray cluster (auto, local).", "ADDRESS"),
-    Setting("shard_deadline", "seconds", "Replace a slower shard, with --ray.", own_default=60.0),
-    Setting("metrics", "text", "Serve http://HOST:PORT/metrics.", "HOST:PORT"),
-    Setting("explore", "text", "Serve pages for a browser, too.", "[HOST:PORT]", bare=EXPLORE),
-    Setting("tracing", "yes or no", "Send OpenTelemetry spans.", own_default=False),
-    Setting("log", "text", "Log lines of text, or of JSON.", own_default="text", choices=("text", "json")),
+    Setting("address", TEXT, "Listen here.", "HOST:PORT"),
+    Setting("token_file", FILE, "Accept these tokens.", without="no token"),
+    Setting("token_rate", NUMBER, "Limit a caller's questions a second."),
+    Setting("tls_cert", FILE, "Use this PEM certificate chain.", without="no TLS"),
+    Setting("tls_key", FILE, "Use this PEM key, with --tls-cert."),
+    Setting("tls_client_ca", FILE, "Ask callers for certificates by these CAs."),
+    Setting("sql", YES_NO, "Answer SQL, too."),
+    Setting("max_concurrent", COUNT, "Hold N large questions at once."),
+    Setting("max_small", COUNT, "Hold N small questions of a kind."),
+    Setting("deadline", SECONDS, "Stop a question's work after this."),
+    Setting("request_bytes", BYTES, "Limit the size of a question."),
+    Setting("answer_bytes", BYTES, "Limit the size of an answer."),
+    Setting("ram", BYTES, "Limit RAM, e.g. '2 GB'.", without="half of the machine, and an eighth for codes"),
+    Setting("ray", TEXT, "Answer on this Ray cluster (auto, local).", "ADDRESS"),
+    Setting("shard_deadline", SECONDS, "Replace a slower shard, with --ray.", default=60.0),
+    Setting("metrics", TEXT, "Serve http://HOST:PORT/metrics.", "HOST:PORT"),
+    Setting("explore", TEXT, "Serve pages for a browser, too.", "[HOST:PORT]", is_flag=False, flag_value=EXPLORE),
+    Setting("tracing", YES_NO, "Send OpenTelemetry spans.", default=False),
+    Setting("log", LOG, "Log lines of text, or of JSON.", default="text"),
 )
 
 
-def options(option: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    """Gives a command an option for every setting, by `click.option`; what is not given is None."""
+def _read_file(context: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
+    """Makes the file's settings the defaults. Raises BadInput for unknown names."""
+    variables = {one.variable for one in SETTINGS} | {f"{PREFIX}_CONFIG"}
+    for name in sorted(os.environ):
+        if name.startswith(f"{PREFIX}_") and name not in variables and os.environ[name]:
+            raise BadInput(f"Unknown variable {name}.", hint=_near(name, variables), field="config")
+    if file is None:
+        return None
+    said, names = _parsed(file), [one.name or "" for one in SETTINGS]
+    for name, value in said.items():
+        if name not in names:
+            raise BadInput(f"Unknown setting {name!r} in {file}.", hint=_near(name, names), field="config")
+        if isinstance(value, list | dict):
+            raise BadInput(f"{name} in {file} must be a single value.", field=name)
+    # As text, which is read as flags are: 2.5 is not a whole number.
+    context.default_map = {name: str(value) for name, value in said.items()}
+    return file
 
-    def given(command: Any) -> Any:
-        for one in reversed(SETTINGS):
-            said = {"help": one.what, "show_default": one.shown_default or None}
-            if one.kind == "yes or no":
-                command = option(f"{one.flag}/--no-{one.flag[2:]}", one.name, default=None, **said)(command)
-            elif one.bare is not None:
-                alone: dict[str, Any] = {"is_flag": False, "flag_value": one.bare}
-                command = option(one.flag, one.name, metavar=one.placeholder, **said, **alone)(command)
-            else:
-                command = option(one.flag, one.name, metavar=one.placeholder, **said)(command)
-        return command
 
-    return given
+def _parsed(file: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"The settings file {file} cannot be read: {error.strerror}.", field="config") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"The settings file {file} is not UTF-8.", hint="Save it as UTF-8.", field="config") from None
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at [^)]*\)$", str(error))  # the rest may show what the file holds
+        raise BadInput(
+            f"The settings file {file} is not valid TOML{f' {place[0]}' if place else ''}.",
+            hint='Write each setting as address = "127.0.0.1:50051".',
+            field="config",
+        ) from None
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    return f"Did you mean {near[0]}?" if (near := get_close_matches(name, known, 1)) else ""
+
+
+def options() -> list[click.Parameter]:
+    """Those of a command whose auto_envvar_prefix is PREFIX: --config, and every setting."""
+    config = click.Option(
+        ["--config"],
+        type=click.Path(path_type=Path),
+        is_eager=True,
+        callback=_read_file,
+        metavar="FILE",
+        show_default=f"${PREFIX}_CONFIG",
+        help="Read settings from a TOML file.",
+    )
+    return [config, *SETTINGS]
+
+
+def service_config(values: Mapping[str, Any], memories: int = 1) -> ServiceConfig:
+    """The configuration of a server of so many memories. Raises BadInput."""
+    if values["ray"] is not None and values["ram"] is not None:
+        hint = "Limit them with Ray's own settings, or leave out --ray."
+        raise BadInput("--ram limits one process, but --ray starts several.", hint=hint, field="ram")
+    if values["ray"] is not None and memories > 1:
+        raise BadInput("--ray serves only one memory.", hint="Serve each at its own port.", field="ray")
+    if values["token_file"] is not None:
+        read_tokens(values["token_file"])
+    own = {name: value for name, value in values.items() if name in DEFAULTS}
+    tls = {"certificate": "tls_cert", "key": "tls_key", "client_authority": "tls_client_ca"}
+    return ServiceConfig(**own, **{field: values[name] for field, name in tls.items()})

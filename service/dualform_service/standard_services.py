@@ -1,4 +1,8 @@
-"""The standard services beside ours: gRPC health checking and reflection, as handlers of raw bytes."""
+"""gRPC's health checking and reflection, as handlers of raw bytes.
+
+grpc_health has a servicer, but it knows no List, its watches do not end with the server, and it waits for a message
+without a limit.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,30 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from dualform.errors import DualformError, MissingPackage
+from dualform.errors import DualformError
 from dualform_proto.v1 import dualform_pb2 as pb
-from dualform_service.described import PACKAGE, described
 from dualform_service.gate import Gate
 from dualform_service.message_reads import MessageReads
 from dualform_service.transport import Context, Handler, refuse
 from dualform_service.turns import Holdings
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Memory"].full_name
-REFLECTION = "ServerReflectionInfo"
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+REFLECTION, PACKAGE = "ServerReflectionInfo", "grpc.reflection.v1"
+Response: Any = health_pb2.HealthCheckResponse
 MESSAGE_BYTES, MESSAGE_SECONDS = 1024, 1.0
-"""Of what asks for health: the largest, and how long it may take to come."""
+"""Largest request, and the time for it to arrive."""
 CALLS, READING, PATIENCE = 256, 16, 0.25
-"""Calls of these services that there may be at once, but for watches; the others as in handlers.py."""
+"""Calls of these services at once, except watches; the others as in handlers.py."""
 WATCHES, OWN_WATCHES = 1024, 8
-"""At once, of all connections and of one: they last, and cost little."""
+"""Most watches at once, of all connections and of one: they last, and cost little."""
 
 
 class StandardServices:
@@ -33,33 +43,21 @@ class StandardServices:
     """
 
     def __init__(self, gate: Gate, memories: Sequence[str] = ("",)) -> None:
-        """`gate`: lets in who asks for reflection. `memories`: their names, an empty one for one that has none."""
-        try:
-            from grpc_health.v1 import health_pb2
-            from grpc_reflection.v1alpha import reflection, reflection_pb2
-        except ImportError as error:
-            raise MissingPackage(
-                f"Serving needs {error.name}, which is not installed.", hint="Install it: pip install 'dualform[serve]'"
-            ) from None
-        self._health: Any = health_pb2
-        self._serving, self._there = False, set(memories)
-        self._changed: asyncio.Event | None = None
-        self._calls, self._reads, self._gate = 0, MessageReads(READING, PATIENCE), gate
-        self._drains, self._watches = False, Holdings()
-        """By connection."""
-        health, self._reflected = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection_pb2
-        self._names = {"": "", SERVICE: "", health: ""} | {f"{SERVICE}/{name}": name for name in memories if name}
-        """What may be asked for, with the memory that it is about; empty where it is about all of them."""
+        """`gate`: checks the tokens of callers of reflection. `memories`: their names; "" for a memory without one."""
+        self._gate, self._reads = gate, MessageReads(READING, PATIENCE)
+        self._serving, self._drains, self._there, self._changed = False, False, set(memories), asyncio.Event()
+        self._names = {"": "", SERVICE: "", HEALTH: ""} | {f"{SERVICE}/{name}": name for name in memories if name}
+        """The memory of each service name; "" for names that stand for the whole server."""
         names = (f"{PACKAGE}.ServerReflection", reflection.SERVICE_NAME)
-        files = described(reflection_pb2.DESCRIPTOR, pb.DESCRIPTOR, health_pb2.DESCRIPTOR)
-        self._reflection: Any = reflection.aio.ReflectionServicer((SERVICE, health, *names), pool=files)
+        self._reflection = reflection.aio.ReflectionServicer((SERVICE, HEALTH, *names), pool=_described())
+        short, self._watches = Holdings(), Holdings()
         self.handlers: dict[str, dict[str, Handler]] = {
-            health: {
-                "Check": self._bounded(self._check),
-                "List": self._bounded(self._list),
-                "Watch": self._watched,
+            HEALTH: {
+                "Check": _bounded(self._check, short, CALLS, CALLS),
+                "List": _bounded(self._list, short, CALLS, CALLS),
+                "Watch": _bounded(self._watch, self._watches, WATCHES, OWN_WATCHES),
             },
-            **{name: {REFLECTION: self._bounded(self._reflect)} for name in names},
+            **{name: {REFLECTION: _bounded(self._reflect, short, CALLS, CALLS)} for name in names},
         }
 
     def serving(self) -> None:
@@ -83,38 +81,14 @@ class StandardServices:
     def _status(self, name: str) -> int:
         memory = self._names[name]
         there = memory in self._there if memory else bool(self._there)
-        status = self._health.HealthCheckResponse
-        return int(status.SERVING if self._serving and there else status.NOT_SERVING)
+        return int(Response.SERVING if self._serving and there else Response.NOT_SERVING)
 
     def _tell_watchers(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.set()
-
-    def _bounded(self, handler: Handler) -> Handler:
-        async def handle(context: Context) -> None:
-            if self._calls >= CALLS:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many such calls at once.")
-            self._calls += 1
-            try:
-                await handler(context)
-            finally:
-                self._calls -= 1
-
-        return handle
-
-    async def _watched(self, context: Context) -> None:
-        peer = context.peer()
-        if self._watches.total() >= WATCHES or self._watches[peer] >= OWN_WATCHES:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many health watches at once.")
-        self._watches[peer] += 1
-        try:
-            await self._watch(context)
-        finally:
-            self._watches.give_back(peer)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _asked(self, context: Context, of: type[Message], seconds: float | None) -> Any:
-        """The next message; None at the end. Ends the call where none comes in time, or one that is none."""
+        """The next message; None at the end. Ends the call if it comes late or cannot be parsed."""
         try:
             message = await self._reads.read(context, seconds)
             if message is None:
@@ -134,19 +108,17 @@ class StandardServices:
         await self._tell(context, self._status(name))
 
     async def _list(self, context: Context) -> None:
-        await self._only(context, self._health.HealthListRequest)
-        # Whoever asks needs no token, and is told of no memory that it cannot name.
+        await self._only(context, health_pb2.HealthListRequest)
+        # Health needs no token, so the list leaves out the names of memories.
         named = [name for name, memory in self._names.items() if not memory]
-        statuses = {name: self._health.HealthCheckResponse(status=self._status(name)) for name in named}
-        await context.write(self._health.HealthListResponse(statuses=statuses).SerializeToString())
+        statuses = {name: Response(status=self._status(name)) for name in named}
+        await context.write(health_pb2.HealthListResponse(statuses=statuses).SerializeToString())
 
     async def _watch(self, context: Context) -> None:
         name, told = await self._service(context), None
         while True:
-            changed = self._changed = self._changed or asyncio.Event()
-            drains, status = self._drains, self._health.HealthCheckResponse.SERVICE_UNKNOWN
-            if name in self._names:
-                status = self._status(name)
+            changed, drains = self._changed, self._drains
+            status = self._status(name) if name in self._names else Response.SERVICE_UNKNOWN
             if status != told:
                 await self._tell(context, status)
                 told = status
@@ -155,7 +127,7 @@ class StandardServices:
             await changed.wait()
 
     async def _service(self, context: Context) -> str:
-        return str((await self._only(context, self._health.HealthCheckRequest)).service)
+        return str((await self._only(context, health_pb2.HealthCheckRequest)).service)
 
     async def _only(self, context: Context, of: type[Message]) -> Any:
         """The one message of a call."""
@@ -165,7 +137,7 @@ class StandardServices:
         return request
 
     async def _tell(self, context: Context, status: int) -> None:
-        await context.write(self._health.HealthCheckResponse(status=status).SerializeToString())
+        await context.write(Response(status=status).SerializeToString())
 
     async def _reflect(self, context: Context) -> None:
         try:
@@ -174,9 +146,37 @@ class StandardServices:
             await refuse(context, error)
 
         async def asked() -> AsyncIterator[Any]:
-            of = self._reflected.ServerReflectionRequest
-            while (request := await self._asked(context, of, None)) is not None:
+            while (request := await self._asked(context, reflection_pb2.ServerReflectionRequest, None)) is not None:
                 yield request
 
         async for answer in self._reflection.ServerReflectionInfo(asked(), context):
             await context.write(answer.SerializeToString())
+
+
+def _bounded(handler: Handler, held: Holdings, most: int, most_of_one: int) -> Handler:
+    """The handler, with a limit on its calls at once, and on those of one connection."""
+
+    async def handle(context: Context) -> None:
+        peer = context.peer()
+        if held.total() >= most or held[peer] >= most_of_one:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many such calls at once.")
+        held[peer] += 1
+        try:
+            await handler(context)
+        finally:
+            held.give_back(peer)
+
+    return handle
+
+
+def _described() -> DescriptorPool:
+    """The .proto files of all services. grpc_reflection has only v1alpha, so v1 is made from its text: their messages
+    are the same. The pool is a separate one, because a later grpc_reflection may bring v1.
+    """
+    pool = DescriptorPool()
+    for file in (reflection_pb2.DESCRIPTOR, pb.DESCRIPTOR, health_pb2.DESCRIPTOR):
+        pool.AddSerializedFile(file.serialized_pb)
+    text = str(FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb))
+    text = text.replace("grpc_reflection/v1alpha", "grpc/reflection/v1").replace("grpc.reflection.v1alpha", PACKAGE)
+    pool.AddSerializedFile(text_format.Parse(text, FileDescriptorProto()).SerializeToString())
+    return pool

@@ -19,8 +19,7 @@ import pytest
 import yaml
 
 from dualform_client.cli.main import dualform as group
-from dualform_service.settings import PREFIX, SETTINGS
-from dualform_service.settings_sources import read_settings
+from dualform_service.settings import PREFIX, SETTINGS, options
 from tests.service.test_tls import certificate
 from tests.store import small_memory
 
@@ -109,7 +108,7 @@ def test_the_images_commands_serve_a_memory_and_find_it_healthy(tmp_path):
         return word.replace("/secrets/", f"{tmp_path}/").replace("/memory", f"{tmp_path}/memory")
 
     settings = {name: here(value) for name, value in image_settings().items()}
-    settings[f"{PREFIX}ADDRESS"] = "0.0.0.0:0"
+    settings[f"{PREFIX}_ADDRESS"] = "0.0.0.0:0"
     serve = [*own, *json.loads(last("ENTRYPOINT"))[1:], *map(here, json.loads(last("CMD")))]
     with subprocess.Popen(serve, env={**os.environ, **settings}, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -126,7 +125,8 @@ def test_the_images_commands_serve_a_memory_and_find_it_healthy(tmp_path):
 def test_the_unit_has_one_port_an_instance_and_bounds():
     service = unit()["Service"]
     command = service["ExecStart"].split()
-    parses(["dualform", *command[1:]])
+    config = str(DEPLOY / "dualform.toml")
+    parses(["dualform", *(word.replace("/etc/dualform/%i.toml", config) for word in command[1:])])
     # Its address stands in a file of the instance's own.
     assert "--address" not in command
     assert "/etc/dualform/%i.toml" in command
@@ -136,8 +136,9 @@ def test_the_unit_has_one_port_an_instance_and_bounds():
 
 
 def test_the_units_settings_are_ones():
-    values = read_settings({}, {}, DEPLOY / "dualform.toml").config()
-    assert values.address.endswith(":50051")
+    command = click.Command("serve", params=options())
+    values = command.make_context("serve", ["--config", str(DEPLOY / "dualform.toml")]).params
+    assert values["address"].endswith(":50051")
 
 
 def test_compose_uses_settings_and_files_that_there_are():
@@ -159,7 +160,7 @@ def test_prometheus_finds_its_secrets_and_the_server_where_compose_puts_them():
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
     mounts = {volume.rsplit(":", 2)[1] for volume in compose()["services"]["prometheus"]["volumes"][:-1]}
     assert {job["authorization"]["credentials_file"], job["tls_config"]["ca_file"]} <= mounts
-    port = compose()["services"]["dualform"]["environment"][f"{PREFIX}METRICS"].split(":")[1]
+    port = compose()["services"]["dualform"]["environment"][f"{PREFIX}_METRICS"].split(":")[1]
     assert job["static_configs"] == [{"targets": [f"dualform:{port}"]}]
 
 
@@ -171,7 +172,7 @@ def test_the_pods_commands_and_settings_exist():
         parses(container[probe]["exec"]["command"])
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     assert {one["targetPort"] for one in service["spec"]["ports"]} == set(ports)
-    assert ports["grpc"] == int(image_settings()[f"{PREFIX}ADDRESS"].split(":")[1])
+    assert ports["grpc"] == int(image_settings()[f"{PREFIX}_ADDRESS"].split(":")[1])
     assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 10
 

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import sys
 import threading
 from contextlib import contextmanager, suppress
 
@@ -17,9 +16,8 @@ from dualform.errors import NotFound, Unauthenticated
 from dualform.questions import TopK, Vectors
 from dualform_client import Client
 from dualform_proto.calls import call_of
-from dualform_service.call_record import NAME, CallRecord
+from dualform_service.call_record import NAME, JsonLog
 from dualform_service.config import ServiceConfig
-from dualform_service.json_log import JsonLog
 from dualform_service.server import Server
 from tests.service.held_engine import until
 
@@ -126,60 +124,19 @@ def test_a_pipe_that_nobody_reads_holds_no_call_up_and_what_is_dropped_is_counte
         for _ in range(calls):
             assert client.info().snapshot == 7
         until(lambda: server.metrics.outcomes("Info") == {"ok": calls})
-    # The writer had as many in hand, and as many more wait for it.
-    assert calls - 2 * most <= log.dropped < calls
+    # The writer has one in hand, and the pipe took a few at most.
+    assert calls - most - 10 < log.dropped < calls - most
+    log.close()  # it does not wait until somebody reads
     text = []
     with open(end, "rb") as pipe:
         reader = threading.Thread(target=lambda: text.append(pipe.read()))
         reader.start()
-        log._thread.join(0.2)
-        log.close()
-        log._thread.join(60)
+        until(lambda: log.queue.empty())
         os.close(into)
         reader.join(60)
     said = [json.loads(line) for line in text[0].split(b"\n") if line.strip()]
     assert [line["kind"] for line in said].count("call") == calls - log.dropped
     assert sum(line["lines"] for line in said if line["kind"] == "dropped") == log.dropped
-
-
-def test_lines_that_a_full_disk_cuts_short_are_counted_and_the_next_begin_on_a_line_of_their_own():
-    """A pipe that takes no more is as a disk that is full: it takes a part, and then says so."""
-    end, into = os.pipe()
-    os.set_blocking(into, False)
-    os.set_blocking(end, False)
-    log, calls, came = JsonLog(into), 2000, [b""]
-
-    def write(count: int) -> None:
-        for number in range(count):
-            log.call(CallRecord("Info", f"id-{number}", "peer"))
-
-    try:
-        write(calls)  # of some 200 bytes each, where a pipe takes 65,536
-        until(lambda: log.dropped > 0)
-        first = log.dropped
-        came.append(_there(end))
-        write(10)
-    finally:
-        log.close()
-        os.close(into)
-        came.append(_there(end))
-        os.close(end)
-    said, cut = [], 0
-    for line in b"".join(came).splitlines():
-        try:
-            said.append(json.loads(line))
-        except ValueError:
-            cut += 1
-    assert cut == 1
-    assert 0 < first < calls
-    assert [line["kind"] for line in said].count("call") == calls + 10 - first
-    assert [line["lines"] for line in said if line["kind"] == "dropped"] == [first]
-
-
-def _there(end: int) -> bytes:
-    with suppress(BlockingIOError):
-        return os.read(end, 1 << 20)
-    return b""
 
 
 def test_a_file_that_cannot_be_written_to_is_no_error_of_a_call(engine, tmp_path):
@@ -191,35 +148,23 @@ def test_a_file_that_cannot_be_written_to_is_no_error_of_a_call(engine, tmp_path
         log.close()
 
 
-def test_lines_after_the_end_are_counted_as_dropped(tmp_path):
-    with logged(tmp_path) as (log, lines):
-        log.close()
-        log.call(CallRecord("Info", "id", "peer"))
-    assert lines == []
-    assert log.dropped == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed on Linux alone")
-def test_it_keeps_nothing_open(tmp_path):
-    before = len(os.listdir("/proc/self/fd"))
-    with logged(tmp_path):
-        pass
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 class Unsayable:
     def __str__(self) -> str:
         raise ZeroDivisionError("in the midst of it")
 
 
+class Faulty(logging.Formatter):
+    def formatException(self, of) -> str:
+        raise ZeroDivisionError
+
+
 @pytest.mark.parametrize(
-    ("message", "arguments"), [("%d of %d", ("x", 2)), ("%s", (1, 2)), ("%s", (Unsayable(),)), (Unsayable(), ())]
+    ("message", "arguments"), [("%d of %d", ("x", 2)), ("%s", (Unsayable(),)), (Unsayable(), ()), ("failed", ())]
 )
 def test_a_line_that_cannot_be_formatted_fails_nobody_and_says_where_it_is(tmp_path, message, arguments):
+    raised = (KeyError, KeyError("x"), None) if message == "failed" else None
     with logged(tmp_path) as (log, lines):
-        log.handle(logging.LogRecord("x", logging.ERROR, "store.py", 17, message, arguments, None))
+        log.setFormatter(Faulty())
+        log.handle(logging.LogRecord("x", logging.ERROR, "store.py", 17, message, arguments, raised))
         log.handle(logging.LogRecord("x", logging.ERROR, "store.py", 18, "whole", (), None))
-    assert [line["message"].partition(" (")[0] for line in lines] == [
-        "store.py:17 logged a message that cannot be written",
-        "whole",
-    ]
+    assert [line["message"] for line in lines] == ["store.py:17 logged a message that cannot be written", "whole"]

@@ -19,8 +19,8 @@ from dualform.store.ram_budget import RamBudget
 from dualform_client import AsyncClient, Client
 from dualform_client.health import is_serving
 from dualform_proto import memory_name
+from dualform_service.call_record import JsonLog
 from dualform_service.config import ServiceConfig
-from dualform_service.json_log import JsonLog
 from dualform_service.memories import named
 from dualform_service.opening import opening
 from dualform_service.server import Server

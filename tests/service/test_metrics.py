@@ -10,6 +10,7 @@ from dataclasses import fields
 
 import grpc
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import dualform
@@ -27,10 +28,9 @@ from dualform.questions import (
 )
 from dualform_client import Client
 from dualform_proto.calls import CALLS
-from dualform_service import metrics_port
+from dualform_service import metrics
 from dualform_service.call_record import NAME, CallRecord
 from dualform_service.config import ServiceConfig
-from dualform_service.exposition import FAMILIES
 from dualform_service.metrics import LAYERS, Metrics
 from dualform_service.server import Server
 from tests.contract.recorded import record
@@ -67,7 +67,8 @@ def of(**labels: str) -> tuple[tuple[str, str], ...]:
 
 
 def ended(server: Server, calls: int) -> None:
-    until(lambda: sum(server.metrics.calls.values()) == calls)
+    series = server.metrics.registry.restricted_registry(["dualform_calls_total"])
+    until(lambda: sum(one.value for family in series.collect() for one in family.samples) == calls)
 
 
 def test_counts_are_those_of_the_calls_that_were_made(engine):
@@ -161,30 +162,20 @@ def test_layers_that_there_are_none_of_make_no_series(engine):
 
 
 def test_layers_with_a_label_of_their_own_are_bounded(engine):
-    metrics, question = Metrics(), TopK("fc", Vectors([[1.0, 2.0, 3.0]]), k=2)
+    counted, question = Metrics(), TopK("fc", Vectors([[1.0, 2.0, 3.0]]), k=2)
     answer = engine.ask(question)
     for number in range(LAYERS + 10):
         name = f"fc.{number}"
-        metrics.answered("", TopK(name, question.queries, k=2), answer)
+        counted.answered("", TopK(name, question.queries, k=2), answer)
         record = CallRecord("TopK", "id", "peer", layer=name)
         record.end("ok")
-        metrics.add(record)
-    assert len(metrics.seconds) == LAYERS + 1
-    assert metrics.calls["", "TopK", "", "ok"] == 10
+        counted.add(record)
     long = TopK("x" * (NAME + 1), question.queries, k=2)
-    metrics.answered("", long, answer)
-    assert ("", "TopK", "x" * (NAME + 1)) not in metrics.slots_scanned
-
-
-def test_every_family_is_there_with_what_it_is(engine):
-    with Server(engine, HERE) as server:
-        _, text = asked(server.metrics_address)
-    said = {line.split(" ", 3)[2]: line.split(" ", 3)[3] for line in text.splitlines() if line.startswith("# TYPE")}
-    helped = {line.split(" ", 3)[2] for line in text.splitlines() if line.startswith("# HELP")}
-    assert {own.name: own.kind for own in FAMILIES} == {
-        name: kind for name, kind in said.items() if not name.startswith("process_")
-    }
-    assert helped == said.keys()
+    counted.answered("", long, answer)
+    text = generate_latest(counted.registry).decode()
+    assert text.count("dualform_call_seconds_count{") == LAYERS + 1
+    assert 'dualform_calls_total{layer="",memory="",method="TopK",outcome="ok"} 10.0' in text
+    assert "x" * (NAME + 1) not in text
 
 
 def test_open_metrics_for_whoever_accepts_it(engine):
@@ -252,64 +243,43 @@ def test_whoever_asks_by_another_name_is_told_nothing(engine):
             assert asked(server.metrics_address, headers={"Host": name})[0] == 200
 
 
-def test_the_longest_silent_connection_gives_way_to_a_new_one(engine):
-    with Server(engine, HERE) as server, ExitStack() as silent:
-        host, _, port = server.metrics_address.rpartition(":")
-        quiet = [
-            silent.enter_context(socket.create_connection((host, int(port)), 60))
-            for _ in range(metrics_port.CONNECTIONS)
-        ]
-        for connection in quiet:
-            connection.sendall(b"GET /metrics HTTP/1.1\r\n")
-        until(lambda: server._metrics_port._open == metrics_port.CONNECTIONS)
-        assert asked(server.metrics_address)[0] == 200
-        with suppress(ConnectionError):
-            assert quiet[0].recv(1) == b"", "the first has ended"
-        quiet[-1].sendall(b"\r\n")
-        assert quiet[-1].recv(12) == b"HTTP/1.1 200", "and the last has not"
+def silent(server: Server, said: bytes = b"") -> socket.socket:
+    """A connection to the port that says no more."""
+    host, _, port = server.metrics_address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), 60)
+    connection.sendall(said)
+    return connection
 
 
-def test_one_more_than_are_being_answered_is_shut_and_who_says_nothing_ends_by_itself(engine, monkeypatch):
-    monkeypatch.setattr(metrics_port, "SECONDS", 1.0)
-    going = threading.Event()
-
-    def page(accept: str) -> tuple[str, bytes]:
-        going.wait(60)
-        return "text/plain", b""
-
-    with Server(engine, HERE) as server, ExitStack() as far:
-        port = server._metrics_port
-        monkeypatch.setattr(port, "_prepare", lambda: page)
-        host, _, number = server.metrics_address.rpartition(":")
-        try:
-            for _ in range(metrics_port.CONNECTIONS):
-                own = far.enter_context(socket.create_connection((host, int(number)), 60))
-                own.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            until(lambda: port._open == metrics_port.CONNECTIONS and not port._silent)
-            with pytest.raises(ConnectionError):
-                asked(server.metrics_address)
-        finally:
-            going.set()
-        until(lambda: port._open == 0)
-        far.enter_context(socket.create_connection((host, int(number)), 60))
-        until(lambda: port._open == 1)
-        until(lambda: port._open == 0)
+def test_silent_connections_take_no_more_than_their_places_and_end_by_themselves(engine, monkeypatch):
+    monkeypatch.setattr(metrics, "SILENT_SECONDS", 3.0)
+    with Server(engine, HERE) as server, ExitStack() as quiet:
+        for _ in range(metrics.CONNECTIONS):
+            quiet.enter_context(silent(server, b"GET /metrics HTTP/1.1\r\n"))
+        until(lambda: not server._metrics_port._places._value)
+        with pytest.raises((ConnectionError, http.client.BadStatusLine)):
+            asked(server.metrics_address)
         with Client(server.address) as client:
             assert client.info().snapshot == 7
-
-
-@pytest.mark.parametrize("sent", [b"\r\n\r\n", b"\xff" * 100 + b"\r\n\r\n", b"GET\r\n\r\n", b"x" * 20_000])
-def test_what_is_no_request_is_an_answer_or_an_end(engine, sent):
-    with Server(engine, HERE) as server:
-        host, _, port = server.metrics_address.rpartition(":")
-        with socket.create_connection((host, int(port)), 60) as far:
-            far.sendall(sent)
-            try:
-                said = far.recv(1 << 16)
-            except ConnectionError:
-                said = b""
-        assert said == b"" or said.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 405 "))
+        until(lambda: server._metrics_port._places._value == metrics.CONNECTIONS)
         assert asked(server.metrics_address)[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"\r\n\r\n", b"\xff" * 100 + b"\r\n\r\n", b"GET\r\n\r\n", b"x" * 70_000])
+def test_what_is_no_request_is_refused_without_a_word_on_stderr(engine, sent, capfd):
+    with Server(engine, HERE) as server:
+        with silent(server, sent) as far, suppress(ConnectionError):
+            far.shutdown(socket.SHUT_WR)
+            assert b"dualform_" not in far.recv(1 << 16)
+        assert asked(server.metrics_address)[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_series_that_cannot_be_read_are_an_error_in_the_log(engine, monkeypatch, caplog):
+    with Server(engine, HERE) as server:
+        monkeypatch.setattr(server._handlers, "state", lambda: 1 / 0)
+        assert asked(server.metrics_address)[0] == 500
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_no_question_about_a_layer_that_is_not_there_has_an_answer(tmp_path):

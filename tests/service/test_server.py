@@ -128,6 +128,14 @@ def _timed_out(client):
     return True
 
 
+def test_an_observer_that_raises_fails_no_call(engine, caplog):
+    told = []
+    with Server(engine, observers=[lambda record: 1 / 0, told.append]) as server, Client(server.address) as client:
+        assert client.info().snapshot == 7
+        until(lambda: told)
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_a_caller_that_goes_away_stops_the_work(engine, server):
     engine.hold.clear()
     client = Client(server.address)

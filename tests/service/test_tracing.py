@@ -18,8 +18,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from dualform.errors import NotFound
 from dualform_client import Client
+from dualform_service.call_record import Traces
 from dualform_service.server import Server
-from dualform_service.tracing import Traces
 from tests.contract.recorded import record
 from tests.service.held_engine import until
 
@@ -61,9 +61,7 @@ def test_a_call_is_a_span_and_the_work_on_it_one_inside(engine, spans):
     [
         (f"00-{TRACE}-{SPAN}-01", True),
         (f"00-{TRACE}-{SPAN}-01" + "x" * 10_000, True),
-        ("", False),
         ("nonsense", False),
-        (f"00-{'0' * 32}-{SPAN}-01", False),
     ],
 )
 def test_it_is_part_of_the_callers_trace_if_that_is_one(engine, spans, said, taken):
@@ -115,9 +113,3 @@ def test_a_server_without_traces_loads_none():
     code = "import sys, dualform_service.server; print([name for name in sys.modules if 'opentelemetry' in name])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "[]\n"
-
-
-def test_a_server_without_metrics_does_not_load_prometheus():
-    code = "import sys, dualform_service.server; print('prometheus_client' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "False\n"

@@ -18,7 +18,6 @@ from dualform.methods import Answers
 from dualform_client.cli.failure import FAILED
 from dualform_client.cli.help import command
 from dualform_client.cli.options import (
-    FILE,
     json_option,
     timeout_option,
     tls_ca_option,
@@ -29,28 +28,19 @@ from dualform_client.cli.printing import print_json, print_line, print_note
 from dualform_client.cli.suggestions import complete_folder
 from dualform_client.cli.target import asks_target
 from dualform_client.target import check_folder
-from dualform_service.settings import CONFIG, PREFIX, options
+from dualform_service.settings import PREFIX, options, service_config
 
 if TYPE_CHECKING:
     from dualform.query.engine import Engine
     from dualform_client.cli.pages import ServedPages
+    from dualform_service.call_record import JsonLog
     from dualform_service.config import ServiceConfig
-    from dualform_service.json_log import JsonLog
 
 
-@command()
+@command(params=options(), context_settings={"auto_envvar_prefix": PREFIX})
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_folder)
-@click.option(
-    "--config",
-    type=FILE,
-    envvar=PREFIX + CONFIG.upper(),
-    metavar="FILE",
-    show_default=f"${PREFIX}CONFIG",
-    help="Read settings from a TOML file.",
-)
-@options(click.option)
 @json_option
-def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: Any) -> None:
+def serve(runs: tuple[str, ...], as_json: bool, **values: Any) -> None:
     """Answer questions about memories over gRPC.
 
     If you serve several, address each by its folder's name: HOST:PORT/NAME. An
@@ -64,13 +54,10 @@ def serve(runs: tuple[str, ...], config: Path | None, as_json: bool, **flags: An
     """
     for run in runs:
         check_folder(Path(run))
+    from dualform_service.call_record import Exporter
     from dualform_service.server import serve as serve_memory
-    from dualform_service.settings_sources import read_settings
-    from dualform_service.tracing import Exporter
 
-    settings = read_settings({name: said for name, said in flags.items() if said is not None}, os.environ, config)
-    values = settings.values
-    service = settings.config(len(runs))
+    service = service_config(values, len(runs))
     log, ram, ray = _logging(values["log"]), values["ram"], values["ray"]
     traces = Exporter() if values["tracing"] else None
     with _pages(service, runs) as pages:
@@ -121,7 +108,7 @@ def _logging(form: str) -> JsonLog | None:
     if form == "text":
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
         return None
-    from dualform_service.json_log import JsonLog
+    from dualform_service.call_record import JsonLog
 
     log = JsonLog(sys.stderr.fileno())
     logging.basicConfig(level=logging.INFO, handlers=[log])
