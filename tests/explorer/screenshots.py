@@ -29,14 +29,14 @@ def take(run: Path, folder: Path) -> None:
     with served(opened, deadline=60.0) as pages, chromium() as browser:
         page = _tab(browser, 1440, 1080)
         page.goto(pages.url)
-        page.locator(".cards a").first.click()
+        page.locator(".more .cards a").first.click()
         page.locator("#answers").wait_for()
         settle(page)
         example = page.url
         _picture(page, folder / "light.png")
         rows = page.locator("#waterfall tr[data-part=group]")
         added = [float(own.locator("data").get_attribute("value") or 0) for own in rows.all()]
-        rows.nth(added.index(max(added))).get_by_role("link").click()
+        rows.nth(added.index(max(added))).locator(".acts a").click()
         settle(page)
         masked = page.url
 
