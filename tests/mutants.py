@@ -69,7 +69,7 @@ KNOWN = (
         "LINGER = 0.03",
         "LINGER = 0.0",
     ),
-    ("service", "service/dualform_service/lanes.py", "heavy work is as nice", "HEAVY_NICE = 15", "HEAVY_NICE = 0"),
+    ("service", "service/dualform_service/scheduling.py", "heavy work is as nice", "HEAVY_NICE = 15", "HEAVY_NICE = 0"),
     (
         "service",
         "service/dualform_service/connections.py",

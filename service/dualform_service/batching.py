@@ -22,9 +22,7 @@ from dualform.questions import LayerQuestion
 from dualform_service.call_record import CallRecord, current
 from dualform_service.deadline import Deadline
 from dualform_service.engine import Answering
-from dualform_service.lanes import Lane, Lanes, Thread
-from dualform_service.scan_costs import ScanCosts
-from dualform_service.turns import Asker, Turn
+from dualform_service.scheduling import Asker, Lane, Lanes, ScanCosts, Thread, Turn
 
 Question: TypeAlias = LayerQuestion[Any]
 

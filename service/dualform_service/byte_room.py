@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 
-from dualform_service.turns import Asker, Holdings
+from dualform_service.scheduling import Asker, Holdings
 
 
 class ByteRoom:

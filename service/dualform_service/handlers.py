@@ -29,12 +29,11 @@ from dualform_service.gate import Gate
 from dualform_service.memories import Memories
 from dualform_service.message_reads import MessageReads
 from dualform_service.metrics import LoopState, Metrics
-from dualform_service.places import Places
 from dualform_service.rates import Rates
 from dualform_service.resources import Resources
+from dualform_service.scheduling import Asker, Places
 from dualform_service.servicer import EncodedAnswer, MemoryServicer
 from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
-from dualform_service.turns import Asker
 
 _log = logging.getLogger("dualform.service")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc.aio
 
+from dualform_service.scheduling import Asker, Turns
 from dualform_service.transport import Context
-from dualform_service.turns import Asker, Turns
 
 
 class MessageReads:

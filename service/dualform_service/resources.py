@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dualform_service.byte_room import ByteRoom
 from dualform_service.config import ServiceConfig
-from dualform_service.lanes import Lanes
-from dualform_service.places import Places
+from dualform_service.scheduling import Lanes, Places
 
 UNREAD = 4
 """Answers of the largest size that may wait to be read at once."""

@@ -26,17 +26,15 @@ from dualform_service.config import ServiceConfig
 from dualform_service.connections import raise_limit
 from dualform_service.counted_engine import CountedEngine
 from dualform_service.engine import Engine
-from dualform_service.following import Follower
 from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
-from dualform_service.listening import cannot_listen, check_free
-from dualform_service.memories import Memories, named
+from dualform_service.listening import cannot_listen, check_free, server_credentials, web_context
+from dualform_service.memories import Follower, Memories, named
 from dualform_service.metrics import LoopState, Metrics, MetricsPort, ServerSeries
 from dualform_service.resources import Resources
 from dualform_service.servicer import MemoryServicer
 from dualform_service.standard_services import SERVICE, StandardServices
 from dualform_service.supervisor import Supervisor
-from dualform_service.tls import server_credentials, web_context
 from dualform_service.transport import Transport
 
 LAST_SECONDS = 3.0

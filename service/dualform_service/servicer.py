@@ -22,9 +22,8 @@ from dualform_service.byte_room import Holding, NoRoom
 from dualform_service.call_record import CallRecord, current
 from dualform_service.deadline import Deadline
 from dualform_service.engine import Answering
-from dualform_service.lanes import Lane
 from dualform_service.resources import Resources
-from dualform_service.turns import Asker
+from dualform_service.scheduling import Asker, Lane
 
 SMALL_BYTES = 2**20
 """Largest message of a question that is decoded before it has a place of its own, to see whether it is small."""

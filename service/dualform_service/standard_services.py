@@ -22,8 +22,8 @@ from dualform.errors import DualformError
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.gate import Gate
 from dualform_service.message_reads import MessageReads
+from dualform_service.scheduling import Holdings
 from dualform_service.transport import Context, Handler, refuse
-from dualform_service.turns import Holdings
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Memory"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

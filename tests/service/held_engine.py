@@ -19,8 +19,7 @@ from dualform.questions import GroupSum, QuerySetExamples, SlotKeys, TopK, Vecto
 from dualform_service.batching import Batches, Question
 from dualform_service.config import ANSWER_BYTES
 from dualform_service.deadline import Deadline
-from dualform_service.lanes import Lanes
-from dualform_service.turns import Asker as Who
+from dualform_service.scheduling import Asker as Who, Lanes
 
 ONE = Who("one")
 ASKED_ALONE = 1

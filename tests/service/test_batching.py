@@ -14,8 +14,8 @@ from dualform.errors import DualformError, Overloaded
 from dualform.questions import GroupSum, Output, QuerySetExamples, SlotKeys, TopK, Vectors
 from dualform_client import Client
 from dualform_service.config import ServiceConfig
+from dualform_service.scheduling import Asker as Who
 from dualform_service.server import Server
-from dualform_service.turns import Asker as Who
 from tests.service.canned import Canned
 from tests.service.held_engine import (
     ASKED_ALONE,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from hypothesis import given, settings, strategies as st
 
 from dualform_service.byte_room import ByteRoom
-from dualform_service.turns import Asker
+from dualform_service.scheduling import Asker
 
 ONE = Asker("one")
 

@@ -23,9 +23,9 @@ from dualform_service import handlers, standard_services
 from dualform_service.config import ServiceConfig
 from dualform_service.connections import shut
 from dualform_service.gate import WRONG
+from dualform_service.scheduling import Asker
 from dualform_service.server import Server
 from dualform_service.standard_services import OWN_WATCHES
-from dualform_service.turns import Asker
 from tests.reliability import report, rounds
 from tests.service.held_engine import until
 from tests.service.http2 import Connection

@@ -18,12 +18,10 @@ from dualform.errors import Overloaded
 from dualform.kernels import workers
 from dualform.query.where.connection import connect, interruptible
 from dualform_client import Client
-from dualform_service import scan_costs
+from dualform_service import scheduling
 from dualform_service.config import ServiceConfig
-from dualform_service.lanes import HEAVY_NICE, Lane, Lanes
-from dualform_service.scan_costs import ScanCosts
+from dualform_service.scheduling import HEAVY_NICE, Asker, Lane, Lanes, ScanCosts
 from dualform_service.server import Server
-from dualform_service.turns import Asker
 from tests.service.canned import Canned
 from tests.service.held_engine import until
 
@@ -173,7 +171,7 @@ def test_threads_that_all_lanes_share_do_not_stand_back():
 
 def test_what_a_scan_took_is_what_the_next_of_its_kind_is_taken_to_take(monkeypatch):
     seconds = iter([0.0, 0.9, 0.0, 1.1, 0.0, 0.1])
-    monkeypatch.setattr(scan_costs.time, "thread_time", lambda: next(seconds))
+    monkeypatch.setattr(scheduling.time, "thread_time", lambda: next(seconds))
     costs = ScanCosts()
     assert costs.light("kind") is None
     for light in (True, False, True):
@@ -185,7 +183,7 @@ def test_what_a_scan_took_is_what_the_next_of_its_kind_is_taken_to_take(monkeypa
 
 def test_a_scan_that_is_cut_short_shows_only_that_it_takes_much(monkeypatch):
     seconds = iter([0.0, 0.1, 0.0, 1.1, 0.0, 0.1])
-    monkeypatch.setattr(scan_costs.time, "thread_time", lambda: next(seconds))
+    monkeypatch.setattr(scheduling.time, "thread_time", lambda: next(seconds))
     costs = ScanCosts()
     for light in (None, False, False):
         with pytest.raises(ZeroDivisionError), costs.noted("kind"):
@@ -195,7 +193,7 @@ def test_a_scan_that_is_cut_short_shows_only_that_it_takes_much(monkeypatch):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_a_mask_takes_on_its_own_thread_counts(monkeypatch, fails):
-    monkeypatch.setattr(scan_costs, "LIGHT_SECONDS", 0.05)
+    monkeypatch.setattr(scheduling, "LIGHT_SECONDS", 0.05)
     costs = ScanCosts()
 
     def mask() -> None:
@@ -213,7 +211,7 @@ def test_what_a_mask_takes_on_its_own_thread_counts(monkeypatch, fails):
 
 
 def test_so_many_kinds_are_remembered(monkeypatch):
-    monkeypatch.setattr(scan_costs, "KINDS", 3)
+    monkeypatch.setattr(scheduling, "KINDS", 3)
     costs = ScanCosts()
     for kind in "abcad":
         with costs.noted(kind):

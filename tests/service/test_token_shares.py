@@ -15,7 +15,7 @@ from dualform.questions import QuerySetLookup
 from dualform_client import Client
 from dualform_proto.calls import call_of
 from dualform_service.auth import READ, new_token
-from dualform_service.turns import Asker
+from dualform_service.scheduling import Asker
 from tests.service.held_engine import until
 from tests.service.http2 import Connection
 from tests.service.test_tokens import served, write

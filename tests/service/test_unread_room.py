@@ -17,8 +17,8 @@ from dualform_proto.calls import call_of
 from dualform_service.config import ServiceConfig
 from dualform_service.deadline import Deadline
 from dualform_service.resources import UNREAD, Resources
+from dualform_service.scheduling import Asker
 from dualform_service.servicer import EncodedAnswer, MemoryServicer
-from dualform_service.turns import Asker
 
 SCAN = Scan(7, 4, 3, "numpy", 0.25)
 LARGEST = 2**21

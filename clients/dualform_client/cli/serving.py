@@ -84,7 +84,7 @@ def _opening(
         from dualform_service.opening import opening
 
         return opening(ram, runs > 1)
-    from dualform_service.lanes import ENGINE_THREADS
+    from dualform_service.scheduling import ENGINE_THREADS
     from dualform_service.shards.opening import opened_on_ray
 
     def opened(path: Path) -> AbstractContextManager[Engine]:
