@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import dualform
-from dualform.errors import EmptyMask, Inexact, NotFound, Unavailable
+from dualform.errors import BadInput, EmptyMask, Inexact, NotFound, Unavailable
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
 from dualform.query.shards.absolute import AbsoluteShare
@@ -30,7 +30,14 @@ from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import SIZES, WIDTHS, queries, same, write
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
-MASKS = [None, "label > 1", "dataset = 'first' AND step > 0", "slot % 2 = 0", "label IS NULL OR sample < 3"]
+MASKS = [
+    None,
+    "label > 1",
+    "sample <> 3",
+    "dataset = 'first' AND step > 0",
+    "slot % 2 = 0",
+    "label IS NULL OR sample < 3",
+]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +90,10 @@ def test_every_answer_has_the_bits_of_one_engine(memory, data, tmp_path_factory)
             score = data.draw(st.sampled_from(["dot", "abs", "cosine"]))
             at_step = data.draw(st.integers(0, one.info().steps))
             _compared(one, front, lambda e: e.output(layer, own, where, at_step, allow_inexact=True))  # noqa: B023
+            terms = {"by": by, "where": where, "at_step": at_step, "allow_inexact": True}
+            _compared(one, front, lambda e: e.contributions(layer, own, **terms), _same_terms)  # noqa: B023
+            if where is not None:
+                _compared(one, front, lambda e: e.placebo(layer, own, where, 20, at_step, True), _same_terms)  # noqa: B023
             if layer == "grouped":
                 layer, own = "grouped.1", own[:, 2:]
             k = data.draw(st.integers(1, 9))
@@ -99,11 +110,20 @@ def _compared(one, front, ask, alike=same):
     """Both answer alike, or both refuse alike."""
     try:
         expected = ask(one)
-    except (NotFound, EmptyMask) as error:
+    except (NotFound, EmptyMask, BadInput) as error:
         with pytest.raises(type(error), match=r"."):
             ask(front)
         return
     alike(expected, ask(front))
+
+
+def _same_terms(one, other):
+    """Contributions, or placebos."""
+    for name in ("groups", "siblings"):
+        assert getattr(one, name, None) == getattr(other, name, None)
+    for name in ("sums", "counts", "initial", "bias", "unrecorded_change", "residual", "changes", "outcomes"):
+        own = [getattr(answer, name, np.empty(0)) for answer in (one, other)]
+        assert own[0].tobytes() == own[1].tobytes(), name
 
 
 def _close(one, other):

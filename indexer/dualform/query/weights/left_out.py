@@ -34,10 +34,10 @@ _MOST = 1000.0
 def left_out(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Selection | None:
     """The entries that a mask leaves out of a stored layer, where they are fewer than those that stay and the
     difference keeps the digits of what stays. None of a mask that leaves out nothing, and where the slots of this layer
-    alone do not make its blocks by a linear rule, in this process.
+    alone do not make its blocks by a linear rule.
     """
     out = len(selection.stays) - selection.count
-    if not 0 < out < selection.count or view.shards is not None or not _own_sums(view, layer, check):
+    if not 0 < out < selection.count or not _own_sums(view, layer, check):
         return None
     found = complement(selection)
     gone, every = (
