@@ -125,7 +125,7 @@ def test_the_page_and_an_export_show_it_where_something_was_kept(kept, memory, i
     assert exported.failed == 0
     assert "Did harm" in PART.search(exported.html)[0]
     (part,) = PART.findall(exported_page(memory, info, "run", choose(memory, info, ("shapes/3",), ("label:2",))).html)
-    assert "is not kept for this example" in part
+    assert "Not computed for this example" in part
 
 
 class WithoutSql(Answers):
