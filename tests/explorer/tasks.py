@@ -158,7 +158,7 @@ def placebo(reader: Reader) -> str:
     shown = reader.region("Is the change unusual?")
     shown.wait_for()
     if shown.get_by_text("There was no answer within").count():  # it says that it comes by itself
-        shown.get_by_text("random removals").wait_for()
+        shown.get_by_text("random removals").first.wait_for()
     words = " ".join(shown.inner_text().split())
     reader.picture("placebo")
     assert re.search(r"unusual|as random|as its siblings", words), f"no verdict: {words[:200]}"
@@ -329,7 +329,7 @@ def lassoed(reader: Reader) -> str:
     removal.first.click()
     settle(page)
     assert "Under this filter" in reader.answer()
-    reader.region("Is the change unusual?").get_by_text("random removals").wait_for()
+    reader.region("Is the change unusual?").get_by_text("random removals").first.wait_for()
     badge = " ".join(reader.region("Is the change unusual?").get_by_role("heading").inner_text().split())
     return f"{said[:60]} Then {badge}"
 
@@ -476,7 +476,7 @@ def measure(reader: Reader) -> None:
     links.nth(min(1, links.count() - 1)).click()
     page.get_by_text(re.compile("^Under this filter")).wait_for()
     reader.times["new ablation"] = perf_counter() - begun
-    reader.region("Is the change unusual?").get_by_text("random removals").wait_for()
+    reader.region("Is the change unusual?").get_by_text("random removals").first.wait_for()
     reader.times["its placebo"] = perf_counter() - begun
     settle(page)
     page.goto("about:blank")
