@@ -37,7 +37,7 @@ class ServiceConfig:
     sql: bool = False
     """Whether statements of SQL are answered."""
     max_concurrent: int = 4
-    """Large questions held at once, of which two are worked on (lanes.py); one more is refused with Overloaded."""
+    """Large questions held at once, of which two are worked on (scheduling.py); one more is refused with Overloaded."""
     max_small: int = 128
     """Small questions held at once that are known to take little, as many others, most of them waiting for a scan that
     they share, and as many look-ups; one more of either is refused likewise."""

@@ -2,7 +2,7 @@
 
 headers    is there room for one more call? does the server close? who calls, and may they? which memory is asked?
 message    seconds to come; only so many are on their way at once, and only so many bytes are held
-work       on a thread of its kind (servicer.py, lanes.py)
+work       on a thread of its kind (servicer.py, scheduling.py)
 answer     seconds to be read, then its room is free again
 end        whoever observes is told how it went
 """

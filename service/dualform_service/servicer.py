@@ -1,6 +1,6 @@
 """The calls of dualform.v1 over the engine, each by its line in the table of dualform_proto.calls.
 
-A call gets a place, its question is decoded, asked in a lane of its kind (lanes.py), and its answer encoded. What goes
+A call gets a place, its question is decoded, asked in a lane of its kind (scheduling.py), and its answer encoded. What goes
 wrong becomes an error of ours.
 """
 

@@ -532,8 +532,6 @@ def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPan
         return PlaceboPanel(True, note="Random sets are drawn only with the initial weights and the bias.")
     try:
         query = query_of(memory, info, state, layer)
-        # What stands above it is made first, of the same question: two cores are not shared with random sets.
-        memory.output(layer, query, kept, state.at, state.inexact, initial=state.initial)
         answer = memory.placebo(layer, query, kept, SETS, state.at, state.inexact)
         whole = None if found is None else rated(memory, examples, layer, kept, state.at, state.inexact)
     except (BadInput, Inexact, ServiceError) as error:
