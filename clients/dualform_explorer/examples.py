@@ -220,7 +220,7 @@ def _summary_of(query_set: QuerySet) -> OutputSummary:
 
 
 def _seen_whole(memory: Answers, info: MemoryInfo, query_set: QuerySetInfo) -> int | None:
-    """The number of queries of a layer that sees examples whole. None if there is no such layer, or only such layers."""
+    """The number of queries of a layer that sees examples whole. None if there is no such layer, or no other."""
     own = layers_of(info, query_set)
     whole = [layer for layer in own if layer.space == "sample"]
     if not whole or len(whole) == len(own):

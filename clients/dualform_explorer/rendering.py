@@ -96,7 +96,7 @@ def layer_in_words(name: str) -> str:
 
 
 def hover(text: str, word: str = "") -> Markup:
-    """A heading with a tooltip for its first word of the glossary; with `word`, the whole heading explains that word."""
+    """A heading with a tooltip for its first word of the glossary; with `word`, for that word."""
     found = None if word else _WORDS.search(text)
     if not word and found is None:
         return Markup("{}").format(text)
