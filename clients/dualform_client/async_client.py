@@ -14,7 +14,7 @@ from dualform.methods import AsyncAnswers
 from dualform.questions import Question
 from dualform_client.connection import Connection
 from dualform_proto.calls import call_of
-from dualform_proto.request_id import made
+from dualform_proto.metadata import new_request_id
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
 
 A = TypeVar("A")
@@ -84,7 +84,7 @@ class AsyncClient(AsyncAnswers):
         call = call_of(question)
         request = call.encode_question(question)
         self.connection.check_size(request)
-        send, request_id = getattr(self._stub, call.method), made()
+        send, request_id = getattr(self._stub, call.method), new_request_id()
         try:
             metadata = self.connection.metadata(request_id)
             response = await send(request, timeout=self.connection.timeout, metadata=metadata)

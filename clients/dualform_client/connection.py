@@ -12,11 +12,10 @@ import grpc
 from google.protobuf.message import Message
 
 from dualform.errors import BadInput, DualformError, ServiceError
-from dualform_proto import memory_name
-from dualform_proto.address import parse_address
+from dualform_proto.address import is_served, parse_address, split_target
 from dualform_proto.errors import from_status
+from dualform_proto.metadata import MEMORY, REQUEST_ID, encode_memory, request_id_of
 from dualform_proto.pem import read_authorities, read_pair
-from dualform_proto.request_id import KEY, given
 
 A = TypeVar("A")
 MESSAGE_BYTES = 64 * 2**20
@@ -46,7 +45,7 @@ class Connection:
 
     def __post_init__(self) -> None:
         # What is no address is named as it was given.
-        loopback = parse_address(self.address if memory_name.is_served(self.target) else self.target).loopback
+        loopback = parse_address(self.address if is_served(self.target) else self.target).loopback
         if self.timeout is not None and self.timeout <= 0:
             raise BadInput(f"timeout is {self.timeout}.", hint="It is in seconds, above 0.", field="timeout")
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
@@ -67,7 +66,7 @@ class Connection:
     @property
     def address(self) -> str:
         """host:port."""
-        return memory_name.split(self.target)[0]
+        return split_target(self.target)[0]
 
     def made_again(self, client: Callable[..., A]) -> tuple[Callable[[], A], tuple[()]]:
         """What a client's pickle holds, its token included: what makes another one of the same arguments."""
@@ -77,7 +76,7 @@ class Connection:
     @property
     def memory(self) -> str:
         """The name of the memory that is asked; empty for the only one that a server has."""
-        return memory_name.split(self.target)[1]
+        return split_target(self.target)[1]
 
     @property
     def secure(self) -> bool:
@@ -114,9 +113,9 @@ class Connection:
         return options
 
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
-        own = [(KEY, request_id)]
+        own = [(REQUEST_ID, request_id)]
         if self.memory:
-            own.append((memory_name.KEY, memory_name.encoded(self.memory)))
+            own.append((MEMORY, encode_memory(self.memory)))
         if self.token is not None:
             own.append(("authorization", f"Bearer {self.token}"))
         return tuple(own)
@@ -139,5 +138,5 @@ class Connection:
         """The error that a failed call of either kind of channel stands for; `request_id` as it was sent."""
         metadata: Iterable[tuple[str, str | bytes]] = status.trailing_metadata() or ()
         error = from_status(status.code(), status.details() or "", metadata, self.address)
-        error.request_id = given(metadata) or request_id
+        error.request_id = request_id_of(metadata) or request_id
         return error

@@ -19,7 +19,7 @@ from dualform_client.cli.printing import print_json, print_line, print_note, pro
 from dualform_client.cli.suggestions import complete_folder
 from dualform_client.cli.target import REACH, connected, reaching, read_token
 from dualform_client.target import check_folder
-from dualform_proto.memory_name import is_served
+from dualform_proto.address import is_served
 
 
 @command()

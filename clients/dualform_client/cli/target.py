@@ -14,7 +14,7 @@ from dualform.methods import Answers
 from dualform_client.cli.options import Decorator, connection_options
 from dualform_client.cli.suggestions import complete_folder
 from dualform_client.target import check_folder, connect
-from dualform_proto.memory_name import is_served
+from dualform_proto.address import is_served
 
 if TYPE_CHECKING:
     from dualform.query.engine import Bound
