@@ -1,4 +1,8 @@
-"""What both clients need to know of a server: its address, and how to reach it safely. Opens nothing itself."""
+"""How to reach a server safely, and whether it takes questions.
+
+The health check is one message of one number, read here by hand: the package that defines it belongs to the server's
+extra.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from dualform.errors import BadInput, DualformError, ServiceError
+from dualform.errors import BadInput, DualformError, NotFound, ServiceError
 from dualform_proto.address import is_served, parse_address, split_target
 from dualform_proto.errors import from_status
 from dualform_proto.metadata import MEMORY, REQUEST_ID, encode_memory, request_id_of
@@ -21,6 +25,10 @@ A = TypeVar("A")
 MESSAGE_BYTES = 64 * 2**20
 METADATA_BYTES = 64 * 2**10
 CONNECT_SECONDS = 5.0
+_CHECK = "/grpc.health.v1.Health/Check"
+_SERVICE = "dualform.v1.Memory"
+_SERVING = b"\x08\x01"
+"""HealthCheckResponse{status: SERVING}."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,12 @@ class Connection:
             options.append(("grpc.enable_http_proxy", 0))
         return options
 
+    def channel(self, transport: Any, credentials: grpc.ChannelCredentials | None) -> Any:
+        """`transport`: grpc or grpc.aio."""
+        if credentials is None:
+            return transport.insecure_channel(self.address, self.options())
+        return transport.secure_channel(self.address, credentials, self.options())
+
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
         own = [(REQUEST_ID, request_id)]
         if self.memory:
@@ -140,3 +154,42 @@ class Connection:
         error = from_status(status.code(), status.details() or "", metadata, self.address)
         error.request_id = request_id_of(metadata) or request_id
         return error
+
+
+def is_serving(
+    address: str,
+    *,
+    timeout: float = 5.0,
+    authority: str | Path | None = None,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
+) -> bool:
+    """Whether a server answers, or one of its memories (`host:port/NAME`): False while it drains, and once the folder
+    is gone. `timeout` in seconds. Raises Unavailable where nobody answers, NotFound where there is no such memory.
+    """
+    connection = Connection(address, timeout, authority=authority, certificate=certificate, key=key)
+    with connection.channel(grpc, connection.credentials()) as channel:
+        try:
+            check: Any = channel.unary_unary(_CHECK)
+            response: bytes = check(_request(connection.memory), timeout=timeout)
+        except grpc.RpcError as status:
+            error = connection.error(status)
+            if isinstance(error, NotFound) and connection.memory:
+                error = NotFound(
+                    f"The server at {connection.address} has no memory {connection.memory!r}.",
+                    hint=f"Ask for the server as a whole: dualform health {connection.address}",
+                    field="target",
+                )
+            raise error from None
+    return response == _SERVING
+
+
+def _request(memory: str) -> bytes:
+    """HealthCheckRequest{service}; empty for the server as a whole."""
+    if not memory:
+        return b""
+    service = f"{_SERVICE}/{memory}".encode()
+    if len(service) >= 2**14:
+        raise BadInput("The memory's name is too long.", field="target")
+    low, high = len(service) & 127, len(service) >> 7
+    return b"\x0a" + (bytes((low | 128, high)) if high else bytes((low,))) + service

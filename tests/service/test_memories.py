@@ -17,7 +17,7 @@ import dualform
 from dualform.errors import BadInput, NotAMemory, NotFound, Unauthenticated
 from dualform.store.ram_budget import RamBudget
 from dualform_client import AsyncClient, Client
-from dualform_client.health import is_serving
+from dualform_client.connection import is_serving
 from dualform_proto.address import is_served
 from dualform_proto.metadata import MEMORY, encode_memory, memory_of
 from dualform_service.call_record import JsonLog
