@@ -1,7 +1,7 @@
 """Arrays, matrices and tables <-> bytes and messages: little-endian, row after row, every length checked.
 
 A table has one array for each column, and a byte a row for NULLs. Groups are a table of their keys. Decoded arrays are
-copies in the machine's own byte order, which the caller owns. What does not fit raises BadInput.
+copies in the machine's own byte order, which the caller owns. BadInput is raised for lengths and types that do not fit.
 """
 
 from __future__ import annotations

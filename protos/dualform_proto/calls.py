@@ -157,7 +157,7 @@ CALLS: dict[type[Question[Any]], Call] = {
 
 
 def call_of(question: Question[Any]) -> Call:
-    """Raises BadInput for what is no question."""
+    """Raises BadInput if it is not a question."""
     call = CALLS.get(type(question))
     if call is None:
         raise BadInput(

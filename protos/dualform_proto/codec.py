@@ -9,8 +9,9 @@ The field's annotation and the message's descriptor say how:
     str                          a text or an enum       "exact to bfloat16" is STATUS_NAME_EXACT_TO_BFLOAT16
     X | None                     an optional field       absent for None
 
-Another field takes its default if the optional field of the message is absent. Properties that the message has a field
-for are sent, but not read. messages.py states what differs. What does not fit raises BadInput.
+Any other field takes its default if the message lacks it. If the message has a field for a property of the dataclass,
+the property is sent and not read. messages.py has the exceptions to these rules. BadInput is raised for values that do
+not fit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dualform_proto.arrays import decode_matrix, decode_numbers, decode_rows, en
 
 Values = dict[str, Any]
 ARGUMENTS = {"layers": "layer"}
-"""Errors name a field by the argument that it comes from; here that has another name."""
+"""Fields of messages -> the arguments that errors name, if they differ."""
 UNSPECIFIED = {"Kernel": "linear"}
 """What 0 means in an enum. The others refuse it."""
 _FREE = "+-"
@@ -60,7 +61,7 @@ class Custom(NamedTuple):
 CODECS: dict[type, Codec] = {}
 """The codecs of dataclasses inside others, if they differ from the rules."""
 CONVERTERS: dict[str, Converter] = {}
-"""The messages that are no dataclass, by name."""
+"""Messages without a dataclass, by name."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Codec:
     """Arrays by field, such as "n d". One letter is one length in all of them, and "+" any length but 0. Arrays are
     read in this order. An "n G d" travels as a matrix of n * G rows."""
     sizes: Mapping[str, Callable[[Values], int]] | None = None
-    """Lengths that follow from the fields that were read before."""
+    """Lengths that follow from fields that were read before."""
     custom: tuple[Custom, ...] = ()
     check: Callable[[Values], None] | None = None
     """Raises BadInput for values that do not fit together, before the dataclass is made of them."""
@@ -124,7 +125,7 @@ class Codec:
             optional = len(kinds) < len(get_args(hint))
             if optional:
                 hint = kinds[0] if len(kinds) == 1 else Any
-            # An absent message is not its default: no record is exact for the lack of a status.
+            # An absent message is decoded all the same, so that a missing status is an error and never reads as exact.
             may_lack = own.has_presence and (optional or own.message_type is None)
             absent = {attribute: None if optional else defaults[attribute]} if may_lack else None
             if get_origin(hint) is np.ndarray:
@@ -196,7 +197,7 @@ def enum_names(enum: EnumDescriptor) -> dict[str, int]:
 
 
 def encode_text(value: str, argument: str) -> str:
-    """The text. Raises BadInput if UTF-8 cannot carry it, as bytes of a command line that are no text."""
+    """The text. Raises BadInput if it is not valid UTF-8, such as stray bytes from a command line."""
     if not isinstance(value, str):
         raise BadInput(f"{argument} is of type {type(value).__name__}, not a text.", field=argument)
     try:

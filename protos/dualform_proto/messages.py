@@ -1,4 +1,4 @@
-"""What the codec is told of single messages: choices between messages, filters, and fields that differ from the rules.
+"""Exceptions to the rules of the codec: choices between messages, filters, and fields that differ.
 
 Shapes: n queries, G groups, d outputs of a layer, h hits, m sums of a query, r ranks or rows, S sets left out in turn.
 """
@@ -452,7 +452,7 @@ def _decode_previews(message: pb.PreviewsResponse) -> Values:
     count = len(decode_numbers(message.samples, np.int64, "samples"))
     known = decode_numbers(message.known, np.bool_, "known", count)
     images = _spread(list(message.images), known, IMAGES, message.kind)
-    # What is taken for an image begins as a PNG does, whoever sent it.
+    # An image must begin as a PNG does, whoever sends it.
     if not all(image.startswith(PNG) for image in images if image is not None):
         raise BadInput("an image is no PNG.")
     if message.columns.rows != (count if message.kind == TABLE else 0):
