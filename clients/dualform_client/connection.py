@@ -1,7 +1,7 @@
 """How to reach a server safely, and whether it takes questions.
 
-The health check is one message of one number, read here by hand: the package that defines it belongs to the server's
-extra.
+The package that defines the health check belongs to the server's extra. Its request is one text and its answer one
+number, and so are two messages that protobuf has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from dualform.errors import BadInput, DualformError, NotFound, ServiceError
 from dualform_proto.address import is_served, parse_address, split_target
@@ -27,8 +28,8 @@ METADATA_BYTES = 64 * 2**10
 CONNECT_SECONDS = 5.0
 _CHECK = "/grpc.health.v1.Health/Check"
 _SERVICE = "dualform.v1.Memory"
-_SERVING = b"\x08\x01"
-"""HealthCheckResponse{status: SERVING}."""
+_SERVING = 1
+"""In its answer."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,9 @@ def is_serving(
     with connection.channel(grpc, connection.credentials()) as channel:
         try:
             check: Any = channel.unary_unary(_CHECK)
-            response: bytes = check(_request(connection.memory), timeout=timeout)
+            # No name is the server as a whole.
+            service = f"{_SERVICE}/{connection.memory}" if connection.memory else ""
+            response: bytes = check(StringValue(value=service).SerializeToString(), timeout=timeout)
         except grpc.RpcError as status:
             error = connection.error(status)
             if isinstance(error, NotFound) and connection.memory:
@@ -181,15 +184,4 @@ def is_serving(
                     field="target",
                 )
             raise error from None
-    return response == _SERVING
-
-
-def _request(memory: str) -> bytes:
-    """HealthCheckRequest{service}; empty for the server as a whole."""
-    if not memory:
-        return b""
-    service = f"{_SERVICE}/{memory}".encode()
-    if len(service) >= 2**14:
-        raise BadInput("The memory's name is too long.", field="target")
-    low, high = len(service) & 127, len(service) >> 7
-    return b"\x0a" + (bytes((low | 128, high)) if high else bytes((low,))) + service
+    return Int32Value.FromString(response).value == _SERVING
