@@ -73,8 +73,8 @@ class Codec:
     names: Mapping[str, str] | None = None
     """Fields of the dataclass -> the message's, if they have other names."""
     shapes: Mapping[str, str] | None = None
-    """Arrays by field, such as "n d". One letter is one length in all of them, and "+" any length but 0. Arrays are
-    read in this order. An "n G d" travels as a matrix of n * G rows."""
+    """Arrays by field, such as "n d", in the order in which they are read. A letter is one length: that of the first
+    matrix that has it, or one of `sizes`. "+" is any length but 0. An "n G d" travels as a matrix of n * G rows."""
     sizes: Mapping[str, Callable[[Values], int]] | None = None
     """Lengths that follow from fields that were read before."""
     custom: tuple[Custom, ...] = ()
@@ -140,16 +140,13 @@ class Codec:
         return found
 
     def _decode_array(self, array: _Array, sent: Any, values: Values, lengths: dict[str, int]) -> NDArray[Any]:
-        """`lengths`: those that are known, by letter; the array adds its own."""
+        """`lengths`: those that are known, by letter; a matrix adds its own."""
         for letter in array.shape:
             if self.sizes is not None and letter in self.sizes and letter not in lengths:
                 lengths[letter] = self.sizes[letter](values)
         expected = [lengths.get(letter) for letter in array.shape]
         if array.wire.message_type is None:
-            numbers = decode_numbers(sent, array.dtype, array.argument, expected[0])
-            if array.shape[0] not in _FREE:
-                lengths[array.shape[0]] = len(numbers)
-            return numbers
+            return decode_numbers(sent, array.dtype, array.argument, expected[0])
         rows_only = "+" in array.shape
         found = decode_rows(sent, array.argument) if rows_only else decode_matrix(sent, array.dtype, array.argument)
         sides = expected if len(expected) == 2 else [prod(own or 0 for own in expected[:2]), expected[2]]

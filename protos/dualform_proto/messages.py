@@ -488,7 +488,6 @@ def _decode_offsets(message: pb.Offsets, count: int) -> tuple[NDArray[np.int32],
 PREVIEWS = Codec(
     Previews,
     pb.PreviewsResponse,
-    shapes={"samples": "n", "known": "n"},
     custom=(Custom(("images", "texts", "offsets", "firsts", "columns", "scale"), _encode_previews, _decode_previews),),
 )
 INFO = Codec(MemoryInfo, pb.InfoResponse)
