@@ -69,8 +69,9 @@ class Call:
     def decode_question(self, message: Message) -> Any:
         return self.question.decode(message)
 
-    def encode_answer(self, answer: Any) -> Any:
-        return self.result.encode(answer)
+    def encode_answer(self, answer: Any) -> Message:
+        message: Message = self.result.encode(answer)
+        return message
 
     def decode_answer(self, message: Message) -> Any:
         return self.result.decode(message)
