@@ -12,11 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dualform_client.async_client import AsyncClient as AsyncClient
-    from dualform_client.client import Client as Client
+    from dualform_client.client import AsyncClient as AsyncClient, Client as Client
     from dualform_client.target import connect as connect
 
-_HOME = {"AsyncClient": "async_client", "Client": "client", "connect": "target"}
+_HOME = {"AsyncClient": "client", "Client": "client", "connect": "target"}
 
 __all__ = ["AsyncClient", "Client", "connect"]
 

@@ -1,4 +1,8 @@
-"""What both clients need to know of a server: its address, and how to reach it safely. Opens nothing itself."""
+"""How to reach a server safely, and whether it takes questions.
+
+The package that defines the health check belongs to the server's extra. Its request is one text and its answer one
+number, and so are two messages that protobuf has.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,22 @@ from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
+from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
-from dualform.errors import BadInput, DualformError, ServiceError
-from dualform_proto import memory_name
-from dualform_proto.address import parse_address
+from dualform.errors import BadInput, DualformError, NotFound, ServiceError
+from dualform_proto.address import is_served, parse_address, split_target
 from dualform_proto.errors import from_status
+from dualform_proto.metadata import MEMORY, REQUEST_ID, encode_memory, request_id_of
 from dualform_proto.pem import read_authorities, read_pair
-from dualform_proto.request_id import KEY, given
 
 A = TypeVar("A")
 MESSAGE_BYTES = 64 * 2**20
 METADATA_BYTES = 64 * 2**10
 CONNECT_SECONDS = 5.0
+_CHECK = "/grpc.health.v1.Health/Check"
+_SERVICE = "dualform.v1.Memory"
+_SERVING = 1
+"""In its answer."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Connection:
 
     def __post_init__(self) -> None:
         # What is no address is named as it was given.
-        loopback = parse_address(self.address if memory_name.is_served(self.target) else self.target).loopback
+        loopback = parse_address(self.address if is_served(self.target) else self.target).loopback
         if self.timeout is not None and self.timeout <= 0:
             raise BadInput(f"timeout is {self.timeout}.", hint="It is in seconds, above 0.", field="timeout")
         if self.token is not None and not (self.token and self.token.isascii() and self.token.isprintable()):
@@ -67,7 +75,7 @@ class Connection:
     @property
     def address(self) -> str:
         """host:port."""
-        return memory_name.split(self.target)[0]
+        return split_target(self.target)[0]
 
     def made_again(self, client: Callable[..., A]) -> tuple[Callable[[], A], tuple[()]]:
         """What a client's pickle holds, its token included: what makes another one of the same arguments."""
@@ -77,7 +85,7 @@ class Connection:
     @property
     def memory(self) -> str:
         """The name of the memory that is asked; empty for the only one that a server has."""
-        return memory_name.split(self.target)[1]
+        return split_target(self.target)[1]
 
     @property
     def secure(self) -> bool:
@@ -113,10 +121,16 @@ class Connection:
             options.append(("grpc.enable_http_proxy", 0))
         return options
 
+    def channel(self, transport: Any, credentials: grpc.ChannelCredentials | None) -> Any:
+        """`transport`: grpc or grpc.aio."""
+        if credentials is None:
+            return transport.insecure_channel(self.address, self.options())
+        return transport.secure_channel(self.address, credentials, self.options())
+
     def metadata(self, request_id: str) -> tuple[tuple[str, str], ...]:
-        own = [(KEY, request_id)]
+        own = [(REQUEST_ID, request_id)]
         if self.memory:
-            own.append((memory_name.KEY, memory_name.encoded(self.memory)))
+            own.append((MEMORY, encode_memory(self.memory)))
         if self.token is not None:
             own.append(("authorization", f"Bearer {self.token}"))
         return tuple(own)
@@ -139,5 +153,35 @@ class Connection:
         """The error that a failed call of either kind of channel stands for; `request_id` as it was sent."""
         metadata: Iterable[tuple[str, str | bytes]] = status.trailing_metadata() or ()
         error = from_status(status.code(), status.details() or "", metadata, self.address)
-        error.request_id = given(metadata) or request_id
+        error.request_id = request_id_of(metadata) or request_id
         return error
+
+
+def is_serving(
+    address: str,
+    *,
+    timeout: float = 5.0,
+    authority: str | Path | None = None,
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
+) -> bool:
+    """Whether a server answers, or one of its memories (`host:port/NAME`): False while it drains, and once the folder
+    is gone. `timeout` in seconds. Raises Unavailable where nobody answers, NotFound where there is no such memory.
+    """
+    connection = Connection(address, timeout, authority=authority, certificate=certificate, key=key)
+    with connection.channel(grpc, connection.credentials()) as channel:
+        try:
+            check: Any = channel.unary_unary(_CHECK)
+            # No name is the server as a whole.
+            service = f"{_SERVICE}/{connection.memory}" if connection.memory else ""
+            response: bytes = check(StringValue(value=service).SerializeToString(), timeout=timeout)
+        except grpc.RpcError as status:
+            error = connection.error(status)
+            if isinstance(error, NotFound) and connection.memory:
+                error = NotFound(
+                    f"The server at {connection.address} has no memory {connection.memory!r}.",
+                    hint=f"Ask for the server as a whole: dualform health {connection.address}",
+                    field="target",
+                )
+            raise error from None
+    return Int32Value.FromString(response).value == _SERVING

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dualform.errors import BadInput, NotAMemory
 from dualform.extras import missing_package
 from dualform.methods import Answers
-from dualform_proto.memory_name import is_served
+from dualform_proto.address import is_served
 
 if TYPE_CHECKING:
     from dualform.query.engine import Bound

@@ -1,4 +1,4 @@
-"""Addresses: `host:port`, or `[host]:port` where the host is an IPv6 address; and the Host of HTTP requests."""
+"""Addresses `host:port`, `[host]:port` of IPv6, targets `host:port/NAME`, and the Host of HTTP requests."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ def parse_address(text: str) -> Address:
 def is_address(text: str) -> bool:
     """Whether the text has the form of an address."""
     return _FORM.fullmatch(text) is not None
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """Address and memory of `host:port/NAME`; the memory is empty if the target has none."""
+    address, _, name = target.partition("/")
+    return address, name
+
+
+def is_served(target: str) -> bool:
+    """Whether a text has the form of `host:port` or `host:port/NAME`."""
+    return is_address(split_target(target)[0])
 
 
 def host_of(header: str) -> str:

@@ -1,4 +1,4 @@
-"""The calls of dualform.v1, one for each kind of question: how question and answer become messages and values again."""
+"""The calls of dualform.v1: how each question and its answer become messages, and when an answer is refused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import Message
 
-from dualform.errors import BadInput
+from dualform.answers import Cancellation, GroupSums, Hits, Outputs, Previews, Reconstructions
+from dualform.errors import BadInput, ServiceError
 from dualform.questions import (
     Contribution,
     Distribution,
@@ -28,8 +30,26 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform_proto import contributions, distributions, gradients, info, lookups, placebos, previews, rebuilt, scores
+from dualform_proto.codec import Codec, Converter, within
+from dualform_proto.messages import (
+    CONTRIBUTIONS,
+    DISTRIBUTIONS,
+    GROUP_SUMS,
+    HITS,
+    INFO,
+    OUTPUTS,
+    PLACEBOS,
+    PREVIEWS,
+    QUERY_SET,
+    ROWS,
+    SCORE,
+    SLOTS,
+    WEIGHTS,
+    negated,
+)
 from dualform_proto.v1 import dualform_pb2 as pb
+
+_UPGRADE = "It runs an older version of dualform: upgrade it, or ask the memory's folder."
 
 
 @dataclass(frozen=True)
@@ -38,134 +58,107 @@ class Call:
 
     method: str
     """Name of the call in dualform.v1.Memory."""
-    encode_question: Callable[[Any], Message]
-    decode_question: Callable[[Any], Question[Any]]
-    encode_answer: Callable[[Any], Message]
-    decode_answer: Callable[[Any], Any]
-    check_answer: Callable[[Any, Any], None] = lambda question, answer: None
-    """Raises ServiceError where an answer is not one to the question."""
+    question: Codec
+    result: Codec | Converter
+    check: Callable[[Any, Any], None] = lambda question, answer: None
+    """Raises ServiceError for an answer that is not one to the question."""
+
+    def encode_question(self, question: Question[Any]) -> Any:
+        return self.question.encode(question)
+
+    def decode_question(self, message: Message) -> Any:
+        return self.question.decode(message)
+
+    def encode_answer(self, answer: Any) -> Message:
+        message: Message = self.result.encode(answer)
+        return message
+
+    def decode_answer(self, message: Message) -> Any:
+        return self.result.decode(message)
 
     def answer(self, question: Question[Any], message: Message) -> Any:
         """The answer to a question that a message holds."""
         found = self.decode_answer(message)
-        self.check_answer(question, found)
+        self.check(question, found)
         return found
 
 
+def _check_hits(question: TopK | GradientTopK, hits: Hits) -> None:
+    if question.distinct and hits.repeats is None:
+        raise ServiceError("the server did not answer with one hit a sample.", hint=_UPGRADE, field="distinct")
+
+
+def _check_sums(question: GroupSum | GradientSum, answer: GroupSums) -> None:
+    if question.k is not None and answer.numbers is None:
+        raise ServiceError(
+            "the server knows nothing of k in a sum by group: it is of an earlier version, and answered all groups.",
+            hint="Ask without k.",
+            field="k",
+        )
+
+
+def _check_outputs(question: Output, outputs: Outputs) -> None:
+    """Servers of earlier versions know no kernels."""
+    asked = (question.kernel, question.temperature, question.initial)
+    if (outputs.kernel, outputs.temperature, outputs.initial) != asked:
+        left_out = "" if question.initial else " without the initial weights"
+        raise ServiceError(
+            f"the server did not answer with the kernel {question.kernel!r}{left_out}.", hint=_UPGRADE, field="kernel"
+        )
+    if question.kernel == "softmax" and outputs.effective_slots is None:
+        raise ServiceError(
+            "the server did not say over how many slots the softmax is spread.",
+            hint="It does not keep to dualform.v1: ask the memory's folder.",
+            field="kernel",
+        )
+
+
+def _check_previews(question: PreviewLookup, found: Previews) -> None:
+    if not np.array_equal(question.samples, found.samples):
+        raise ServiceError("the server answered with what other samples looked like.")
+
+
 CALLS: dict[type[Question[Any]], Call] = {
-    Inventory: Call("Info", lambda _: pb.InfoRequest(), lambda _: Inventory(), info.encode_info, info.decode_info),
-    TopK: Call(
-        "TopK",
-        scores.encode_topk,
-        scores.decode_topk,
-        scores.encode_hits,
-        scores.decode_hits,
-        scores.check_hits,
-    ),
-    GroupSum: Call(
-        "GroupSum",
-        scores.encode_group_sum,
-        scores.decode_group_sum,
-        scores.encode_group_sums,
-        scores.decode_group_sums,
-        scores.check_group_sums,
-    ),
+    Inventory: Call("Info", Codec(Inventory, pb.InfoRequest), INFO),
+    TopK: Call("TopK", Codec(TopK, pb.TopKRequest, custom=(SCORE,)), HITS, _check_hits),
+    GroupSum: Call("GroupSum", Codec(GroupSum, pb.GroupSumRequest, custom=(SCORE,)), GROUP_SUMS, _check_sums),
     GradientTopK: Call(
         "GradientTopK",
-        gradients.encode_gradient_top_k,
-        gradients.decode_gradient_top_k,
-        gradients.encode_gradient_hits,
-        gradients.decode_gradient_hits,
-        scores.check_hits,
+        Codec(GradientTopK, pb.GradientTopKRequest),
+        within(pb.GradientTopKResponse, "hits", HITS),
+        _check_hits,
     ),
     GradientSum: Call(
         "GradientSum",
-        gradients.encode_gradient_sum,
-        gradients.decode_gradient_sum,
-        gradients.encode_gradient_sums,
-        gradients.decode_gradient_sums,
-        scores.check_group_sums,
+        Codec(GradientSum, pb.GradientSumRequest),
+        within(pb.GradientSumResponse, "sums", GROUP_SUMS),
+        _check_sums,
     ),
     Output: Call(
         "Output",
-        rebuilt.encode_output,
-        rebuilt.decode_output,
-        rebuilt.encode_outputs,
-        rebuilt.decode_outputs,
-        rebuilt.check_outputs,
+        Codec(Output, pb.OutputRequest, custom=(negated("initial", "without_initial"),)),
+        OUTPUTS,
+        _check_outputs,
     ),
-    Contribution: Call(
-        "Contributions",
-        contributions.encode_contribution,
-        contributions.decode_contribution,
-        contributions.encode_contributions,
-        contributions.decode_contributions,
-    ),
-    Placebo: Call(
-        "Placebo",
-        placebos.encode_placebo,
-        placebos.decode_placebo,
-        placebos.encode_placebos,
-        placebos.decode_placebos,
-    ),
-    NetworkWeights: Call(
-        "Weights",
-        rebuilt.encode_weights,
-        rebuilt.decode_weights,
-        rebuilt.encode_weights_answer,
-        rebuilt.decode_weights_answer,
-    ),
+    Contribution: Call("Contributions", Codec(Contribution, pb.ContributionsRequest), CONTRIBUTIONS),
+    Placebo: Call("Placebo", Codec(Placebo, pb.PlaceboRequest), PLACEBOS),
+    NetworkWeights: Call("Weights", Codec(NetworkWeights, pb.WeightsRequest), WEIGHTS),
     MaskCancellation: Call(
         "Cancellation",
-        rebuilt.encode_cancellation,
-        rebuilt.decode_cancellation,
-        rebuilt.encode_cancellation_answer,
-        rebuilt.decode_cancellation_answer,
+        Codec(MaskCancellation, pb.CancellationRequest),
+        Codec(Cancellation, pb.CancellationResponse),
     ),
-    SlotLookup: Call(
-        "Slots",
-        lookups.encode_slots,
-        lookups.decode_slots,
-        lookups.encode_slots_answer,
-        lookups.decode_slots_answer,
-    ),
-    SqlStatement: Call(
-        "Sql", lookups.encode_sql, lookups.decode_sql, lookups.encode_sql_answer, lookups.decode_sql_answer
-    ),
-    QuerySetLookup: Call(
-        "QuerySet",
-        lookups.encode_query_set,
-        lookups.decode_query_set,
-        lookups.encode_query_set_answer,
-        lookups.decode_query_set_answer,
-    ),
-    Verification: Call(
-        "Verify",
-        lambda _: pb.VerifyRequest(),
-        lambda _: Verification(),
-        lookups.encode_reconstructions,
-        lookups.decode_reconstructions,
-    ),
-    Distribution: Call(
-        "Distribution",
-        distributions.encode_distribution,
-        distributions.decode_distribution,
-        distributions.encode_distributions,
-        distributions.decode_distributions,
-    ),
-    PreviewLookup: Call(
-        "Previews",
-        previews.encode_preview_lookup,
-        previews.decode_preview_lookup,
-        previews.encode_previews,
-        previews.decode_previews,
-        previews.check_previews,
-    ),
+    SlotLookup: Call("Slots", Codec(SlotLookup, pb.SlotsRequest), SLOTS),
+    SqlStatement: Call("Sql", Codec(SqlStatement, pb.SqlRequest, {"text": "statement"}), ROWS),
+    QuerySetLookup: Call("QuerySet", Codec(QuerySetLookup, pb.QuerySetRequest), QUERY_SET),
+    Verification: Call("Verify", Codec(Verification, pb.VerifyRequest), Codec(Reconstructions, pb.VerifyResponse)),
+    Distribution: Call("Distribution", Codec(Distribution, pb.DistributionRequest, custom=(SCORE,)), DISTRIBUTIONS),
+    PreviewLookup: Call("Previews", Codec(PreviewLookup, pb.PreviewsRequest), PREVIEWS, _check_previews),
 }
 
 
 def call_of(question: Question[Any]) -> Call:
-    """Raises BadInput for what is no question."""
+    """Raises BadInput if it is not a question."""
     call = CALLS.get(type(question))
     if call is None:
         raise BadInput(

@@ -48,8 +48,57 @@ STATUS_CODES: dict[type[errors.DualformError], grpc.StatusCode] = {
 }
 """The first class of a code, in this order, is what a status without details is read as."""
 
-_CUT_OFF = ("Cancelling all calls", "Socket closed", "GOAWAY", "Connection reset by peer")
-"""What gRPC says of a question that was on its way when its server ended: somebody did listen there."""
+_CLOSED = (
+    errors.Unavailable,
+    "{address} closed before it had answered.",
+    "Ask another server, or this one once it has started again.",
+)
+_OF_TRANSPORT: tuple[tuple[grpc.StatusCode, str, type[errors.DualformError], str, str], ...] = (
+    # A server that gives a question up says why; a client that is closed meanwhile, that its channel was.
+    (grpc.StatusCode.CANCELLED, "Channel closed", errors.Cancelled, "{address} answered CANCELLED: {message}", ""),
+    (grpc.StatusCode.CANCELLED, "", *_CLOSED),
+    # What gRPC says of a question that was on its way when its server ended: somebody did listen there.
+    (grpc.StatusCode.UNAVAILABLE, "Cancelling all calls", *_CLOSED),
+    (grpc.StatusCode.UNAVAILABLE, "Socket closed", *_CLOSED),
+    (grpc.StatusCode.UNAVAILABLE, "GOAWAY", *_CLOSED),
+    (grpc.StatusCode.UNAVAILABLE, "Connection reset by peer", *_CLOSED),
+    (
+        grpc.StatusCode.UNAVAILABLE,
+        "",
+        errors.Unavailable,
+        "Cannot connect to {address} ({reason}).",
+        "Start one: dualform serve RUN --address {address}",
+    ),
+    (
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        "",
+        errors.TimedOut,
+        "{address} did not answer before the deadline.",
+        "Ask with fewer queries, or give a longer timeout.",
+    ),
+    (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "larger than max",
+        errors.BadInput,
+        "A message to or from {address} is too large ({message}).",
+        "Ask with fewer queries, a smaller k or a narrower filter.",
+    ),
+    (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "",
+        errors.Overloaded,
+        "{address} takes no more questions at present.",
+        "Ask again in a moment.",
+    ),
+    (
+        grpc.StatusCode.UNIMPLEMENTED,
+        "",
+        errors.ServiceError,
+        "{address} is a server, but does not speak dualform.v1 ({message}).",
+        "Check the address, and that client and server are of one version.",
+    ),
+)
+"""Statuses without details: the first line whose code it is, and whose text its message has."""
 
 _BY_REASON = {error.code: error for error in STATUS_CODES}
 
@@ -57,8 +106,8 @@ _BY_REASON = {error.code: error for error in STATUS_CODES}
 def to_status(error: errors.DualformError) -> grpc.Status:
     """The status that carries the error. A class of later versions travels as its nearest known base."""
     known = next(base for base in type(error).__mro__ if base in STATUS_CODES)
-    message = _bounded(error.message)
-    details = [_packed(error_details_pb2.ErrorInfo(reason=known.code, domain=DOMAIN, metadata=_hint(error)))]
+    message, hint = _bounded(error.message), {"hint": _bounded(error.hint)} if error.hint else {}
+    details = [_packed(error_details_pb2.ErrorInfo(reason=known.code, domain=DOMAIN, metadata=hint))]
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=_bounded(error.field), description=message)
         details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
@@ -95,37 +144,11 @@ def _carried(status: status_pb2.Status) -> errors.DualformError | None:
 
 
 def _of_transport(code: grpc.StatusCode, message: str, address: str) -> errors.DualformError:
-    # A server that gives a question up says why; a client that is closed meanwhile, that its channel was.
-    given_up = code is grpc.StatusCode.CANCELLED and "Channel closed" not in message
-    if given_up or (code is grpc.StatusCode.UNAVAILABLE and any(said in message for said in _CUT_OFF)):
-        return errors.Unavailable(
-            f"{address} closed before it had answered.",
-            hint="Ask another server, or this one once it has started again.",
-        )
-    if code is grpc.StatusCode.UNAVAILABLE:
-        # gRPC's own message has all that it tried before the reason.
-        reason = message.rpartition(": ")[2].rstrip(".").lower()
-        return errors.Unavailable(
-            f"Cannot connect to {address} ({reason}).",
-            hint=f"Start one: dualform serve RUN --address {address}",
-        )
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return errors.TimedOut(
-            f"{address} did not answer before the deadline.",
-            hint="Ask with fewer queries, or give a longer timeout.",
-        )
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
-        return errors.BadInput(
-            f"A message to or from {address} is too large ({message}).",
-            hint="Ask with fewer queries, a smaller k or a narrower filter.",
-        )
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return errors.Overloaded(f"{address} takes no more questions at present.", hint="Ask again in a moment.")
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return errors.ServiceError(
-            f"{address} is a server, but does not speak dualform.v1 ({message}).",
-            hint="Check the address, and that client and server are of one version.",
-        )
+    # gRPC's own message has all that it tried before the reason.
+    said = {"address": address, "message": message, "reason": message.rpartition(": ")[2].rstrip(".").lower()}
+    for known, part, kind, text, hint in _OF_TRANSPORT:
+        if known is code and part in message:
+            return kind(text.format(**said), hint=hint.format(**said))
     kind = next((error for error, its in STATUS_CODES.items() if its is code), errors.ServiceError)
     return kind(f"{address} answered {code.name}: {message}")
 
@@ -134,10 +157,6 @@ def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.BadRequest)
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed
-
-
-def _hint(error: errors.DualformError) -> dict[str, str]:
-    return {"hint": _bounded(error.hint)} if error.hint else {}
 
 
 def _bounded(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from dualform.errors import BadInput, DualformError, NotAMemory, NotFound
-from dualform_proto import memory_name
+from dualform_proto.metadata import MEMORY, memory_of
 from dualform_service.engine import Engine
 from dualform_service.servicer import MemoryServicer
 
@@ -64,7 +64,7 @@ class Memories:
 
         Raises BadInput where it names none of several, NotFound where there is no such memory.
         """
-        name = memory_name.given(metadata)
+        name = memory_of(metadata)
         if name in self._servicers:
             return name, self._servicers[name]
         if name:
@@ -74,7 +74,7 @@ class Memories:
         if len(self._servicers) > 1:
             raise BadInput(
                 "This server serves several memories, and the call does not name one.",
-                hint=f"{self._listed()} Ask at host:port/NAME, or send the metadata {memory_name.KEY}.",
+                hint=f"{self._listed()} Ask at host:port/NAME, or send the metadata {MEMORY}.",
                 field="memory",
             )
         return next(iter(self._servicers.items()))

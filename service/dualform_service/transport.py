@@ -18,7 +18,7 @@ import grpc.aio
 
 from dualform.errors import DualformError
 from dualform_proto.errors import to_status
-from dualform_proto.request_id import KEY, given, made
+from dualform_proto.metadata import REQUEST_ID, new_request_id, request_id_of
 from dualform_service.config import METADATA_BYTES, ServiceConfig
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -111,7 +111,7 @@ async def refuse(context: Context, error: DualformError) -> None:
 
 def request_id(context: Context) -> str:
     """Of a call that is being handled."""
-    return given(context.trailing_metadata())
+    return request_id_of(context.trailing_metadata())
 
 
 def trace_parent(context: Context) -> str:
@@ -125,7 +125,8 @@ def trace_parent(context: Context) -> str:
 def _of(handler: Handler) -> Any:
     async def handle(_messages: object, context: Context) -> None:
         # Whatever ends the call brings it along.
-        context.set_trailing_metadata(((KEY, given(context.invocation_metadata() or ()) or made()),))
+        own = request_id_of(context.invocation_metadata() or ()) or new_request_id()
+        context.set_trailing_metadata(((REQUEST_ID, own),))
         await handler(context)
 
     return handle

@@ -40,15 +40,25 @@ def dualform(capfd: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-@pytest.fixture
-def engine() -> Canned:
-    return Canned()
-
-
-@pytest.fixture
-def address(engine: Canned) -> Iterator[str]:
+@pytest.fixture(scope="session")
+def served() -> Iterator[tuple[Canned, str]]:
+    """An engine, and the address of its server."""
+    engine = Canned()
     with Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
-        yield server.address
+        yield engine, server.address
+
+
+@pytest.fixture
+def engine(served: tuple[Canned, str]) -> Canned:
+    """It has been asked nothing yet."""
+    engine, _ = served
+    engine.__init__()  # type: ignore[misc]
+    return engine
+
+
+@pytest.fixture
+def address(engine: Canned, served: tuple[Canned, str]) -> str:
+    return served[1]
 
 
 @pytest.fixture(scope="session")

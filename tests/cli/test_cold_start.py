@@ -11,7 +11,6 @@ import pytest
 
 import dualform_client.cli  # noqa: F401 (its file main.py)
 from dualform.store import allocator, read_ahead
-from tests.contract.recorded import record
 
 ASK = """
 import sys
@@ -24,8 +23,8 @@ print(spared & set(sys.modules), code, file=sys.stderr)
 """
 
 
-def test_asking_a_folder_for_scores_loads_no_grpc_no_pandas_and_no_statuses(tmp_path):
-    command = ["topk", str(record(tmp_path / "run")), "--layer", "2", "--query", "test/1", "--where", "label <> 1"]
+def test_asking_a_folder_for_scores_loads_no_grpc_no_pandas_and_no_statuses(folder):
+    command = ["topk", str(folder), "--layer", "2", "--query", "test/1", "--where", "label <> 1"]
     asked = subprocess.run([sys.executable, "-c", ASK, *command, "--json"], capture_output=True, text=True)
     assert asked.stderr.splitlines()[-1:] == ["set() 0"]
     assert '"hits"' in asked.stdout
@@ -41,20 +40,20 @@ def test_asking_a_folder_for_scores_loads_no_grpc_no_pandas_and_no_statuses(tmp_
         (["topk", "localhost:1", "--layer", "2"], None),
     ],
 )
-def test_files_of_the_question_are_read_ahead(tmp_path, monkeypatch, words, wanted):
-    run, asked = record(tmp_path / "run"), []
+def test_files_of_the_question_are_read_ahead(folder, monkeypatch, words, wanted):
+    asked = []
 
     def ahead(folder, layers, query_sets, *, codes):
         asked.append((folder, layers, query_sets, codes))
 
     monkeypatch.setattr(read_ahead, "read_ahead", ahead)
-    sys.modules["dualform_client.cli.main"]._read_ahead([str(run) if word == "RUN" else word for word in words])
-    assert asked == ([] if wanted is None else [(str(run), *wanted)])
+    sys.modules["dualform_client.cli.main"]._read_ahead([str(folder) if word == "RUN" else word for word in words])
+    assert asked == ([] if wanted is None else [(str(folder), *wanted)])
 
 
 @pytest.mark.parametrize(("layer", "code"), [("2", 0), ("none", 2)])
-def test_a_process_that_ends_at_once_has_written_all_it_says(tmp_path, layer, code):
-    command = [sys.executable, "-m", "dualform_client.cli", "topk", str(record(tmp_path / "run")), "--json"]
+def test_a_process_that_ends_at_once_has_written_all_it_says(folder, tmp_path, layer, code):
+    command = [sys.executable, "-m", "dualform_client.cli", "topk", str(folder), "--json"]
     with open(tmp_path / "said", "w") as said:  # a file, which Python writes to block by block
         asked = subprocess.run([*command, "--layer", layer, "--query", "test", "-k", "20"], stdout=said)
     text = (tmp_path / "said").read_text()

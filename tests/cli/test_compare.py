@@ -61,13 +61,13 @@ def test_samples_are_matched_whatever_their_slots(dualform, runs):
 
 
 def test_two_folders_share_one_bound(dualform, runs, monkeypatch):
-    seen, compared = [], ask.compared
+    seen, best = [], ask._best
 
-    def watched(memories, *arguments):
-        seen.extend(memory._budget for memory in memories)
-        return compared(memories, *arguments)
+    def watched(memory, *arguments):
+        seen.append(memory._budget)
+        return best(memory, *arguments)
 
-    monkeypatch.setattr(ask, "compared", watched)
+    monkeypatch.setattr(ask, "_best", watched)
     told = dualform("compare", *runs, "--layer", "0", "--query", "test/0", "-k", "3", "--ram", "1 GB")
     assert told.code == 0
     assert seen[0] is seen[1]

@@ -14,7 +14,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from dualform import open as open_memory
-from dualform_client.cli import suggestions
+from dualform_client.cli import help as suggestions
 from dualform_client.cli.main import COMMANDS, dualform as group
 from dualform_service.server import Server
 from dualform_studies.studies import CONTESTS, STUDIES

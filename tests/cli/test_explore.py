@@ -172,7 +172,7 @@ def pictures(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("named", ["own_pictures:picture", "own_pictures.py:picture", "own_finds.py:picture"])
+@pytest.mark.parametrize("named", ["own_pictures:picture", "own_finds.py:picture"])
 def test_pictures_of_an_exported_file_come_from_a_function_of_ones_own(dualform, folder, pictures, named):
     told = dualform("explore", folder, "--export", "page.html", "--item", "test/0", "--preview", named)
     assert (told.code, told.err) == (0, "")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dualform_client.cli.failure import INTERRUPTED
+from dualform_client.cli.help import INTERRUPTED
 
 DEVICE = Path("/dev/null")
 

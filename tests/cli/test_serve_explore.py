@@ -57,20 +57,23 @@ def until_refused(url: str, seconds: float = 30.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_pages_stand_beside_the_server_and_end_with_it(folder, number):
-    with exploring(folder) as (process, said):
-        assert get(said["explore"])[0] == 200
-        status, page = get(said["explore"], "explore?item=test/0&open=data")
-        with Client(said["address"]) as client:
+def test_pages_stand_beside_the_server_and_end_with_it(folder):
+    with serving(folder, "--explore", "127.0.0.1:0") as (process, line):
+        second = process.stdout.readline()
+        assert line.startswith(f"serving {folder} at 127.0.0.1:")
+        assert second.startswith(f"exploring {folder} at http://127.0.0.1:")
+        address, pages = (own.rpartition(" at ")[2].strip() for own in (line, second))
+        assert get(pages)[0] == 200
+        status, page = get(pages, "explore?item=test/0&open=data")
+        with Client(address) as client:
             layer = client.info().layers[-1].name
             best = client.topk(layer, "test/0", k=1).slots[0][0]
         assert status == 200
         assert f"<title>test/0 · {layer} · {folder.name} · dualform</title>" in page
         assert f'data-slot="{best}"' in page
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         _, logged = process.communicate(timeout=60)
-        until_refused(said["explore"], 1.0)
+        until_refused(pages, 1.0)
     assert process.returncode == 0
     assert "draining" in logged
     assert "Traceback" not in logged
@@ -84,17 +87,11 @@ def test_pages_end_also_where_the_server_is_killed(folder):
         until_refused(said["explore"])
 
 
-def test_without_json_both_addresses_are_said(folder):
-    with serving(folder, "--explore", "127.0.0.1:0") as (process, line):
-        assert line.startswith(f"serving {folder} at 127.0.0.1:")
-        assert process.stdout.readline().startswith(f"exploring {folder} at http://127.0.0.1:")
-
-
 def test_a_server_whose_pages_die_goes_on_and_says_so(folder):
     with exploring(folder) as (process, said):
         assert get(said["explore"])[0] == 200
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        ours = [own for own in children if b"dualform_client.cli.pages" in Path(f"/proc/{own}/cmdline").read_bytes()]
+        ours = [own for own in children if b"dualform_client.cli.serving" in Path(f"/proc/{own}/cmdline").read_bytes()]
         (pages,) = ours
         subprocess.run(["kill", "-KILL", pages], check=True)
         logged = next(line for line in process.stderr if "--explore" in line)
@@ -130,33 +127,40 @@ def test_visitors_see_what_their_tokens_may_ask(folder, tmp_path):
     assert alice not in logged
 
 
-def test_wrong_tokens_by_the_hundred_let_nobody_in_and_shut_nobody_out(folder, tmp_path):
+@pytest.fixture(scope="module")
+def guarded(folder, tmp_path_factory):
+    """A server's process and the address of its pages, which ask for a token, and the token."""
     token, line = new_token("alice", ["read"])
-    (tmp_path / "tokens").write_text(f"{line}\n")
-    with exploring(folder, "--token-file", str(tmp_path / "tokens")) as (_, said):
+    tokens = tmp_path_factory.mktemp("guarded") / "tokens"
+    tokens.write_text(f"{line}\n")
+    with exploring(folder, "--token-file", str(tokens)) as (process, said):
+        yield process, said["explore"], token
 
-        def tried(number: int) -> tuple[int, bool]:
-            status, page = get(said["explore"], "", token if number % 20 == 0 else f"wrong-{number}")
-            return status, folder.name in page
 
-        with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(tried, range(400)))
+def test_wrong_tokens_by_the_hundred_let_nobody_in_and_shut_nobody_out(folder, guarded):
+    _, pages, token = guarded
+
+    def tried(number: int) -> tuple[int, bool]:
+        status, page = get(pages, "", token if number % 20 == 0 else f"wrong-{number}")
+        return status, folder.name in page
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(tried, range(400)))
     assert found == [(200, True) if number % 20 == 0 else (401, False) for number in range(400)]
 
 
-def test_nobody_is_let_in_while_the_server_does_not_answer(folder, tmp_path, monkeypatch):
-    token, line = new_token("alice", ["read"])
-    (tmp_path / "tokens").write_text(f"{line}\n")
-    with exploring(folder, "--token-file", str(tmp_path / "tokens")) as (process, said):
-        process.send_signal(signal.SIGSTOP)
-        try:
-            with ThreadPoolExecutor(2) as threads:
-                for status, page in threads.map(lambda own: get(said["explore"], "", own), (token, "wrong")):
-                    assert (status, folder.name in page) == (503, False)
-                    assert "The server did not say whether it takes this token." in page
-        finally:
-            process.send_signal(signal.SIGCONT)
-        assert get(said["explore"], "", token)[0] == 200
+def test_nobody_is_let_in_while_the_server_does_not_answer(folder, guarded):
+    process, pages, token = guarded
+    known = new_token("alice", ["read"])[0]  # one that it has not seen
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            for status, page in threads.map(lambda own: get(pages, "", own), (known, "wrong")):
+                assert (status, folder.name in page) == (503, False)
+                assert "The server did not say whether it takes this token." in page
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert get(pages, "", token)[0] == 200
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")

@@ -3,11 +3,13 @@ out is named. In a pipe nothing is left out."""
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from rich.cells import cell_len
 from torch import nn
 
 import dualform
+from dualform_client.cli import main
 from dualform_client.cli.printing import Importance, print_table
 from dualform_client.cli.tables import Column, broken, laid_out
 
@@ -46,11 +49,29 @@ def folder(tmp_path_factory):
     return path
 
 
-def on_terminal(columns: int, *arguments: object) -> str:
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
     """What the command shows on a terminal so wide."""
+
+    def run(columns: int, *arguments: object) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "dumb")
+        with redirect_stdout(_Terminal()) as shown:
+            assert main([*map(str, arguments)]) == 0
+        return shown.getvalue()
+
+    return run
+
+
+def test_a_process_on_a_terminal_shows_the_same(folder, on_terminal):
     ours, its = pty.openpty()
-    command = [sys.executable, "-m", "dualform_client.cli", *map(str, arguments)]
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "dumb"}
+    command = [sys.executable, "-m", "dualform_client.cli", "info", folder]
+    environment = {**os.environ, "COLUMNS": "60", "TERM": "dumb"}
     with subprocess.Popen(command, stdout=its, stderr=subprocess.DEVNULL, env=environment) as process:
         os.close(its)
         shown = b""
@@ -58,7 +79,7 @@ def on_terminal(columns: int, *arguments: object) -> str:
             shown += block
     os.close(ours)
     assert process.returncode == 0
-    return shown.decode().replace("\r\n", "\n")
+    assert shown.decode().replace("\r\n", "\n") == on_terminal(60, "info", folder)
 
 
 def _read(terminal: int) -> bytes:
@@ -86,7 +107,7 @@ def letters(text: str) -> str:
     ],
     ids=lambda value: str(value[0]),
 )
-def test_what_was_asked_for_is_whole_on_a_narrow_terminal(folder, columns, question, asked_for):
+def test_what_was_asked_for_is_whole_on_a_narrow_terminal(folder, on_terminal, columns, question, asked_for):
     command, *options = question
     if command not in ("info", "verify", "sql"):
         options += ["--layer", LAYER, "--query", "validation-of-the-second-round/5"]
@@ -122,7 +143,7 @@ def _columns(lines: list[str]) -> list[str]:
     return ["".join(line[start:end] for line in lines) for start, end in spans]
 
 
-def test_columns_that_there_is_no_room_for_are_named(folder):
+def test_columns_that_there_is_no_room_for_are_named(folder, on_terminal, dualform):
     asked = ["topk", folder, "--layer", LAYER, "--query", "validation-of-the-second-round/5", "-k", 2]
     narrow, wide = on_terminal(80, *asked), on_terminal(300, *asked)
     (line,) = [line for line in narrow.splitlines() if "left out" in line]
@@ -132,9 +153,9 @@ def test_columns_that_there_is_no_room_for_are_named(folder):
     assert int(count) == len(named.split(", "))
     assert "left out" not in wide
     # All of it is there without a terminal, however narrow the environment says that one is.
-    command = [sys.executable, "-m", "dualform_client.cli", *map(str, asked)]
-    piped = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "40"}, check=True)
-    assert [line.split() for line in piped.stdout.splitlines()[1:]] == [line.split() for line in wide.splitlines()[1:]]
+    on_terminal(40, "info", folder)
+    piped = dualform(*asked).out
+    assert [line.split() for line in piped.splitlines()[1:]] == [line.split() for line in wide.splitlines()[1:]]
 
 
 TEXTS = st.text(st.sampled_from("ab.-_/ 漢é"), max_size=30)
@@ -198,7 +219,7 @@ def test_a_query_has_the_name_that_it_was_asked_by(dualform, folder, tmp_path):
     assert told["asked"] == [{"query": 0, "name": "0", "label": None}]
 
 
-def test_the_largest_output_and_the_next_are_shown_on_any_terminal(tmp_path):
+def test_the_largest_output_and_the_next_are_shown_on_any_terminal(tmp_path, on_terminal):
     """With the number of columns that there is no room for."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 40))

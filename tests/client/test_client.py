@@ -15,7 +15,7 @@ import dualform_client
 from dualform.errors import BadInput, ServiceError, Unavailable
 from dualform.methods import Answers
 from dualform_client import AsyncClient, Client
-from dualform_client.health import is_serving
+from dualform_client.connection import is_serving
 from dualform_service.server import Server
 from tests.service.canned import Canned
 

@@ -16,7 +16,7 @@ from dualform.errors import BadInput
 from dualform.store import check, tables
 from dualform.store.tables import Kind, running_digest
 from dualform_client import Client
-from dualform_proto import columns, matrix
+from dualform_proto import arrays
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 
@@ -91,8 +91,8 @@ def test_what_the_wire_does_not_carry_is_refused_by_name(path):
 
 def test_a_line_in_the_wires_table_carries_it(path, monkeypatch):
     dtype = np.dtype("<M8[us]")
-    monkeypatch.setitem(matrix.WIRE_TYPES, TYPE, dtype)
-    monkeypatch.setitem(matrix.ELEMENT_TYPES, dtype, TYPE)
+    monkeypatch.setitem(arrays.WIRE_TYPES, TYPE, dtype)
+    monkeypatch.setitem(arrays.ELEMENT_TYPES, dtype, TYPE)
     with (
         dualform.open(path) as engine,
         Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server,
@@ -121,8 +121,8 @@ def test_hints_name_the_types_of_the_table(tmp_path, timestamps):
 
 @pytest.mark.parametrize("values", [[1, 2.5, None], [True, None], [True, 2], ["a", None], [None, None]])
 def test_groups_come_back_as_they_went(values):
-    message = columns.encode_groups(("by",), [(value,) for value in values])
-    assert columns.decode_groups(message) == (("by",), tuple((value,) for value in values))
+    message = arrays.encode_groups(("by",), [(value,) for value in values])
+    assert arrays.decode_groups(message) == (("by",), tuple((value,) for value in values))
 
 
 @pytest.mark.parametrize(("column", "digest"), DIGESTS)

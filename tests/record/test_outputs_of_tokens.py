@@ -9,7 +9,7 @@ from torch import nn
 
 import dualform
 from dualform.record import kept_outputs
-from dualform_proto.lookups import decode_query_set_answer, encode_query_set_answer
+from dualform_proto.messages import QUERY_SET
 
 WORDS, PLACES, WIDTH = 13, 8, 12
 
@@ -213,7 +213,7 @@ def test_outputs_that_take_too_much_are_summarized(tmp_path, monkeypatch, make, 
             if most < size:
                 break
             np.testing.assert_allclose(query_set.outputs, rows, rtol=1e-5, atol=1e-6)
-    summary = decode_query_set_answer(encode_query_set_answer(query_set)).summary
+    summary = QUERY_SET.decode(QUERY_SET.encode(query_set)).summary
     order = np.argsort(-rows, axis=1, kind="stable")[:, :5]
     np.testing.assert_array_equal(summary.largest, order)
     np.testing.assert_allclose(summary.values, np.take_along_axis(rows, order, axis=1), rtol=1e-5, atol=1e-6)
@@ -258,7 +258,7 @@ def test_labels_of_examples_and_outputs_of_tokens_are_shown_and_sent_together(tm
     memory, _ = trained(tmp_path / "m", GPT(), tokens(3), label=torch.tensor([4, -1, 6]))
     with memory:
         query_set = memory.query_set("test", "places")
-    sent = decode_query_set_answer(encode_query_set_answer(query_set))
+    sent = QUERY_SET.decode(QUERY_SET.encode(query_set))
     np.testing.assert_array_equal(sent.outputs, query_set.outputs)
     assert (len(sent.labels), len(sent.outputs), sent.examples) == (3, 3 * PLACES, 3)
     columns, rows = sent.shown(PLACES + 1)

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from dualform_client import Client
-from dualform_client.health import is_serving
+from dualform_client.connection import is_serving
 from tests.reliability import report
 from tests.service.http2 import Connection
 

@@ -17,8 +17,9 @@ import dualform
 from dualform.errors import BadInput, NotAMemory, NotFound, Unauthenticated
 from dualform.store.ram_budget import RamBudget
 from dualform_client import AsyncClient, Client
-from dualform_client.health import is_serving
-from dualform_proto import memory_name
+from dualform_client.connection import is_serving
+from dualform_proto.address import is_served
+from dualform_proto.metadata import MEMORY, encode_memory, memory_of
 from dualform_service.call_record import JsonLog
 from dualform_service.config import ServiceConfig
 from dualform_service.memories import named
@@ -118,13 +119,13 @@ def test_a_wrong_token_learns_no_names(engines):
 
 def test_names_come_through_metadata():
     for name in (*NAMES, "x" * 200, "日本"):
-        assert memory_name.given([(memory_name.KEY, memory_name.encoded(name))]) == name
+        assert memory_of([(MEMORY, encode_memory(name))]) == name
 
 
 def test_a_target_with_a_name_is_a_servers():
-    assert memory_name.is_served("localhost:1/a")
-    assert memory_name.is_served("[::1]:1")
-    assert not memory_name.is_served("runs/a")
+    assert is_served("localhost:1/a")
+    assert is_served("[::1]:1")
+    assert not is_served("runs/a")
 
 
 def test_two_folders_of_one_name_are_refused():

@@ -9,7 +9,7 @@ import pytest
 
 from dualform.errors import BadMask, DualformError, NotFound, TimedOut, Unauthenticated
 from dualform_client import AsyncClient, Client
-from dualform_proto.request_id import KEY
+from dualform_proto.metadata import REQUEST_ID
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 
@@ -25,18 +25,18 @@ def told(server: Server, metadata=(), method: str = INFO, message: bytes = b"") 
             _, ended = ask.with_call(message, metadata=metadata, timeout=60)
         except grpc.RpcError as error:
             ended = error
-        return [value for key, value in ended.trailing_metadata() if key == KEY]
+        return [value for key, value in ended.trailing_metadata() if key == REQUEST_ID]
 
 
 @pytest.mark.parametrize("own", ["a", "A.b_c-9", "x" * 64])
 @pytest.mark.parametrize(("method", "message"), [(INFO, b""), (INFO, b"\xff"), (CHECK, b""), (CHECK, b"\xff")])
 def test_the_callers_own_comes_back_behind_answers_and_refusals(server, own, method, message):
-    assert told(server, ((KEY, own),), method, message) == [own]
+    assert told(server, ((REQUEST_ID, own),), method, message) == [own]
 
 
 @pytest.mark.parametrize("own", [None, "", "x" * 65, "a b", 'a"b', "a,b", "a/../b", "{}"])
 def test_one_is_made_where_there_is_none_that_a_log_could_hold(server, own):
-    first, second = (told(server, () if own is None else ((KEY, own),)) for _ in range(2))
+    first, second = (told(server, () if own is None else ((REQUEST_ID, own),)) for _ in range(2))
     assert len(first) == len(second) == 1
     assert MADE.fullmatch(first[0])
     assert MADE.fullmatch(second[0])
@@ -44,12 +44,12 @@ def test_one_is_made_where_there_is_none_that_a_log_could_hold(server, own):
 
 
 def test_of_several_the_first_that_may_be_is_taken(server):
-    assert told(server, ((KEY, "not this"), (KEY, "first"), (KEY, "second"))) == ["first"]
+    assert told(server, ((REQUEST_ID, "not this"), (REQUEST_ID, "first"), (REQUEST_ID, "second"))) == ["first"]
 
 
 def test_who_is_refused_for_a_token_is_told_it_too(engine):
     with Server(engine, ServiceConfig("127.0.0.1:0", token="right")) as server:
-        assert told(server, ((KEY, "mine"),)) == ["mine"]
+        assert told(server, ((REQUEST_ID, "mine"),)) == ["mine"]
         with Client(server.address) as client, pytest.raises(Unauthenticated) as caught:
             client.info()
     assert MADE.fullmatch(caught.value.request_id)

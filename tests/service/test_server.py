@@ -25,7 +25,7 @@ from dualform.errors import (
 )
 from dualform.questions import GroupSum, Vectors
 from dualform_client import Client
-from dualform_client.health import is_serving
+from dualform_client.connection import is_serving
 from dualform_proto.calls import CALLS
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
 from dualform_service import closing

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from dualform.errors import BadInput, Forbidden, Unauthenticated, Unavailable
 from dualform_client import Client
-from dualform_client.health import is_serving
+from dualform_client.connection import is_serving
 from dualform_service import gate
 from dualform_service.auth import ADMIN, READ, SQL, new_token, read_tokens
 from dualform_service.config import ServiceConfig

@@ -1,20 +1,22 @@
-"""Questions about the scores of slots: topk, group-sum, distribution, and compare, of two memories."""
+"""Questions about the scores of slots: topk, group-sum and distribution; and compare, which asks two memories.
+
+compare tells hits apart by dataset and sample, never by slot, which counts in each memory by itself.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 import numpy as np
 
 from dualform.answers import Columns, Distributions, GroupSums, Hits
 from dualform.answers.html import label_names
-from dualform.errors import DualformError
+from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
-from dualform.questions import Filter, Queries
+from dualform.questions import Filter, Queries, QuerySetExamples
 from dualform_client.cli.help import command
 from dualform_client.cli.layer_answers import (
     AskedQuery,
@@ -33,6 +35,8 @@ from dualform_client.cli.layer_answers import (
 from dualform_client.cli.options import (
     AtLeast,
     abs_option,
+    asks_target,
+    asks_two_targets,
     by_option,
     distinct_option,
     json_option,
@@ -45,11 +49,11 @@ from dualform_client.cli.options import (
     where_option,
 )
 from dualform_client.cli.printing import Importance
-from dualform_client.cli.target import asks_target, asks_two_targets
-from dualform_client.comparison import Sample, compare as compared, shared
 
 _SHOWN = 8
 """Queries whose effective slots a title shows."""
+Best: TypeAlias = dict[tuple[str | None, int], tuple[Any, dict[str, Any]]]
+"""Dataset and sample -> label, and rank, score and step of its best slot."""
 
 
 @command()
@@ -340,42 +344,95 @@ def compare(
       dualform compare runs/one runs/other --layer layer-0 --query test-digits/17
     """
     named = one_score(absolute, score)
-    found = compared(memories, layer, queries, k, where, named)
-    sampled = {name: scan for name, scan in zip("AB", found.scans, strict=True) if scan.sample}
-    of_slots = {"share": {name: scan.share for name, scan in zip("ab", found.scans, strict=True)}} if sampled else {}
-    asked = asked_queries(memories[0], queries, len(found.queries), found.space)
-    rows = [[query, *_ranks(sample)] for query, own in zip(asked, found.queries, strict=True) for sample in own]
-    alike = ", ".join(f"{shared(own)} of {len(own)}" for own in found.queries)
+    _check_datasets(memories)
+    if isinstance(queries, QuerySetExamples):
+        _check_query_set(memories, queries.query_set)
+    hits = [memory.topk(layer, queries, k, where, score=named) for memory in memories]
+    best = [_best(memory, own, name) for memory, own, name in zip(memories, hits, ("first", "second"), strict=True)]
+    found = [_matched(*both) for both in zip(*best, strict=True)]
+    shared = [sum(own["a"] is not None and own["b"] is not None for own in samples) for samples in found]
+    sampled = {name: own.scan for name, own in zip("AB", hits, strict=True) if own.scan.sample}
+    of_slots = {"share": {name: own.scan.share for name, own in zip("ab", hits, strict=True)}} if sampled else {}
+    asked = asked_queries(memories[0], queries, len(found), hits[0].space)
+    alike = ", ".join(f"{count} of {len(samples)}" for count, samples in zip(shared, found, strict=True))
     return LayerAnswer(
         {
-            "queries": [_matched(query, own) for query, own in enumerate(found.queries)],
+            "queries": [
+                {"query": query, "shared": shared[query], "samples": samples} for query, samples in enumerate(found)
+            ],
             **names_record(asked),
             "score": named,
             **of_slots,
         },
         layer_title(layer, str(Score(named, None, None, False)), f"samples in both: {alike}"),
         ["query", "dataset", "sample", "label", "rank in A", "rank in B", "score in A", "score in B"],
-        rows,
+        [[query, *_cells(own)] for query, samples in zip(asked, found, strict=True) for own in samples],
         Importance(("query", "sample", "rank in A", "rank in B"), last=("label", "score in A", "score in B")),
         [f"{name} is computed from {scan.sample}." for name, scan in sampled.items()],
     )
 
 
-def _ranks(sample: Sample) -> list[Any]:
-    places = sample.places
-    ranks = [None if place is None else place.rank for place in places]
-    scores = [None if place is None else place.score for place in places]
-    return [sample.dataset, sample.sample, sample.label, *ranks, *scores]
+def _check_datasets(memories: tuple[Answers, Answers]) -> None:
+    first, second = map(_datasets, memories)
+    if first.isdisjoint(second):
+        said = [", ".join(sorted(name or "slots without one" for name in own)) for own in (first, second)]
+        raise BadInput(
+            f"the memories have no dataset in common: the first has {said[0]}, the second {said[1]}.",
+            hint="Record both memories with the same dataset names.",
+            field="queries",
+        )
 
 
-def _matched(query: int, samples: Sequence[Sample]) -> dict[str, Any]:
-    listed = [
-        {
-            "dataset": sample.dataset,
-            "sample": sample.sample,
-            "label": sample.label,
-            **{name: place and asdict(place) for name, place in zip("ab", sample.places, strict=True)},
-        }
-        for sample in samples
-    ]
-    return {"query": query, "shared": shared(samples), "samples": listed}
+def _datasets(memory: Answers) -> set[str | None]:
+    """The names of a memory's datasets; None among them if some slot has none."""
+    info = memory.info()
+    unnamed = sum(info.slots.values()) > sum(info.datasets.values())
+    return {*info.datasets, None} if unnamed else set(info.datasets)
+
+
+def _check_query_set(memories: tuple[Answers, Answers], name: str) -> None:
+    first, second = (memory.query_set(name).labels for memory in memories)
+    if first is not None and second is not None and not np.array_equal(first, second):
+        raise BadInput(
+            f"the query set {name!r} has other labels in the second memory than in the first.",
+            hint="Compare by a query set of the same examples, in the same order.",
+            field="queries",
+        )
+
+
+def _best(memory: Answers, hits: Hits, which: str) -> list[Best]:
+    """By query, the samples of its best slots in order, each with its label, and the place of its best slot."""
+    slots = _slots_of(memory, hits)
+    unknown = next((slot for slot, record in slots.items() if record["sample"] is None), None)
+    if unknown is not None:
+        raise BadInput(
+            f"slot {unknown} of the {which} memory has no sample.",
+            hint="Pass dataset and sample to every step that you record.",
+            field="queries",
+        )
+    found = []
+    for own, scores in zip(hits.slots, hits.scores, strict=True):
+        best: Best = {}
+        for slot, value in zip(own.tolist(), scores.tolist(), strict=True):
+            record = slots[slot]
+            place = {"rank": len(best) + 1, "score": value, "step": record["step"]}
+            best.setdefault((record["dataset"], record["sample"]), (record["label"], place))
+        found.append(best)
+    return found
+
+
+def _matched(first: Best, second: Best) -> list[dict[str, Any]]:
+    """Samples in the order of the first memory, then others in that of the second."""
+    samples = []
+    for key in dict.fromkeys((*first, *second)):
+        one, other = first.get(key), second.get(key)
+        label = next(entry[0] for entry in (one, other) if entry is not None)
+        places = {"a": one and one[1], "b": other and other[1]}
+        samples.append({"dataset": key[0], "sample": key[1], "label": label, **places})
+    return samples
+
+
+def _cells(sample: dict[str, Any]) -> list[Any]:
+    places = [sample["a"] or {}, sample["b"] or {}]
+    named = [sample[name] for name in ("dataset", "sample", "label")]
+    return [*named, *(own.get("rank") for own in places), *(own.get("score") for own in places)]

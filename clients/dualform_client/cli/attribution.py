@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dualform.errors import BadInput, DualformError
-from dualform_client.cli.help import command
-from dualform_client.cli.options import AtLeast, by_option, json_option, named_function
+from dualform_client.cli.help import command, complete_folder
+from dualform_client.cli.options import AtLeast, by_option, check_run, json_option, named_function
 from dualform_client.cli.printing import print_json, print_line, print_note, print_table, progress_bars
-from dualform_client.cli.suggestions import complete_folder
-from dualform_client.cli.target import check_run
 
 if TYPE_CHECKING:
     from dualform.answers import Adjoint

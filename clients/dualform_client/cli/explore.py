@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,13 +12,22 @@ import click
 
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform_client.cli.help import command
-from dualform_client.cli.options import FILE, SECONDS, check_output_file, json_option, named_function
+from dualform_client.cli.help import command, complete_folder
+from dualform_client.cli.options import (
+    FILE,
+    REACH,
+    SECONDS,
+    check_output_file,
+    connected,
+    json_option,
+    named_function,
+    reaching,
+    read_token,
+    replacing,
+)
 from dualform_client.cli.printing import print_json, print_line, print_note, progress_bars
-from dualform_client.cli.suggestions import complete_folder
-from dualform_client.cli.target import REACH, connected, reaching, read_token
 from dualform_client.target import check_folder
-from dualform_proto.memory_name import is_served
+from dualform_proto.address import is_served
 
 
 @command()
@@ -181,7 +189,12 @@ def _export(
         choice = choose(memory, info, items, without)
         tell = progress and partial(progress, "drawing")
         page = exported_page(memory, info, name, choice, tell=tell)
-    size = _write(out, page.html)
+    try:
+        with replacing(out) as file:
+            file.write_text(page.html, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise BadInput(f"{out} cannot be written: {error.strerror}.", field="export") from None
+    size = out.stat().st_size
     masks = ["; ".join(chip.words for chip in chips) for chips in choice.masks[1:]]
     if as_json:
         print_json(
@@ -199,16 +212,3 @@ def _export(
     print_line(f"{out}: {said}{under}; {size / 2**20:.1f} MiB")
     if page.failed:
         print_note(f"{page.failed} parts have no answer; the page says why in their place.")
-
-
-def _write(out: Path, html: str) -> int:
-    """Writes to a temporary name first, so that `out` is never half a file. Returns its bytes."""
-    part = out.with_name(f".{out.name}.partial")
-    try:
-        part.write_text(html, encoding="utf-8", newline="\n")
-        os.replace(part, out)
-    except OSError as error:
-        raise BadInput(f"{out} cannot be written: {error.strerror}.", field="export") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return out.stat().st_size

@@ -14,9 +14,8 @@ from dualform.answers import LayerInfo, MemoryInfo, Reconstruction
 from dualform.answers.table import counted
 from dualform.errors import BadInput, Damaged, DualformError
 from dualform.methods import Answers
-from dualform_client.cli.failure import FAILED
-from dualform_client.cli.help import command
-from dualform_client.cli.options import FOLDER, AtLeast, json_option, named_function
+from dualform_client.cli.help import FAILED, command, complete_folder
+from dualform_client.cli.options import FOLDER, AtLeast, asks_target, check_run, json_option, named_function
 from dualform_client.cli.printing import (
     Importance,
     print_json,
@@ -26,8 +25,6 @@ from dualform_client.cli.printing import (
     progress_bar,
     titled,
 )
-from dualform_client.cli.suggestions import complete_folder
-from dualform_client.cli.target import asks_target, check_run
 
 
 @command()

@@ -16,8 +16,7 @@ from typing import NoReturn, TextIO
 
 import click
 
-from dualform_client.cli.failure import report_failure
-from dualform_client.cli.help import Context, UnknownCommand
+from dualform_client.cli.help import Context, UnknownCommand, report_failure
 
 SECTIONS: dict[str, dict[str, str]] = {
     "Ask": {

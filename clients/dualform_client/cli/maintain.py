@@ -9,12 +9,9 @@ import click
 from click.shell_completion import get_completion_class
 
 from dualform.answers.table import counted
-from dualform_client.cli.failure import FAILED
-from dualform_client.cli.help import command
-from dualform_client.cli.options import json_option
+from dualform_client.cli.help import FAILED, command, complete_folder, complete_query_set
+from dualform_client.cli.options import check_run, json_option
 from dualform_client.cli.printing import print_json, print_line, print_note, progress_bar
-from dualform_client.cli.suggestions import complete_folder, complete_query_set
-from dualform_client.cli.target import check_run
 
 if TYPE_CHECKING:
     from dualform.deletion.delete import Deletion

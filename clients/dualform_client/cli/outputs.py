@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from math import isnan
 from pathlib import Path
@@ -37,6 +35,7 @@ from dualform_client.cli.options import (
     FILE,
     AtLeast,
     allow_inexact_option,
+    asks_target,
     at_step_option,
     by_option,
     check_output_file,
@@ -44,10 +43,10 @@ from dualform_client.cli.options import (
     json_option,
     layer_option,
     query_option,
+    replacing,
     takes_filter,
 )
 from dualform_client.cli.printing import Importance, print_json, print_note, print_table
-from dualform_client.cli.target import asks_target
 
 SHOWN_OUTPUTS = 16
 """Outputs of a layer that a table shows; --json prints all."""
@@ -356,20 +355,15 @@ def _written(state: Weights) -> dict[str, Any]:
 
 
 def _save(state: Weights, out: Path) -> None:
-    """Writes to a temporary name first, so that `out` is never half a file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    partial = out.with_name(f".{out.name}.partial")
     try:
-        # Clones, because the format refuses tensors that share storage, as tied weights do.
-        save_file({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}, partial)
-        os.replace(partial, out)
+        with replacing(out) as partial:
+            # Clones, because the format refuses tensors that share storage, as tied weights do.
+            save_file({name: tensor.detach().contiguous().clone() for name, tensor in state.items()}, partial)
     except SafetensorError as error:  # it has its own errors for a full disk or a read-only place
         raise FolderError(f"{out} cannot be written: {error}.", field="out") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def one_mask(where: str | Filter | None, by_space: Sequence[tuple[str, str]]) -> FilterOrFilters | None:

@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from dualform.extras import require_studies
-from dualform_client.cli.help import command
+from dualform_client.cli.help import command, complete_study
 from dualform_client.cli.options import FOLDER, json_option
 from dualform_client.cli.printing import LOADING, print_json, print_line, print_table, progress_bars
-from dualform_client.cli.suggestions import complete_study
 
 _SHOWN_ROWS = 24
 """Rows of a table that are printed; the page has all."""
