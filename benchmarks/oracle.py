@@ -32,6 +32,10 @@ class Best:
     tolerance: NDArray[np.float64]
     """float64[n]: how far a float32 score may be off."""
 
+    def first(self, count: int) -> Best:
+        """The right answer to the first queries."""
+        return Best(self.slots[:count], self.scores[:count], self.tolerance[:count])
+
 
 def best(
     keys: NDArray[np.float32],
@@ -143,6 +147,10 @@ class Sums:
     signed: NDArray[np.float64]
     """float64[n, G]."""
     absolute: NDArray[np.float64]
+
+    def first(self, count: int) -> Sums:
+        """The right sums of the first queries."""
+        return Sums(self.signed[:count], self.absolute[:count])
 
 
 def sums(keys: NDArray[np.float32], queries: NDArray[np.float32], groupings: Sequence[Groups]) -> list[Sums]:
