@@ -94,7 +94,7 @@ def cold(plan: Plan, section: Section) -> None:
         ("dualform serve, until it takes questions", lambda: _ready(plan.memory), 1.0),
     )
     for question, ask, most in asks:
-        section.alone(question, Cell.of([ask() for _ in range(plan.repeats)]), Target("at most", most, "s"), question)
+        section.alone(question, Cell.of([ask() for _ in range(plan.repeats)]), Target("at most", most, "s"))
     if not section.lacks_study(plan, {ABLATED: Target("at most", 1.2)}):
         _of_study(plan, section)
     section.notes.append(
@@ -126,7 +126,7 @@ def _of_study(plan: Plan, section: Section) -> None:
         OURS: lambda: _seconds("-c", OUTPUT, path, str(query), next(masks)),
         BARE: lambda: apart(read_seconds, memory.folder, stays),
     }
-    section.compare(ABLATED, _turns(plan, contestants), BARE, Target("at most", 1.2), ABLATED)
+    section.compare(ABLATED, _turns(plan, contestants), BARE, Target("at most", 1.2))
 
 
 class _Memory:
@@ -184,13 +184,13 @@ class _Memory:
             return _seconds("-c", code, str(self.path), str(self._query))
 
         cells = _turns(self._plan, {OURS: ours, PASS: lambda: _seconds("-c", READ, *self.keys)})
-        self._section.compare(question, cells, PASS, target, question)
+        self._section.compare(question, cells, PASS, target)
 
     def whole(self, question: str, asks: dict[str, Callable[[], str]], check: Check, most: float | None) -> None:
         """Whole processes, ours beside the other."""
         cells = race(asks, self._plan.repeats, 10 * self._plan.patience, check)
         target = None if most is None else Target("at most", most)
-        self._section.compare(f"{question}: the whole process", cells, list(asks)[1], target, question)
+        self._section.compare(f"{question}: the whole process", cells, list(asks)[1], target)
 
 
 def _turns(plan: Plan, contestants: dict[str, Callable[[], float]]) -> dict[str, Cell]:

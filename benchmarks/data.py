@@ -150,8 +150,10 @@ def write_memory(path: Path, source: Source, slots: int, outputs: int = 0, query
             yield {**columns, "coin": coin[slot]}, {LAYER: LayerRows(0, keys, values)}, slot // 2
             start += len(keys)
 
-    sets = [QuerySetArrays("test", {LAYER: source.queries(query_set)}, np.arange(query_set) % 10, None)]
-    _write(path, {LAYER: (width, outputs)}, batches(), sets if query_set else [])
+    sets = []
+    if query_set:
+        sets.append(QuerySetArrays("test", {LAYER: source.queries(query_set)}, np.arange(query_set) % 10, None))
+    _write(path, {LAYER: (width, outputs)}, batches(), sets)
 
 
 def write_network(path: Path, slots: int, layers: int, width: int) -> None:

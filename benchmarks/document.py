@@ -100,9 +100,8 @@ def _section(section: Section, run: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     rows = [[row.question, name, *_judged(row, name, cell)] for row in section.rows for name, cell in row.cells.items()]
     yield from table(("question", "", "time or bytes", "ratio", "remark"), rows)
-    facts = section.facts | {f"loading the keys, {name}": duration(seconds) for name, seconds in section.build.items()}
-    if facts:
-        yield from table(["", ""], [[name, value] for name, value in facts.items()])
+    if section.facts:
+        yield from table(["", ""], [[name, value] for name, value in section.facts.items()])
     for note in section.notes:
         yield from (note, "")
 

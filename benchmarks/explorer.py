@@ -74,10 +74,10 @@ def explorer(plan: Plan, section: Section) -> None:
         (f"the answer on a page, {said}, warm", warm, alone, ANSWER, wrong),
         (f"the answer on the first page of a process, {said}", cold, fresh, None, ""),
     ):
-        section.compare(question, {OURS: Cell.of(ours, wrong=bad), API: Cell.of(beside)}, API, target, question)
-    section.alone(f"the answer under a new ablation, {said}", Cell.of(ablated), ANSWER, "ablation")
-    section.alone(f"its placebo, {said}", Cell.of(placebo), PLACEBO, "placebo")
-    section.alone(f"a page with all sections open, {said}, warm", Cell.of(whole), short="all parts")
+        section.compare(question, {OURS: Cell.of(ours, wrong=bad), API: Cell.of(beside)}, API, target)
+    section.alone(f"the answer under a new ablation, {said}", Cell.of(ablated), ANSWER)
+    section.alone(f"its placebo, {said}", Cell.of(placebo), PLACEBO)
+    section.alone(f"a page with all sections open, {said}, warm", Cell.of(whole))
     section.notes.append(
         f"A perceptron of {INPUTS}, {HIDDEN} and {OUTPUTS} units, trained by SGD on {SAMPLES:,} made-up samples of two "
         f"datasets; a query set of {QUERY_SET} examples. Beside are the same answers alone, asked of an engine in "

@@ -126,8 +126,7 @@ def contributions(plan: Plan, section: Section) -> None:
             for target, words in ((OUTPUT, "to an output"), (directions[:count], "along vectors")):
                 ask = partial(engine.topk, LAYER, queries, K, score="contribution", target=target, allow_inexact=True)
                 cells = _Products([(data.keys, values)], [(queries, target)], -LR).race(plan, ask)
-                question = f"{words}, {asked(count)}"
-                section.compare_fastest(f"top-{K} by contribution, {question}", cells, FASTEST, question)
+                section.compare_fastest(f"top-{K} by contribution, {words}, {asked(count)}", cells, FASTEST)
         _contribution_sums(plan, section, engine, data, values)
     section.notes.append(
         f"{plan.slots:,} slots of {data.keys.shape[1]} + {values.shape[1]} numbers, which are generated, the keys as "
@@ -163,7 +162,7 @@ def _contribution_sums(plan: Plan, section: Section, engine: Engine, data: Data,
         SCAN: lambda: torch.zeros(1, labels.count).index_add_(1, numbers, products.torch()),
     }
     cells = race(by_label, plan.repeats, plan.patience, lambda _, answer: near(right, answer))
-    section.compare(question, cells, SCAN, Target("at least", 300), question, times=True)
+    section.compare(question, cells, SCAN, Target("at least", 300), times=True)
     question = f"the {K} of {samples.count:,} samples that contributed most, 1 query"
     by_sample: dict[str, Callable[[], Any]] = {
         OURS: lambda: np.abs(ask(by="sample", k=K).sums),
@@ -171,7 +170,7 @@ def _contribution_sums(plan: Plan, section: Section, engine: Engine, data: Data,
     }
     check: Check = lambda name, answer: near(most, answer) if ours(name) else ("", "")  # noqa: E731
     cells = race(by_sample, plan.repeats, plan.patience, check)
-    section.compare(question, cells, PASS, Target("at most", 2), question)
+    section.compare(question, cells, PASS, Target("at most", 2))
 
 
 def gradients(plan: Plan, section: Section) -> None:
@@ -193,8 +192,8 @@ def gradients(plan: Plan, section: Section) -> None:
             layers = {name: LayerGradients(*own, np.arange(count)) for name, own in given.items()}
             ask = partial(engine.topk, "*", ExampleGradients(count, layers), K, score="gradient")
             cells = _Products(stored, list(given.values())).race(plan, ask)
-            short = asked(count).replace("queries", "examples").replace("query", "example")
-            section.compare_fastest(f"top-{K} by gradient over {LAYERS} layers, {short}", cells, FASTEST, short)
+            examples = asked(count).replace("queries", "examples").replace("query", "example")
+            section.compare_fastest(f"top-{K} by gradient over {LAYERS} layers, {examples}", cells, FASTEST)
     section.notes.append(
         f"{plan.slots:,} slots in {LAYERS} layers of {WIDTH} + {WIDTH} generated numbers; of each example a row of "
         "generated numbers in every layer. torch and NumPy hold all matrices and multiply them as they stand, on all "
@@ -248,7 +247,6 @@ def ledger(plan: Plan, section: Section) -> None:
                 {OURS: cells[OURS]},
                 TRAINING,
                 None if most is None else Target("at most", most),
-                f"{count}, {method}",
                 seconds=cells[TRAINING].seconds,
             )
         shutil.rmtree(path)

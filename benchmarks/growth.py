@@ -37,8 +37,7 @@ def growth(plan: Plan, section: Section) -> None:
     seconds = {name: {slots: [one[name] for one in rounds[slots]] for slots in folders} for name in QUESTIONS}
     for name, question in QUESTIONS.items():
         for slots, own in seconds[name].items():
-            size = f"T = {slots:,}"
-            section.alone(f"{question}, {size}", Cell.of(own, wrong=wrong[slots][name]), short=size)
+            section.alone(f"{question}, T = {slots:,}", Cell.of(own, wrong=wrong[slots][name]))
     small, *_, large = plan.growth
     for name, question in QUESTIONS.items():
         medians = {slots: Cell.of(own).seconds or 0.0 for slots, own in seconds[name].items()}
@@ -122,6 +121,6 @@ def floor(plan: Plan, section: Section) -> None:
         "NumPy matrix-vector": lambda: data.keys @ data.queries[0],
     }
     cells = race(readers, plan.repeats, plan.patience)
-    section.rows.append(Row("the keys read once", cells, short="the keys, once"))
+    section.rows.append(Row("the keys read once", cells))
     rate = data.keys.nbytes / min(cell.seconds for cell in cells.values() if cell.seconds is not None)
     section.facts["reading the keys once"] = f"{data.keys.nbytes / 1e9:.2f} GB, {rate / 1e9:.1f} GB/s"

@@ -169,8 +169,6 @@ class Row:
     beside_seconds: float | None = None
     ratio: float | None = None
     target: Target | None = None
-    short: str = ""
-    """Column heading in the section's table."""
     ratios: tuple[float, float] | None = None
     """The least and the greatest of the repeats; None where the spread is not told."""
 
@@ -208,15 +206,13 @@ class Section:
     facts: dict[str, str] = field(default_factory=dict)
     """Further figures, ready to print."""
     notes: list[str] = field(default_factory=list)
-    build: dict[str, float] = field(default_factory=dict)
-    """Seconds that each peer took to load the keys."""
     date: str = ""
     seconds: float = 0.0
     """The whole section."""
 
-    def alone(self, question: str, cell: Cell, target: Target | None = None, short: str = "") -> None:
+    def alone(self, question: str, cell: Cell, target: Target | None = None) -> None:
         """Add a row of our own figure."""
-        self.rows.append(Row(question, {OURS: cell}, target=target, short=short))
+        self.rows.append(Row(question, {OURS: cell}, target=target))
 
     def compare(
         self,
@@ -224,7 +220,6 @@ class Section:
         cells: Mapping[str, Cell],
         beside: str,
         target: Target | None = None,
-        short: str = "",
         *,
         seconds: float | None = None,
         times: bool = False,
@@ -240,17 +235,17 @@ class Section:
         ours, other = cells[OURS].seconds, cells[beside].seconds if seconds is None else seconds
         if "ratio" not in said and ours is not None and other is not None:
             said["ratio"] = other / ours if times else ours / other
-        self.rows.append(Row(question, cells, beside, other, target=target, short=short, **said))
+        self.rows.append(Row(question, cells, beside, other, target=target, **said))
 
     def compare_fastest(
-        self, question: str, cells: Mapping[str, Cell], target: Target | None, short: str, *, times: bool = False
+        self, question: str, cells: Mapping[str, Cell], target: Target | None = None, *, times: bool = False
     ) -> None:
         """Add a row with the ratio of our time to that of the fastest peer whose answer is right."""
         if (fastest := fastest_peer(cells)) is None:
-            self.rows.append(Row(question, cells, target=target, short=short))
+            self.rows.append(Row(question, cells, target=target))
             return
         name, seconds = fastest
-        self.compare(question, cells, f"fastest peer: {name}", target, short, seconds=seconds, times=times)
+        self.compare(question, cells, f"fastest peer: {name}", target, seconds=seconds, times=times)
 
     def lacks_study(self, plan: Plan, questions: Mapping[str, Target | None]) -> bool:
         """Whether there is no whole study to ask; then rows say so."""

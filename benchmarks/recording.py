@@ -250,7 +250,6 @@ def compare_trainings(section: Section, measured: dict[int, list[Measured]]) -> 
                 {OURS: Cell.of(ours, worst=max(ours))},
                 UNRECORDED,
                 target,
-                kind,
                 seconds=median(plain),
                 ratio=median(ratios),
                 ratios=(min(ratios), max(ratios)),
@@ -297,7 +296,7 @@ def checkpointing(plan: Plan, section: Section) -> None:
             shutil.rmtree(memory)
         question = f"a step of a transformer under AdamW, {name}, keys and values recorded"
         cells, plain = {OURS: Cell.of(recorded)}, median(unrecorded)
-        section.compare(question, cells, "the same step, unrecorded", target, name, seconds=plain)
+        section.compare(question, cells, "the same step, unrecorded", target, seconds=plain)
     section.notes.append(
         f"Two layers of width 256, 1,024 tokens a step. Medians over single steps, without the first {warm_up} of "
         "each training; trainings with the recorder and without take turns. Torch keeps no activations of a "
@@ -330,14 +329,12 @@ def long_training(plan: Plan, section: Section) -> None:
         {OURS: Cell(seconds[-1], min(seconds), len(seconds))},
         f"a step of the first {window:,}, and 0.3 ms",
         Target("at most", 1),
-        "time",
         seconds=seconds[0] + grown,
     )
     section.alone(
         f"growth of memory, {named}: most resident where a window of {window:,} ends, after the first",
         Cell(bytes=max(held) - held[0]),
         Target("at most", 64e6, "bytes"),
-        "memory",
     )
     section.notes.append(
         f"Two linear layers under AdamW, keys and values recorded, one thread of torch; samples are drawn from "

@@ -60,8 +60,8 @@ def topk(plan: Plan, section: Section) -> None:
                 methodcaller("top", queries, K, None),
                 nearly(exactly(expected), expected, data.keys, queries),
             )
-            section.compare_fastest(f"top-10, {asked(count)}", cells, targets.get(count), asked(count))
-        section.build = held.build
+            section.compare_fastest(f"top-10, {asked(count)}", cells, targets.get(count))
+        section.facts |= {f"loading the keys, {name}": f"{seconds:.3g} s" for name, seconds in held.build.items()}
 
 
 def filtered(plan: Plan, section: Section) -> None:
@@ -87,7 +87,7 @@ def filtered(plan: Plan, section: Section) -> None:
                     nearly(own, expected, data.keys, queries, mask.stays),
                 )
                 question = f"top-10 under {title} ({mask.where}), {asked(count)}"
-                section.compare(question, cells, PLAIN, target, f"{title}, {count:,}")
+                section.compare(question, cells, PLAIN, target)
 
 
 def grouped(plan: Plan, section: Section) -> None:
@@ -117,7 +117,7 @@ def grouped(plan: Plan, section: Section) -> None:
             nearly(check, right, data.keys, query.repeat(groups.count, axis=0)),
         )
         question = f"{EACH} best of each of {groups.count} groups, 1 query"
-        section.compare(question, cells, PLAIN_TOP, Target("at most", 1.5), question)
+        section.compare(question, cells, PLAIN_TOP, Target("at most", 1.5))
 
 
 def sums(plan: Plan, section: Section) -> None:
@@ -129,9 +129,9 @@ def sums(plan: Plan, section: Section) -> None:
         (by_position,) = oracle.sums(data.keys, data.queries[:many], [positions])
         cells = _sums(held, labels, by_label, 1, "dot")
         section.compare_fastest(
-            "sums by dataset and label, 1 query, after the first", cells, Target("at least", 1000), "dot, 1", times=True
+            "sums by dataset and label, 1 query, after the first", cells, Target("at least", 1000), times=True
         )
-        section.alone("the first sums of an open memory", _first_sums(held, by_label), short="dot, first time")
+        section.alone("the first sums of an open memory", _first_sums(held, by_label))
         places = f"{positions.count:,} positions"
         of_labels, of_positions = ("dataset and label", labels, by_label), (places, positions, by_position)
         asks: tuple[tuple[tuple[str, Groups, oracle.Sums], int, Literal["dot", "abs"]], ...] = (
@@ -144,11 +144,11 @@ def sums(plan: Plan, section: Section) -> None:
         for (by, groups, right), count, score in asks:
             word = "absolute" if score == "abs" else score
             cells = _sums(held, groups, right, count, score)
-            section.compare_fastest(f"{word} sums by {by}, {asked(count)}", cells, None, f"{word}, {by}, {count}")
+            section.compare_fastest(f"{word} sums by {by}, {asked(count)}", cells)
         cells = _sums(held, positions, by_position, many, "abs")
         target = Target("at most", MANY_SECONDS, "s") if many == MANY else None
         question = f"absolute sums by {places}, {asked(many)}"
-        section.rows.append(Row(question, cells, target=target, short=f"absolute, {places}, {many}"))
+        section.rows.append(Row(question, cells, target=target))
     section.notes.append(
         "The key sums of a grouping do not depend on the query, so dualform keeps them after the first question; the "
         "peers have no notion of them, and score every slot for each question."
@@ -200,7 +200,6 @@ def canonical(plan: Plan, section: Section) -> None:
                 {OURS: Cell.of(whole, wrong=wrong)},
                 "without the rescoring",
                 Target("at most", 1.1),
-                asked(count),
                 seconds=Cell.of(bare).seconds,
             )
             rescored = (engine.tally.candidates - candidates) / (count * len(whole))
@@ -222,13 +221,12 @@ def forms(plan: Plan, section: Section) -> None:
         for form in kernels.forms():
             kernels.use(form)
             for count in plan.queries[:2]:
-                queries, short = data.queries[:count], f"{form}, {asked(count)}"
+                queries = data.queries[:count]
                 contestants: dict[str, Callable[[], Any]] = {
                     OURS: partial(screened.topk, LAYER, queries, K),
                     SCAN: partial(scanned.topk, LAYER, queries, K),
                 }
                 cells = race(contestants, plan.repeats, plan.patience, exactly(right.first(count)))
-                section.compare(
-                    f"top-10, {short}", cells, SCAN, Target("at most", 1) if kernels.fast() else None, short
-                )
+                target = Target("at most", 1) if kernels.fast() else None
+                section.compare(f"top-10, {form}, {asked(count)}", cells, SCAN, target)
         kernels.use(None)

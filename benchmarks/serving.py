@@ -80,7 +80,6 @@ def serving(plan: Plan, section: Section) -> None:
             {OURS: Cell(1 / median(together), 1 / max(together), rounds, wrong=wrong)},
             "one client asking one after the other",
             Target("at least", 8),
-            f"{CLIENTS} clients",
             seconds=1 / median(alone),
             times=True,
         )
@@ -93,7 +92,7 @@ def serving(plan: Plan, section: Section) -> None:
                 }
                 cells = race(contestants, 3 * plan.repeats, plan.patience, exactly(right.first(count)))
                 question, beside = f"gRPC, {asked(count)} a call", cells[IN_PROCESS].seconds
-                section.compare(question, cells, "in process", target, f"{count} a call", seconds=beside)
+                section.compare(question, cells, "in process", target, seconds=beside)
     section.notes.append("Server, clients and the engine in process share the same cores.")
 
 

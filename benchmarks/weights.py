@@ -58,8 +58,8 @@ def weights(plan: Plan, section: Section) -> None:
     wrong = wrong_weights(found, right)
     for kind, seconds in products.items():
         cells, beside = {OURS: Cell.of(first, wrong=wrong)}, f"their plain products in {kind}"
-        section.compare(f"{QUESTION}, first time", cells, beside, FIRST, f"first time, over {kind}", seconds=seconds)
-    section.alone(f"{QUESTION}, again", Cell.of(again, wrong=wrong), AGAIN, "again")
+        section.compare(f"{QUESTION}, first time", cells, beside, FIRST, seconds=seconds)
+    section.alone(f"{QUESTION}, again", Cell.of(again, wrong=wrong), AGAIN)
     section.notes.append(
         f"The filter is {where}: it leaves {int(stays.sum()):,} of {len(stays):,} slots. The products take the values "
         "of the slots that stay times their keys, block by block; reading, conversion and the sum over blocks' edges "
@@ -173,7 +173,6 @@ def adamw(plan: Plan, section: Section) -> None:
                 {OURS: Cell.of(ours, wrong=wrong)},
                 f"products in {kind} and AdamW",
                 Target("at most", 3),
-                f"{name.partition(',')[0]}, over {kind}",
                 seconds=Cell.of(measured).seconds,
             )
     section.notes.append(
@@ -318,7 +317,7 @@ def study_sums(plan: Plan, section: Section) -> None:
         product = (before + _product(memory, query_set, plan.study_queries)) / 2
         beside = "one float32 product with layer 0's distinct keys"
         cells = {OURS: Cell(seconds, seconds, 1, wrong=wrong)}
-        section.compare(question, cells, beside, target, "both, all layers", seconds=product)
+        section.compare(question, cells, beside, target, seconds=product)
         _first_steps(plan, section, engine, memory, query_set)
     section.notes.append(
         "Layer 0 holds each image once, the other layers a key for every slot. After a relu neither keys nor queries "
@@ -382,4 +381,4 @@ def _first_steps(plan: Plan, section: Section, engine: Engine, memory: Snapshot,
     cells = race({OURS: ours, "NumPy, float32": plain}, plan.repeats, plan.patience, check)
     question = f"absolute sums of {FEWER:,} test queries at layer 0 by label, {len(slots):,} slots"
     target = Target("at most", 0.7, "s") if len(queries) == FEWER else None
-    section.rows.append(Row(question, cells, target=target, short="absolute, layer 0, first steps"))
+    section.rows.append(Row(question, cells, target=target))

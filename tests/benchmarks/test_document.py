@@ -38,10 +38,9 @@ def section() -> Section:
             0.01,
             0.1,
             Target("at most", 0.5),
-            "fast",
         ),
         Row("slow one", {OURS: Cell(1.0), "peer": Cell(why_not="no search")}, "peer", 0.5, 2.0, Target("at most", 1)),
-        Row("absent one", {OURS: Cell(why_not="needs data")}, target=Target("at most", 1), short="absent"),
+        Row("absent one", {OURS: Cell(why_not="needs data")}, target=Target("at most", 1)),
     ]
     return Section("topk", "Top", rows, {"fact": "3 things"}, notes=["A note."], date="2026-01-01")
 
@@ -57,8 +56,8 @@ def written(tmp_path, sections) -> tuple[str, str]:
 
 
 def test_a_first_answer_without_a_target_is_on_the_page(tmp_path):
-    row = Row("the very first", {OURS: Cell(2.0), "a pass": Cell(1.0)}, "a pass", 1.0, 2.0, short="first")
-    absent = Row("not compared", {OURS: Cell(3.0)}, short="alone")
+    row = Row("the very first", {OURS: Cell(2.0), "a pass": Cell(1.0)}, "a pass", 1.0, 2.0)
+    absent = Row("not compared", {OURS: Cell(3.0)})
     for name, stands in (("cold", True), ("topk", False)):
         text, _ = written(tmp_path, {name: Section(name, "Some", [row, absent], date="2026-01-01")})
         assert ("| the very first | 2.00 s | a pass: 1.00 s | 2.00 |" in text) == stands

@@ -125,9 +125,9 @@ def test_the_fastest_peer_is_one_whose_answer_is_right():
     assert fastest_peer(cells) == ("right", 0.2)
     assert fastest_peer({OURS: Cell(0.001)}) is None
     section = Section("topk", "Top")
-    section.compare_fastest("fast", cells, None, "")
-    section.compare_fastest("many times as fast", cells, None, "", times=True)
-    section.compare_fastest("alone", {OURS: Cell(0.001)}, None, "")
+    section.compare_fastest("fast", cells)
+    section.compare_fastest("many times as fast", cells, times=True)
+    section.compare_fastest("alone", {OURS: Cell(0.001)})
     assert [row.ratio for row in section.rows] == [pytest.approx(0.005), pytest.approx(200), None]
 
 
