@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks import oracle
 from benchmarks.data import LAYER, Floats, StudyKeys, load, read_study
-from benchmarks.harness import OURS, Cell, Check, K, Plan, Section, Target, apart, race
+from benchmarks.harness import OURS, Cell, Check, K, Plan, Section, Target, apart, race, unchecked
 from benchmarks.serving import CLI, served
 from dualform.store.derived_file import CODES, SUM
 
@@ -88,7 +88,7 @@ def cold(plan: Plan, section: Section) -> None:
         OURS: lambda: _dualform("group-sum", memory.path, *memory.asked, "--by", "dataset,label"),
         PASS: lambda: _python("-c", READ, *memory.keys),
     }
-    memory.whole("sums by dataset and label", contestants, lambda name, answer: ("", ""), None)
+    memory.whole("sums by dataset and label", contestants, unchecked, None)
     asks: tuple[tuple[str, Callable[[], float], float], ...] = (
         ("dualform.open, in Python", lambda: _seconds("-c", OPENED, str(plan.memory)), 0.3),
         ("dualform serve, until it takes questions", lambda: _ready(plan.memory), 1.0),

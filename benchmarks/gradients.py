@@ -19,7 +19,7 @@ from torch import nn
 import dualform
 from benchmarks import oracle
 from benchmarks.data import LAYER, LR, Data, Floats, GeneratedKeys, matrix, read, write_memory, write_network
-from benchmarks.harness import OURS, Check, K, Plan, Section, Target, asked, race
+from benchmarks.harness import OURS, Cell, Check, K, Plan, Section, Target, asked, race, unchecked
 from benchmarks.peers import ours
 from benchmarks.recording import train
 from dualform import Engine, ExampleGradients, LayerGradients
@@ -92,7 +92,7 @@ class _Products:
             outputs = np.eye(stored[1].shape[1], dtype=np.float32)
             yield stored, queries[query], outputs[directions] if isinstance(directions, int) else directions[query]
 
-    def race(self, plan: Plan, ask: Callable[[], Any]) -> Any:
+    def race(self, plan: Plan, ask: Callable[[], Any]) -> dict[str, Cell]:
         """Cells of the ten best slots: ours, torch's and NumPy's."""
         right = self.best()
         contestants: dict[str, Callable[[], Any]] = {
@@ -168,7 +168,10 @@ def _contribution_sums(plan: Plan, section: Section, engine: Engine, data: Data,
         OURS: lambda: np.abs(ask(by="sample", k=K).sums),
         PASS: lambda: keys @ own,
     }
-    check: Check = lambda name, answer: near(most, answer) if ours(name) else ("", "")  # noqa: E731
+
+    def check(name: str, answer: Any) -> tuple[str, str]:
+        return near(most, answer) if name == OURS else ("", "")
+
     cells = race(by_sample, plan.repeats, plan.patience, check)
     section.compare(question, cells, PASS, Target("at most", 2))
 
@@ -237,11 +240,10 @@ def ledger(plan: Plan, section: Section) -> None:
                 "test", tests[0][:count], tests[1][:count], _loss, by=("sample",), method=cast(Any, method)
             )
             contestants: dict[str, Callable[[], Any]] = {
-                OURS: lambda own=own: dualform.ledger(path, _network(), own),  # type: ignore[misc]
+                OURS: partial(_led, path, own),
                 TRAINING: partial(training, momentum),
             }
-            check = {"check": _adds_up} if method == "path" else {}
-            cells = race(contestants, plan.few, 2 * plan.patience, **check)
+            cells = race(contestants, plan.few, 2 * plan.patience, _adds_up if method == "path" else unchecked)
             section.compare(
                 f"{count} examples followed through {name}, {method}",
                 {OURS: cells[OURS]},
@@ -255,6 +257,10 @@ def ledger(plan: Plan, section: Section) -> None:
         "test images, followed by sample. The ledger is made from the record, beside the same training without a "
         "recorder, on all cores."
     )
+
+
+def _led(path: Path, influence: dualform.Influence) -> dualform.Ledger:
+    return dualform.ledger(path, _network(), influence)
 
 
 def _adds_up(name: str, answer: Any) -> tuple[str, str]:
