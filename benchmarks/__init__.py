@@ -1,9 +1,9 @@
-"""What questions cost, beside what else could answer them: `python -m benchmarks` from the repository's root.
+"""The cost of questions and of recording, and other packages: `python -m benchmarks` from the repository's root.
 
 __main__                the command line: which sections are measured, on how much data
 harness                 plans, sections, races, processes
 data                    the keys, from a recorded study or generated; memories of them; queries, masks and groups
-peers                   what else could answer, and one question put to dualform and all of them
+peers                   other packages, and one question put to dualform and all of them
 oracle                  the right answers, in float64
 cold                    first answers
 recording               trainings with the recorder on, and the networks that are trained
@@ -17,8 +17,8 @@ document                benchmarks.md and its pictures, from benchmarks.json
 
 Programs of their own:
 
-recording_profile       where the processor's time of recording goes
+recording_profile       the processor's time of recording, by part
 attribution             which score predicts a retraining
 attribution_ways        the trainings and the scores that it compares
-adjoint                 what an adjoint takes, and how well it predicts retrainings
+adjoint                 the time of an adjoint, and how well it predicts retrainings
 """

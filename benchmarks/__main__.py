@@ -1,4 +1,4 @@
-"""The command line: prepares the data, measures each section in a process of its own, writes what they found."""
+"""The command line: prepares the data, measures each section in its own process, writes the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dualform_studies.pages.machine import describe_machine, versions_of
 STUDY = Path("runs/continual")
 
 
-@click.command(help="Measure what questions cost, beside what else could answer them.")
+@click.command(help="Measure the cost of questions and recording, and other packages.")
 @click.option("--quick", "is_quick", is_flag=True, help="Two minutes: an eighth of the slots.")
 @click.option(
     "--study",
@@ -92,7 +92,7 @@ def main(
 
 
 def _read(out: Path) -> dict[str, Any]:
-    """The run that was written last. Raises UsageError where there is none."""
+    """The run that was written last. Raises UsageError if there is no file."""
     path = out / "benchmarks.json"
     if not path.exists():
         raise click.UsageError(f"There is no {path} to write the page from.")
@@ -101,13 +101,13 @@ def _read(out: Path) -> dict[str, Any]:
 
 
 def _section(plan: Plan, name: str) -> Section:
-    """What a process of its own found; a section without rows, with a note, where that process failed."""
+    """The section, measured in its own process. If that fails, it has a note and no rows."""
     click.echo(f"{name}: {SECTIONS[name][1]} …", nl=False)
     began = time.monotonic()
     try:
         # Peers log and draw progress bars.
         found = apart(measured, name, plan, RUST_LOG="error", TQDM_DISABLE="1")
-    except Exception as error:  # whatever ends a section, the others go on
+    except Exception as error:  # the other sections go on
         traceback.print_exception(error)
         note = f"This section failed: {type(error).__name__}: {error}"
         found = Section(name, SECTIONS[name][1], notes=[note], date=date.today().isoformat())
@@ -116,7 +116,7 @@ def _section(plan: Plan, name: str) -> Section:
 
 
 def alike(earlier: dict[str, Any], run: dict[str, Any]) -> bool:
-    """Whether figures of both may stand on one page: the same size, data, machine and versions.
+    """Whether figures of both may be on one page: the same size, data, machine and versions.
 
     A package that is missing now, as peers are that only other sections ask, tells nothing of the earlier figures.
     """

@@ -1,4 +1,4 @@
-"""What an adjoint takes and how well it predicts retrainings: python -m benchmarks.adjoint
+"""The time of an adjoint, and how well it predicts retrainings: python -m benchmarks.adjoint
 
 A perceptron 784-128-64-10 on the first MNIST images, trained as each recipe says, twelve test images as queries; times
 in trainings without a recorder, on one thread, side by side. LDS: the mean over queries of Spearman's correlation of

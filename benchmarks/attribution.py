@@ -210,7 +210,7 @@ class _Judged:
         return found
 
     def _sets(self) -> dict[str, Sets]:
-        """bool[k, n] of each kind: what each retraining leaves out."""
+        """bool[k, n] of each kind: the samples that each retraining leaves out."""
         samples, found = self._recipe.samples, dict[str, Sets]()
         for kind, share in SHARES.items():
             draw = np.random.default_rng((self._seed, round(1000 * share)))
@@ -325,7 +325,7 @@ def write(out: Path, docs: Path) -> Path:
 
 
 def _recipe_words(recipe: Report) -> Iterator[str]:
-    """What was trained, how long it took, and which ways ended with an error."""
+    """The training, its hours, and the ways that ended with an error."""
     hours, described = sum(recipe["seconds"].values()) / 3600, recipe["described"]
     yield f"{described[0].upper()}{described[1:]}. Result: {recipe['learned']}. The recipe took {hours:.1f} hours."
     for name, error in recipe["raised"].items():

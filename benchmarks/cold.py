@@ -109,7 +109,7 @@ def cold(plan: Plan, section: Section) -> None:
 
 
 def _of_study(plan: Plan, section: Section) -> None:
-    """Of a whole study, which has values."""
+    """The rows of a whole study, which has values."""
     assert plan.study is not None
     study, path, query = read_study(plan.study), str(plan.study), plan.folder / "study.npy"
     source = study.keys(LAYER)
@@ -172,7 +172,7 @@ class _Memory:
         """In Python, by groups that were asked for before: with the opening, and without it."""
         question = f"sums by dataset and label, {self._slots}"
         self.inside(f"{question}, from opening to the answer", SUMS)
-        # The opening has a target of its own.
+        # The opening has its own target.
         self.inside(f"{question}, the first question of an open memory", SUMS_OF_OPEN, Target("at most", 0.5))
 
     def inside(self, question: str, code: str, target: Target | None = None, derived: str | None = None) -> None:

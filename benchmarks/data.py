@@ -1,4 +1,4 @@
-"""The memories that are asked, and what is asked of them: keys of a recorded study or generated ones, queries, masks.
+"""The memories and the questions: keys of a recorded study or generated ones, queries, masks, groups.
 
 Shapes: T slots, n queries, d_in and d_out of the layer, G groups, b slots of a block.
 """
@@ -52,7 +52,7 @@ class StudyKeys:
         self._dataset = memory.column(memory.layer(LAYER).space, "dataset")
         changes = np.flatnonzero(self._dataset[1:] != self._dataset[:-1]) + 1
         if len(changes) != 1:
-            raise click.UsageError("the study is no continual one: its dataset must change exactly once.")
+            raise click.UsageError("this is not a continual study: its dataset must change exactly once.")
         self._switch = int(changes[0])
         self._datasets = str(self._dataset[0]), str(self._dataset[-1])
         self.origin = (
@@ -157,7 +157,7 @@ def write_memory(path: Path, source: Source, slots: int, outputs: int = 0, query
 
 
 def write_network(path: Path, slots: int, layers: int, width: int) -> None:
-    """A memory of several layers of one width each way: keys as behind a relu, and values."""
+    """A memory of several layers of one width each way: keys as after a relu, and values."""
     rng, names = np.random.default_rng(10), [f"layer-{number}" for number in range(layers)]
 
     def rows(count: int) -> LayerRows:
@@ -214,7 +214,7 @@ def _write(
     writer.close()
 
 
-# ---- What is asked
+# ---- Questions
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,7 +287,7 @@ class Data:
 
 
 def prepare(plan: Plan) -> str:
-    """Write the run's memory and queries into its folder. Returns a sentence for the document: what the keys are."""
+    """Write the run's memory and queries into its folder. Returns a sentence for the document about the keys."""
     found = source(plan)
     write_memory(plan.memory, found, plan.slots)
     np.save(plan.folder / "queries.npy", found.queries(max(plan.queries)))

@@ -1,4 +1,4 @@
-"""What a run found: benchmarks.md with its two pictures, for docs/results, and report.md with every table."""
+"""The results of a run: benchmarks.md with its two pictures, for docs/results, and report.md with every table."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _slots(run: Mapping[str, Any]) -> str:
 
 def _report(run: Mapping[str, Any], sections: Sequence[Section]) -> Iterator[str]:
     yield from ("# Benchmarks", "", _written(run))
-    yield "A section that was measured again, by the command that it names, stands in place of the run's own."
+    yield "A section that was measured again, by the command that it names, replaces the run's own."
     yield from ("", _slots(run), "")
     yield (
         "Times are medians; contestants take turns within one race, on all cores, with the keys already in the form "
@@ -107,7 +107,7 @@ def _section(section: Section, run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _judged(row: Row, name: str, cell: Cell) -> tuple[str, str, str]:
-    """A contestant's figure; of ours the ratio of the row, of others how many times ours it is; what the check said."""
+    """A contestant's figure; the row's ratio for ours, the multiple of ours for others; the check's remarks."""
     ours, remark = row.ours.seconds, "; ".join(filter(None, (cell.why_not, cell.wrong, cell.remark)))
     if name == OURS:
         return figure_of(cell), " ".join(filter(None, (ratio_of(row), beside_of(row)))), remark
@@ -141,7 +141,7 @@ def _digits(value: float) -> str:
 
 
 def figure_of(cell: Cell) -> str:
-    """A cell's time, with its spread, or its bytes; "—" where there is none."""
+    """A cell's time, with its spread, or its bytes; "—" if it has neither."""
     if cell.bytes is not None:
         return f"**wrong** ({readable(cell.bytes)})" if cell.wrong else readable(cell.bytes)
     if cell.seconds is None:
@@ -153,12 +153,12 @@ def figure_of(cell: Cell) -> str:
 
 
 def beside_of(row: Row) -> str:
-    """What the ratio compares with, and its figure; "" where there is none."""
+    """The other side of the ratio, and its figure; "" without one."""
     return "" if row.beside_seconds is None else f"{row.beside}: {duration(row.beside_seconds)}"
 
 
 def ratio_of(row: Row) -> str:
-    """The ratio and its spread; "" where there is none."""
+    """The ratio and its spread; "" without one."""
     if row.ratio is None:
         return ""
     spread = "" if row.ratios is None else f" ({ratio(row.ratios[0])} to {ratio(row.ratios[1])})"
@@ -166,7 +166,7 @@ def ratio_of(row: Row) -> str:
 
 
 def target_of(row: Row) -> str:
-    """The bound of the ratio, or of the figure itself; "" where there is none."""
+    """The bound of the ratio, or of the figure itself; "" without one."""
     return "" if row.target is None else f"{row.target.kind} {_bound(row.target)}"
 
 
@@ -182,14 +182,14 @@ def _bound(target: Target) -> str:
 # ---- Pictures
 
 TITLE = "The first answer of a process, a training that is recorded, and clients that ask at once"
-ANSWERS = "The first answer (blue) beside plain programs over the same files"
+ANSWERS = "The first answer (blue) and plain programs over the same files"
 TRAININGS = "A training that is recorded, times the same one unrecorded; its target in green"
 CLIENTS = f"Questions a second that {OURS} serve answers"
 _BLUE, _GREY, _GREEN = "#0072B2", "0.55", "#009E73"
 
 
 def _draw(path: Path, panels: Sequence[Callable[[Axes], None]], across: int, size: Any, **layout: Any) -> bool:
-    """False, and no picture, where there are no panels."""
+    """Draw the panels into a file. Returns False, and draws nothing, if the list is empty."""
     if not panels:
         return False
     import matplotlib
@@ -260,7 +260,7 @@ def _draw_felt(path: Path, sections: Sequence[Section]) -> bool:
 
 
 def _answers(axis: Axes, rows: Sequence[Row]) -> None:
-    """Seconds, ours and those of what was measured beside."""
+    """Seconds, ours and the other's."""
     for place, row in enumerate(rows):
         ours, beside = row.ours.seconds, row.beside_seconds if row.beside in row.cells else None
         assert ours is not None

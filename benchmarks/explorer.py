@@ -55,7 +55,7 @@ def explorer(plan: Plan, section: Section) -> None:
     with dualform.open(folder, backend=plan.backend) as engine:
         _ask(engine, next(rows))
         with explored(folder) as page:
-            page.parts(next(rows), ALL)  # derives what is kept beside the keys
+            page.parts(next(rows), ALL)  # derives the files that are kept with the keys
         cold = [first_page() for _ in range(plan.few)]
         fresh = [seconds_of(first_answers) for _ in range(plan.few)]
         with explored(folder) as page:
@@ -80,7 +80,7 @@ def explorer(plan: Plan, section: Section) -> None:
     section.alone(f"a page with all sections open, {said}, warm", Cell.of(whole))
     section.notes.append(
         f"A perceptron of {INPUTS}, {HIDDEN} and {OUTPUTS} units, trained by SGD on {SAMPLES:,} made-up samples of two "
-        f"datasets; a query set of {QUERY_SET} examples. Beside are the same answers alone, asked of an engine in "
+        f"datasets; a query set of {QUERY_SET} examples. The other figure is for the same answers from an engine in "
         "process, and for the first page the opening and the first answers of an engine; files are in the page cache, "
         "and what is derived from keys is kept beside them. What a browser draws is not in it."
     )

@@ -137,7 +137,7 @@ def contributions(plan: Plan, section: Section) -> None:
 
 
 def _contribution_sums(plan: Plan, section: Section, engine: Engine, data: Data, values: Floats) -> None:
-    """By label, of groups that were asked for before, beside a scan; and the ten samples that contributed most."""
+    """Sums by label, after the same groups were used before, and the ten samples that contributed most."""
     query = data.queries[:1]
     one_hot = np.eye(values.shape[1], dtype=np.float32)[[OUTPUT]]
     products, labels, samples = (
@@ -177,7 +177,7 @@ def _contribution_sums(plan: Plan, section: Section, engine: Engine, data: Data,
 
 
 def gradients(plan: Plan, section: Section) -> None:
-    """Over several layers, beside the products that they are made of."""
+    """Over several layers, compared with their plain products."""
     folder = plan.folder / "network"
     write_network(folder, plan.slots, LAYERS, WIDTH)
     memory = Snapshot.open(folder)
@@ -211,7 +211,7 @@ TRAINING = "the training itself"
 
 
 def ledger(plan: Plan, section: Section) -> None:
-    """Examples followed through a training: what that takes beside the training, and how well the ledger adds up."""
+    """Examples followed through a training: the time, compared with the training, and whether the ledger adds up."""
     if plan.images is None:
         section.notes.append("MNIST was not at hand: no training was followed.")
         return

@@ -1,4 +1,4 @@
-"""Time and memory of ever larger memories, each in a process of its own, in turns; and the keys read once."""
+"""Time and RAM of larger and larger memories, each in its own process, in turns; and the keys read once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def growth(plan: Plan, section: Section) -> None:
 def _measure(
     plan: Plan, folders: dict[int, Path], queries: Floats
 ) -> tuple[dict[int, dict[str, str]], dict[int, list[dict[str, float]]]]:
-    """By size, what is wrong with its answers, and what each round measured.
+    """By size, errors in its answers, and the figures of each round.
 
     The sizes take turns, so that a slow spell meets all of them.
     """
@@ -77,7 +77,7 @@ def _measure(
 
 
 def _wrong(folder: Path, queries: Floats, best: dualform.Hits, sums: dualform.GroupSums) -> dict[str, str]:
-    """What is wrong with the answers of one size, by question."""
+    """Errors in the answers of one size, by question; "" for none."""
     data = read(folder, queries)
     (top,), (totals,) = oracle.best(data.keys, queries, K), oracle.sums(data.keys, queries[:1], [data.groups(*BY)])
     found = oracle.wrong_exactly(top, best.slots, best.scores)
@@ -85,7 +85,7 @@ def _wrong(folder: Path, queries: Floats, best: dualform.Hits, sums: dualform.Gr
 
 
 _questions: dict[str, Callable[[], Any]] = {}
-"""Of the memory that this process has opened."""
+"""The questions to the memory that this process has opened."""
 
 
 def _begin(memory: Path, backend: str | None, queries: Floats) -> tuple[dualform.Hits, dualform.GroupSums]:
@@ -111,7 +111,7 @@ def steepest(seconds: dict[int, float]) -> float:
 
 
 def floor(plan: Plan, section: Section) -> None:
-    """What the machine can do: the keys read once, by whatever reads them fastest."""
+    """The machine's memory bus: the keys read once by NumPy and torch."""
     data = load(plan)
     keys, query = torch.from_numpy(data.keys), torch.from_numpy(data.queries[0])
     readers: dict[str, Callable[[], Any]] = {

@@ -1,6 +1,6 @@
-"""What every section of the benchmarks shares: the plan of a run, races, processes, and what is found.
+"""The parts that all sections share: the plan of a run, its results, races, processes.
 
-A section is a function `run(plan, section)` in one of the modules that SECTIONS names. It runs in a process of its own
+A section is a function `run(plan, section)` in one of the modules that SECTIONS names. It runs in its own process
 and adds rows to its `Section`: a question, the cell of each contestant, and a ratio that may have a target.
 """
 
@@ -42,7 +42,7 @@ FELT = {
     "strangers": ("serving", "Light questions beside others' floods"),
     "memory": ("serving", "Memory of a server and of whole studies"),
 }
-"""What a person feels: the first answer, a training that is recorded, many clients. By section: module and title."""
+"""The costs that a person notices: first answers, recording, many clients. By section: module and title."""
 REPEATED = {
     "topk": ("search", "Top-10"),
     "filtered": ("search", "Top-10 under a filter"),
@@ -59,7 +59,7 @@ REPEATED = {
     "study_sums": ("weights", "Sums of the study's test queries"),
     "floor": ("growth", "The floor"),
 }
-"""What questions cost of a memory that was asked before, and what the machine's memory bus allows."""
+"""The cost of questions to a memory that is open and warm, and the limit of the machine's memory bus."""
 SECTIONS = FELT | REPEATED
 """In the order of the document."""
 
@@ -115,23 +115,23 @@ QUICK: dict[str, Any] = {
     "steps": 40,
     "threads": (2,),
 }
-"""Of a plan for some minutes: every section that needs no whole study, on an eighth of the slots."""
+"""Settings for some minutes: every section that needs no whole study, on an eighth of the slots."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What one contestant made of one question."""
+    """One contestant's result for one question."""
 
     seconds: float | None = None
-    """Median; None where there is no answer."""
+    """Median; None without an answer."""
     best: float | None = None
     repeats: int = 0
     why_not: str = ""
-    """Why there is no time."""
+    """The reason for a missing time."""
     wrong: str = ""
-    """What is wrong with the answer: such a time counts for nothing."""
+    """The error in the answer: such a time counts for nothing."""
     remark: str = ""
-    """What else the check of the answer found."""
+    """A remark of the check of the answer."""
     bytes: float | None = None
     """Of memory, where those are the question and not the time."""
     worst: float | None = None
@@ -165,7 +165,7 @@ class Row:
     cells: Mapping[str, Cell] = field(default_factory=dict)
     """By contestant; dualform's is OURS."""
     beside: str = ""
-    """What the ratio compares with."""
+    """The other side of the ratio."""
     beside_seconds: float | None = None
     ratio: float | None = None
     target: Target | None = None
@@ -178,7 +178,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """None where there is no target or no figure."""
+        """None without a target or a figure."""
         figure = self._judged
         return None if self.target is None or figure is None else self.target.met(figure) and not self.ours.wrong
 
@@ -211,7 +211,7 @@ class Section:
     """The whole section."""
 
     def alone(self, question: str, cell: Cell, target: Target | None = None) -> None:
-        """Add a row of our own figure."""
+        """Add a row with only our figure."""
         self.rows.append(Row(question, {OURS: cell}, target=target))
 
     def compare(
@@ -248,7 +248,7 @@ class Section:
         self.compare(question, cells, f"fastest peer: {name}", target, seconds=seconds, times=times)
 
     def lacks_study(self, plan: Plan, questions: Mapping[str, Target | None]) -> bool:
-        """Whether there is no whole study to ask; then rows say so."""
+        """Whether the run lacks a whole study; then add rows that say so."""
         if plan.study is not None and not plan.quick:
             return False
         why = "needs a whole recorded continual study" if plan.study is None else "not in a quick run"
@@ -302,7 +302,7 @@ def asked(count: int) -> str:
 # ---- Races
 
 Check: TypeAlias = Callable[[str, Any], tuple[str, str]]
-"""Of a contestant's name and answer: what is wrong with it, and what is remarkable."""
+"""Takes a contestant's name and answer. Returns an error and a remark, either may be ""."""
 
 
 def unchecked(name: str, answer: Any) -> tuple[str, str]:
@@ -387,7 +387,7 @@ def seconds_of(run: Callable[[], Any]) -> float:
 
 
 def new_process(**environment: str) -> ProcessPoolExecutor:
-    """A process of its own that runs what is submitted, one after the other."""
+    """A new process that runs the functions submitted to it, one after the other."""
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
     with mock.patch.dict(os.environ, environment):
         pool.submit(os.getpid).result()
@@ -395,7 +395,7 @@ def new_process(**environment: str) -> ProcessPoolExecutor:
 
 
 def apart(function: Callable[..., A], *arguments: Any, **environment: str) -> A:
-    """What a function returns in a process of its own."""
+    """The result of a function that runs in a new process."""
     with new_process(**environment) as pool:
         return pool.submit(function, *arguments).result()
 

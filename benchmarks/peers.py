@@ -1,4 +1,4 @@
-"""What a user would otherwise pick, and one question put to dualform and to every one of these peers.
+"""Other packages, here called peers, and one question put to dualform and to all of them.
 
 Every peer gets all cores, and the keys in the form it likes best, built once and not timed with the questions. What a
 peer cannot do raises Cannot, with the reason.
@@ -362,11 +362,11 @@ class Contest:
         of_peer: Callable[[Peer], Any],
         check: Check,
     ) -> dict[str, Cell]:
-        """Everyone's cell. `kind` names what peers are asked, to predict from fewer queries who would take too long."""
+        """Everyone's cell. `kind` names the question, to predict from fewer queries which peers would take too long."""
         repeats, patience = self.plan.repeats, self.plan.patience
         peers = {name: partial(self._in_time, kind, queries, name, of_peer) for name in self.peers}
         if len(ours) > 1:
-            # These are compared with each other, closely: they race alone, for longer.
+            # These are compared closely with each other: they race without the peers, for longer.
             cells = race(ours, 3 * repeats, patience, check) | race(peers, repeats, patience, check)
         else:
             cells = race({**ours, **peers}, repeats, patience, check)
@@ -398,7 +398,7 @@ def contest(plan: Plan) -> Iterator[Contest]:
             began = time.perf_counter()
             try:
                 built[name] = peer(data, plan.folder, plan.build_patience)
-            except Exception as error:  # whatever a peer stumbles over goes into its cell
+            except Exception as error:  # the error goes into the peer's cell
                 log[name] = reason(error)
                 continue
             stack.callback(built[name].close)

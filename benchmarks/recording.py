@@ -1,4 +1,4 @@
-"""Trainings with the recorder on, beside the same trainings without it; and the networks that benchmarks train.
+"""Trainings with and without the recorder, and the networks that benchmarks train.
 
 Shapes: B examples of a step, L tokens of a text.
 """
@@ -34,12 +34,12 @@ GROUPS = 10
 """Labels of examples, of which masks leave half."""
 WORDS, TOKENS = 512, 64
 GPT_STEPS, TOY_STEPS, PERCEPTRON_STEPS, CHECKPOINTED_STEPS = 60, 150, 800, 40
-"""So many that opening and closing a record is no large part of the training."""
+"""Enough that opening and closing a record is a small part of the training."""
 _WARM_UP = 6
 """Steps: torch's first ones allocate, and the first recorder of a process loads what it needs."""
 
 Batch: TypeAlias = tuple[Tensor, Tensor, Mapping[str, Any]]
-"""Inputs, targets, and what the recorder is told of the step."""
+"""Inputs, targets, and the arguments of the recorder's step."""
 
 
 def train(

@@ -128,7 +128,7 @@ def _crowd(address: str, queries: Floats, rounds: int, seconds: float) -> tuple[
 
 
 def strangers(plan: Plan, section: Section) -> None:
-    """Light questions of one client, alone and beside callers that a server must live with."""
+    """Light questions of one client, without and with callers that a server must live with."""
     if plan.study is None:
         section.alone("light questions beside floods", Cell(why_not="needs a recorded continual study"))
         return
@@ -142,7 +142,7 @@ def strangers(plan: Plan, section: Section) -> None:
             "sums by label": lambda: client.group_sum(LAYER, query, "label"),
             "info": client.info,
         }
-        p99(asks, seconds)  # what is kept from here on is no part of what is measured
+        p99(asks, seconds)  # sums and codes that are kept are derived here, before anything is measured
         with watched(process) as held:
             for flood in FLOODS:
                 alone, beside, became = list[dict[str, float]](), list[dict[str, float]](), Counter[str]()
@@ -379,7 +379,7 @@ def _server(section: Section, plan: Plan, path: Path, bound: str, questions: Map
 
 
 def whole_run(section: Section, run: Path) -> None:
-    """What the report of a study's run says of its memory."""
+    """The peak memory in the report of a study's run."""
     path = report_folder(run) / "report.json"
     held = json.loads(path.read_text()).get("peak_bytes") if path.is_file() else None
     why = "" if held else f"no report beside the study says it: dualform study {run.name} --out {run.name}"

@@ -1,4 +1,4 @@
-"""Ablated weights of whole networks, and sums over a whole study, beside the matrix products that they need.
+"""Ablated weights of whole networks, and sums over a whole study, compared with plain matrix products.
 
 Shapes: T slots, b slots of a block or a step, d_in and d_out of a layer, n queries, G groups.
 """
@@ -102,18 +102,18 @@ def _products(memory: Snapshot, stays: NDArray[np.bool_]) -> tuple[dict[str, flo
 
 
 def sgd_coefficients(memory: Snapshot, parameter: str) -> Doubles:
-    """float64[steps]: what each step's gradient counts for in the final weights, measured factor included.
+    """float64[steps]: the coefficient of each step's gradient in the final weights, measured factor included.
 
     The recurrence of SGD with momentum, written out: v = m v + c g, w = w - lr v. Raises ValueError where the training
     used more than that.
     """
     groups = memory.table("parameter_groups").to_pandas().query("group == 0").sort_values("step")
     if groups[["dampening", "weight_decay"]].to_numpy().any() or groups[["nesterov", "maximize"]].to_numpy().any():
-        raise ValueError("the benchmark's own recurrence knows SGD with momentum alone")
+        raise ValueError("the benchmark's recurrence knows only SGD with momentum")
     factors = memory.table("factors").to_pandas()
     own = factors[factors["parameter"] == parameter].sort_values("step")
     if not np.array_equal(own["step"], groups["step"]) or not np.array_equal(own["step"], np.arange(len(own))):
-        raise ValueError("the benchmark's own recurrence wants an update at every step")
+        raise ValueError("the benchmark's recurrence needs an update at every step")
     rate, momentum = groups["lr"].to_numpy(), groups["momentum"].to_numpy()
     ahead, found = 0.0, np.empty(len(rate))
     for step in reversed(range(len(rate))):
@@ -226,7 +226,7 @@ class _Replay:
         return values.block(start, stop), keys.entry_block(start, stop), stays
 
     def seconds(self, dtype: torch.dtype) -> float:
-        """Of the products and of the optimizer's steps; what they need is at hand as they begin."""
+        """Of the products and the optimizer's steps, without reading."""
         parameters = [nn.Parameter(torch.from_numpy(np.array(block.initial)).to(dtype)) for block in self._blocks]
         optimizer = torch.optim.AdamW(parameters, 1e-3)
         seconds = 0.0
@@ -291,11 +291,11 @@ CHECKED = 2
 SCORES: tuple[Literal["dot", "abs"], ...] = ("dot", "abs")
 OF_ABSOLUTE = {"dot": 1e-12, "abs": 1e-6}
 FIRST_STEPS, FEWER = 300, 1000
-"""Steps and queries of the sums that a program with all scores at hand would be asked for."""
+"""Steps and queries of sums for which a program could hold all scores."""
 
 
 def study_sums(plan: Plan, section: Section) -> None:
-    """Signed and absolute sums of a query set's queries at every layer, beside one matrix product."""
+    """Signed and absolute sums of a query set's queries at every layer, compared with one matrix product."""
     question, target = f"dot and absolute sums of {plan.study_queries:,} test queries, all layers", Target("at most", 2)
     if section.lacks_study(plan, {question: target}):
         return
@@ -353,7 +353,7 @@ def _sums(memory: Snapshot, layer: Layer, queries: Floats) -> oracle.Sums:
 
 
 def _first_steps(plan: Plan, section: Section, engine: Engine, memory: Snapshot, query_set: str) -> None:
-    """Absolute sums of the first steps' slots at layer 0 by label, beside NumPy with their keys as one matrix."""
+    """Absolute sums of the first steps' slots at layer 0 by label, and NumPy's with their keys as one matrix."""
     layer = next(iter(memory.layers.values()))
     queries = memory.query_set(query_set).queries(layer.name)[:FEWER]
     slots = np.flatnonzero(np.asarray(memory.column(layer.space, "step")) < FIRST_STEPS)
