@@ -1,8 +1,8 @@
-"""The explorer: pages over a recorded training, for people who look. See `dualform explore`.
+"""The explorer: web pages over a recorded training. See `dualform explore`.
 
     pages = dualform_explorer.explore("runs/mine", preview=function)     # the same from Python
 
-Importing this package loads no server; `explore` does when it is first used.
+Importing this package loads no web server. The first call of `explore` does.
 """
 
 from __future__ import annotations

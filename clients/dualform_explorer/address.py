@@ -1,5 +1,7 @@
-"""Reads a page's state from its address. What is unknown or wrong is named, beside what there is; nothing is guessed.
-What an address leaves open, the memory decides.
+"""Reads a page's state from its address.
+
+Unknown and invalid parameters become errors that list the valid choices. Missing ones get defaults that depend on the
+memory.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ _MOST_CHOICES = 40
 _MOST_BY = 3
 _MOST_CHIPS = 100
 LONGEST = 4000
-"""Letters of a parameter."""
+"""The maximum length of a parameter."""
 SINGLE = (
     *("memory", "item", "token", "layer", "score", "target", "by", "where", "w0", "at", "k", "as", "among"),
     *("inexact", "within", "compute", "verify", "kept", "open"),
 )
 _REPEATED = ("without", "only")
 _FORM = ("keep", "column", "value", "first", "last", "move")
-"""What forms and keys of the page send: a chip that is added, or by how many examples the reader moves on. A state has
-no such parameters, so that its own address is another one."""
+"""Parameters sent by forms and keyboard shortcuts: a filter chip to add, or the number of examples to move by. They are
+not part of a state, so the reader is redirected to the state's own address."""
 _MOVE = re.compile(r"-?[0-9]{1,6}")
 _TARGET = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})?")
 
@@ -51,16 +53,16 @@ class Fault:
     parameter: str
     message: str
     choices: tuple[tuple[str, str], ...] = ()
-    """What may stand there instead: its name, and the part of the URL behind the question mark."""
+    """Valid choices: each a name and the query string of its page."""
 
 
 def default_by(info: MemoryInfo) -> tuple[str, ...]:
-    """The columns that groups are of where none are named."""
+    """The default columns to group by."""
     return ("dataset", "label") if len(info.datasets) > 1 else ("label",)
 
 
 def read_state(params: Params, info: MemoryInfo, memory: str = "") -> Reading:
-    """`memory`: the name that the state has for it; empty where there is only one."""
+    """`memory`: its name in links; empty if the server has only one memory."""
     reading = Reading(params, info)
     reading.read(memory)
     return reading
@@ -68,18 +70,18 @@ def read_state(params: Params, info: MemoryInfo, memory: str = "") -> Reading:
 
 @dataclass
 class Reading:
-    """What is read of an address, one parameter after the other."""
+    """One address that is being read, parameter by parameter."""
 
     params: Params
     info: MemoryInfo
     single: Sequence[str] = SINGLE
-    """The parameters that a page knows, each given once."""
+    """The parameters that this page knows, each given at most once."""
     others: Sequence[str] = (*_REPEATED, *_FORM)
     state: State | None = None
-    """None where there are faults."""
+    """None if the address has faults."""
     faults: list[Fault] = field(default_factory=list)
     move: int = 0
-    """By how many of the examples that are gone through the reader moves on, or back."""
+    """The number of examples to move forward, or back if negative."""
 
     def __post_init__(self) -> None:
         given = dict[str, list[str]]()
@@ -96,16 +98,16 @@ class Reading:
 
     @property
     def forms(self) -> bool:
-        """Whether the address is that of a form, and the state's own is another one."""
+        """Whether the address comes from a form, so that the state has a different address."""
         return any(name in _FORM for name, _ in self.params)
 
     @property
     def complete(self) -> bool:
-        """Whether the state is that of a page: not after a move, and with an output that contributions go to."""
+        """Whether the state is ready to show: it needs no move, and it has a target."""
         return not self.move and (self.state is None or self.state.score != "contribution" or bool(self.state.target))
 
     def read(self, memory: str) -> None:
-        """The state of an example's page."""
+        """Read the state of an example's page."""
         if any(len(value) > LONGEST for _, value in self.params):
             return
         query_set, row = self._item()
@@ -117,7 +119,7 @@ class Reading:
             memory=memory,
             query_set=query_set.name,
             row=row,
-            layer=self.one("layer") or layer.name,  # which may be that of a part
+            layer=self.one("layer") or layer.name,  # may name a part of the layer
             by=self._by(columns),
             token=self.number("token"),
             score=self.choice("score", "dot", SCORES),
@@ -145,7 +147,7 @@ class Reading:
         return next((value for own, value in self.params if own == name), "")
 
     def fault(self, name: str, message: str, choices: Iterable[str] = (), near: str = "") -> None:
-        """`choices` may stand in its place."""
+        """`choices`: valid values to offer."""
         named = list(choices)
         if len(named) > _MOST_CHOICES:
             named = difflib.get_close_matches(near, named, _MOST_CHOICES, 0.3) or named[:_MOST_CHOICES]
@@ -180,7 +182,7 @@ class Reading:
         if not own:
             self.fault("item", f"The query set {query_set.name} has queries of no recorded layer.")
             return None
-        named = any(name == "layer" for name, _ in self.params)  # a model that is a layer itself has no name for it
+        named = any(name == "layer" for name, _ in self.params)  # a model that is itself a layer has an empty name
         said = self.one("layer") if named else own[-1].name
         found = layer_of(self.info, said)
         if found is None or found not in own:
@@ -262,7 +264,7 @@ class Reading:
         return found
 
     def _chip_of(self, name: str, said: str, columns: dict[str, str]) -> list[Chip]:
-        """One, or none where nothing is said, or what is said has a fault."""
+        """A list of one chip, or an empty list if the parameter is empty or invalid."""
         try:
             return [read_chip(said, name != "without", columns)] if said or name in _REPEATED else []
         except BadInput as error:
@@ -271,7 +273,7 @@ class Reading:
 
 
 def completed(memory: Answers, info: MemoryInfo, state: State, move: int) -> State:
-    """So many examples further on, and of contributions where they go to."""
+    """Move by some examples, and fill in the default target."""
     there = moved(memory, info, state, move)
     if there.score != "contribution" or there.target:
         return there
@@ -279,8 +281,8 @@ def completed(memory: Answers, info: MemoryInfo, state: State, move: int) -> Sta
 
 
 def _target(memory: Answers, info: MemoryInfo, state: State) -> str:
-    """What tells most of an example: the output that the network read, less the one that it should have read, where it
-    misclassified it. The layer's first output where its outputs are not the network's.
+    """The default target: the output the network predicted minus the correct one if the example is misclassified.
+    Otherwise the largest output. A layer that does not give the network's outputs gets its first one.
     """
     examples = examples_of(memory, info, state.query_set)
     found, layer = output_layer(memory, info, examples), layer_of(info, state.layer)

@@ -1,14 +1,14 @@
-"""The pages: what stands at which address. All are read with GET, and each address is the whole state of its page.
+"""The pages and their addresses. All are read with GET, and each address holds the whole state of its page.
 
     ./                  memories, query sets, examples worth a look
-    ./explore?item=…    one example: its output, and what in the training it comes from
+    ./explore?item=…    one example: its output, and the training data behind it
     ./paper?item=…      all of its layers, as the paper shows them
     ./compare?a.item=…  two pages side by side
     ./sample?sample=…   one training sample: when it was learned, and what it moved
     ./search?q=…        the samples whose texts or table rows have a phrase
-    ./map?item=…        the slots of its layer as points; ./points and ./preview what a script draws there
-    ./panels?item=…     its parts, for scripts; ./news how far a training has recorded
-    ./panel?panel=…     one of its parts alone, for a frame or to print; ./csv its answers
+    ./map?item=…        the slots of its layer as points; ./points and ./preview are its data
+    ./panels?item=…     its panels, for scripts; ./news says how many steps are recorded
+    ./panel?panel=…     one of its panels, for a frame or to print; ./csv has its answers
     ./static/…          stylesheet and scripts
 
 Addresses within a page are relative, so that it works under any path.
@@ -60,13 +60,13 @@ log = logging.getLogger("dualform_explorer")
 
 @dataclass(frozen=True)
 class Failure:
-    """In a panel's place."""
+    """Shown in place of a panel."""
 
     message: str
     hint: str = ""
     code: str = ""
     field: str = ""
-    """The argument of the question that is to blame."""
+    """The argument of the question that caused the error."""
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
@@ -76,7 +76,7 @@ class Failure:
 
 
 class Invalid(Exception):
-    """An address with faults; `page` is the one that it is of."""
+    """Raised for an address with faults; `page` is the page that it would have been."""
 
     def __init__(self, faults: Sequence[Fault], page: str, name: str, info: MemoryInfo) -> None:
         super().__init__()
@@ -85,26 +85,26 @@ class Invalid(Exception):
 
 @dataclass
 class Running:
-    """What is being made."""
+    """A panel that is being computed."""
 
     work: Future[Any]
     waiting: int = 0
-    """Pages that wait for it."""
+    """The number of requests waiting for it."""
 
 
 class PanelThreads:
-    """Few of them: a page that nobody waits for any more does not keep those who follow."""
+    """A small thread pool. Work that no request waits for any more is cancelled, so that it does not delay others."""
 
     def __init__(self, seconds: float) -> None:
-        """`seconds` that a panel may take."""
+        """`seconds`: the time limit for a panel."""
         self.seconds = seconds
         self.pool = ThreadPoolExecutor(_THREADS, "dualform-explorer")
         self._templates = templates()
         self._running: dict[Hashable, Running] = {}
 
     async def panel(self, make: Callable[[], Any], context: dict[str, Any], template: str, same: Hashable) -> Markup:
-        """The panel as HTML: what `make` returns in its template, or why there is nothing. While it is being made,
-        whoever asks for the `same` waits for that one, so that a page may ask again for what was late.
+        """Render a panel as HTML, or the reason why it failed. Requests for the `same` panel share one computation, so
+        that a page can ask again for a panel that was late.
         """
         try:
             found: Markup = await self.shared(partial(self._made, make, context, template), same)
@@ -114,7 +114,7 @@ class PanelThreads:
             return self._failed(Failure(f"There was no answer within {self.seconds:g} seconds.", hint, "late"), context)
 
     async def shared(self, work: Callable[[], Any], same: Hashable = None) -> Any:
-        """What `work` returns, for all who ask for the `same` while it is being made. Raises TimeoutError."""
+        """Run `work` once for all requests of the `same` thing at a time. Raises TimeoutError."""
         key = work if same is None else same
         running = self._running.get(key)
         if running is None:
@@ -124,7 +124,7 @@ class PanelThreads:
         try:
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(running.work)), self.seconds)
         except asyncio.CancelledError:
-            if running.waiting == 1:  # the visitor is gone: it need not begin any more
+            if running.waiting == 1:  # the visitor is gone
                 running.work.cancel()
             raise
         finally:
@@ -147,9 +147,9 @@ class PanelThreads:
 STATIC = Path(__file__).parent / "static"
 _SEE_OTHER, _BAD_REQUEST, _NOT_FOUND, _FAULT, _BAD_GATEWAY = 303, 400, 404, 500, 502
 _FOR_SCRIPTS = ("panels", "points", "preview", "news")
-"""Pages that are JSON, what is wrong with their addresses too."""
+"""Pages that return JSON, also for errors."""
 DEADLINE = 15.0
-"""Seconds that a panel may take where nothing else is said."""
+"""The default time limit for a panel, in seconds."""
 
 
 class Pages:
@@ -167,7 +167,7 @@ class Pages:
                 *(Route(f"/{page.__name__}", page, methods=["GET"]) for page in pages),
                 Mount("/static", StaticFiles(directory=STATIC)),
             ],
-            middleware=[Middleware(GZipMiddleware, compresslevel=5)],  # each part is sent as it is ready
+            middleware=[Middleware(GZipMiddleware, compresslevel=5)],  # each part is sent as soon as it is ready
             lifespan=self._lifespan,
             exception_handlers={
                 _NOT_FOUND: _nowhere,
@@ -176,7 +176,7 @@ class Pages:
                 Invalid: self._invalid,
             },
         )
-        self.application.router.redirect_slashes = False  # a proxy in front may know the address by another name
+        self.application.router.redirect_slashes = False  # a proxy may serve it under another name
 
     @asynccontextmanager
     async def _lifespan(self, _application: Starlette) -> AsyncIterator[None]:
@@ -185,7 +185,7 @@ class Pages:
         self.close()
 
     def begin(self) -> None:
-        """Answers for each memory's first example, so that no visitor waits for what is made once."""
+        """Compute the first answer of each memory in advance, so that the first visitor need not wait."""
         for name in self._memories.names:
             self._threads.pool.submit(_begin_sql, self._memories, name)
             self._threads.pool.submit(_warm, self._memories, name)
@@ -195,7 +195,7 @@ class Pages:
         self._memories.close()
 
     async def start(self, request: Request) -> Response:
-        """Memories, and of each its query sets."""
+        """The start page: memories and their query sets."""
         opened: dict[str, MemoryInfo | Failure] = {}
         jobs: dict[tuple[str, str, str], asyncio.Task[Markup]] = {}
         later: dict[tuple[str, str], Callable[[], asyncio.Task[Markup]]] = {}
@@ -221,7 +221,7 @@ class Pages:
                 )
 
         async def corrections(name: str, query_set: str) -> Markup:
-            """Begun when all before it is sent, for it takes seconds."""
+            """Started last, because it takes seconds."""
             job = jobs["corrections", name, query_set] = later[name, query_set]()
             return await job
 
@@ -230,7 +230,7 @@ class Pages:
         return self._filled("start.html", context, jobs)
 
     async def explore(self, request: Request) -> Response:
-        """One example."""
+        """The page of one example."""
         memory, info, name = await self._asked(request, newest=True)
         reading = Reading(_params(request), info)
         state = await self._read(reading, memory, name, "explore")
@@ -246,7 +246,7 @@ class Pages:
         context = self._context(info, name, state)
         try:
             sql = where_before(info, state)
-        except BadMask:  # which each layer says in its place
+        except BadMask:  # shown by each layer
             sql = state.where
         context |= {"layers": [*layers], "sql": sql}
         jobs = self._jobs(memory, info, state, context, ("query",))
@@ -256,7 +256,7 @@ class Pages:
         return self._filled("paper.html", context, jobs)
 
     async def search(self, request: Request) -> Response:
-        """A phrase in previews; in a memory without query sets, too, which has no example to come from."""
+        """Search previews for a phrase. A memory without query sets can be searched too."""
         memory, info, name = await self._asked(request, newest=True)
         reading = Reading(_params(request), info, search.PARAMETERS)
         phrase, start = reading.one("q").strip() and reading.one("q"), reading.number("from") or 0
@@ -280,14 +280,14 @@ class Pages:
         return self._filled("search.html", context, {"search": self._begin("search", "Search", make, context, same)})
 
     async def map(self, request: Request) -> Response:
-        """The slots of a layer as points, which a script draws."""
+        """The map of a layer's slots, drawn by a script."""
         memory, info, name = await self._asked(request, newest=True)
         reading = Reading(_params(request), info, map_page.PARAMETERS)
         colour = reading.choice("colour", map_page.COLOURS[0], map_page.COLOURS)
         axes = reading.choice("axes", "pca", map_page.axes_known())
         state = await self._read(reading, memory, name, "map")
         own = ""
-        with suppress(BadMask):  # which the script says in the map's place
+        with suppress(BadMask):  # the script shows the error
             own = enclosed(state.where) if state.where else ""
         context = self._context(info, name, state)
         context |= {"colour": colour, "colours": map_page.COLOURS, "longest": LONGEST, "own": own}
@@ -295,7 +295,7 @@ class Pages:
         return self._filled("map.html", context)
 
     async def points(self, request: Request) -> Response:
-        """What the map draws."""
+        """The data of the map."""
         memory, info, name = await self._asked(request, newest=True)
         reading = Reading(_params(request), info, map_page.PARAMETERS)
         axes = reading.choice("axes", "pca", map_page.axes_known())
@@ -304,13 +304,13 @@ class Pages:
         return await self._json(make, (name, info.snapshot, state, "points", axes))
 
     async def preview(self, request: Request) -> Response:
-        """One training sample, for the map's pointer."""
+        """The preview of one training sample, for the map's tooltip."""
         memory, info, name = await self._asked(request)
         params = _params(request)
         return await self._json(partial(map_page.preview_of, memory, info, params), (name, info.snapshot, *params))
 
     async def _json(self, make: Callable[[], str], same: Hashable) -> Response:
-        """What is made in a thread, as text of JSON."""
+        """Run `make` in a thread and return its JSON text."""
         try:
             return Response(await self._threads.shared(make, same), media_type="application/json")
         except (DualformError, TimeoutError):
@@ -321,8 +321,8 @@ class Pages:
             return JSONResponse({"message": failure.message, "hint": failure.hint, "code": failure.code}, _FAULT)
 
     async def panels(self, request: Request) -> Response:
-        """The parts of such a page, for scripts: a line of JSON each, as they are ready. The first one says which page
-        it is, and at which address it stands. With `panel=NAME` that one alone, for a page in which it was late.
+        """The panels of a page for scripts, one line of JSON each, in the order in which they are ready. The first line
+        has the page's title and address. With `panel=NAME`, only that panel.
         """
         waited = request.query_params.get("panel")
         memory, info, name, state = await self._page(request, newest=False)
@@ -359,7 +359,7 @@ class Pages:
         return self._filled("compare.html", context, jobs)
 
     async def sample(self, request: Request) -> Response:
-        """One training sample."""
+        """The page of one training sample."""
         memory, info, name = await self._asked(request, newest=True)
         address = read_sample(_params(request), info, self._written(name))
         if isinstance(address, list):
@@ -378,7 +378,7 @@ class Pages:
         return self._filled("sample.html", context, jobs)
 
     async def csv(self, request: Request) -> Response:
-        """The answer to one of a panel's questions, by its number, as a file."""
+        """The answer to one question of a panel, by number, as a CSV file."""
         panel, number = (request.query_params.get(key, "") for key in ("panel", "question"))
         if panel not in PANELS or not (number.isascii() and number.isdecimal() and len(number) < 4):
             return await _nowhere(request, KeyError())
@@ -395,7 +395,7 @@ class Pages:
         return PlainTextResponse(await self._threads.shared(written), media_type="text/csv", headers=saved)
 
     async def panel(self, request: Request) -> Response:
-        """A part of such a page alone, above its question: for a frame in another page, or to print."""
+        """One panel with its question, for an `<iframe>` or to print."""
         panel = request.query_params.get("panel")
         if panel not in PANELS:
             return await _nowhere(request, KeyError())
@@ -404,21 +404,21 @@ class Pages:
         return self._filled("alone.html", context, self._jobs(memory, info, state, context, (panel,)))
 
     async def news(self, request: Request) -> Response:
-        """How far a training has recorded, which nothing on a page follows by itself."""
+        """How many steps have been recorded, for pages of a running training."""
         info: MemoryInfo = await self._threads.shared(partial(self._memories.news, self._name(_params(request))))
         return JSONResponse({"snapshot": info.snapshot, "steps": info.steps, "recording": info.recording})
 
     def _name(self, params: Params) -> str:
-        """Of the memory that is asked about."""
+        """The name of the memory in an address."""
         names = self._memories.names
         return next((value for own, value in params if own == "memory"), names[0] if len(names) == 1 else "")
 
     def _written(self, name: str) -> str:
-        """The memory's name as a state has it."""
+        """The memory's name as links have it: empty if there is only one."""
         return name if len(self._memories.names) > 1 else ""
 
     async def _opened(self, name: str, newest: bool = False) -> tuple[Answers, MemoryInfo]:
-        """A memory and what it holds: as it is now, or as the reader has seen it last."""
+        """A memory and its info: the newest, or as the reader last saw it."""
 
         def opened() -> tuple[Answers, MemoryInfo]:
             memory = self._memories.newest(name) if newest else self._memories.one(name)
@@ -429,12 +429,12 @@ class Pages:
         return found
 
     async def _asked(self, request: Request, newest: bool = False) -> tuple[Answers, MemoryInfo, str]:
-        """The memory that an address is about."""
+        """The memory that an address names."""
         name = self._name(_params(request))
         return *await self._opened(name, newest), name
 
     async def _page(self, request: Request, newest: bool = True, side: str = "") -> Page:
-        """What an address of an example's page is about, or one `side` of it of two."""
+        """The example's page that an address names; `side` is "a" or "b" of a comparison."""
         params = params_of(_params(request), side) if side else _params(request)
         name = self._name(params)
         memory, info = await self._opened(name, newest)
@@ -442,7 +442,7 @@ class Pages:
         return Page(memory, info, name, state)
 
     async def _read(self, reading: Reading, memory: Answers, name: str, page: str) -> State:
-        """The page that is meant. Raises Invalid where the address has faults, and what asking the memory does."""
+        """The state of a page. Raises Invalid if the address has faults, and any error of the memory."""
         reading.read(self._written(name))
         if reading.state is None:
             raise Invalid(reading.faults, page, name, reading.info)
@@ -453,7 +453,7 @@ class Pages:
         return state
 
     def _searching(self, info: MemoryInfo, name: str) -> dict[str, Any]:
-        """What the search field of a page needs."""
+        """The context that a page's search field needs."""
         return {"searchable": search.searchable(info), "written": [name] if self._written(name) else []}
 
     def _context(self, info: MemoryInfo, name: str, state: State) -> dict[str, Any]:
@@ -507,7 +507,7 @@ class Pages:
     def _filled(
         self, template: str, context: dict[str, Any], jobs: Mapping[Any, asyncio.Task[Markup]] = {}, status: int = 200
     ) -> Response:
-        """A page of panels, which is sent as they are ready."""
+        """Stream a page, each panel as soon as it is ready."""
         found = self._templates.get_template(template)
 
         async def panel(key: Any) -> Markup:
@@ -529,7 +529,7 @@ class Pages:
         return Failure(f"{name} did not answer within {self._threads.seconds:g} seconds.", code="late")
 
     async def _refused(self, request: Request, error: Exception) -> Response:
-        """A page, or JSON, in the place of one that a memory does not answer for."""
+        """A page or JSON with the error of a memory."""
         failure = self._failure(error, self._name(_params(request)))
         wrong = _BAD_REQUEST if isinstance(error, BadInput) else _BAD_GATEWAY
         status = _NOT_FOUND if isinstance(error, NotFound) else wrong
@@ -539,7 +539,7 @@ class Pages:
         return self._filled("trouble.html", {"failure": failure, "links": links}, status=status)
 
     async def _invalid(self, request: Request, error: Exception) -> Response:
-        """A page, or JSON, that says what is wrong with an address."""
+        """A page or JSON with the faults of an address."""
         assert isinstance(error, Invalid)
         if request.url.path.rpartition("/")[2] in _FOR_SCRIPTS:
             faults = [{"parameter": fault.parameter, "message": fault.message} for fault in error.faults]
@@ -549,7 +549,7 @@ class Pages:
 
 
 def _params(request: Request) -> Params:
-    """Of an address, without those that say which part of its page is wanted."""
+    """The parameters of an address, without those that choose one part of its page."""
     own = {"panels": ("panel",), "panel": ("panel",), "csv": ("panel", "question")}.get(
         request.url.path.rpartition("/")[2], ()
     )
@@ -557,7 +557,7 @@ def _params(request: Request) -> Params:
 
 
 def _begin_sql(memories: Memories, name: str) -> None:
-    """Names of labels, which every page has, come from a process that takes some tenths of a second to begin."""
+    """Start the SQL process, which takes some tenths of a second. Every page needs it for the names of labels."""
     with suppress(DualformError):
         memories.one(name).sql(NAMES)
 
@@ -573,7 +573,7 @@ def _warm(memories: Memories, name: str) -> None:
 
 
 def _empty(key: str) -> Markup:
-    """The place of a panel that comes later."""
+    """A placeholder for a panel that is filled later."""
     place = '<section id="panel-{0}" class="panel {0}" aria-label="{1}" data-waits></section>'
     return Markup(place).format(key, PANELS[key].title)
 

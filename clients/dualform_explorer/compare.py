@@ -20,7 +20,7 @@ _REST = ("rest",)
 
 
 def params_of(params: Params, side: str) -> list[tuple[str, str]]:
-    """Those of one side, as its own page has them."""
+    """The parameters of one side, as its own page has them."""
     return [(name.partition(".")[2], value) for name, value in params if name.startswith(f"{side}.")]
 
 
@@ -30,19 +30,19 @@ def compare_link(one: State, other: State) -> str:
 
 
 def another(info: MemoryInfo, state: State) -> State:
-    """What a page is compared with where nothing else is said: without its filter, at its end, or half way."""
+    """The default page to compare with: without the filter, at the end of training, or half way."""
     if state.masked:
         return replace(state, chips=(), where="", initial=True)
     return replace(state, at=None if state.at is not None else info.steps // 2)
 
 
 class Page(NamedTuple):
-    """What the page of one example is about."""
+    """The page of one example."""
 
     memory: Answers
     info: MemoryInfo
     name: str
-    """Of the memory."""
+    """The name of the memory."""
     state: State
 
 
@@ -57,10 +57,10 @@ class ComparedSide:
 @dataclass(frozen=True)
 class ComparedPart:
     part: Part
-    """Of the side that has it."""
+    """The part of whichever side has it."""
     one: float | None
     other: float | None
-    """None where a side has no such part."""
+    """None if that side has no such part."""
 
     @property
     def difference(self) -> float:
@@ -71,9 +71,9 @@ class ComparedPart:
 class ComparePanel:
     sides: tuple[ComparedSide, ComparedSide]
     parts: tuple[ComparedPart, ...]
-    """Along the margin of the first side; empty where either side has no answer, or other outputs."""
+    """Parts of the first side's margin; empty if either side has no answer, or their outputs differ."""
     why: str = ""
-    """Why there are no parts."""
+    """Why `parts` is empty."""
 
     @property
     def largest(self) -> float:
@@ -109,7 +109,7 @@ def _groups(answer: AnswerPanel) -> list[tuple[Any, ...]]:
 
 
 def _parts(left: AnswerPanel, right: AnswerPanel) -> tuple[ComparedPart, ...]:
-    """A group that was not computed for the other side is in what remains of both."""
+    """Groups that the other side did not compute are added to the remaining groups of both sides."""
     answers, parts = (left, right), (_by_name(left), _by_name(right))
     sums: tuple[dict[Any, float], dict[Any, float]] = ({}, {})
     for own, there, other, lacking in zip(sums, parts, parts[::-1], answers[::-1], strict=True):
@@ -126,5 +126,5 @@ def _parts(left: AnswerPanel, right: AnswerPanel) -> tuple[ComparedPart, ...]:
 
 
 def _by_name(answer: AnswerPanel) -> dict[Any, Part]:
-    """The remaining groups of two sides are not the same ones, and are compared as what remains."""
+    """The remaining groups differ between two sides, and are compared as one part."""
     return {_REST if part.kind == "rest" else (part.kind, *part.said): part for part in answer.parts}

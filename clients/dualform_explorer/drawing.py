@@ -1,7 +1,6 @@
-"""Figures as SVG that stands in the page. Coordinates are numbers of ours; what they mean stands beside them in HTML.
+"""Figures as inline SVG. The HTML next to a figure gives its units.
 
-Colours are classes of the stylesheet, so that a figure is right in light and dark: h0 to h9 for groups, `plus` and
-`minus` for signs.
+Colours are CSS classes, so that figures follow light and dark mode: h0 to h9 for groups, `plus` and `minus` for signs.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ _WIDTH, _HEIGHT = 200.0, 12.0
 
 
 def bar(value: float, largest: float, signed: bool, kind: str = "", ghost: float | None = None) -> Markup:
-    """A bar from zero: at the left, or in the middle where numbers of both signs are `signed`. `ghost`: an outline of
-    what it was before; `kind`: a class of the stylesheet.
+    """A bar from zero. Zero is at the left, or in the middle if values are `signed`. `ghost`: a previous value, drawn
+    as an outline; `kind`: a CSS class.
     """
     zero = _WIDTH / 2 if signed else 0.0
     scale = (_WIDTH - zero) / largest if largest else 0.0
     own = _rect(value * scale, zero, 2.0, _HEIGHT - 4.0, kind or ("plus" if value >= 0 else "minus"))
     was = "" if ghost is None else _rect(ghost * scale, zero, 0.5, _HEIGHT - 1.0, "ghost")
     line = f'<line x1="{zero:g}" x2="{zero:g}" y1="0" y2="{_HEIGHT:g}" class="zero"/>'
-    return Markup(  # numbers of ours and names of classes
+    return Markup(  # only numbers and class names
         f'<svg class="bar" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true">'
         f"{was}{own}{line}</svg>"
     )
 
 
 def columns(values: Sequence[tuple[float | None, int, float | None, str]], largest: float) -> Markup:
-    """Small upright bars side by side: of each its value, its hue, an outline of what it was before, and its name."""
+    """Small upright bars side by side, each with a value, a hue, a previous value (an outline) and a name."""
     width, height = 10.0, 40.0
     signed = any((own or 0.0) < 0 for value, _, was, _ in values for own in (value, was))
     zero = height / 2 if signed else height
@@ -63,7 +62,7 @@ def _rect(length: float, zero: float, top: float, height: float, kind: str) -> s
 
 
 def span(begin: float, end: float, ends: tuple[float, float], kind: str) -> Markup:
-    """A bar from one number to another, of those between `ends`; a line stands at zero."""
+    """A bar between two numbers, on an axis with the given `ends` and a line at zero."""
     low, high = ends
     scale = _WIDTH / (high - low) if high > low else 0.0
     zero, start = (0.0 - low) * scale, (begin - low) * scale
@@ -76,7 +75,7 @@ def span(begin: float, end: float, ends: tuple[float, float], kind: str) -> Mark
 
 
 def ticks(values: Sequence[float], ends: tuple[float, float], mark: float) -> Markup:
-    """Numbers as ticks on a line between `ends`, with a thicker one at `mark` and a thin one at zero."""
+    """Numbers as ticks on an axis with the given `ends`: a thick one at `mark`, a thin one at zero."""
     low, high = ends
     scale = _WIDTH / (high - low) if high > low else 0.0
     zero = [(0.0, 0, "zero")] if low <= 0 <= high else []
@@ -95,7 +94,7 @@ _DESCENT = 300.0
 
 
 def descents(groups: Sequence[tuple[int, Sequence[float]]], ranked: int) -> Markup:
-    """Of each group its hue and its scores; a group has a place for `ranked` of them."""
+    """Curves of descending scores. Each group has a hue and its scores, and room for `ranked` of them."""
     every = [score for _, scores in groups for score in scores]
     low, high = min(0.0, *every, 0.0), max(0.0, *every, 0.0)
     scale = _DESCENT / ((high - low) or 1.0)
@@ -113,7 +112,7 @@ def descents(groups: Sequence[tuple[int, Sequence[float]]], ranked: int) -> Mark
         if place:
             parts.append(f'<line x1="{left:g}" x2="{left:g}" y1="0" y2="{_DESCENT:g}" class="grid"/>')
     total = max(len(groups), 1) * width
-    return Markup(  # numbers of ours alone
+    return Markup(  # only numbers
         f'<svg class="descents" viewBox="0 0 {total:g} {_DESCENT:g}" preserveAspectRatio="none" aria-hidden="true">'
         f'{"".join(parts)}<line x1="0" x2="{total:g}" y1="{zero:.1f}" y2="{zero:.1f}" class="zero"/></svg>'
     )
@@ -124,7 +123,7 @@ _HISTOGRAM_HEIGHT = 100.0
 
 
 def lines(at: Sequence[int], several: Sequence[tuple[int, Sequence[float]]], ends: tuple[float, float]) -> Markup:
-    """Lines over the steps `at`: of each its hue and its values, drawn between `ends`; a rule stands at zero."""
+    """Lines over the steps `at`, each with a hue and values, on an axis with the given `ends` and a rule at zero."""
     low, high = ends
     first, last = at[0], max(at[-1], at[0] + 1)
     up = _LINES_HEIGHT / ((high - low) or 1.0)
@@ -139,15 +138,15 @@ def lines(at: Sequence[int], several: Sequence[tuple[int, Sequence[float]]], end
     zero = high * up
     rule = f'<line x1="0" x2="{_LINES_WIDTH:g}" y1="{zero:.1f}" y2="{zero:.1f}" class="zero"/>'
     cursor = f'<line class="cursor" x1="0" x2="0" y1="0" y2="{_LINES_HEIGHT:g}"/>'
-    return Markup(  # numbers of ours alone
+    return Markup(  # only numbers
         f'<svg class="lines" viewBox="0 0 {_LINES_WIDTH:g} {_LINES_HEIGHT:g}" preserveAspectRatio="none" '
         f'aria-hidden="true">{rule if low <= 0 <= high else ""}{"".join(drawn)}{cursor}</svg>'
     )
 
 
 def histogram(bars: Sequence[tuple[int, int, Sequence[tuple[int, float]], float]], small: bool = False) -> Markup:
-    """Of each bar its first and last step, the hue and size of its parts, and their sum: positive ones upwards, others
-    down. `small`: without what is said of a bar that is pointed at.
+    """A histogram over steps. Each bar has its first and last step, the hue and size of its parts, and their sum.
+    Positive parts go up, negative ones down. `small`: without tooltips.
     """
     up = max((sum(size for _, size in parts if size > 0) for _, _, parts, _ in bars), default=0.0)
     down = max((-sum(size for _, size in parts if size < 0) for _, _, parts, _ in bars), default=0.0)
@@ -180,16 +179,16 @@ def histogram(bars: Sequence[tuple[int, int, Sequence[tuple[int, float]], float]
 
 
 _ACROSS, _BAR, _NAME, _LETTER, _PHONE = 1000.0, 20, 22, 7.0, 330.0
-"""Units across a ribbon; pixels of a bar, of the name above it, of a letter, and across a phone."""
+"""The width of a ribbon in its own units; then, in pixels, the height of a bar, of the name above it, the width of a
+letter, and of a phone."""
 
 
 def ribbon(layers: Sequence[tuple[str, str, str, bool, Sequence[tuple[int, float, str, str] | None]]]) -> Markup:
-    """Layers from top to bottom, each with the shares of its groups side by side: from zero to the right, and negative
-    ones to the left. A band joins what a group has in neighbouring layers.
+    """Layers from top to bottom. Each has the shares of its groups side by side: positive ones to the right of zero,
+    negative ones to the left. A band joins the shares of a group in neighbouring layers.
 
-    Of each layer its name, what it is called, where a click leads, whether it is chosen, and of each group, in the same
-    order for all layers, its hue, its share, what is written on it and what it says under the pointer; None of a group
-    that the layer lacks.
+    `layers`: name, title, link and whether it is chosen; then for each group, in the same order in all layers, its hue,
+    share, text and tooltip, or None if the layer lacks the group.
     """
     pitch, above = 64 if len(layers) <= 12 else _BAR + _NAME, list[tuple[float, float] | None]()
     left, right = (
@@ -228,7 +227,7 @@ def ribbon(layers: Sequence[tuple[str, str, str, bool, Sequence[tuple[int, float
     high = pitch * (len(layers) - 1) + _NAME + _BAR
     size = f'width="100%" height="{high}"'
     zero = f'<line x1="{left * scale / 10:.2f}%" x2="{left * scale / 10:.2f}%" y1="0" y2="100%" class="zero"/>'
-    return Markup(  # numbers of ours, and texts that are escaped
+    return Markup(  # only numbers and escaped texts
         f'<svg class="ribbon" {size}><svg viewBox="0 0 {_ACROSS:g} {high}" {size} '
         f'preserveAspectRatio="none">{"".join(bands)}</svg>{"".join(drawn)}{zero if left else ""}</svg>'
     )
@@ -238,7 +237,7 @@ _RANKS_WIDTH, _RANKS_HEIGHT = 1000.0, 300.0
 
 
 def rank_curve(points: Sequence[tuple[int, float, float]]) -> Markup:
-    """Of each point its rank, score and share, ranks ascending."""
+    """Each point has a rank, a score and a share; ranks ascend."""
     if not points:
         return Markup("")
     ranks, scores, shares = zip(*points, strict=True)
@@ -265,7 +264,7 @@ def rank_curve(points: Sequence[tuple[int, float, float]]) -> Markup:
         f"{rounded(own)}</text>"
         for own in decades
     )
-    return Markup(  # numbers of ours alone
+    return Markup(  # only numbers
         f'<svg class="ranks" aria-hidden="true">{grid}{names}<svg {box} width="100%" height="100%">{lines}</svg></svg>'
     )
 
@@ -280,7 +279,7 @@ def _anchor(rank: int, span: float) -> str:
 
 
 def boxed(box: Any) -> Markup:
-    """A frame over a picture, which the stylesheet lays over it."""
+    """A frame that the stylesheet puts over a picture."""
     width, height = box.picture
     frame = f'x="{box.x:.2f}" y="{box.y:.2f}" width="{box.width:.2f}" height="{box.height:.2f}"'
     line = max(width, height) / 60
@@ -292,7 +291,7 @@ def boxed(box: Any) -> Markup:
 
 
 def heat_map(cells: Sequence[tuple[str, str, str]], grid: tuple[int, int], chosen: int) -> Markup:
-    """Cells row after row over a picture: of each the class of its colour, where a click leads, and what it says."""
+    """A grid of cells over a picture, row by row. Each cell has a colour class, a link and a tooltip."""
     rows, columns = grid
     parts = []
     for number, (colour, address, words) in enumerate(cells):

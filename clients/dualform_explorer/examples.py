@@ -1,4 +1,4 @@
-"""Query sets: their layers, their examples and labels, what the network made of them, and its output layer."""
+"""Query sets: their layers, examples and labels, the network's outputs for them, and its output layer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from dualform_explorer.words import Words, visible
 
 
 def evenly(count: int, most: int) -> NDArray[np.int64]:
-    """int64[min(count, most)]: numbers below `count`, evenly spread, both ends included."""
+    """int64[min(count, most)]: numbers below `count`, evenly spread, including both ends."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
 def layer_of(info: MemoryInfo, name: str) -> LayerInfo | None:
-    """The recorded layer of a name, which may be that of one of its parts."""
+    """The recorded layer with a name, which may be the name of one of its parts."""
     return next((layer for layer in info.layers if layer.name == name or name in layer.views), None)
 
 
@@ -36,7 +36,7 @@ def query_set_of(info: MemoryInfo, name: str) -> QuerySetInfo | None:
 
 
 def layers_of(info: MemoryInfo, query_set: QuerySetInfo | str) -> list[LayerInfo]:
-    """Those that a query set, or that of a name, has queries of."""
+    """The layers of which a query set stores queries."""
     found = query_set_of(info, query_set) if isinstance(query_set, str) else query_set
     return [] if found is None else [layer for layer in info.layers if layer.name in found.layers]
 
@@ -48,14 +48,15 @@ NAMES = "SELECT dataset, label, name FROM labels"
 class LabelNames:
     by_dataset: Mapping[tuple[Any, Any], str] = field(default_factory=dict)
     datasets: frozenset[str | None] = frozenset()
-    """Those of the memory, with None where beside them some slots have no dataset; empty where none has any."""
+    """The datasets of the memory; with None if some slots have a dataset and others do not, and empty if no slot has
+    one."""
     words: Words | None = None
-    """Of a tokenizer, which name what the memory has no name for."""
+    """Names from a tokenizer, for labels that have no recorded name."""
 
     def of(self, label: Any, *dataset: Any) -> str:
-        """The name of a label of a dataset, or without one that which it has in all; empty where there is none, or
-        several, or where it says no more than the number, and where a dataset has no names: its labels may mean others.
-        White space at its ends is shown.
+        """The name of a label in a dataset; without a dataset, the name it has in all of them. Empty if it has no name
+        or several, if its name is just the number, and if its dataset has no names, because labels may mean something
+        else there. White space at its ends is made visible.
         """
         found = visible(self._recorded(label, *dataset))
         return self.words.of(label) if not found and self.words is not None and isinstance(label, int) else found
@@ -71,7 +72,7 @@ class LabelNames:
 
 
 def label_names(memory: Answers, info: MemoryInfo) -> LabelNames:
-    """Empty where there are none, and where a server answers no SQL: numbers stand for themselves then."""
+    """Empty if no names were recorded, or if a server answers no SQL. Pages then show numbers."""
     words = beside_of(memory).words
     try:
         rows = memory.sql(NAMES)
@@ -85,36 +86,36 @@ def label_names(memory: Answers, info: MemoryInfo) -> LabelNames:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """n examples of a query set, of L tokens where those have outputs or labels of their own."""
+    """n examples of a query set, each of L tokens if outputs or labels are per token."""
 
     query_set: str
     count: int
     labels: NDArray[np.int64] | None
-    """int64[n], -1 where unknown."""
+    """int64[n], -1 if unknown."""
     outputs: NDArray[np.float32] | None
-    """float32[n, outputs] of the network when the query set was taken."""
+    """float32[n, outputs]: the network's outputs when the query set was stored."""
     token_labels: NDArray[np.int64] | None
-    """int64[n * L], in place of `labels` where each token has its own."""
+    """int64[n * L], in place of `labels` if each token has a label."""
     of_tokens: OutputSummary | None = None
-    """Of n * L rows, in place of `outputs` where the network has some for each token."""
+    """A summary of n * L rows, in place of `outputs` if each token has outputs."""
 
     @property
     def read(self) -> NDArray[np.int64] | None:
-        """int64[n]: the output that is largest; None where there are no outputs, and of a single one, whose size says
-        nothing beside others.
+        """int64[n]: the largest output. None without outputs, and for a single output, which has nothing to be compared
+        with.
         """
         return None if self.outputs is None or self.outputs.shape[1] < 2 else self.outputs.argmax(axis=1)
 
     @property
     def tokens(self) -> int | None:
-        """L; None where neither outputs nor labels are those of tokens."""
+        """L; None if neither outputs nor labels are per token."""
         own = self.token_labels if self.of_tokens is None else self.of_tokens
         return None if own is None or not self.count or len(own) % self.count else len(own) // self.count
 
     @property
     def token_errors(self) -> tuple[int, int] | None:
-        """How many tokens have another label than their largest output, and how many have a label at all; None where
-        outputs or labels of tokens are not known.
+        """The number of tokens whose largest output differs from their label, and the number of tokens with a label.
+        None if outputs or labels of tokens are unknown.
         """
         if self.of_tokens is None or self.token_labels is None or self.of_tokens.width < 2:
             return None
@@ -125,7 +126,7 @@ class Examples:
         return int(np.count_nonzero(wrong)), int(np.count_nonzero(known))
 
     def read_at(self, row: int, token: int | None, tokens: int) -> int | None:
-        """The largest output of an example, or of its token where those have their own."""
+        """The largest output of an example, or of one of its tokens if outputs are per token."""
         if self.read is not None:
             return int(self.read[row])
         if self.of_tokens is None or token is None or tokens != self.tokens or self.of_tokens.width < 2:
@@ -133,8 +134,8 @@ class Examples:
         return int(self.of_tokens.largest[row * tokens + token, 0])
 
     def losses(self, row: int) -> NDArray[np.float64] | None:
-        """float64[L]: how surprising the label of each token of an example was, -log of the share that a softmax of the
-        outputs gives it, in nats; NaN where a token has none. None where outputs or labels of tokens are not known.
+        """float64[L]: the loss of each token of an example, -log softmax of the outputs at its label, in nats. NaN for
+        a token without a label; None if outputs or labels of tokens are unknown.
         """
         tokens = self.tokens
         if self.of_tokens is None or tokens is None or self.token_errors is None:
@@ -142,7 +143,7 @@ class Examples:
         return self.of_tokens.loss[row * tokens : (row + 1) * tokens]
 
     def default_token(self, row: int, tokens: int) -> int:
-        """The last token that has a label, where tokens have their own; else the last one."""
+        """The last token with a label if labels are per token; otherwise the last token."""
         if self.token_labels is not None and len(self.token_labels) == self.count * tokens:
             labelled = np.flatnonzero(self.token_labels[row * tokens : (row + 1) * tokens] >= 0)
             if len(labelled):
@@ -151,7 +152,7 @@ class Examples:
 
     @property
     def misclassified(self) -> NDArray[np.int64]:
-        """Rows of examples whose largest output is not their label."""
+        """The rows of examples whose largest output is not their label."""
         if self.read is None or self.labels is None or self.outputs is None:
             return np.empty(0, np.int64)
         known = (self.labels >= 0) & (self.labels < self.outputs.shape[1])
@@ -162,7 +163,7 @@ class Examples:
         return int(self.labels[row]) if known and self.labels is not None else None
 
     def label_at(self, row: int, token: int | None, tokens: int) -> int | None:
-        """The label of an example, or of its token where those have their own."""
+        """The label of an example, or of one of its tokens if labels are per token."""
         if self.token_labels is None or token is None:
             return self.label(row)
         label = int(self.token_labels[row * tokens + token]) if len(self.token_labels) == self.count * tokens else -1
@@ -178,8 +179,8 @@ class Examples:
 
 
 def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
-    """Where the record does not say how many there are, each of the network's outputs is one; where it gave none, each
-    query of a layer that sees examples whole, or each label, and without those each stored row.
+    """If the record does not state the number of examples, count the network's outputs. Without outputs, count the
+    queries of a layer that sees examples whole, then the labels, then the stored rows.
     """
     query_set, stored = memory.query_set(name), query_set_of(info, name)
     labels, outputs = query_set.labels, query_set.outputs
@@ -204,11 +205,11 @@ def examples_of(memory: Answers, info: MemoryInfo, name: str) -> Examples:
 
 
 _SUMMARIES: WeakKeyDictionary[QuerySet, OutputSummary] = WeakKeyDictionary()
-"""Of query sets that were asked for: their outputs are gone through once."""
+"""Summaries by query set, so that outputs are read only once."""
 
 
 def _summary_of(query_set: QuerySet) -> OutputSummary:
-    """Of the outputs of tokens."""
+    """The summary of a query set with outputs per token."""
     found = query_set.summary or _SUMMARIES.get(query_set)
     if found is None:
         outputs, labels = query_set.outputs, query_set.labels
@@ -219,7 +220,7 @@ def _summary_of(query_set: QuerySet) -> OutputSummary:
 
 
 def _seen_whole(memory: Answers, info: MemoryInfo, query_set: QuerySetInfo) -> int | None:
-    """How many queries a layer has that sees examples whole; None where there is none beside layers that see tokens."""
+    """The number of queries of a layer that sees examples whole. None if there is no such layer, or no other."""
     own = layers_of(info, query_set)
     whole = [layer for layer in own if layer.space == "sample"]
     if not whole or len(whole) == len(own):
@@ -229,8 +230,8 @@ def _seen_whole(memory: Answers, info: MemoryInfo, query_set: QuerySetInfo) -> i
 
 
 def moved(memory: Answers, info: MemoryInfo, state: State, by: int) -> State:
-    """The page of the example so many further on among those that are gone through, or back; the last one, or the
-    first, where there are not so many.
+    """The state of an example that is `by` places further in the current selection, or further back. It stops at the
+    first and the last one.
     """
     rows = examples_of(memory, info, state.query_set).among(state.among)
     if not by or not len(rows):
@@ -243,11 +244,11 @@ def moved(memory: Answers, info: MemoryInfo, state: State, by: int) -> State:
 
 
 def tokens_of(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> int:
-    """How many queries of a layer an example has: one, or one for each token or place."""
+    """The number of queries that an example has in a layer: one, or one for each token or place."""
     found, query_set = layer_of(info, layer), query_set_of(info, examples.query_set)
     if found is None or query_set is None or not examples.count:
         return 1
-    first = layer_of(info, query_set.layers[0])  # whose rows the query set counts: the one that ran first
+    first = layer_of(info, query_set.layers[0])  # the query set counts rows of the layer that ran first
     if first is not None and found.space == first.space:
         rows = query_set.rows
     elif found.space == "sample":
@@ -261,9 +262,9 @@ def tokens_of(memory: Answers, info: MemoryInfo, examples: Examples, layer: str)
 def token_of(
     memory: Answers, info: MemoryInfo, examples: Examples, layer: str, tokens: int, state: State
 ) -> int | None:
-    """The place that is asked about of so many that an example has in a layer: where none is named, or one that other
-    layers alone have, the last one with a label, and of a convolution the one with the largest attention; None of an
-    example that is seen whole. Raises NotFound for a token that no layer has, and an example that there is not.
+    """The token or place to ask about in a layer that has `tokens` of them for each example. The default is the last
+    token with a label, or the place of a convolution with the largest attention. None if the layer sees examples whole.
+    Raises NotFound for a token that no layer has, or an unknown example.
     """
     if state.row >= examples.count:
         raise NotFound(
@@ -286,7 +287,7 @@ def token_of(
 
 
 def of_no_sample(memory: Answers, info: MemoryInfo, layer: LayerInfo) -> bool:
-    """Whether a layer's slots are of no sample, as those of a table of positions that is looked up once for all."""
+    """Whether a layer's slots belong to no sample, such as those of a table of positions that all samples share."""
     if layer.space in ("sample", "token") or not info.slots.get(layer.space):
         return False
     try:
@@ -297,9 +298,8 @@ def of_no_sample(memory: Answers, info: MemoryInfo, layer: LayerInfo) -> bool:
 
 
 def shared_row(memory: Answers, info: MemoryInfo, state: State, layer: str) -> tuple[int, int] | None:
-    """Of a layer whose stored queries are of no example, as those of a table of positions that is looked up once for
-    all of them: which one is asked, the one with the number of the page's token, and how many there are; None of any
-    other layer.
+    """For a layer whose stored queries belong to no example, such as a table of positions: the row to ask about, which
+    has the number of the page's token, and the number of rows. None for any other layer.
     """
     found = layer_of(info, layer)
     if found is None or not of_no_sample(memory, info, found):
@@ -313,8 +313,8 @@ def shared_row(memory: Answers, info: MemoryInfo, state: State, layer: str) -> t
 
 
 def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None = None) -> str | NDArray[np.float32]:
-    """The stored query of the page's example in a layer, as questions name it, or its numbers where the layer's queries
-    are of no example. Raises NotFound for a token or an example that there is not.
+    """The stored query of the page's example in a layer, as questions name it; an array if the layer's queries belong
+    to no example. Raises NotFound for an unknown token or example.
     """
     name = state.layer if layer is None else layer
     if (shared := shared_row(memory, info, state, name)) is not None:
@@ -327,23 +327,23 @@ def query_of(memory: Answers, info: MemoryInfo, state: State, layer: str | None 
 
 
 def label_in(memory: Answers, info: MemoryInfo, state: State, examples: Examples, layer: str) -> int | None:
-    """The label of the page's example, or of the token that is asked about in a layer."""
+    """The label of the page's example, or of the token that a layer is asked about."""
     tokens = tokens_of(memory, info, examples, layer)
     return examples.label_at(state.row, token_of(memory, info, examples, layer, tokens, state), tokens)
 
 
 SETS, MOST_RATED = 50, 1000
-"""Random sets, and examples of a query set that base rates are counted over."""
+"""The number of random sets, and the most examples that base rates are counted over."""
 _MOST_RATED_OUTPUTS = 1_000_000
-"""Of all those examples."""
+"""The most outputs of all those examples."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rated:
-    """What an ablation of the output layer makes of a query set, and what random ones of its size do."""
+    """The effect of an ablation of the output layer on a query set, and the effect of random ablations of its size."""
 
     rows: NDArray[np.int64]
-    """int64[n]: the examples, or tokens of all examples, evenly over those whose label is an output."""
+    """int64[n]: examples, or tokens of all examples, spread evenly over those whose label is an output."""
     answer: Placebos
     of_tokens: bool = False
 
@@ -370,7 +370,7 @@ class Rated:
 
 
 def _median(counts: NDArray[np.int64]) -> float:
-    """A whole one as int, and so without a point on the page; 0 of none."""
+    """The median, as int if it is whole, so that the page shows no decimal point; 0 without counts."""
     found = float(np.median(counts)) if len(counts) else 0.0
     return int(found) if found.is_integer() else found
 
@@ -380,23 +380,23 @@ class BaseRates:
     examples: int
     corrected: int
     misclassified: int
-    """Before, of which some are corrected."""
+    """The number of misclassified examples before, of which some are corrected."""
     broken: int
     correct: int
-    """Before, of which some are broken."""
+    """The number of correct examples before, of which some are broken."""
     sets: int
     random_corrected: float
-    """By the median of the random sets."""
+    """The median over the random sets."""
     random_broken: float
     of_tokens: bool = False
-    """Whether tokens were counted, not examples."""
+    """Whether tokens were counted instead of examples."""
 
 
 def rated(
     memory: Answers, examples: Examples, layer: str, where: str, at: int | None = None, inexact: bool = False
 ) -> Rated | None:
-    """None where no labels are known. Of a layer that gives the network's outputs, of examples or of their tokens.
-    Raises as `placebo` does.
+    """The base rates of an ablation in the layer that gives the network's outputs, over examples or their tokens. None
+    if labels are unknown. Raises the errors of `placebo`.
     """
     each = examples.tokens if examples.token_errors is not None else None
     if each is not None and examples.of_tokens is not None:
@@ -416,24 +416,24 @@ def rated(
 
 
 MOST_OUTPUTS = 12
-"""Of a layer that has more, a page shows so many."""
+"""The most outputs that a page shows of a layer."""
 _TRIED = 8
-"""Examples that a layer is asked about."""
+"""The number of examples on which a layer is compared with the network."""
 _LEAST, _MOST = 1e-3, 5e-2
-"""Of the largest output: how far the layer's outputs may be from the network's, in float32 and at most."""
+"""How far the layer's outputs may be from the network's, relative to the largest output: in float32, and at most."""
 
 
 @dataclass(frozen=True)
 class OutputLayer:
     name: str
     difference: float
-    """The largest between its outputs and the network's, over the examples that were tried."""
+    """The largest difference between its outputs and the network's, over the examples that were compared."""
     tried: int
 
 
 def output_layer(memory: Answers, info: MemoryInfo, examples: Examples) -> OutputLayer | None:
-    """None where the network's outputs are not known, or are those of no recorded layer: of a softmax in the model, or
-    behind a sum with other layers.
+    """The layer that gives the network's outputs. None if these are unknown, or if no recorded layer gives them, such
+    as after a softmax in the model or a sum with other layers.
     """
     query_set = query_set_of(info, examples.query_set)
     summary, outputs = examples.of_tokens, examples.outputs

@@ -1,4 +1,4 @@
-"""One HTML file that holds chosen predictions, each under every chosen filter, and needs no server."""
+"""One HTML file with chosen predictions, each under every chosen filter. It needs no server."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from dualform_explorer.start import MOST_DATASETS, ExampleCard, corrections_pane
 from dualform_explorer.state import SCORES, SECTIONS, State
 
 _MOST = 12
-"""Predictions where none are named."""
+"""The default number of predictions."""
 
 
 @dataclass(frozen=True)
 class Choice:
     items: tuple[State, ...]
-    """Each as it stands with nothing left out."""
+    """The predictions, without a filter."""
     masks: tuple[tuple[Chip, ...], ...]
-    """The first one leaves nothing out."""
+    """The filters to export; the first one is empty."""
 
     def state(self, item: int, mask: int) -> State:
         return replace(self.items[item], chips=self.masks[mask])
@@ -50,10 +50,10 @@ class Choice:
 
 
 def choose(memory: Answers, info: MemoryInfo, items: Sequence[str], without: Sequence[str]) -> Choice:
-    """`items`: QUERY_SET/EXAMPLE each; of none, those that the start page leads to. `without`: COLUMN:VALUE each; of
-    none, each dataset where there are several.
+    """`items`: QUERY_SET/EXAMPLE each; by default the examples of the start page. `without`: COLUMN:VALUE each; by
+    default each dataset if there are several.
 
-    Raises BadInput for what there is not.
+    Raises BadInput for unknown names.
     """
     if not info.query_sets:
         raise BadInput(
@@ -82,8 +82,8 @@ def _state(memory: Answers, info: MemoryInfo, item: str) -> State:
 
 
 def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]]:
-    """Of each query set in turn: misclassified examples that a filter corrects, then other misclassified ones, or the
-    first.
+    """For each query set: misclassified examples that a filter corrects, then other misclassified ones, or the first
+    ones.
     """
     query_sets = [query_set for query_set in info.query_sets if layers_of(info, query_set)]
     names = [query_set.name for query_set in query_sets]
@@ -115,24 +115,24 @@ def _masks(info: MemoryInfo, states: Sequence[State], without: Sequence[str]) ->
                 hint = f"There is {', '.join(info.datasets)}."
                 raise BadInput(f"There is no dataset {own.value!r}.", hint=hint, field="without")
         masks.append((chip,))
-    return list(dict.fromkeys(masks))  # the same may be written in several ways
+    return list(dict.fromkeys(masks))  # one filter can be written in several ways
 
 
 _FORM = re.compile(r"<form\b.*?</form>", re.DOTALL)
 _FIGURE = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
-"""Within one, a span would be no part."""
+"""A figure, in which a `<span>` would be invalid."""
 _LINK = re.compile(r"<a\b([^>]*)>(.*?)</a>", re.DOTALL)
 _HIT = re.compile(r'<rect [^>]*class="hit"[^>]*/>')
-"""Where a script would take hold of a figure."""
+"""Areas of a figure that only scripts use."""
 _KEPT = re.compile(r'class="(?:[^"]* )?(?:card|chip|token|samples|draws)[ "]')
-"""Links that say something also where they lead nowhere."""
+"""Links that are kept as text, because their content says something."""
 _LEADS = re.compile(r'\s(href|aria-current|tabindex)="[^"]*"')
 _NAMED = re.compile(r'\b(id|for|aria-labelledby)="([^"]*)"')
 
 
 def standalone(html: str, view: str) -> str:
-    """A panel's HTML: without forms and links to what the file does not hold, and with the `view` behind each id. Our
-    templates write it: no form or link holds another one, and no attribute holds a bracket.
+    """A panel's HTML without forms and without links to pages outside the file. Every id gets a suffix from `view`.
+    This relies on our templates: no form or link contains another one, and no attribute contains a bracket.
     """
 
     def shown(link: re.Match[str], instead: str = "span") -> str:
@@ -154,7 +154,7 @@ _STATIC = Path(__file__).parent / "static"
 class ExportedPage:
     html: str
     failed: int
-    """Panels that have no answer, and say so in their place."""
+    """The number of panels that show an error."""
 
 
 def exported_page(
@@ -165,9 +165,9 @@ def exported_page(
     most_bytes: int = MOST_BYTES,
     tell: Callable[[int, int], None] | None = None,
 ) -> ExportedPage:
-    """`name`: of the memory, as the file calls it. `tell`: how many views are drawn, of how many.
+    """`name`: the memory's name in the file. `tell`: called with the number of views that are done, and of all views.
 
-    Raises BadInput where it would be larger than `most_bytes`, as soon as that is known.
+    Raises BadInput as soon as the file would be larger than `most_bytes`.
     """
     drawing = _Drawing(memory, info, name, choice)
     views: list[str] = []
@@ -192,7 +192,7 @@ class _Drawing:
         self._memory, self._info, self._name, self._choice = memory, info, name, choice
         self._templates: Environment = templates()
         self._verify = False
-        with suppress(DualformError):  # a server asks for a right to reconstruction errors
+        with suppress(DualformError):  # a server asks for a permission for reconstruction errors
             self._verify = bool(memory.verify())
         self._places = list(product(range(len(choice.items)), range(len(choice.masks))))
         self._names = {self._state(*place): _view_name(*place) for place in self._places}
@@ -216,7 +216,7 @@ class _Drawing:
             info=self._info,
             style=Markup(style),
             script=Markup(script),
-            # Nothing is loaded from anywhere, and nothing runs but what stands in the file as we wrote it.
+            # The file loads nothing, and runs only the script that we wrote into it.
             policy=f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
             "base-uri 'none'; form-action 'none'",
             icon="data:image/svg+xml;base64," + b64encode((_STATIC / "icon.svg").read_bytes()).decode(),
@@ -234,14 +234,14 @@ class _Drawing:
             panel = PANELS[key].make(self._memory, self._info, state)
         except DualformError as error:
             self.failed += 1
-            failure = replace(Failure.of(error), field="")  # a file's filter has no place to say what is wrong with it
+            failure = replace(Failure.of(error), field="")  # a file has no form in which to show it
             return self._templates.get_template("failed.html").render({**context, "failure": failure})
         if isinstance(panel, QueryPanel):
             panel = self._among_chosen(panel, state)
         return template.render({**context, "panel": panel})
 
     def _among_chosen(self, panel: QueryPanel, state: State) -> QueryPanel:
-        """The reader goes through the examples of the file."""
+        """Let the reader step through the examples of the file."""
         rows = [own.row for own in self._choice.items if own.query_set == state.query_set]
         at = rows.index(state.row)
         return replace(
@@ -250,7 +250,7 @@ class _Drawing:
             among=len(rows),
             before=rows[at - 1] if at else None,
             after=rows[at + 1] if at + 1 < len(rows) else None,
-            misclassified=0,  # the file has no choice between all and the misclassified ones
+            misclassified=0,  # a file cannot switch to misclassified examples
         )
 
     def _context(self, item: int, mask: int) -> dict[str, Any]:
@@ -272,12 +272,12 @@ class _Drawing:
         }
 
     def _to(self, state: State) -> str:
-        """The place of a state in the file; empty for one that it does not hold."""
+        """The anchor of a state in the file; empty if the file does not have it."""
         view = self._names.get(state)
         return "" if view is None else f"#{view}"
 
     def _cards(self) -> dict[str, list[tuple[str, ExampleCard]]]:
-        """By query set: of each prediction its place in the file, and what it looks like."""
+        """By query set, the anchor and the card of each prediction."""
         found: dict[str, list[tuple[str, ExampleCard]]] = {}
         for query_set in dict.fromkeys(own.query_set for own in self._choice.items):
             numbers = [number for number, own in enumerate(self._choice.items) if own.query_set == query_set]

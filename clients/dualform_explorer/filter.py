@@ -1,4 +1,4 @@
-"""The filter of a page: chips picked with a click and an SQL condition, written together as one SQL `where`."""
+"""The filter of a page: chips and an SQL condition, combined into one SQL `where`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, BadMask
 
 OF_PLACE = frozenset(("slot", "step", "row", "position", "call"))
-"""Where a slot stands in the training."""
+"""Columns that locate a slot in training."""
 OF_SAMPLE = frozenset(("dataset", "label", "sample"))
-"""What it is of."""
+"""Columns that describe its sample."""
 STANDARD = OF_PLACE | OF_SAMPLE
 
 
@@ -26,12 +26,12 @@ WHOLE = frozenset(
 )
 _FRACTIONS = frozenset(("FLOAT", "DOUBLE"))
 _SPECIAL = frozenset(("nan", "inf", "-inf"))
-"""Fractions that are no numbers, as they are written."""
+"""Special values of fractions, as text."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Both ends are included."""
+    """Includes both ends."""
 
     first: Number
     last: Number
@@ -39,7 +39,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Condition:
-    """Of one column. Written `column:value`, `column:first..last`, and `column` for the slots in which it is NULL."""
+    """A condition on one column. Written as `column:value`, `column:first..last`, or `column` for NULL."""
 
     column: str
     value: str | Number | bool | Range | None
@@ -72,7 +72,7 @@ class Condition:
 
     @property
     def holds(self) -> str:
-        """As SQL; false where the column is NULL, unless that is the condition."""
+        """The condition as SQL. False for NULL, unless the condition is NULL."""
         name = column_name(self.column)
         match self.value:
             case None:
@@ -82,7 +82,7 @@ class Condition:
         return f"{name} = {literal(self.value)}"
 
     def fails(self, complete: Collection[str]) -> str:
-        """As SQL; true where the column is NULL, unless that is the condition. `complete`: columns NULL nowhere."""
+        """The opposite as SQL. True for NULL, unless the condition is NULL. `complete`: columns that are never NULL."""
         name, known = column_name(self.column), self.column in complete
         match self.value:
             case None:
@@ -95,10 +95,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Chip:
-    """Written as its conditions with `;` between, all of which hold of the slots that it means."""
+    """Conditions that must all hold for a slot. Written with `;` between them."""
 
     only: bool
-    """Whether those slots alone stay; else they are left out."""
+    """True keeps only the matching slots; False removes them."""
     conditions: tuple[Condition, ...]
 
     @classmethod
@@ -115,17 +115,17 @@ class Chip:
 
     @property
     def words(self) -> str:
-        """As a reader has it, without what becomes of these slots."""
+        """The conditions in words."""
         return ", ".join(own.words for own in self.conditions)
 
     def sql(self, complete: Collection[str]) -> str:
-        """The slots that stay. `complete`: columns that are known to be NULL nowhere."""
+        """An SQL condition for the slots to keep. `complete`: columns that are never NULL."""
         parts = [own.holds if self.only else own.fails(complete) for own in self.conditions]
         return parts[0] if len(parts) == 1 else f"({(' AND ' if self.only else ' OR ').join(parts)})"
 
 
 def read_chip(text: str, only: bool, columns: Mapping[str, str]) -> Chip:
-    """Of what stands in a URL. `columns`: their DuckDB types by name. Raises BadInput for what is none."""
+    """Read a chip from an address. `columns`: DuckDB types by name. Raises BadInput for anything else."""
     return Chip(only, tuple(_read(part, columns) for part in text.split(";")))
 
 
@@ -147,17 +147,17 @@ def _read(text: str, columns: Mapping[str, str]) -> Condition:
 
 
 def column_name(name: str) -> str:
-    """As SQL takes it: those that every space has are plain words."""
+    """The column in SQL, quoted unless it is a standard name."""
     return name if name in STANDARD else '"' + name.replace('"', '""') + '"'
 
 
 def alike(value: Any) -> Any:
-    """The value, so that it is equal to itself: NaN is one object."""
+    """The value itself. All NaN become one object, so that equal conditions compare equal."""
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
 def literal(value: Any) -> str:
-    """A plain value as SQL has it."""
+    """A value as an SQL literal."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not math.isfinite(value):
@@ -189,7 +189,7 @@ def _fraction(said: str) -> float:
 
 
 def complete_columns(info: MemoryInfo) -> frozenset[str]:
-    """Those that every recorder writes, and `dataset` where all slots have one."""
+    """The columns that are never NULL: those every recorder writes, and `dataset` if all slots have one."""
     always = {"slot", "step"}
     if sum(info.datasets.values()) == sum(info.slots.values()):
         always.add("dataset")
@@ -197,7 +197,7 @@ def complete_columns(info: MemoryInfo) -> frozenset[str]:
 
 
 _LETTER = r"A-Za-z_\x80-\x9f\xa1-\u1fff\u200c-\u202e\u2030-\u205e\u2061-\u2fff\u3001-\ufefe\uff00-\U0010ffff"
-"""Of a name: whatever is beyond ASCII, but for what DuckDB takes for a space."""
+"""Letters of an SQL name: ASCII letters, and everything beyond ASCII that DuckDB does not read as a space."""
 _TOKEN = re.compile(
     rf"""
     (?<![{_LETTER}0-9$]) [eE]'(?:[^'\\]|\\.|'')*' | '(?:[^']|'')*' | "(?:[^"]|"")*"
@@ -206,19 +206,20 @@ _TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-"""Texts, names, comments of a line, the beginnings of others, and parentheses, as DuckDB reads them."""
+"""The tokens that matter for nesting, as DuckDB reads them: strings, quoted names, line comments, the start of block
+comments, and parentheses."""
 _COMMENT = re.compile(r"/\*|\*/")
-"""What counts within a comment: they may stand in one another."""
+"""The start and end of block comments, which nest."""
 
 
 def where_of(
     chips: Iterable[Chip], own: str = "", before: int | None = None, complete: Collection[str] = ()
 ) -> str | None:
-    """The slots that stay; None where all do. Chips that leave slots out all hold; of those about the same columns that
-    name what alone stays, one must hold.
+    """SQL for the slots to keep; None for all slots. All removing chips must hold. Among keeping chips for the same
+    columns, one must hold.
 
-    `before`: slots of earlier steps alone. `complete`: columns known to be NULL nowhere. Raises BadMask for a condition
-    that would end the parentheses around it, as "a) OR (b", and so let slots in that a chip leaves out.
+    `before`: keep only slots of earlier steps. `complete`: columns that are never NULL. Raises BadMask for a condition
+    that would close the parentheses around it, such as "a) OR (b", and so let in slots that a chip removes.
     """
     parts: list[str] = []
     allowed: dict[tuple[str, ...], list[str]] = {}
@@ -237,12 +238,14 @@ def where_of(
 
 
 def narrowed(own: str, condition: str) -> str:
-    """A condition of one's own, or none, and one more. Raises BadMask as `where_of` does."""
+    """Add a condition to the reader's own condition, which may be empty. Raises BadMask as `where_of` does."""
     return f"{enclosed(own)} AND ({condition})" if own else condition
 
 
 def samples_filter(samples: Iterable[tuple[str | None, int]], only: bool) -> str:
-    """The slots of some samples, each a dataset and a number; or those of all others, and those without a sample."""
+    """The slots of some samples, each given by dataset and number. With `only` false, all other slots, including those
+    without a sample.
+    """
     numbers: dict[str | None, list[int]] = {}
     for dataset, sample in samples:
         numbers.setdefault(dataset, []).append(sample)
@@ -257,7 +260,7 @@ def samples_filter(samples: Iterable[tuple[str | None, int]], only: bool) -> str
 
 
 def enclosed(own: str) -> str:
-    """In parentheses. Raises BadMask for a condition that would end them."""
+    """Put a condition in parentheses. Raises BadMask for a condition that would close them."""
     depth, within, place = 0, 0, 0
     while depth >= 0 and (token := (_COMMENT if within else _TOKEN).search(own, place)) is not None:
         place = token.end()
@@ -270,4 +273,4 @@ def enclosed(own: str) -> str:
             "opens a parenthesis that it does not close" if depth > 0 else "closes a parenthesis that it did not open"
         )
         raise BadMask(f"{own!r} {does}.", hint="Give one condition, whole by itself.", field="where")
-    return f"({own}\n)"  # on a line of its own, for it may end in a comment
+    return f"({own}\n)"  # on a new line, because the condition may end in a comment

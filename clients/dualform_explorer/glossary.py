@@ -1,5 +1,5 @@
-"""The words of dualform, each with what it means in one sentence: of the page docs/glossary.md, the explorer's hover
-texts and the notebook widget's.
+"""The glossary of dualform: a one-sentence definition for each word, used in docs/glossary.md and in the tooltips of
+the explorer and the notebook widget.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ class Word(NamedTuple):
     meaning: str
     """One sentence of plain text."""
     link: str = ""
-    """The page that says more, from docs/."""
+    """A page in docs/ with more about it."""
 
 
 GLOSSARY: dict[str, Word] = {
@@ -106,12 +106,12 @@ GLOSSARY: dict[str, Word] = {
     "unrecorded change": Word("A change of the weights that the recorded updates do not explain.", "exactness.md"),
     "value": Word("The layer's error signal for a slot, times what the optimizer made of it.", "concepts.md"),
 }
-"""In the order of the alphabet."""
+"""In alphabetical order."""
 SCORE_WORDS = {"dot": "attention score", "abs": "absolute score", "contribution": "contribution"}
-"""By score, as questions name it, its word in the table."""
+"""The glossary word of each score."""
 
 
 def meaning(word: str) -> str:
-    """What a word means, also in its plural and with a capital. Raises KeyError for one that the table lacks."""
+    """The definition of a word, also for its plural and with a capital. Raises KeyError for unknown words."""
     own = word if word in GLOSSARY else word.lower()
     return GLOSSARY[own if own in GLOSSARY else own.removesuffix("s")].meaning

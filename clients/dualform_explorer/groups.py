@@ -1,4 +1,4 @@
-"""The groups of slots that a page shows, and what its questions about scores have in common."""
+"""The groups of slots on a page, and the common arguments of its questions about scores."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ MOST_GROUPS = 24
 class Group:
     columns: tuple[str, ...]
     values: tuple[Any, ...]
-    """Of these columns; None for the slots without one."""
+    """The values of the columns; None for slots without one."""
     name: str
-    """What its label is called; empty where there is no such name."""
+    """The name of its label; empty if it has none."""
     hue: int
-    """Of its colour, alike on all pages of a memory: 0 to HUES - 1."""
+    """The number of its colour, 0 to HUES - 1, the same on all pages of a memory."""
     sum: float
-    """Of the scores of its slots."""
+    """The sum of its slots' scores."""
     count: int
-    """Its slots."""
+    """The number of its slots."""
 
     @property
     def key(self) -> str:
-        """Its values in one text, for whoever reads the page by program."""
+        """Its values as one text, for programs that read the page."""
         return "/".join("" if value is None else str(value) for value in self.values)
 
 
 def groups_of(memory: Answers, info: MemoryInfo, by: Sequence[str], sums: GroupSums) -> tuple[Group, ...]:
-    """The groups of one query's answer, in the order of their values where those are few, else the largest first."""
+    """The groups of one query's answer. A few groups are ordered by value, many by size of the sum."""
     names = label_names(memory, info) if "label" in by else LabelNames()
     ranked = sums.ranked()
     if (sums.total or len(sums.groups)) <= MOST_GROUPS:
@@ -57,19 +57,19 @@ def groups_of(memory: Answers, info: MemoryInfo, by: Sequence[str], sums: GroupS
 
 @dataclass(frozen=True)
 class GroupRow:
-    """A group with and without the page's mask."""
+    """A group with and without the page's filter."""
 
     group: Group
-    """As the mask leaves it; without the mask where it is `gone`."""
+    """Its sum under the filter; if it is `gone`, its sum without the filter."""
     unmasked: float | None
-    """The sum without the mask; None where there is no mask, or the group is not among the largest then."""
+    """The sum without the filter. None if the page has no filter, or the group is then not among the largest."""
     gone: bool = False
-    """Whether the mask leaves none of its slots."""
+    """Whether the filter removes all of its slots."""
 
 
 def rows_of(masked: Sequence[Group], whole: Sequence[Group]) -> tuple[GroupRow, ...]:
-    """`whole`: without the mask; none where there is no mask. Where all that is left is among those, they keep their
-    places.
+    """`whole`: the groups without the filter; empty if the page has none. Groups keep their order from `whole` if it
+    contains all that are left.
     """
     left, was = {own.values: own for own in masked}, {own.values: own for own in whole}
     if 0 < len(whole) <= MOST_GROUPS and left.keys() <= was.keys():
@@ -78,14 +78,14 @@ def rows_of(masked: Sequence[Group], whole: Sequence[Group]) -> tuple[GroupRow, 
 
 
 def name_of(names: LabelNames, by: Sequence[str], values: Sequence[Any]) -> str:
-    """What the label of a group is called."""
+    """The name of a group's label."""
     said = dict(zip(by, values, strict=True))
     dataset = (said["dataset"],) if "dataset" in said else ()
     return names.of(said["label"], *dataset) if "label" in said else ""
 
 
 def hue_of(info: MemoryInfo, by: Sequence[str], values: Sequence[Any]) -> int:
-    """By its first column."""
+    """The hue of a group, from its first column."""
     column, value = by[0], values[0]
     if column == "dataset" and value in (known := sorted(info.datasets)):
         return known.index(value) % HUES
@@ -93,7 +93,7 @@ def hue_of(info: MemoryInfo, by: Sequence[str], values: Sequence[Any]) -> int:
 
 
 def groupings_of(info: MemoryInfo, state: State) -> list[tuple[str, ...]]:
-    """What slots may be grouped by with a click: columns that say something of them, and the state's own."""
+    """Columns offered for grouping, and the page's own."""
     layer = layer_of(info, state.layer)
     columns = [] if layer is None else info.columns[layer.space]
     found: list[tuple[str, ...]] = [(name,) for name in columns if name not in OF_PLACE]
@@ -103,9 +103,10 @@ def groupings_of(info: MemoryInfo, state: State) -> list[tuple[str, ...]]:
 
 
 _MOST_SHARED = 24
-"""Groups that contributions are asked for where each takes a run of the training's updates; of more, the largest."""
+"""The most groups for which contributions are asked if each needs a run of the training's updates. Of more, the
+largest."""
 _MOST_SUMMED = 1000
-"""Where they are sums."""
+"""The most groups if contributions are sums."""
 _LARGEST = 20
 
 
@@ -114,19 +115,19 @@ class Terms:
     """The terms of a layer's output for one query. Shapes: G groups, d_out."""
 
     answer: Contributions
-    """Its groups may be others: of it are the terms that no group has."""
+    """The answer with all other terms. It may have different groups."""
     groups: tuple[GroupKey, ...]
     sums: NDArray[np.float64]
     """float64[G, d_out]"""
     counts: NDArray[np.int64]
     others: int = 0
-    """How many groups are left out: those with the smallest sums of attention, in absolute value."""
+    """The number of groups left out: those with the smallest absolute sums of attention."""
     other_sum: NDArray[np.float64] | None = None
-    """float64[d_out] of all of these."""
+    """float64[d_out]: the sum of the groups left out."""
     other_count: int = 0
 
     def output(self, initial: bool) -> NDArray[np.float64]:
-        """float64[d_out]: with or without the initial weights, the bias and what is outside the record."""
+        """float64[d_out]: the output, with or without the initial weights, the bias and the unrecorded change."""
         output = np.asarray(self.answer.output[0])
         return (
             output if initial else output - self.answer.initial[0] - self.answer.bias - self.answer.unrecorded_change[0]
@@ -134,7 +135,7 @@ class Terms:
 
 
 def terms_of(memory: Answers, info: MemoryInfo, state: State, layer: str, by: tuple[str, ...]) -> Terms:
-    """Of a grouping with many groups, those that have the largest attention, and all others as one."""
+    """The terms of the groups with the largest attention, and one term for all other groups."""
     query, mask = query_of(memory, info, state, layer), where(info, state)
 
     def asked(by: tuple[str, ...], mask: str | None) -> Contributions:
@@ -148,7 +149,7 @@ def terms_of(memory: Answers, info: MemoryInfo, state: State, layer: str, by: tu
     def largest() -> GroupSums:
         return memory.group_sum(layer, query, by=by, where=where_before(info, state), score="abs", k=_LARGEST)
 
-    # A filter leaves no more groups than there are, which other parts of the page ask for, too.
+    # A filter leaves no more groups than there are. Other panels ask this question too.
     if total(memory.group_sum(layer, query, by=by, k=MOST_GROUPS)) <= most or total(largest()) <= most:
         try:
             answer = asked(by, mask)
@@ -168,7 +169,7 @@ def terms_of(memory: Answers, info: MemoryInfo, state: State, layer: str, by: tu
 
 
 def scored(memory: Answers, info: MemoryInfo, state: State, masked: bool = True) -> dict[str, Any]:
-    """Of questions about the scores in the page's layer."""
+    """Arguments for questions about scores in the page's layer."""
     asked: dict[str, Any] = {
         "layer": state.layer,
         "queries": query_of(memory, info, state),
@@ -181,7 +182,7 @@ def scored(memory: Answers, info: MemoryInfo, state: State, masked: bool = True)
 
 
 def expected_seconds(panel: str, info: MemoryInfo, state: State) -> float:
-    """About how long a panel's contributions take the memory on one core; 0 of a panel without any."""
+    """The approximate time for a panel's contributions on one core, in seconds; 0 for other panels."""
     contributes = state.score == "contribution" and panel in ("sums", "slots", "samples", "ranks", "steps")
     whole = panel in ("answer", "terms")
     layer = layer_of(info, (info.output_layer or state.layer) if whole else state.layer)
@@ -191,7 +192,7 @@ def expected_seconds(panel: str, info: MemoryInfo, state: State) -> float:
         return 0.0
     parts = max(1, len(layer.views))
     d_in, d_out = layer.d_in // parts, layer.d_out // parts
-    # Of labels that are too many, some are asked for alone, and then all; each with what a filter leaves of the layer.
+    # Of too many labels, some are asked for separately and then all together, each also under the filter.
     runs = (2 if whole and layer.d_out > _MOST_SHARED else 1) * (2 if state.masked else 1)
     return runs * estimated_seconds(layer.slots, info.steps, d_in, d_out, d_out if whole else 2)
 
@@ -205,5 +206,5 @@ def where_before(info: MemoryInfo, state: State) -> str | None:
 
 
 def where_unmasked(state: State) -> str | None:
-    """All slots as of the page's step."""
+    """A condition for all slots up to the page's step."""
     return None if state.at is None else f"step < {state.at}"

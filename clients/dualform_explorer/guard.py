@@ -1,6 +1,7 @@
-"""Which requests are answered: those addressed to a name of the server, of a bounded number of parameters, that no page
-elsewhere sent behind its reader's back, and that bring the token if there is one. And the headers that tell browsers
-what a page may do.
+"""Checks requests before the pages see them, and adds security headers.
+
+A request must be addressed to one of the server's names, have a bounded number of parameters, come from no other site's
+page in the background, and carry the token if there is one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dualform_proto.address import host_of
 
 _HEADERS = {
-    # Nothing of a page comes from elsewhere, and nothing in it runs or paints but files of ours.
+    # Pages load only our own files, and only those run.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -24,22 +25,22 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 PUBLIC = "/static/"
-"""What needs no token: the same for everyone."""
+"""Needs no token, because it is the same for everyone."""
 MOST_PARAMETERS = 200
-"""Of an address; a page's own has some twenty, and one for each part of a mask."""
+"""The most parameters of an address. A page has about twenty, and one for each chip."""
 
 
 class Guard:
-    """In front of the application. A request's Host must be one of the server's names: otherwise a page elsewhere could
-    have its name resolve to this machine, and read what the server answers. Such a page may link here, but its images
-    and scripts are not answered: each would be work.
+    """Wraps the application. Checking the Host header stops DNS rebinding, by which a page of another site could read
+    our answers. Other sites may link to pages, but cannot load images or scripts from here, which would cost us work.
     """
 
     def __init__(
         self, application: ASGIApp, hosts: Collection[str] | None, door: str, token: str | None = None, prefix: str = ""
     ) -> None:
-        """`hosts`: names without a port, in lower case; None for any, where TLS holds a browser to the server's own.
-        `door`: the page that takes a token. `prefix`: of the path, where a proxy in front leaves it there."""
+        """`hosts`: lower-case names without a port; None for any name, if TLS ties a browser to the server's own.
+        `door`: the page that asks for a token. `prefix`: a prefix of the path that a proxy leaves in place.
+        """
         self._application, self._door = application, door
         self._hosts = None if hosts is None else frozenset(hosts)
         self._token = None if token is None else token.encode()
@@ -58,7 +59,7 @@ class Guard:
             await send(message)
 
         headers = Headers(scope=scope)
-        # Browsers say which page a request is of, in headers that no page can set.
+        # Browsers set these headers, and pages cannot change them.
         elsewhere = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         admitted = self._token is None or (

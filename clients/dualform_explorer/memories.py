@@ -1,4 +1,4 @@
-"""The memories that the pages are about, by name: each is opened when it is first asked for."""
+"""The memories that are served, by name. Each is opened when it is first needed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from dualform_explorer.words import Words
 
 A = TypeVar("A")
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Seconds."""
+"""Pauses between attempts, in seconds."""
 _MOST = 400
-"""Answers that are kept: those of some dozens of pages."""
+"""The number of cached answers, enough for some dozens of pages."""
 _LARGE = 10_000
-"""Hits of a question, as the map's, whose answer is too large to keep."""
+"""An answer with more hits, such as the map's, is too large to cache."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What a reader gave beside a memory."""
+    """What a reader supplied in addition to a memory."""
 
     words: Words | None = None
-    """What labels and outputs are called that have no recorded name."""
+    """Names of labels and outputs that have no recorded name."""
     scores: tuple[ScoreFile, ...] = ()
-    """Of other packages, for its samples."""
+    """Other packages' scores of the memory's samples."""
 
 
 def beside_of(memory: Answers) -> Beside:
@@ -44,9 +44,9 @@ def beside_of(memory: Answers) -> Beside:
 
 
 class RememberedAnswers(Answers):
-    """Whoever answers for a memory, asked each question once as of a snapshot. Safe to use from several threads.
+    """Caches the answers of a memory for its current snapshot. Thread-safe.
 
-    A question that is being answered is not asked again beside it: who asks it too waits for the same answer.
+    Callers that ask the same question at the same time share one answer.
     """
 
     def __init__(self, answers: Answers, beside: Beside = Beside()) -> None:
@@ -59,7 +59,7 @@ class RememberedAnswers(Answers):
     def ask(self, question: Question[A]) -> A:
         if isinstance(question, Inventory):
             return cast("A", self._info(question))
-        if isinstance(question, SlotLookup | PreviewLookup):  # each is its own
+        if isinstance(question, SlotLookup | PreviewLookup):  # rarely asked twice
             return cast("A", self._answers.ask(question))
         if isinstance(question, TopK) and question.k > _LARGE:
             return cast("A", self._answers.ask(question))
@@ -85,11 +85,11 @@ class RememberedAnswers(Answers):
                 if self._found.get(key) is found:
                     del self._found[key]
             found.set_exception(error)
-        if self._closed:  # meanwhile, and SQL has started its process again
+        if self._closed:  # closed meanwhile, and SQL has started its process again
             self._answers.close()
 
     def _patient(self, question: Question[A]) -> A:
-        """The answer; a server with no room for one more question of a page is asked again."""
+        """The answer. If a server is overloaded, ask again after a pause."""
         for pause in _PAUSES:
             try:
                 return self._answers.ask(question)
@@ -98,10 +98,10 @@ class RememberedAnswers(Answers):
         return self._answers.ask(question)
 
     def _info(self, question: Inventory) -> MemoryInfo:
-        """Always asked: it says of which snapshot answers are, and those of another one are forgotten."""
+        """Never cached. If the info changed, cached answers of the old snapshot are dropped."""
         info = self._answers.ask(question)
         with self._lock:
-            if info != self._seen:  # not its number alone, which another training in the same place may have, too
+            if info != self._seen:  # not only its number, which another training in the same place could share
                 self._seen = info
                 self._found.clear()
         return info
@@ -112,7 +112,7 @@ class RememberedAnswers(Answers):
 
 
 def _key(question: Question[Any]) -> Hashable:
-    """Equal for equal questions, those that hold numbers in an array, too."""
+    """Equal for equal questions, also if they contain arrays."""
     if not isinstance(getattr(question, "queries", None), Vectors):
         return question
     own = ((field.name, getattr(question, field.name)) for field in fields(question))  # type: ignore[arg-type]
@@ -120,8 +120,8 @@ def _key(question: Question[Any]) -> Hashable:
 
 
 class OneSnapshot(Answers):
-    """The answers of one snapshot. Those of another one, of a memory that moved on meanwhile, are refused: no page adds
-    up what belongs to two.
+    """Accepts answers of only one snapshot, so that no page mixes two. Raises an error if the memory moved on
+    meanwhile.
     """
 
     def __init__(self, answers: Answers, snapshot: int) -> None:
@@ -130,7 +130,7 @@ class OneSnapshot(Answers):
 
     def ask(self, question: Question[A]) -> A:
         answer = self._answers.ask(question)
-        seen = getattr(getattr(answer, "scan", None), "snapshot", 0)  # 0 where an answer does not say it
+        seen = getattr(getattr(answer, "scan", None), "snapshot", 0)  # 0 if an answer does not name its snapshot
         if seen not in (0, self._snapshot):
             raise Unavailable(
                 "The memory moved on to newer steps while this was being answered.", hint="Ask for the page again."
@@ -142,7 +142,7 @@ class OneSnapshot(Answers):
 
 
 class Memories:
-    """Safe to use from several threads."""
+    """All memories by name. Thread-safe."""
 
     def __init__(
         self,
@@ -151,16 +151,16 @@ class Memories:
         words: Words | None = None,
         scores: Sequence[str] = (),
     ) -> None:
-        """`opened`: by name, what opens or connects to one. `preview`: what training samples look like, in place of the
-        preview sets of datasets. `words`: what labels and outputs are called that have no recorded name. `scores`:
-        files of other packages, as `read_scores` takes them, about the samples of the one memory.
+        """`opened`: by name, a function that opens or connects to a memory. `preview`: shows training samples in place
+        of recorded previews. `words`: names labels and outputs that have no recorded name. `scores`: files for
+        `read_scores`, if there is only one memory.
         """
         self._opened, self._preview, self._words, self._scores = dict(opened), preview, words, tuple(scores)
         if scores and len(opened) > 1:
             raise BadInput("Scores are those of one memory.", hint="Name one target.", field="scores")
         self._answers: dict[str, tuple[Answers, RememberedAnswers]] = {}
         self._scouts: dict[str, Answers] = {}
-        """Opened beside those that answer, to look ahead."""
+        """Memories opened a second time to look for new steps."""
         self._locks = {name: Lock() for name in opened}
 
     @property
@@ -168,11 +168,11 @@ class Memories:
         return tuple(self._opened)
 
     def one(self, name: str) -> RememberedAnswers:
-        """Raises NotFound for a name that there is not, and what opening it raises, each time that it is tried."""
+        """Raises NotFound for an unknown name, and the error of opening a memory, each time."""
         return self._both(name)[1]
 
     def newest(self, name: str) -> RememberedAnswers:
-        """The memory with what was committed since it was opened: a server looks for that by itself, a folder here."""
+        """The memory with all steps committed so far. A server refreshes itself; a folder is refreshed here."""
         answers, remembered = self._both(name)
         refresh: Any = getattr(answers, "refresh", None)
         if refresh is not None:
@@ -180,7 +180,7 @@ class Memories:
         return remembered
 
     def news(self, name: str) -> MemoryInfo:
-        """What the memory holds by now, without moving what pages are answered from."""
+        """The info of the newest snapshot. Pages keep the snapshot that they show."""
         answers, _ = self._both(name)
         if not hasattr(answers, "refresh"):
             return answers.info()
@@ -211,7 +211,7 @@ class Memories:
 
 
 def names_of(targets: Sequence[str]) -> list[str]:
-    """What targets are called: a folder by its last part, with more of it where two are alike; a server as it is."""
+    """Names for targets: the last part of a folder, with more parts if two are alike; a server's address as it is."""
     parts = [Path(target).resolve().parts if Path(target).exists() else (target,) for target in targets]
     names = [own[-1] for own in parts]
     for depth in range(2, 1 + max(map(len, parts), default=1)):

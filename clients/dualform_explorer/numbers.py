@@ -1,4 +1,4 @@
-"""How numbers are written: rounded, and durations in words."""
+"""Numbers and durations as text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 MINUS, MISSING = "\N{MINUS SIGN}", "\N{EN DASH}"
 _LEAST, _MOST = 1e-3, 1e6
-"""Sizes between which a number is written out."""
+"""Numbers of a size between these are written without an exponent."""
 
 
 def rounded(value: float | int | None, digits: int = 3) -> str:
-    """To so many significant digits; whole numbers as they are, with their thousands apart."""
+    """Rounded to significant digits. Whole numbers are kept, with thousands separators."""
     if value is None:
         return MISSING
     if isinstance(value, int):
@@ -27,14 +27,14 @@ def rounded(value: float | int | None, digits: int = 3) -> str:
 
 
 def decimals(largest: float, digits: int = 3) -> int:
-    """Places behind the point, with which numbers of a table up to that size have so many digits."""
+    """The number of decimal places that gives numbers up to a size so many digits."""
     if not math.isfinite(largest) or largest <= 0:
         return digits - 1
     return min(8, max(0, digits - 1 - math.floor(math.log10(largest))))
 
 
 def lasting(seconds: float) -> str:
-    """A duration that is only about known: "8 s", "3 min", "2 h"."""
+    """An approximate duration: "8 s", "3 min", "2 h"."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}"

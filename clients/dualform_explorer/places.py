@@ -1,6 +1,6 @@
-"""The places of a convolution: where they are in a picture, and how much attention each of them has.
+"""The places of a convolution: where they are in a picture, and the attention of each.
 
-Shapes: P places of an example, row after row.
+Shapes: P places of an example, row by row.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dualform.answers.previews import PNG
 from dualform.methods import Answers
 
 _MOST_ASKED = 1 << 14
-"""Places whose attention is asked for; of more, the one in the middle is shown at first."""
+"""The most places whose attention is asked for. Of more, the middle one is shown first."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """Of a picture of some size; all in its pixels."""
+    """An area of a picture, in pixels."""
 
     picture: tuple[int, int]
     """Width and height."""
@@ -30,12 +30,12 @@ class Box:
     width: float
     height: float
     exact: bool
-    """Whether it is the patch itself, and not the cell of a grid."""
+    """Whether it is the patch itself instead of a cell of the grid."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Of a layer over pictures."""
+    """The places of a layer over pictures."""
 
     patches: Patches
     first: bool
@@ -52,8 +52,8 @@ class Places:
         return self.grid[0] * self.grid[1]
 
     def box(self, place: int, png: bytes) -> Box | None:
-        """Of the picture; None of a place that there is not. The patch where the layer's input has the picture's size,
-        and else a cell of the grid: what a later layer sees there depends on the layers before it.
+        """The area of a place; None for an unknown place. If the layer's input has the picture's size, it is the patch.
+        Otherwise it is a cell of the grid, because the earlier layers decide how much a later layer sees.
         """
         rows, columns = self.grid
         if not 0 <= place < rows * columns or not png.startswith(PNG):
@@ -68,7 +68,7 @@ class Places:
 
 
 def places_of(info: MemoryInfo, query_set: str, layer: LayerInfo | None) -> Places | None:
-    """None of a layer that is no convolution of two dimensions."""
+    """None unless the layer is a two-dimensional convolution."""
     if layer is None or layer.patches is None or len(layer.patches.size) != 2:
         return None
     layers = next((own.layers for own in info.query_sets if own.name == query_set), ())
@@ -78,13 +78,13 @@ def places_of(info: MemoryInfo, query_set: str, layer: LayerInfo | None) -> Plac
 def attention_by_place(
     memory: Answers, layer: str, item: str, where: str | None = None, score: str = "dot"
 ) -> NDArray[np.float64]:
-    """float64[P]: the sum of the scores of all slots that stay, at each place of an example."""
+    """float64[P]: the sum of the scores of the slots that the filter keeps, at each place of an example."""
     answer = memory.group_sum(layer, item, by="dataset", where=where, score=score)
     return np.asarray(answer.sums.sum(axis=1), dtype=np.float64)
 
 
 def first_shown(memory: Answers, layer: str, item: str, places: Places) -> int:
-    """The place with the largest attention, of all slots."""
+    """The place with the largest attention over all slots."""
     if places.count > _MOST_ASKED:
         rows, columns = places.grid
         return rows // 2 * columns + columns // 2

@@ -1,6 +1,6 @@
-"""What samples look like as a function of the reader's own says it, in place of the preview sets of datasets.
+"""Previews of training samples from a function of the reader, in place of recorded previews.
 
-The function runs in the process that shows the pages, and nowhere else: no server is told of it, no memory holds it.
+The function runs only in the process that serves the pages. Servers and memories know nothing of it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from dualform.methods import Answers
 from dualform.questions import PreviewLookup, Question
 
 _PIXELS = ("detach", "__array__", "__array_interface__")
-"""Of which an image has one."""
+"""An image has one of these attributes."""
 
 
 def coded_preview(value: Any, sample: int) -> Preview:
-    """An image (an array, a tensor, one of Pillow's, alone or as (image, label)), a text, alone or with offsets, a
-    mapping of columns, or None. Raises BadInput for anything else, and for what a preview set would not take.
+    """Encode an image (an array, a tensor or one of Pillow's, alone or as (image, label)), a text with or without
+    offsets, a mapping of columns, or None. Raises BadInput for anything else, and for values that a recorded preview
+    cannot hold.
 
-    A preview set scales numbers by all of its images, of which only one is known here. So numbers of 8 bits are taken
-    as they are, floats and truth values that lie from 0 to 1 as shares of full brightness, and others are scaled from
-    the least to the greatest of the image itself.
+    Recorded previews scale numbers by all of their images, of which only one is known here. So 8-bit numbers are kept,
+    floats and booleans from 0 to 1 are shares of full brightness, and other numbers are scaled from the least to the
+    greatest of the image.
     """
     if value is None:
         return Preview(sample)
@@ -48,7 +49,7 @@ def coded_preview(value: Any, sample: int) -> Preview:
         value = value.to_dict()
     if isinstance(value, Mapping):
         return Preview(sample, row={str(name): _entry(str(name), own, sample) for name, own in value.items()})
-    # A table has no pixels, though NumPy would take it for an array.
+    # NumPy would take a table for an array, but it has no pixels.
     if hasattr(value, "columns") or not any(hasattr(value, own) for own in _PIXELS):
         raise BadInput(
             f"it is of type {type(value).__name__}.",
@@ -70,7 +71,7 @@ def _pixels(value: Any, sample: int) -> NDArray[np.uint8]:
 
 
 def _entry(name: str, value: Any, sample: int) -> Any:
-    """A plain value, as a row has it."""
+    """A plain value for a row."""
     check_text(sample, name)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # NumPy's and torch's numbers
         value = value.item()
@@ -89,13 +90,13 @@ def _entry(name: str, value: Any, sample: int) -> Any:
 
 A = TypeVar("A")
 PreviewFunction: TypeAlias = Callable[[str | None, int], Any]
-"""Of a dataset, None for samples without one, and a sample's number: an image, a text, a row or None."""
+"""Takes a dataset, or None for samples without one, and a sample's number. Returns an image, a text, a row or None."""
 GIVEN = "function"
-"""In the place of a preview set's kind, for what a function says of a sample is known when it is asked."""
+"""Used as the kind of previews, because a function's are known only once it is called."""
 
 
 def check_preview_function(preview: Any) -> None:
-    """Raises BadInput for what cannot be called as a PreviewFunction."""
+    """Raises BadInput unless it can be called as a PreviewFunction."""
     if not callable(preview):
         raise BadInput(
             f"preview is of type {type(preview).__name__}.",
@@ -105,7 +106,7 @@ def check_preview_function(preview: Any) -> None:
     try:
         inspect.signature(preview).bind(None, 0)
     except ValueError:
-        pass  # a builtin, which does not say what it takes
+        pass  # a builtin, whose signature is unknown
     except TypeError as error:
         raise BadInput(
             f"{_name_of(preview)} cannot be called as preview(dataset, sample): {error}.",
@@ -115,11 +116,11 @@ def check_preview_function(preview: Any) -> None:
 
 
 class AnswersWithPreviews(Answers):
-    """Whoever answers for a memory, but for what the samples of datasets looked like: that a function says. Examples of
-    query sets look as their preview sets have it.
+    """The answers of a memory, with previews of training samples from a function. Query sets keep their recorded
+    previews.
 
-    Functions are called by one thread at a time, whichever memories they are asked about, and what one gave is coded
-    before the next call: it may be an array that is written to again.
+    Only one thread calls functions at a time, and a result is encoded before the next call, so a function may reuse its
+    array.
     """
 
     _lock = RLock()
@@ -136,8 +137,8 @@ class AnswersWithPreviews(Answers):
         return answer
 
     def _previews(self, question: PreviewLookup) -> Previews:
-        """Raises BadInput for what cannot be shown, where the function raises something, and for more than an answer
-        of a preview set would hold.
+        """Raises BadInput for a result that cannot be shown, an error in the function, and more bytes than an answer
+        may hold.
         """
         found, size = list[Preview](), 0
         for sample in question.samples.tolist():
@@ -165,11 +166,11 @@ class AnswersWithPreviews(Answers):
         with self._lock:
             try:
                 value = self._function(dataset, sample)
-            except (Exception, SystemExit) as error:  # whatever a function of somebody's own raises
+            except (Exception, SystemExit) as error:  # the function is not ours
                 raise BadInput(f"{called} raised {_said(error)}.", field="preview") from error
             try:
                 return coded_preview(value, sample)
-            except Exception as error:  # of whatever it gave, as of an image whose file ends early
+            except Exception as error:  # such as an image whose file ends early
                 raise BadInput(f"What {called} gave cannot be shown: {_why(error)}", field="preview") from error
 
     def close(self) -> None:
@@ -203,14 +204,14 @@ def _kind(own: Preview) -> str:
 
 
 def _bytes(own: Preview) -> int:
-    """What it adds to an answer, as it would of a preview set."""
+    """The size of a preview in an answer."""
     size = len(own.image or b"") + len((own.text or "").encode())
     size += 0 if own.offsets is None else own.offsets.nbytes
     return size + sum(len(value.encode()) if isinstance(value, str) else 8 for value in (own.row or {}).values())
 
 
 def _why(error: Exception) -> str:
-    """What is wrong with what a function gave."""
+    """Why a function's result cannot be shown."""
     if not isinstance(error, BadInput):
         return f"reading it raised {_said(error)}."
     hint = "Give it without the axis of channels, or larger." if error.field == "channels" else error.hint
@@ -221,7 +222,7 @@ def _said(error: BaseException) -> str:
     name = type(error).__name__
     try:
         return f"{name}: {error}".removesuffix(": ")
-    except Exception:  # of an error of somebody's own, which cannot even say so
+    except Exception:  # an error whose text cannot be made
         return name
 
 

@@ -1,4 +1,4 @@
-"""A text as the tokens that it was read in, each of which a reader can pick."""
+"""Previews of samples as a page shows them, and texts as tokens that a reader can pick."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from dualform_explorer.examples import of_no_sample, query_set_of
 from dualform_explorer.places import Box, Places
 
 _AROUND = 160
-"""Letters of a passage that are shown on either side of its token, and twice as many where none is marked."""
+"""The number of characters shown on either side of a token, and twice as many if no token is marked."""
 
 
 @dataclass(frozen=True)
 class ShownPreview:
     image: str = ""
-    """The address of a picture, with all of it inside; empty where there is none."""
+    """A picture as a data URL; empty if there is none."""
     passage: tuple[str, str, str] | None = None
-    """A text before the marked token, the token, and the text behind it."""
+    """The text before the marked token, the token, and the text after it."""
     row: Mapping[str, Any] | None = None
     box: Box | None = None
-    """Of a picture, the place that is asked about."""
+    """The place of the picture that is asked about."""
 
     @property
     def kind(self) -> str:
@@ -44,22 +44,22 @@ NOTHING = ShownPreview()
 
 
 class ShownPreviews(list[ShownPreview]):
-    """Of samples in the order in which they were asked for."""
+    """Previews of samples, in the order in which they were asked for."""
 
     def __init__(self, previews: Iterable[ShownPreview], missing: str = "") -> None:
         super().__init__(previews)
         self.missing = missing
-        """Why some are not shown that a preview set should have; empty where there is nothing to say."""
+        """Why some previews are missing; empty if none is."""
 
     @property
     def kind(self) -> str:
-        """That of the first that is shown: "image", "text" or "table"; "none" of none."""
+        """The kind of the first preview: "image", "text" or "table"; "none" without any."""
         return next((own.kind for own in self if own.kind != "none"), "none")
 
 
 def shown_preview(preview: Preview, position: int | None = None, places: Places | None = None) -> ShownPreview:
-    """`position`: of the token that is marked in a text, of which what stands around it is shown, or of the place that
-    is boxed in a picture, one of the `places` of a convolution.
+    """`position`: the token to mark in a text, which is cut around it; or the place to box in a picture, one of the
+    `places` of a convolution.
     """
     if preview.image is not None and preview.image.startswith(PNG):
         box = None if places is None or position is None else places.box(position, preview.image)
@@ -74,9 +74,9 @@ def shown_preview(preview: Preview, position: int | None = None, places: Places 
 
 
 def unmarked(memory: Answers, info: MemoryInfo) -> str:
-    """Why no token of a text is marked; empty where a position is the place of a token in its preview set's texts. Of
-    an encoder and a decoder either has its own, and a preview set does not say whose it has. Slots without a sample, as
-    those of a table of positions, have no text.
+    """Why tokens cannot be marked; empty if a position is the place of a token in the texts. An encoder and a decoder
+    have separate positions, and previews do not say whose theirs are. Slots without a sample, such as those of a table
+    of positions, have no text.
     """
     spaces = sorted({layer.space for layer in info.layers if not of_no_sample(memory, info, layer)} - {"sample"})
     if len(spaces) < 2:
@@ -87,8 +87,8 @@ def unmarked(memory: Answers, info: MemoryInfo) -> str:
 def shown_of_slots(
     memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]], places: Places | None = None
 ) -> ShownPreviews:
-    """Of slots given by their columns; nothing where there is no preview set of their dataset. `places`: of the layer
-    of the slots, which are boxed in pictures.
+    """Previews for slots, which are given by their columns. Slots of a dataset without previews get none. `places`: the
+    places of the slots' layer, to box in pictures.
     """
     found, missing, why_unmarked = [NOTHING] * len(slots), "", unmarked(memory, info)
     for dataset in dict.fromkeys(slot.get("dataset") for slot in slots):
@@ -114,7 +114,7 @@ def shown_of_slots(
 
 
 def shown_of_examples(memory: Answers, info: MemoryInfo, query_set: str, rows: Sequence[int]) -> ShownPreviews:
-    """Of a query set's examples, as a whole; nothing where it has no preview set."""
+    """Previews of a query set's examples, each shown whole; an empty list if it has none."""
     previews, missing = previews_of_examples(memory, info, query_set, rows)
     found = list(map(shown_preview, previews))
     return ShownPreviews(found + [NOTHING] * (len(rows) - len(found)), missing)
@@ -123,7 +123,7 @@ def shown_of_examples(memory: Answers, info: MemoryInfo, query_set: str, rows: S
 def previews_of_examples(
     memory: Answers, info: MemoryInfo, query_set: str, rows: Sequence[int]
 ) -> tuple[Sequence[Preview], str]:
-    """Those of a query set's examples that can be shown, first ones first, and why there are no more."""
+    """The previews of examples, up to the first that cannot be shown, and why there are no more."""
     stored = query_set_of(info, query_set)
     if stored is None or not stored.previews:
         return (), ""
@@ -133,15 +133,15 @@ def previews_of_examples(
 def _previews(
     memory: Answers, samples: Sequence[int], dataset: str | None = None, query_set: str | None = None
 ) -> tuple[Sequence[Preview], str]:
-    """As many of the first samples as one answer holds: a page has no more of them than that. And what is to be said of
-    the others. A preview set that is damaged leaves the numbers of its samples as good as they were.
+    """As many previews as one answer can hold, which is enough for a page, and a remark about the rest. If previews are
+    damaged, the remark says so, and the page shows the numbers of samples.
     """
     asked = list(samples)
     while asked:
         try:
             found = list(memory.previews(np.array(asked, dtype=np.int64), dataset, query_set=query_set))
         except DualformError as error:
-            if isinstance(error, BadInput) and error.field == "samples" and len(asked) > 1:  # more than one holds
+            if isinstance(error, BadInput) and error.field == "samples" and len(asked) > 1:  # too large
                 asked = asked[: len(asked) // 2]
                 continue
             return (), error.message
@@ -164,9 +164,9 @@ def _ending(text: str, letters: int) -> str:
 
 _MORE = "\N{HORIZONTAL ELLIPSIS}"
 _LETTERS_AROUND = 150
-"""Tokens that are shown on either side."""
+"""The number of tokens shown on either side."""
 _LEVELS = 6
-"""Of colour, of which the last one is that of a guess, or of what is worse."""
+"""The number of colour levels. The last level is a loss as large as that of a guess, or larger."""
 
 
 @dataclass(frozen=True)
@@ -175,19 +175,19 @@ class Token:
 
     text: str
     position: int | None
-    """Of the token; None for what stands between tokens, and for what is left out before and behind."""
+    """The position of the token; None for text between tokens, and for the marks of omitted text."""
     marked: bool = False
     loss: float | None = None
-    """How surprising its label was, in nats; None where that is not known."""
+    """The loss of its label, in nats; None if unknown."""
     level: int | None = None
-    """Of its colour, 0 to 6."""
+    """The level of its colour, 0 to 6."""
 
 
 def tokens_of_passage(
     preview: Preview, position: int, losses: Sequence[float] = (), chance: float = 1.0
 ) -> tuple[Token, ...]:
-    """The tokens around a position, with all text between them; none where their places are not known, or the token
-    has none, as padding has. `losses` by position, NaN where there is none; `chance`: that of a guess.
+    """The tokens around a position, with all text between them. Empty if their offsets are unknown, or if the token has
+    no text, such as padding. `losses`: by position, NaN if unknown; `chance`: the loss of a guess.
     """
     text, offsets = preview.text, preview.offsets
     if text is None or offsets is None or preview.marked(position) is None:
@@ -197,7 +197,7 @@ def tokens_of_passage(
     around = slice(max(0, row - _LETTERS_AROUND), row + _LETTERS_AROUND + 1)
     positions = range(preview.first, preview.first + len(offsets))[around]
     places = sorted((*own, place) for place, own in zip(positions, offsets[around].tolist(), strict=True))
-    # Those without letters are left out, and those that share some with the marked one or with the one before.
+    # Skip tokens without characters, and those that overlap the marked token or the one before them.
     places = [(a, b, at) for a, b, at in places if a < b and (at == position or b <= begins or a >= ends)]
     done = places[0][0]
     tokens = [Token(_MORE, None)] if done else []

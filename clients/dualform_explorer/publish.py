@@ -1,4 +1,4 @@
-"""What a reader takes along from a panel: its questions as Python and as commands, and their answers as CSV."""
+"""Exports of a panel: its questions as Python and as commands, and their answers as CSV."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _METHODS = {
     Placebo: "placebo",
 }
 _OPTIONS = {"queries": "--query", "k": "-k", "n": "--placebo"}
-"""Of the command line, where they are not called as the argument is."""
+"""Command-line options whose names differ from the arguments."""
 
 
 class Told(Answers):
-    """Another's answers; it knows what was asked."""
+    """Passes questions on to a memory, and keeps those that a page can show."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self.beside = beside_of(answers)
         self.questions: list[Any] = []
-        """Those about a single stored example, in order."""
+        """The questions about a single stored example, in order."""
 
     def ask(self, question: Question[A]) -> A:
         queries = getattr(question, "queries", None)
@@ -49,13 +49,13 @@ class Told(Answers):
 
 
 def as_python(question: Question[Any]) -> str:
-    """The call of the method that asks it."""
+    """The method call that asks it."""
     said = ", ".join(f"{name}={value!r}" for name, value in _arguments(question))
     return f"memory.{_METHODS[type(question)]}({said})"
 
 
 def as_command(question: Question[Any], target: str) -> str:
-    """The command that asks it of the memory at `target`."""
+    """The command that asks the memory at `target`."""
     name = _METHODS[type(question)].replace("_", "-")
     parts = ["dualform", "output" if isinstance(question, Placebo) else name, target]
     for argument, value in _arguments(question):
@@ -70,7 +70,7 @@ def as_command(question: Question[Any], target: str) -> str:
 
 
 def as_csv(answer: object) -> str:
-    """All rows of its table. Raises NotFound where an answer is no table."""
+    """All rows of the answer's table. Raises NotFound if it has none."""
     if not isinstance(answer, Table):
         raise NotFound("This answer is no table.", field="panel")
     columns = answer.table()
@@ -80,7 +80,7 @@ def as_csv(answer: object) -> str:
 
 
 def _arguments(question: Question[Any]) -> list[tuple[str, Any]]:
-    """Those of its method that are not what they would be anyway."""
+    """The arguments that differ from the defaults."""
     found: list[tuple[str, Any]] = []
     for own in fields(question):  # type: ignore[arg-type]
         value = getattr(question, own.name)

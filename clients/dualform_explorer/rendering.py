@@ -1,4 +1,4 @@
-"""Templates, and what they are given: links that hold a page's whole state, numbers, figures."""
+"""Templates and their helpers: links that hold a page's whole state, numbers, figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WORDS = re.compile(
 
 
 def templates(asynchronous: bool = False) -> Environment:
-    """Everything that is put into a page is text in it, unless it was drawn here."""
+    """The templates. Values are escaped, except figures and numbers made in this package."""
     found = Environment(
         loader=PackageLoader("dualform_explorer", "templates"),
         autoescape=True,
@@ -86,17 +86,17 @@ def templates(asynchronous: bool = False) -> Environment:
 
 
 def layer_name(name: str) -> str:
-    """A model that is a layer itself has no name for it."""
+    """A model that is itself a layer has an empty name."""
     return name or "the model"
 
 
 def layer_in_words(name: str) -> str:
-    """Within a sentence, where a name such as 4 alone would be taken for a number."""
+    """A layer's name in a sentence, where a name such as 4 could be read as a number."""
     return name if name.lower().startswith("layer") else f"layer {name}" if name else layer_name(name)
 
 
 def hover(text: str, word: str = "") -> Markup:
-    """A heading whose first word of the glossary, or all of it for the `word`, shows the meaning under a pointer."""
+    """A heading with a tooltip for its first word of the glossary; with `word`, for that word."""
     found = None if word else _WORDS.search(text)
     if not word and found is None:
         return Markup("{}").format(text)
@@ -106,17 +106,17 @@ def hover(text: str, word: str = "") -> Markup:
 
 
 def heat(value: float, largest: float) -> str:
-    """The class of a cell: how far it is from zero, in six levels, and on which side."""
+    """The CSS class of a cell: its distance from zero in six levels, and its sign."""
     level = round(6 * min(1.0, abs(value) / largest)) if largest else 0
     return f"{'plus' if value >= 0 else 'minus'}-{level}"
 
 
 _SMALL_SHARE = 1e-3
-"""Below it a tenth of a percent is too coarse."""
+"""Smaller shares need more digits than tenths of a percent."""
 
 
 def number(value: Any, digits: int = 3) -> Markup:
-    """As HTML: rounded for the reader, with all digits in `data-value`, for whoever wants to calculate with it."""
+    """A rounded number as HTML, with all digits in `data-value` for programs that read the page."""
     if value is None:
         return Markup('<span class="n none">{}</span>').format(MISSING)
     plain = value.item() if hasattr(value, "item") else value
@@ -124,14 +124,14 @@ def number(value: Any, digits: int = 3) -> Markup:
 
 
 def plain(value: Any) -> Any:
-    """A value of any type: numbers as `number` has them, others as they are."""
+    """A number as `number` shows it; other values unchanged."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return number(value, 4) if is_number or value is None else value
 
 
 def fixed(value: float | None, places: int | None, sign: bool = False) -> Markup:
-    """As `number`, with so many places behind the point, so that numbers below each other can be compared; without
-    `places` to two digits.
+    """Like `number`, with a fixed number of decimal places for columns of a table; with `places` None, two significant
+    digits.
     """
     if value is None or not math.isfinite(value):
         return number(value)

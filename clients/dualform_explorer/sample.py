@@ -1,6 +1,7 @@
-"""One training sample: what it looked like, when it was trained on, its like, and which predictions change without it.
+"""The page of one training sample: its preview, when it was trained on, similar samples, and the predictions that
+change without it.
 
-./sample?dataset=…&sample=…     where there are several memories, &memory=…; of a query set or layer, &set=… or &layer=…
+    ./sample?dataset=…&sample=…     with several memories, &memory=…; for a query set or layer, &set=… or &layer=…
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from dualform_explorer.start import ExampleCard, example_cards
 from dualform_explorer.state import State, query_string
 
 MOST_TRIED = 1000
-"""Examples of a query set that are asked with and without the sample, evenly spread."""
+"""The most examples that are asked with and without the sample, evenly spread."""
 MOST_NUMBERS = 1 << 23
-"""Outputs that are asked for, of all of them together."""
+"""The most outputs of all those examples."""
 NEIGHBOURS = 12
 _SHOWN = 8
 _NAMES = ("memory", "dataset", "sample", "set", "layer")
@@ -47,15 +48,15 @@ _LONGEST = 400
 @dataclass(frozen=True)
 class SampleAddress:
     memory: str
-    """Empty where there is only one."""
+    """Empty if there is only one."""
     dataset: str | None
     sample: int
     query_set: str
-    """Whose examples are asked; empty where the memory has none."""
+    """The query set whose examples are asked; empty if the memory has none."""
     apart: bool = False
-    """Whether other samples have a dataset, while this one has none."""
+    """Whether this sample has no dataset, but others have one."""
     layer: str | None = None
-    """In which samples are alike; None for the one with the shortest keys."""
+    """The layer in which samples are compared; None for the one with the shortest keys."""
 
     def link(self, **changes: str) -> str:
         written = {"memory": self.memory, "dataset": self.dataset, "sample": str(self.sample), "set": self.query_set}
@@ -63,12 +64,12 @@ class SampleAddress:
         return "sample?" + query_string({name: own for name, own in written.items() if own})
 
     def at(self, dataset: str | None, sample: int) -> str:
-        """To the page of another sample."""
+        """A link to the page of another sample."""
         return replace(self, dataset=dataset, sample=sample).link()
 
     @property
     def chip(self) -> Chip:
-        """That leaves the sample out."""
+        """The filter chip that removes the sample."""
         if self.dataset is None and not self.apart:
             return Chip.of(False, ("sample",), (self.sample,))
         return Chip.of(False, ("dataset", "sample"), (self.dataset, self.sample))
@@ -79,7 +80,7 @@ class SampleAddress:
 
 
 def read_sample(params: Params, info: MemoryInfo, memory: str) -> SampleAddress | list[Fault]:
-    """What an address names, or what is wrong with it."""
+    """Read an address. Returns its faults if it has any."""
     reading, said = Reading(params, info, _NAMES, ()), dict(params)
     number, dataset, layer = said.get("sample", ""), said.get("dataset"), said.get("layer")
     names = [own.name for own in info.query_sets]
@@ -108,13 +109,13 @@ class SamplePanel:
     preview: ShownPreview
     missing: str
     visits: tuple[tuple[int, int], ...]
-    """The steps it was trained on, each with its slots."""
+    """The steps it was trained on, each with its number of slots."""
     drawn: list[tuple[int, int, list[tuple[int, float]], float]]
-    """Of each bar of the timeline its first and last step, and how many slots are of them."""
+    """For each bar of the timeline its first and last step, and the number of slots."""
 
 
 def sample_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> SamplePanel:
-    """Raises NotFound where no slot is of the sample."""
+    """Raises NotFound if the sample has no slot."""
     layer, asked = _asked(memory, info, replace(address, layer=None))
     try:
         steps = memory.group_sum(**asked, by="step")
@@ -147,7 +148,7 @@ def sample_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> S
 class NeighboursPanel:
     layer: str
     step: int
-    """Of the key that others are compared with."""
+    """The step of the key that others are compared with."""
     samples: tuple[Sample, ...]
     """The most similar first, each with the cosine of its best key."""
     kind: str
@@ -155,7 +156,7 @@ class NeighboursPanel:
 
 
 def neighbours_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> NeighboursPanel:
-    """Other samples with keys like the last key of this one."""
+    """Other samples whose keys are similar to this sample's last key."""
     layer, asked = _asked(memory, info, address)
     by = tuple(name for name in ("step", "position") if name in info.columns[layer.space])
     last = memory.group_sum(**asked, by=by).groups[-1]
@@ -173,33 +174,33 @@ def neighbours_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) 
 class Moved:
     card: ExampleCard
     change: float
-    """Of the margin, without the sample."""
+    """The change of the margin without the sample."""
     becomes: int | None
-    """The largest output without the sample, where it is another one."""
+    """The largest output without the sample, if it changes."""
 
 
 @dataclass(frozen=True)
 class MovedPanel:
     layer: str
-    """That gives the network's outputs; empty where none does."""
+    """The layer that gives the network's outputs; empty if there is none."""
     tried: int = 0
     count: int = 0
-    """Examples of the query set."""
+    """The number of examples in the query set."""
     helped: tuple[Moved, ...] = ()
-    """Whose margin is smaller without the sample, the largest change first."""
+    """Examples whose margin is smaller without the sample, the largest change first."""
     hurt: tuple[Moved, ...] = ()
-    """Whose margin is larger without it."""
+    """Examples whose margin is larger without it."""
     changed: int = 0
-    """Predictions that are others without it."""
+    """The number of predictions that change without it."""
     labelled: bool = False
     of_tokens: bool = False
-    """Whether the predictions are those of one token of each example, its last one with a label."""
+    """Whether each example is represented by one token, the last one with a label."""
     status: Status | None = None
 
 
 def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> MovedPanel:
-    """The margin of an example is its label's output, or without a label the largest one, less the largest other one,
-    all of the complete training.
+    """The margin of an example is the output of its label, or its largest output if it has no label, minus the largest
+    other output, all from the complete training.
     """
     examples = examples_of(memory, info, address.query_set)
     found = output_layer(memory, info, examples)
@@ -249,8 +250,8 @@ def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> Mo
 
 
 def _asked(memory: Answers, info: MemoryInfo, address: SampleAddress) -> tuple[LayerInfo, dict[str, Any]]:
-    """A layer, and what questions about the sample's slots in it have in common. Without a choice, any layer will do
-    that has samples, and the output layer is the smallest.
+    """A layer, and the common arguments of questions about the sample's slots in it. By default the output layer, which
+    is the smallest, or another one that has samples.
     """
     own = layers_of(info, address.query_set)
     own = [layer for layer in own if not of_no_sample(memory, info, layer)] or own

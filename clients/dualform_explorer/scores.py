@@ -1,4 +1,4 @@
-"""Attribution scores of other packages, shown beside ours: one number for each training sample and example.
+"""Attribution scores of other packages, shown next to ours: one number for each training sample and example.
 
 bergson   the folder that its score command writes: info.json, scores.bin, and candidates.npy where it was given any
 dattri    numpy.save("scores.npy", attributor.attribute(train, test).numpy()), and any such array
@@ -28,15 +28,15 @@ class ScoreFile:
     samples: NDArray[np.int64]
     """int64[s]: the column `sample` of each row."""
     values: NDArray[np.float32]
-    """float32[s, n], NaN where none was written."""
+    """float32[s, n], NaN if missing."""
     dataset: str | None
     query_set: str
 
 
 def read_scores(given: str, info: MemoryInfo) -> ScoreFile:
-    """`given`: PATH, or PATH followed by ;dataset=NAME, ;set=NAME and ;name=NAME, each where it cannot be told.
+    """`given`: PATH, optionally followed by ;dataset=NAME, ;set=NAME and ;name=NAME if these cannot be inferred.
 
-    Raises BadInput for what is no such file, and where its rows or columns cannot be those of the dataset or query set.
+    Raises BadInput for any other file, and if its rows or columns do not match the dataset or query set.
     """
     path, *options = given.split(";")
     said = dict(own.partition("=")[::2] for own in options)
@@ -73,7 +73,7 @@ def _of_bergson(path: Path) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         about = json.loads((path / "info.json").read_text())
         if about.get("attribute_tokens"):
             raise _wrong(str(path), "It has a score for each token.", "Score with one number for each document.")
-        formats = ["<u2" if own == "bfloat16" else own for own in about["dtype"]["formats"]]  # NumPy has no bfloat16
+        formats = ["<u2" if own == "bfloat16" else own for own in about["dtype"]["formats"]]  # NumPy lacks bfloat16
         record: Any = {**about["dtype"], "formats": formats}
         rows = np.memmap(path / "scores.bin", dtype=np.dtype(record), mode="r", shape=(about["num_items"],))
         columns = [rows[f"score_{place}"] for place in range(about["num_scores"])]

@@ -1,5 +1,5 @@
-"""The search page: a phrase in the texts and table rows of previews, with a concordance line for each sample that has
-it. Case does not matter, and no letter is special.
+"""The search page: finds a phrase in texts and table rows of previews, and shows one concordance line for each sample.
+The search ignores case, and no character is special.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dualform_explorer.sample import SampleAddress
 from dualform_explorer.state import State, link, query_string
 
 PARAMETERS = (*SINGLE, "q", "from")
-"""Of its address: those of the example that the reader came from, too."""
+"""The parameters of its address, including those of the example that the reader came from."""
 MOST_SAMPLES, MOST_LINES, SECONDS = 20_000, 200, 10.0
-"""Read, found, and spent for one page."""
+"""The most samples read and lines found for one page, and the seconds spent."""
 AROUND = 60
-"""Letters that are shown on either side of a match."""
+"""The number of characters shown on either side of a match."""
 _BATCH = 512
 """The most samples in one call of `previews`; fewer if their previews are large."""
 _COUNTS = "SELECT dataset, count(DISTINCT sample) AS samples FROM slots WHERE sample IS NOT NULL GROUP BY dataset"
@@ -47,7 +47,7 @@ class Line:
     sample: int
     """The number of the sample, or of the query set's example."""
     label: int | None
-    """None where it is not known, and where the tokens of a text have several."""
+    """None if unknown, or if the tokens of a text have several labels."""
     label_name: str
     column: str
     """The column of a table row; empty for a text."""
@@ -55,7 +55,7 @@ class Line:
     match: str
     after: str
     more: int
-    """Further matches in the same sample."""
+    """The number of further matches in the same sample."""
 
     def address(self, memory: str) -> str:
         """The address of the page that shows the line's sample."""
@@ -81,7 +81,7 @@ class SearchPanel:
     stop: int
     """The samples from start to stop were read, in an order that stays the same."""
     total: int
-    """All that there are, query sets included."""
+    """The number of all samples, including those of query sets."""
     unread: int
     """The number of samples from start to stop that could not be read."""
     blank: int
@@ -110,8 +110,8 @@ def searchable(info: MemoryInfo) -> bool:
 def search_panel(
     memory: Answers, info: MemoryInfo, state: State | None, phrase: str, start: int, seconds: float = SECONDS
 ) -> SearchPanel:
-    """`state`: the example that the reader came from, whose page the filter is for; None in a memory without any.
-    `seconds`: after which no more previews are asked for.
+    """`state`: the example that the reader came from, for whose page the filter is; None in a memory without query
+    sets. `seconds`: the time limit for reading previews.
     """
     until, names = monotonic() + seconds, label_names(memory, info)
     sources, troubles = _sources(memory, info)
@@ -134,7 +134,7 @@ def search_panel(
         except DualformError as error:
             name = source.query_set or source.dataset or "samples without a dataset"
             troubles.append(f"Not searched: {name}. {error.message}")
-        if not full:  # it could not be read, or a training that still records has less of it than was counted
+        if not full:  # it could not be read, or a running training has fewer samples than were counted
             place, unread = last, unread + last - place
     found = SearchPanel(tuple(lines), start, place, total, unread, blank, tuple(troubles))
     if state is None or not found.samples:
@@ -147,7 +147,7 @@ def search_panel(
 
 
 def _sources(memory: Answers, info: MemoryInfo) -> tuple[list[_Source], list[str]]:
-    """Datasets first, in the order of their names, and why some cannot be searched."""
+    """Datasets in the order of their names, then query sets, and why some cannot be searched."""
     own, troubles = [name for name, kind in info.previews.items() if kind != IMAGES], []
     counts: Mapping[str, int] = {}
     if own:
@@ -165,7 +165,7 @@ def _sources(memory: Answers, info: MemoryInfo) -> tuple[list[_Source], list[str
 def _read(
     memory: Answers, info: MemoryInfo, source: _Source, start: int, most: int
 ) -> Iterator[tuple[Preview, int | None]]:
-    """The previews of a source from a place on, each with its label; none of images."""
+    """The previews of a source from a place on, each with its label. Skips images."""
     labels = _labels(memory, info, source, start, most)
     samples, done, size = [*labels], 0, _BATCH
     while done < len(samples):
@@ -184,7 +184,7 @@ def _read(
 
 
 def _labels(memory: Answers, info: MemoryInfo, source: _Source, start: int, most: int) -> dict[int, int | None]:
-    """By sample, in the order of their numbers, the label."""
+    """The label of each sample, in the order of their numbers."""
     if source.query_set is not None:
         examples = examples_of(memory, info, source.query_set)
         return {row: examples.label(row) for row in range(start, min(start + most, source.count))}
@@ -196,7 +196,7 @@ def _labels(memory: Answers, info: MemoryInfo, source: _Source, start: int, most
 def _line(
     preview: Preview, source: _Source, label: int | None, pattern: re.Pattern[str], names: LabelNames
 ) -> list[Line]:
-    """One, or none where nothing matches."""
+    """A list of one line, or an empty list if nothing matches."""
     texts = {"": preview.text} if preview.text is not None else preview.row or {}
     shown = {column: str(value) for column, value in texts.items() if value is not None}
     matches = ((column, own.span()) for column, text in shown.items() for own in pattern.finditer(text))

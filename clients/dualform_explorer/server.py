@@ -1,4 +1,4 @@
-"""The pages over memories, begun from Python: they are served by a thread of this process."""
+"""Serves the pages over memories: until interrupted, or in a thread of a Python process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from dualform_proto.address import LOOPBACK, parse_address
 
 _GRACEFUL_SECONDS = 3
 CONNECTIONS, SECONDS, _BACKLOG = 64, 10.0, 64
-"""At once, of which the longest silent one gives way to one more, or that one is shut; for a request to come, and for
-its answer to be taken; and that wait to be taken in."""
+"""The most connections; one more replaces the connection that has been idle longest, or is closed. The seconds to send
+a request, and to take its answer. The number of connections that may wait to be accepted."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class ExplorerConfig:
     address: str
     """host:port; port 0 is a free one."""
     hosts: Collection[str] = ()
-    """Further names that requests may be addressed to, as those of a proxy in front."""
+    """Further host names of the server, such as a proxy's."""
     token: str | None = None
-    """That visitors must have; None asks for none, on addresses of this machine alone."""
+    """The token that visitors need. None needs no token, and is allowed only on addresses of this machine."""
     root_path: str = ""
-    """Where a proxy in front has the pages, as /explorer."""
+    """The path under which a proxy serves the pages, such as /explorer."""
     deadline: float = DEADLINE
-    """Seconds that a panel may take."""
+    """The time limit for a panel, in seconds."""
 
     def __post_init__(self) -> None:
         if self.token is None and not parse_address(self.address).loopback:
@@ -62,7 +62,7 @@ class ExplorerConfig:
 
 
 def application(memories: Memories, config: ExplorerConfig) -> Guard:
-    """The pages behind their guard, as any ASGI server runs them."""
+    """The pages with their security checks, as an ASGI application."""
     host, _, _ = config.address.rpartition(":")
     names = {name.lower() for name in (host, *config.hosts)}
     if parse_address(config.address).loopback:
@@ -80,17 +80,17 @@ def serve(
     words: Words | None = None,
     scores: Sequence[str] = (),
 ) -> None:
-    """Until the process is interrupted. `ready` is told the address of the start page. `preview`: what training samples
-    look like, in place of the preview sets of datasets. `words`: what labels and outputs without a name are called.
-    `scores`: as `Memories` has them.
+    """Serve until interrupted. `ready` is called with the address of the start page. `preview`: shows training samples
+    in place of recorded previews. `words`: names labels and outputs that have no recorded name. `scores`: as in
+    `Memories`.
 
-    Raises BadInput where the address cannot be had.
+    Raises BadInput if it cannot listen at the address.
     """
     listening = listening_at(config.address)
     url = url_of(config, listening)
     memories = Memories(opened, preview, words, scores)
     for name in memories.names if scores else ():
-        memories.one(name)  # what is wrong with them is told before anything is served
+        memories.one(name)  # report errors before serving
     guarded = application(memories, config)
     ready(url)
     if browse:
@@ -99,7 +99,7 @@ def serve(
 
 
 def url_of(config: ExplorerConfig, listening: socket.socket) -> str:
-    """Of the start page."""
+    """The address of the start page."""
     host, port = config.address.rpartition(":")[0], listening.getsockname()[1]
     return f"http://{host}:{port}{config.root_path.rstrip('/')}/"
 
@@ -110,8 +110,8 @@ def run(
     wait: Callable[[], object] | None = None,
     pair: tuple[Path, Path] | None = None,
 ) -> None:
-    """Until the process is interrupted, or `wait`, in a thread of its own, returns. `pair`: certificate and key of the
-    TLS that is spoken.
+    """Serve until interrupted, or until `wait` returns, which runs in a separate thread. `pair`: certificate and key
+    for TLS.
     """
     server = uvicorn.Server(
         uvicorn.Config(
@@ -119,7 +119,7 @@ def run(
             http=_Bounded,
             ws="none",
             backlog=_BACKLOG,
-            log_level="error",  # a warning for each request that is none would be the visitors' to write
+            log_level="error",  # a warning for each invalid request would let visitors fill the log
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_GRACEFUL_SECONDS,
@@ -140,18 +140,20 @@ def run(
 
 class _Loop(asyncio.SelectorEventLoop):
     async def create_server(self, *arguments: Any, ssl: Any = None, **rest: Any) -> asyncio.Server:
-        """With bounded time for TLS to begin, for which uvicorn has no setting."""
+        """Adds a time limit for the TLS handshake, for which uvicorn has no setting."""
         patience = None if ssl is None else SECONDS
         return await super().create_server(*arguments, ssl=ssl, ssl_handshake_timeout=patience, **rest)
 
 
 class _Bounded(H11Protocol):
-    """A connection; uvicorn's own timer runs only between an answer and the first byte of the next request."""
+    """A connection with time limits. uvicorn limits only the time between an answer and the first byte of the next
+    request.
+    """
 
     _silent: asyncio.TimerHandle | None = None
     """Runs while no request is being answered."""
     _unread: asyncio.TimerHandle | None = None
-    """Runs while nobody reads an answer."""
+    """Runs while an answer is not read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -192,7 +194,7 @@ class _Bounded(H11Protocol):
                 timer.cancel()
 
     def _end(self) -> None:
-        self.connections.discard(self)  # whom it gave way to finds room at once
+        self.connections.discard(self)  # frees its place at once
         self.transport.abort()
 
 
@@ -201,7 +203,7 @@ def listening_at(address: str) -> socket.socket:
     name = host.strip("[]")
     inet6 = ":" in name
     family, both = (socket.AF_INET6, socket.has_dualstack_ipv6()) if inet6 else (socket.AF_INET, False)
-    try:  # it listens at once, for whoever is told the address may ask at once
+    try:  # listens at once, so that a caller of `ready` can connect
         return socket.create_server((name, int(port)), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except (OSError, OverflowError) as error:
         why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
@@ -215,13 +217,13 @@ _CLOSING_SECONDS = 10
 
 
 class ServedPages(AbstractContextManager["ServedPages"]):
-    """Pages that are there until they are closed, or this process ends. A context manager."""
+    """Pages served by a thread until they are closed, or the process ends. A context manager."""
 
     def __init__(self, memories: Memories, config: ExplorerConfig) -> None:
-        """Raises BadInput where the address cannot be had."""
+        """Raises BadInput if it cannot listen at the address."""
         listening = listening_at(config.address)
         self.url = url_of(config, listening)
-        """Of the start page."""
+        """The address of the start page."""
         self._closed = threading.Event()
         guarded = application(memories, config)
         work = partial(run, guarded, listening, self._closed.wait)
@@ -229,14 +231,14 @@ class ServedPages(AbstractContextManager["ServedPages"]):
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when they are closed, by Ctrl-C or by `close` in another thread: what a script ends with."""
+        """Wait until Ctrl-C, or until another thread calls `close`. The last line of a script."""
         try:
             self._thread.join()
         except KeyboardInterrupt:
             self.close()
 
     def close(self) -> None:
-        """Nobody is answered any more, and the memories are closed."""
+        """Stop serving and close the memories."""
         self._closed.set()
         self._thread.join(_CLOSING_SECONDS)
 
@@ -261,22 +263,25 @@ def explore(
     browse: bool = False,
     **connecting: Any,
 ) -> ServedPages:
-    """Pages over memories, for a browser: `explore("runs/mine").url` is their address. They are served by a thread of
-    this process until `close()`; a script ends with `.wait()`.
+    """Serve pages over memories to a browser: `explore("runs/mine").url` is their address. A thread of this process
+    serves them until `close()`. A script ends with `.wait()`.
 
-    `targets`: a memory's folder, a server's host:port, or several of them. `preview(dataset, sample)` says what a
-    training sample looks like, in place of the preview sets of datasets: it returns an image (an array, a tensor or one
-    of Pillow's, alone or with its label), a text, alone or with the offsets of its tokens, a mapping of columns, or
-    None. It is called in this process alone. Numbers of 8 bits are shown as they are, floats from 0 to 1 as shares of
-    full brightness, and others are scaled from the least to the greatest of the image. `tokenizer`: what names labels
-    and outputs without a recorded name: a `tokenizers.Tokenizer` or its file, or a tokenizer of transformers. `scores`:
-    files of other packages that are shown beside ours, each as PATH, or PATH;dataset=NAME;set=NAME;name=NAME.
-    `address`: where the pages are; port 0 is a free one. `token`: that visitors must have. `deadline`: seconds that a
-    part of a page may take. `browse`: open the start page in a browser. `connecting`: how servers are reached, as
-    `dualform.connect` has it.
+    `targets`: a memory's folder, a server's host:port, or several of these.
+    `preview(dataset, sample)`: shows training samples in place of recorded previews. It returns an image (an array, a
+    tensor or one of Pillow's, alone or with its label), a text, alone or with the offsets of its tokens, a mapping of
+    columns, or None. It is called only in this process. 8-bit numbers are shown unchanged, floats from 0 to 1 as shares
+    of full brightness, and others are scaled from the least to the greatest of the image.
+    `tokenizer`: names labels and outputs that have no recorded name: a `tokenizers.Tokenizer` or its file, or a
+    tokenizer of transformers.
+    `scores`: files of other packages to show next to our scores, each as PATH, or PATH;dataset=NAME;set=NAME;name=NAME.
+    `address`: where to listen; port 0 takes a free port.
+    `token`: the token that visitors need.
+    `deadline`: the time limit for a panel, in seconds.
+    `browse`: open the start page in a browser.
+    `connecting`: options for servers, as in `dualform.connect`.
 
-    Raises what opening the memories does, and BadInput where the address cannot be had, `preview` cannot be called so
-    or `tokenizer` is none.
+    Raises the errors of opening the memories, and BadInput if it cannot listen at the address, `preview` cannot be
+    called this way, or `tokenizer` is not a tokenizer.
     """
     several = [targets] if isinstance(targets, str | PathLike) else list(targets)
     places = [fspath(target) for target in several]

@@ -1,4 +1,4 @@
-"""Where people begin: what a memory holds, and the examples of its query sets that are worth a look."""
+"""The start page: the contents of each memory, and examples of its query sets to look at first."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from dualform_explorer.state import ALL, MISCLASSIFIED
 
 _SHOWN = 12
 _OF_CELL = 60
-"""Examples of a chosen cell that are shown."""
+"""The most examples shown of a chosen cell."""
 _CLASSES = 20
-"""Of a confusion matrix; of more, there is none."""
+"""The most classes of a confusion matrix. With more, it is not shown."""
 MOST_DATASETS = 6
-"""Each of which is left out on trial; of more, none."""
+"""The most datasets of which each is left out on trial. With more, none is."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class ExampleCard:
 
 @dataclass(frozen=True)
 class Correction:
-    """Misclassified examples that the output layer reads right without one dataset."""
+    """Misclassified examples that are correct without one dataset."""
 
     dataset: str
     hue: int
     rates: BaseRates
-    """Of those that were tried; how many correct ones it breaks, and what random removals do."""
+    """The number of examples tried, how many correct ones it breaks, and the effect of random removals."""
     cards: tuple[ExampleCard, ...]
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """How many examples of each label have which largest output."""
+    """The number of examples with each label and each largest output."""
 
     classes: tuple[int, ...]
-    """Those that occur, as label or as output."""
+    """The classes that occur, as a label or as an output."""
     names: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
     """By label, then by output."""
@@ -76,37 +76,38 @@ class Confusion:
 class QuerySetPanel:
     examples: Examples
     misclassified: int | None
-    """None where labels or outputs are not known."""
+    """None if labels or outputs are unknown."""
     layer: str
-    """That a page begins with."""
+    """The layer that pages start with."""
     by: tuple[str, ...]
     confusion: Confusion | None
-    """None where labels or outputs are not known, or classes are more than a table shows."""
+    """None if labels or outputs are unknown, or if there are too many classes for a table."""
     among: str
-    """Which examples the cards are of, as a state has it."""
+    """The examples that the cards show, as in a state."""
     chosen: int
-    """How many of them there are."""
+    """The number of these examples."""
     cards: tuple[ExampleCard, ...]
-    """Those of a chosen cell; else misclassified ones, or the first of all where none is known to be misclassified."""
+    """Examples of the chosen cell. By default misclassified examples, or the first ones if none is known to be
+    misclassified."""
     missing: str
-    """Why examples are not shown as they looked; empty where there is nothing to say."""
+    """Why previews are missing; empty if none is."""
     trouble: str
-    """Why no layer is known that gives the outputs."""
+    """Why the layer that gives the outputs is unknown."""
 
 
 @dataclass(frozen=True)
 class CorrectionsPanel:
     examples: Examples
     layer: str
-    """That datasets were left out of."""
+    """The layer from which datasets were left out."""
     by: tuple[str, ...]
     corrections: tuple[Correction, ...]
     trouble: str
-    """Why masks were not tried."""
+    """Why the filters were not tried."""
 
 
 def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = "") -> QuerySetPanel:
-    """`cell`: a label and an output, as 0-6, whose examples are shown."""
+    """`cell`: a label and an output, such as 0-6, whose examples are shown."""
     own = layers_of(info, name)
     if not own:
         raise NotFound(f"The query set {name} has queries of no recorded layer.")
@@ -136,11 +137,11 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = ""
 
 
 def corrections_panel(memory: Answers, info: MemoryInfo, name: str) -> CorrectionsPanel:
-    """Takes longer than what else is said of a query set: a placebo for each dataset."""
+    """Slower than the rest of the page, because it asks for a placebo for each dataset."""
     examples = examples_of(memory, info, name)
     found, corrections, trouble = None, tuple[Correction, ...](), ""
     if len(examples.misclassified) and 1 < len(info.datasets) <= MOST_DATASETS:
-        with suppress(DualformError):  # which the part before this one says
+        with suppress(DualformError):  # shown by the panel before this one
             found = output_layer(memory, info, examples)
     try:
         if found is not None:
@@ -168,12 +169,14 @@ def _confusion(memory: Answers, info: MemoryInfo, examples: Examples) -> Confusi
 
 
 def _corrections(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> tuple[Correction, ...]:
-    """Those that correct some, the dataset whose removal corrects most more than it breaks first."""
+    """Filters that correct some examples. First comes the dataset whose removal corrects the most, minus those it
+    breaks.
+    """
     found: list[Correction] = []
     for dataset in info.datasets:
         mask = where_of([Chip.of(False, ("dataset",), (dataset,))], complete=complete_columns(info))
         own = rated(memory, examples, layer, mask or "")
-        if own is not None and own.rates.corrected:  # what corrects nothing is left out
+        if own is not None and own.rates.corrected:  # skip filters that correct nothing
             cards, _ = example_cards(memory, info, examples, own.corrected_rows[:_SHOWN])
             found.append(Correction(dataset, hue_of(info, ("dataset",), (dataset,)), own.rates, cards))
     return tuple(sorted(found, key=lambda own: own.rates.broken - own.rates.corrected))
@@ -182,7 +185,7 @@ def _corrections(memory: Answers, info: MemoryInfo, examples: Examples, layer: s
 def example_cards(
     memory: Answers, info: MemoryInfo, examples: Examples, rows: NDArray[np.int64]
 ) -> tuple[tuple[ExampleCard, ...], str]:
-    """What is to be seen of some examples, `rows` int64[n] of them, and why they are not shown as they looked."""
+    """Cards for some examples, `rows` int64[n], and why previews are missing."""
     names, read = label_names(memory, info), examples.read
     previews = shown_of_examples(memory, info, examples.query_set, rows.tolist())
     cards = tuple(

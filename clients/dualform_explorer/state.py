@@ -1,4 +1,4 @@
-"""Where a page's links lead: to other states of it."""
+"""The state of a page, which its address holds, and links to other states."""
 
 from __future__ import annotations
 
@@ -11,79 +11,79 @@ from urllib.parse import quote, urlencode
 from dualform_explorer.filter import Chip, where_of
 
 SCORES = {"dot": "attention", "abs": "absolute", "contribution": "contribution"}
-"""By name in the URL and of the question: what the page calls it."""
+"""The page's word for each score."""
 KS = (12, 24, 60, 120, 500)
-"""How many of the best slots may be shown."""
+"""Choices for the number of best slots."""
 SECTIONS = ("data", "layers", "training", "record")
-"""Of a page, beside its answer. What is folded asks nothing."""
+"""The sections of a page after its answer. A folded section asks no questions."""
 ALL, MISCLASSIFIED = "all", "misclassified"
 CELL = re.compile(r"[0-9]{1,9}-[0-9]{1,9}")
-"""Which of a query set's examples the reader goes through."""
+"""A cell of the confusion matrix: a label and an output."""
 
 
 @dataclass(frozen=True)
 class State:
     memory: str
-    """By the name under which it is shown."""
+    """The name under which it is served."""
     query_set: str
     row: int
-    """Of the query set's examples."""
+    """A row of the query set."""
     layer: str
     by: tuple[str, ...]
     """The columns that group slots."""
     token: int | None = None
-    """The place in the example, for layers that see tokens; None for its last."""
+    """The token's place in the example, for layers that see tokens; None for the default."""
     score: str = "dot"
     target: str = ""
-    """Of contributions: an output, or a margin as 3-8."""
+    """What contributions are measured along: an output such as 3, or a margin such as 3-8."""
     chips: tuple[Chip, ...] = ()
     where: str = ""
-    """A condition of one's own, beside the chips."""
+    """The reader's own condition, in addition to the chips."""
     initial: bool = True
     """Whether the initial weights and the bias are part of the sum."""
     at: int | None = None
-    """As of so many steps; None for the end."""
+    """The number of steps after which to ask; None for the end."""
     k: int = 24
     by_sample: bool = False
-    """Whether slots of one sample are shown as one."""
+    """Whether to show one slot for each sample."""
     among: str = ALL
-    """ALL, MISCLASSIFIED, or a label and the output that was read in its place, as 0-6."""
+    """ALL, MISCLASSIFIED, or a label and the output predicted instead, such as 0-6."""
     inexact: bool = False
-    """Whether an answer is wanted of a record that is not exact."""
+    """Whether to answer even if the record is not exact."""
     within: Chip | None = None
-    """The group whose samples are shown; it filters nothing else."""
+    """The group whose samples are shown. It filters nothing else."""
     compute: bool = False
-    """Whether contributions are wanted that take long."""
+    """Whether to compute contributions that take long."""
     verify: bool = False
-    """Whether reconstruction errors are asked for, which takes a pass over all keys and values."""
+    """Whether to compute reconstruction errors, which reads all keys and values."""
     kept: str = ""
     """The name under which an adjoint was kept; empty for the first."""
     open: tuple[str, ...] = ()
-    """The sections that are unfolded, in their order."""
+    """The sections that are unfolded, in order."""
 
     @property
     def item(self) -> str:
-        """As the page names it: SET/EXAMPLE. Questions name a stored row, which of a layer with tokens is one of
-        them (`examples.query_of`).
+        """The page's name of the example: SET/EXAMPLE. Questions name a stored row, and a layer with tokens has one for
+        each token (`examples.query_of`).
         """
         return f"{self.query_set}/{self.row}"
 
     @property
     def masked(self) -> bool:
-        """Whether anything is left out of the sum as it stood."""
+        """Whether anything is removed from the full sum."""
         return bool(self.chips or self.where or not self.initial)
 
     def mask(self, complete: frozenset[str] = frozenset()) -> str | None:
-        """The slots that stay, for questions that take `at_step`."""
+        """The slots to keep, for questions that take `at_step`."""
         return where_of(self.chips, self.where, None, complete)
 
     def mask_before(self, complete: frozenset[str] = frozenset()) -> str | None:
-        """The slots that stay, for questions about scores: those of steps up to `at` alone."""
+        """The slots to keep, for questions about scores: only those of steps up to `at`."""
         return where_of(self.chips, self.where, self.at, complete)
 
     def params(self, **changes: Any) -> list[tuple[str, str]]:
-        """What stands in the URL, in order; with some fields changed. Another layer has other outputs, so that the
-        target is left to it.
+        """The parameters of the address, in order, with some fields changed. Another layer has other outputs, so a
+        change of layer resets the target.
         """
         if changes.get("layer", self.layer) != self.layer:
             changes = {"target": "", **changes}
@@ -114,19 +114,19 @@ class State:
         return [(name, value) for name, value in written if value is not None]
 
     def query(self, **changes: Any) -> str:
-        """The part of the URL behind its question mark."""
+        """The query string of the address."""
         return query_string(self.params(**changes))
 
     def toggled(self, section: str) -> tuple[str, ...]:
-        """The open sections, with one more of them, or one less."""
+        """The open sections after opening or closing one."""
         return tuple(own for own in SECTIONS if (own in self.open) != (own == section))
 
     def with_open(self, section: str) -> tuple[str, ...]:
-        """The open sections, with that one."""
+        """The open sections, including that one."""
         return self.open if section in self.open else self.toggled(section)
 
     def with_chip(self, only: bool, columns: Sequence[str], values: Sequence[Any]) -> State:
-        """One chip more, or less where it is there already. It takes the place of its opposite."""
+        """Add a chip, or remove it if it is already there. It replaces its opposite."""
         chip, other = Chip.of(only, columns, values), Chip.of(not only, columns, values)
         chips = tuple(own for own in self.chips if own not in (chip, other))
         return replace(self, chips=chips if chip in self.chips else (*chips, chip))
@@ -136,7 +136,7 @@ class State:
 
 
 def written_by(names: Iterable[str]) -> str:
-    """Columns with a comma between, as `by` has them: one in a name is no such comma."""
+    """Columns separated by commas, as `by` has them. A comma within a name is escaped."""
     return ",".join(name.replace("%", "%25").replace(",", "%2C") for name in names)
 
 
@@ -145,7 +145,7 @@ def query_string(params: list[tuple[str, str]] | Mapping[str, str]) -> str:
 
 
 def link(state: State, **changes: Any) -> str:
-    """To the page of a state, with some fields changed."""
+    """A link to the page of a state, with some fields changed."""
     return f"explore?{state.query(**changes)}"
 
 
@@ -154,6 +154,6 @@ def item_link(memory: str, query_set: str, row: int, layer: str, by: tuple[str, 
 
 
 def cell_link(memory: str, query_set: str, cell: str) -> str:
-    """To the start page, with the examples of a cell of a query set's confusion matrix."""
+    """A link to the start page with the examples of one cell of a query set's confusion matrix."""
     params = {"memory": memory, "set": query_set, "cell": cell}
     return f"./?{query_string({name: own for name, own in params.items() if own})}#set-{query_set}"

@@ -1,4 +1,4 @@
-"""Pages beside a server of memories, in the same terms: its tokens, its TLS, and its end."""
+"""Pages next to a server of memories. They use the server's tokens and TLS, and end with it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from dualform_explorer.server import run
 from dualform_proto.address import LOOPBACK, parse_address
 
 Opened = Mapping[str, Callable[[], Answers]]
-"""By name, what connects to a memory."""
+"""By name, a function that connects to a memory."""
 _MOST = 64
-"""Visitors whose pages are kept; of more, those go who asked longest ago."""
+"""The most visitors whose pages are kept. The one who asked longest ago is dropped first."""
 _SECONDS = 5.0
-"""After which a token is shown to the server again, and in which the server must answer."""
+"""The time after which a token is checked again, and the time limit for that check."""
 _OF_A_KNOWN_TOKEN = (Forbidden, NotFound, NotAMemory, Damaged)
-"""What the server says only after it has looked at the token; the page says it in its place."""
+"""Errors that a server raises only after it has accepted the token. The page shows them."""
 _UNSURE = Failure("The server did not say whether it takes this token.", "Ask again in a moment.")
 
 
 class Visitors:
-    """An ASGI application: pages for each token."""
+    """An ASGI application with separate pages for each token."""
 
     def __init__(self, connect: Callable[[str], Opened], door: str, deadline: float) -> None:
-        """`connect`: the memories, as asked with a token, each over a connection of its own. `door`: the page that
-        takes a token."""
+        """`connect`: opens the memories with a token, each over a separate connection. `door`: the page that asks for a
+        token.
+        """
         self._connect, self._door, self._deadline = connect, door, deadline
         self._public = Pages(Memories({}), deadline).application
         self._unsure = templates().get_template("trouble.html").render(failure=_UNSURE, links=())
@@ -67,8 +68,8 @@ class Visitors:
         await visit.pages.application(scope, receive, send)
 
     async def _visit(self, token: str) -> _Visit:
-        """Raises Unauthenticated if the server takes no such token, BadInput if it is none, and TimedOut or another
-        error if the server does not say.
+        """Raises Unauthenticated if the server rejects the token, BadInput if it is malformed, and TimedOut or another
+        error if the server does not answer.
         """
         visit = self._visits.get(token)
         if visit is not None and monotonic() - visit.checked < _SECONDS:
@@ -88,7 +89,7 @@ class Visitors:
         if kept is None:
             kept = self._visits[token] = _Visit(memories, Pages(memories, self._deadline))
             kept.pages.begin()
-        elif visit is None:  # the same visitor came twice at once
+        elif visit is None:  # two first requests of one visitor at once
             memories.close()
         kept.checked = monotonic()
         self._visits.move_to_end(token)
@@ -104,7 +105,7 @@ def _ask(memories: Memories) -> None:
 
 @dataclass
 class _Visit:
-    """The pages of one token that the server knows."""
+    """The pages of one valid token."""
 
     memories: Memories
     pages: Pages
@@ -119,12 +120,12 @@ def serve_beside(
     listening: socket.socket,
     wait: Callable[[], object],
 ) -> None:
-    """Until `wait` returns. `address`: host:port of the pages; the server has seen to it that one which others can
-    reach has tokens and TLS. `tokens`: whether the server asks for them; then visitors must bring theirs. `pair`:
-    certificate and key of the TLS that is spoken. `connect`: the server's memories, as asked with a token.
+    """Serve until `wait` returns. `address`: host:port of the pages; the server has checked that a public one has
+    tokens and TLS. `tokens`: whether the server requires tokens; visitors then need one. `pair`: certificate and key
+    for TLS. `connect`: opens the server's memories with a token.
     """
     door = templates().get_template("door.html").render()
     pages = Visitors(connect, door, DEADLINE) if tokens else Pages(Memories(connect(None)), DEADLINE).application
-    # With TLS a browser has held the server to its name; without, a page elsewhere could give its own name our address.
+    # TLS ties a browser to the server's name. Without it, another site could resolve its own name to our address.
     hosts = None if pair is not None else {*LOOPBACK, parse_address(address).host.lower()}
     run(Guard(pages, hosts, door), listening, wait, pair)

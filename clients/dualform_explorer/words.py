@@ -1,4 +1,4 @@
-"""Words for the numbers that a language model reads and writes, with white space that can be seen."""
+"""Names for the tokens of a language model, with visible white space."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ _WHITE = re.compile(r"\A +| +\Z|[\n\t]")
 
 
 def visible(text: str) -> str:
-    """White space at either end as signs, and line ends and tabs everywhere."""
+    """Show white space at either end, and line breaks and tabs everywhere, as visible signs."""
     return _WHITE.sub(lambda found: found[0].translate(_SEEN), text)
 
 
 class Words:
-    """Of a tokenizer. Safe to use from several threads."""
+    """The tokens of a tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """`tokenizer`: one of the package `tokenizers`, or a file that such a one was written to. Raises BadInput for
-        anything else.
-        """
+        """`tokenizer`: a tokenizer of the package `tokenizers`, or its file. Raises BadInput for anything else."""
         if isinstance(tokenizer, str | PathLike):
             tokenizer = _read(fspath(tokenizer))
-        elif inner := getattr(tokenizer, "backend_tokenizer", None):  # that of a tokenizer of transformers
+        elif inner := getattr(tokenizer, "backend_tokenizer", None):  # a tokenizer of transformers
             tokenizer = inner
         if not hasattr(tokenizer, "id_to_token") or not hasattr(tokenizer, "decode"):
             raise BadInput(
@@ -43,7 +41,7 @@ class Words:
             )
         self._tokenizer = tokenizer
         self.of: Callable[[int], str] = cache(self._made)
-        """What a token stands for, with visible white space; empty for a number that is none."""
+        """The text of a token, with visible white space; empty for an unknown number."""
 
     def _made(self, number: int) -> str:
         named = self._tokenizer.id_to_token(number) if number >= 0 else None
@@ -62,7 +60,7 @@ def _read(path: str) -> Any:
         ) from None
     try:
         return Tokenizer.from_file(path)
-    except Exception as error:  # the package raises nothing narrower
+    except Exception as error:  # the package raises no narrower class
         raise BadInput(
             f"{path} is not the file of a tokenizer: {error}.",
             hint="Write one with tokenizer.save(FILE), or pass the tokenizer.json of a model.",

@@ -1,5 +1,5 @@
-"""dualform for agents: a server of the Model Context Protocol over one memory, with tools that only read.
+"""dualform for agents: a Model Context Protocol server over one memory, with read-only tools.
 
-It is asked through `dualform.methods.Answers` alone, so that a folder and a server at host:port are the same to it. The
-extra [mcp] brings the package `mcp`, which speaks the protocol.
+It uses only `dualform.methods.Answers`, so a folder and a server at host:port work alike. The extra [mcp] installs the
+package `mcp`, which implements the protocol.
 """

@@ -1,4 +1,4 @@
-"""What an answer may take of an agent's context. What is left out of one is counted in it."""
+"""Bounds on the size of an answer, which fills an agent's context. Answers count what they leave out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from dualform.answers.columns import WIDEST, json_value
 
 MOST_BYTES = 32 << 10
-"""Of an answer as JSON."""
+"""The most bytes of an answer as JSON."""
 MOST_ROWS = 200
 MOST_TEXT = 300
 """Letters of a text that a memory holds."""
@@ -20,7 +20,7 @@ MOST_MESSAGE = 1000
 MOST_NAMES = 30
 """Of datasets, columns, query sets and the like."""
 MOST_QUERIES = 8
-"""Stored examples that a question may be asked with."""
+"""The most stored examples in one question."""
 
 
 def bounded(record: Mapping[str, Any], rows: str) -> dict[str, Any]:

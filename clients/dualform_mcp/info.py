@@ -1,4 +1,4 @@
-"""What a memory holds."""
+"""The tool `info`: the contents of a memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer outputs, with all slots or with some of them, and whether the difference means anything."""
+"""The tool `output`: a layer's outputs, with all slots or under a filter, and whether the difference is unusual."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _summary(found: Placebos) -> Mapping[str, Any]:
 
 
 def _within(asked: OutputArguments, own: NDArray[np.float32]) -> list[int]:
-    """The outputs that were asked for. Raises BadInput for one that the layer does not have."""
+    """The outputs to return. Raises BadInput for outputs that the layer does not have."""
     width = len(own)
     for number in asked.outputs or ():
         if not 0 <= number < width:

@@ -1,4 +1,4 @@
-"""What the tools that ask about one layer have in common: their arguments, and what they say beside an answer."""
+"""Shared by tools that ask about one layer: their arguments, and remarks for their answers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def few_queries(memory: Answers, said: str) -> QuerySetExamples:
 
 
 def query_names(memory: Answers, asked: QuerySetExamples, count: int) -> list[str]:
-    """Of each query of an answer, as it can be asked with again."""
+    """The name of each query of an answer, which can be used to ask again."""
     examples = None
     if asked.examples is None:
         examples = next(own.examples for own in memory.info().query_sets if own.name == asked.query_set)
@@ -121,7 +121,7 @@ def query_names(memory: Answers, asked: QuerySetExamples, count: int) -> list[st
 
 
 def beside(scan: Scan, space: str, status: Status | None, score: str = CONTRIBUTION) -> dict[str, Any]:
-    """What an answer stands on. `status`: None of scores that stand on no rebuilt weights."""
+    """Remarks about an answer: its scan, space and exactness. `status`: None for scores that need no weights."""
     return {
         "space": space,
         "status": told(status, reason_of(score)),

@@ -38,7 +38,7 @@ the network would have been without it.
 
 
 def mcp_server(memory: Answers) -> Server[Any]:
-    """A server whose tools ask the memory. Raises what the memory raises where it cannot be asked at all."""
+    """A server whose tools ask the memory. Raises the memory's error if it cannot be asked."""
     every: list[Tool[Any]] = [INFO, ANSWER, TOPK, SUMS, OUTPUT, SLOTS]
     tools = {tool.name: tool for tool in (*every, *([SQL] if is_offered(memory) else []))}
 
@@ -70,7 +70,7 @@ def serve(memory: Answers) -> None:
             sent, heard = anyio.create_memory_object_stream[SessionMessage | Exception]()
 
             async def hear() -> None:
-                """What is no message is answered here: `mcp` passes over it, and its sender would wait."""
+                """Reply to lines that are not messages. `mcp` would skip them, and the sender would wait."""
                 async with sent:
                     async for message in read:
                         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
@@ -86,7 +86,7 @@ def serve(memory: Answers) -> None:
 
 
 def _misread(error: Exception) -> types.JSONRPCError:
-    """The reply to a line that is no message, under its id if it has one."""
+    """The reply to a malformed line, with its id if it has one."""
     found: Any = None
     if isinstance(error, ValidationError):
         found = error.errors(include_url=False)[0]["input"]
@@ -112,7 +112,7 @@ def _described(tool: Tool[Any]) -> types.Tool:
 
 
 def _called(memory: Answers, tool: Tool[Any], given: dict[str, Any]) -> types.CallToolResult:
-    """What a tool answers, or the error that it says, of which no traceback leaves this process."""
+    """The result of a tool, or its error. No traceback leaves this process."""
     try:
         refresh = getattr(memory, "refresh", None)  # a folder's; a server sees by itself what is new
         if refresh is not None:

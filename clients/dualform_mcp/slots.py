@@ -1,4 +1,4 @@
-"""What is known of training datapoints, by their ids."""
+"""The tool `slots`: the columns of training datapoints, by id."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from dualform_mcp.status import told
 from dualform_mcp.tool import Arguments, Tool
 
 MOST_COLUMNS = 60
-"""Of an answer, whose names stand in it twice."""
+"""The most columns of an answer, which contains their names twice."""
 
 
 class SqlArguments(Arguments):

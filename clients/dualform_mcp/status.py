@@ -19,11 +19,11 @@ _REASONS = {
 
 
 def told(status: Status | None, reason: str = RECORDED) -> Mapping[str, Any]:
-    """Of an answer; `reason`: why one without a status is exact."""
+    """The exactness of an answer. `reason`: why an answer without a status is exact."""
     found = Status("exact", reason=reason) if status is None else status
     return {**asdict(found), "exact": found.exact}
 
 
 def reason_of(score: str) -> str:
-    """Why scores are exact that stand on no weights."""
+    """Why scores that need no weights are exact."""
     return _REASONS.get(score, f"scores are {_KEYS}")

@@ -1,4 +1,4 @@
-"""A tool: what an agent may ask, with the arguments it takes and what answers it."""
+"""A tool that an agent can call: its name, arguments and implementation."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Tool(Generic[A]):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of the arguments, as JSON Schema."""
+        """The arguments as JSON Schema."""
         return self.arguments.model_json_schema()
 
     def call(self, memory: Answers, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer, of bounded size. Raises BadInput for arguments that are none, and what the memory raises."""
+        """The answer, of bounded size. Raises BadInput for invalid arguments, and the memory's errors."""
         return bounded(self.answer(memory, self._checked(given)), self.rows)
 
     def _checked(self, given: Mapping[str, Any]) -> A:

@@ -1,6 +1,6 @@
-"""dualform in notebooks: `memory.explorer("test/17")`, a widget that looks at what a prediction attends to.
+"""dualform in notebooks: `memory.explorer("test/17")`, a widget that shows what a prediction attends to.
 
-It asks a memory through `dualform.methods.Answers` alone: a folder and a server at host:port are the same to it.
-The extra [notebook] brings the package anywidget, which shows one small ES module of our own (explorer.js) wherever
-Jupyter's widgets are shown. Nothing is fetched from elsewhere, and every number comes from the kernel.
+It uses only `dualform.methods.Answers`, so a folder and a server at host:port work alike. The extra [notebook] installs
+the package anywidget, which shows one small ES module of ours (explorer.js) wherever Jupyter widgets work. It loads
+nothing from the network, and every number comes from the kernel.
 """

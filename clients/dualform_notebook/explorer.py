@@ -1,4 +1,4 @@
-"""The widget: what a reader asks for are traits that a front end changes, and what the memory answers is one more."""
+"""The widget. Its question consists of traits that the front end changes, and its answer is one more trait."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ASKED = ("query", "token", "layer", "by", "score", "target", "masks", "where", 
 
 
 class Explorer(anywidget.AnyWidget):
-    """Looks at what one prediction attends to: the sums of groups, the best slots, and both under a filter.
+    """Shows what one prediction attends to: sums of groups, the best slots, and both under a filter.
 
-    What is asked for can be set in Python as by mouse, and `view` has what is shown:
+    The question can be changed in Python as well as by mouse, and `view` has the content of the widget:
 
         explorer = memory.explorer("test/17")
         explorer.layer = "layer-0"
@@ -53,7 +53,7 @@ class Explorer(anywidget.AnyWidget):
     allow_inexact = traitlets.Bool(False).tag(sync=True)
     """Whether contributions are answered from a record that is further from the training's weights than the bound."""
     view = traitlets.Dict().tag(sync=True)
-    """What is shown; {"error": {"code", "message", "hint"}} where the question was refused."""
+    """The content; {"error": {"code", "message", "hint"}} if the question was refused."""
 
     placebo = traitlets.Dict().tag(sync=True)
     """Whether the change of the prediction under the filter is unusual among random filters of its size; {"note"} where
@@ -69,9 +69,9 @@ class Explorer(anywidget.AnyWidget):
         self._ask()
 
     def _ask(self, change: Mapping[str, Any] | None = None) -> None:
-        """Answers what is asked for now, unless it was the last time: of several changes at once only the last counts.
+        """Answer the current question, unless it is the last one. Of several changes at once, only the last counts.
 
-        The turn is a new number each time: so a front end sees that its question was answered, even where the answer is
+        The turn is a new number each time. It tells the front end that a question was answered, even if the answer is
         the same.
         """
         try:

@@ -10,7 +10,7 @@ from dualform_explorer.filter import Chip
 
 
 def chip_of(given: Any) -> Chip:
-    """A group of slots that is left out, or alone stays: {"values": {column: value}, "keep": false}; None is NULL.
+    """A group of slots to remove, or to keep: {"values": {column: value}, "keep": false}; None is NULL.
 
     Raises BadInput for anything else.
     """

@@ -1,4 +1,4 @@
-"""What a widget is asked for, as the state of the page that shows the same."""
+"""The widget's question as the state of the explorer page that shows the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dualform_explorer.state import State
 
 @dataclass(frozen=True)
 class WidgetState:
-    """What is empty is chosen as the page chooses it."""
+    """Empty fields get the page's defaults."""
 
     query: str = ""
     """QUERY_SET/EXAMPLE."""
@@ -33,7 +33,7 @@ class WidgetState:
     allow_inexact: bool = False
 
     def page(self, memory: Answers, info: MemoryInfo) -> State:
-        """The page that shows the same. Raises BadInput for what cannot be read, with what may stand there instead."""
+        """The page that shows the same. Raises BadInput for invalid fields, with the valid choices."""
         if self.k < 1:
             raise BadInput(f"k must be at least 1, not {self.k}.", hint="Ask for 1 or more slots.", field="k")
         reading = read_state(self._params(), info)

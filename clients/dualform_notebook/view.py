@@ -1,4 +1,4 @@
-"""What the widget shows of a question: what the page's panels hold of it, as JSON has that."""
+"""The widget's content: the data of the page's panels as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEANINGS = {
     word: meaning(word)
     for word in ("filter", "group", "label", "layer", "margin", "placebo", "sample", "slots", "step")
 }
-"""Of what stands over the widget's columns."""
+"""Glossary words of the widget's headings."""
 
 
 def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:

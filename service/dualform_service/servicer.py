@@ -1,7 +1,7 @@
 """The calls of dualform.v1 over the engine, each by its line in the table of dualform_proto.calls.
 
-A call gets a place, its question is decoded, asked in a lane of its kind (scheduling.py), and its answer encoded. What goes
-wrong becomes an error of ours.
+Each call takes a place and a lane (scheduling.py), decodes its question, asks it, and encodes the answer. Errors become
+gRPC statuses.
 """
 
 from __future__ import annotations

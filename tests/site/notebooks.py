@@ -14,7 +14,7 @@ import nbformat
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
-SECONDS = 120
+SECONDS = 600
 """What a cell may take where the machine is busy."""
 
 

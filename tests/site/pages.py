@@ -33,7 +33,8 @@ def shown_but_not_printed(page: Path, printed: str) -> list[str]:
 
 
 def _words(line: str) -> str:
-    return " ".join(NUMBER.sub("#", line).split())
+    # NumPy pads the numbers of an array to one width, next to its brackets too.
+    return " ".join(NUMBER.sub("#", line).replace("[", "[ ").replace("]", " ]").split())
 
 
 def _part(name: str, language: str, code: str) -> str:

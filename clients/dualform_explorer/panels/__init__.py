@@ -1,5 +1,5 @@
-"""The parts of a page. Each asks its questions and makes plain numbers of the answers; a template of its name shows
-them. None waits for another: one that fails says so in its place.
+"""The panels of a page. Each asks its questions and reduces the answers to plain numbers, which a template of the same
+name shows. Panels are independent: one that fails shows its error.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dualform_explorer.state import State
 
 PanelMaker: TypeAlias = Callable[[Answers, MemoryInfo, State], Any]
 Place: TypeAlias = Literal["side", "first", "data", "layers", "training", "record"]
-"""The column at the left; what stands first beside it; and below that the sections, which are folded at first."""
+"""The column at the left, the top of the page, or one of its sections, which are folded at first."""
 
 
 @dataclass(frozen=True)
 class Panel:
     title: str
-    """What stands above it; its template says more behind it."""
+    """The heading; the template adds details after it."""
     place: Place
     make: PanelMaker
 
@@ -52,32 +52,32 @@ PANELS: dict[str, Panel] = {
     "record": Panel("Accuracy of this recording", "record", record_panel),
     "removal": Panel("About ablation", "record", removal_panel),
 }
-"""By name, in the order in which a page is sent, which waits for each."""
+"""By name, in the order in which they are sent. A page waits for each."""
 
 
 def panels_of(state: State) -> list[str]:
-    """The names of those that a page shows: what is folded is not asked."""
+    """The names of the panels that a page shows. Folded sections are not asked."""
     return [name for name, panel in PANELS.items() if panel.place in ("side", "first", *state.open)]
 
 
 def panels_in(place: Place) -> list[str]:
-    """The names of those that stand there."""
+    """The names of the panels in a place."""
     return [name for name, panel in PANELS.items() if panel.place == place]
 
 
 PATIENCE = 5.0
-"""Seconds of work that a page begins by itself."""
+"""The seconds of work that a page starts without being asked."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """In the place of a panel that takes long, until it is asked for."""
+    """Shown in place of a slow panel until the reader asks for it."""
 
     seconds: float
 
 
 def panel_of(name: str, memory: Answers, info: MemoryInfo, state: State) -> Any:
-    """What the panel of that name shows."""
+    """The content of a panel."""
     seconds = 0.0 if state.compute else expected_seconds(name, info, state)
     if seconds <= PATIENCE:
         return PANELS[name].make(memory, info, state)

@@ -1,4 +1,4 @@
-"""The answer: the prediction as a sum of what the training brought, all outputs, and what a filter changes."""
+"""The answer: the prediction as a sum of contributions, all outputs, and the effect of a filter."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from dualform_explorer.numbers import rounded
 from dualform_explorer.state import State
 
 _MOST = 10
-"""Groups that have a bar of their own; one more has its own, too, in the place of "1 more"."""
+"""The number of groups with separate bars. A single further group gets one too, in place of "1 more"."""
 _TOLD, _NAMED = 6, 4
-"""Parts that the sentence names; of more, the largest and all others as one."""
+"""The most parts that the sentence names. If there are more, it names the largest, and the rest as one."""
 _OFTEN = 0.05
-"""Of random removals that change a prediction: with more, another change of it is nothing unusual."""
+"""If more random removals than this share change a prediction, a change of it is not unusual."""
 _OF_SLOTS = ("group", "rest")
 _NEXT = 5
-"""Of the outputs for a token, that are named."""
+"""The number of a token's outputs that are named."""
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One of the terms that add up to a layer's output."""
+    """One term of a layer's output."""
 
     kind: str
-    """"initial", "bias", "unrecorded", "group", or "rest": all groups that have no term of their own."""
+    """"initial", "bias", "unrecorded", "group", or "rest" for all groups without a separate term."""
     said: tuple[Any, ...]
-    """The values of a group's columns, or what else the term is."""
+    """The values of a group's columns, or the name of another term."""
     values: NDArray[np.float64]
     """float64[d_out]"""
     name: str = ""
-    """What a group's label is called."""
+    """The name of a group's label."""
     count: int | None = None
-    """Slots."""
+    """The number of slots."""
     hue: int = 0
 
 
@@ -70,7 +70,9 @@ def _listed(
     most: int,
     named: Collection[tuple[Any, ...]] = (),
 ) -> list[Term]:
-    """All terms, with the `most` groups whose `sizes` (float64[G]) are the largest, and those that are `named`."""
+    """All terms. Groups with a separate term are the `most` with the largest `sizes` (float64[G]), and those that are
+    `named`.
+    """
     answer = terms.answer
     found = [
         Term("initial", ("initial weights",), answer.initial[0]),
@@ -93,7 +95,7 @@ def _listed(
 
 @dataclass(frozen=True)
 class Part:
-    """What a term adds to the output, or to the margin, that the page is about."""
+    """What a term adds to the output or margin that the page is about."""
 
     kind: str
     said: tuple[Any, ...]
@@ -111,42 +113,43 @@ class Part:
 @dataclass(frozen=True)
 class AnswerPanel:
     layer: str
-    """That gives the network's outputs; empty where none does."""
+    """The layer that gives the network's outputs; empty if there is none."""
     predicted: tuple[int, str] = (0, "")
-    """The largest output without a filter, and its name: a filter changes no question."""
+    """The largest output without a filter, and its name. A filter does not change the question."""
     becomes: tuple[int, str] | None = None
     """The largest output under the filter; None without one."""
     other: tuple[int, str] | None = None
-    """The label where the prediction is wrong, else the second largest output; None of a single output."""
+    """The label if the prediction is wrong, otherwise the second largest output. None for a single output."""
     label: int | None = None
     margin: float = 0.0
     margin_before: float | None = None
-    """Without the filter; None without one."""
+    """The margin without the filter; None if there is no filter."""
     by: tuple[str, ...] = ()
-    """The column that groups slots."""
+    """The columns that group slots."""
     parts: tuple[Part, ...] = ()
     status: Status | None = None
     next: tuple[tuple[int, str, float], ...] = ()
-    """Of a token its largest outputs: number, name, and share of a softmax."""
+    """The largest outputs of a token: number, name, and softmax probability."""
     token: int | None = None
-    """Of the example, whose outputs these are; None where it has outputs as a whole."""
+    """The token of the example whose outputs these are; None if the example has outputs as a whole."""
     most_attended: int | None = None
-    """Of how many groups, those with the largest attention, parts were computed; None where of all."""
+    """If parts were computed only for the groups with the largest attention, the number of all groups; otherwise None.
+    """
     why_no_parts: str = ""
     """Why the output has no parts."""
     seconds: float | None = None
-    """About how long the parts take, where they wait to be asked for."""
+    """The approximate seconds for the parts, if they wait to be asked for."""
     past: bool = True
-    """Whether it is of the training's end, so that the network predicted it."""
+    """Whether it is about the end of training, so that the network made this prediction."""
 
     @property
     def target(self) -> str:
-        """Along which the parts are contributions, as an address has it."""
+        """The target of the contributions, as in an address."""
         return str(self.predicted[0]) if self.other is None else f"{self.predicted[0]}-{self.other[0]}"
 
     @property
     def sentence(self) -> list[tuple[str, Any]]:
-        """What is predicted, and by how much, in pieces: "text", "strong", or a "number". The parts follow it."""
+        """The prediction and its margin, in pieces: "text", "strong" or "number". The parts follow it."""
 
         def called(output: tuple[int, str]) -> list[tuple[str, Any]]:
             name = f" “{output[1]}”" if self.token is not None else f" {output[1]}"  # a word may be a comma
@@ -171,7 +174,7 @@ class AnswerPanel:
 
     @property
     def words(self) -> str:
-        """The sentence with the parts, as plain text."""
+        """The sentence and the parts as plain text."""
         head = "".join(f"{value:.4g}" if kind == "number" else value for kind, value in self.sentence)
         parts = (f"{' '.join(map(str, part.said))} {part.value:+.4g}" for part in self.told)
         return f"{head}: {', '.join(parts)}." if self.parts else f"{head}."
@@ -182,7 +185,7 @@ class AnswerPanel:
 
     @property
     def told(self) -> tuple[Part, ...]:
-        """What the sentence names, largest first where that is not all."""
+        """The parts that the sentence names, largest first unless it names all."""
         if len(self.parts) <= _TOLD:
             return self.parts
         order = sorted((own for own in self.parts if own.kind != "rest"), key=lambda own: -abs(own.value))
@@ -196,7 +199,7 @@ class AnswerPanel:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Between which all sums lie."""
+        """The range of all partial sums."""
         sums = [0.0, *(part.end for part in self.parts)]
         return min(sums), max(sums)
 
@@ -209,9 +212,8 @@ def answer_panel(
     named: Collection[tuple[Any, ...]] = (),
     seconds: float | None = None,
 ) -> AnswerPanel:
-    """`pair`: the outputs whose margin it is, in place of the predicted one and its label or rival. `named`: groups
-    that have a part of their own, besides the largest. `seconds`: about how long the parts would take; it is without
-    them then.
+    """`pair`: the two outputs of the margin, in place of the prediction and its label or runner-up. `named`: groups
+    with a separate part, besides the largest. `seconds`: the approximate time for the parts, which are then left out.
     """
     examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
@@ -221,7 +223,7 @@ def answer_panel(
     terms, why_no_parts = None, ""
     try:
         terms = None if seconds is not None else terms_of(memory, info, state, found.name, by)
-    except BadInput as error:  # of a layer that is too wide for the weights of groups
+    except BadInput as error:  # the layer is too wide for weights of groups
         if error.field != "by":
             raise
         why_no_parts = error.message
@@ -281,7 +283,7 @@ def answer_panel(
 
 
 def _next(output: NDArray[np.float64], names: LabelNames) -> tuple[tuple[int, str, float], ...]:
-    """The largest outputs, and the share that a softmax gives each."""
+    """The largest outputs and their softmax probabilities."""
     shares = np.exp(output - output.max())
     shares = shares / shares.sum()
     order = np.argsort(-output, kind="stable")[:_NEXT].tolist()
@@ -292,19 +294,19 @@ def _next(output: NDArray[np.float64], names: LabelNames) -> tuple[tuple[int, st
 class TermsPanel:
     layer: str
     outputs: tuple[tuple[int, str], ...]
-    """Those that are shown: number and name."""
+    """The outputs to show: number and name."""
     terms: tuple[Term, ...]
     output: NDArray[np.float64]
-    """float64[d_out]: of the page, which may be without the initial weights and the bias."""
+    """float64[d_out]: the output on the page, which may lack the initial weights and the bias."""
     residual: NDArray[np.float64]
-    """float64[d_out]: what the terms miss of it."""
+    """float64[d_out]: the output minus all terms."""
     unexplained: float | None
-    """The largest difference between the network's own output as its training ended and what the record makes of it."""
+    """The largest difference between the network's own output at the end of training and the output from the record."""
     status: Status
 
     @property
     def largest(self) -> float:
-        """The size of the largest number of a term that is shown."""
+        """The largest absolute value of a term that is shown."""
         shown = [number for number, _ in self.outputs]
         return max((float(np.abs(term.values[shown]).max(initial=0.0)) for term in self.terms), default=0.0)
 
@@ -335,11 +337,11 @@ class Output:
     number: int
     name: str
     full: float
-    """As of the page's step, with all slots."""
+    """After the page's step, with all slots."""
     masked: float | None
-    """Without what the mask leaves out; None where there is no mask."""
+    """Under the filter; None without one."""
     label: bool
-    """Whether it is the example's."""
+    """Whether it is the example's label."""
 
     @property
     def difference(self) -> float | None:
@@ -352,17 +354,18 @@ class OutputPanel:
     network: bool
     """Whether the layer's outputs are the network's."""
     difference: float | None
-    """The largest between them, over the examples that were tried; None where it is not the network's."""
+    """The largest difference from the network's outputs, over the examples that were compared; None if they are not the
+    network's."""
     tried: int
     outputs: tuple[Output, ...]
-    """Those of which there is something to say, by number."""
+    """The outputs to show, by number."""
     total: int
-    """How many the layer has."""
+    """The number of outputs of the layer."""
     full: int
     """The number of the largest output."""
     masked: int | None
     stored: int | None
-    """The number of the largest of the network's own outputs, when the query set was taken."""
+    """The number of the network's largest output when the query set was stored."""
     status: Status
     unrecorded_change: float
 
@@ -377,7 +380,7 @@ class OutputPanel:
 
     @property
     def differs(self) -> bool:
-        """Whether the record as of the end has another largest output than the network had."""
+        """Whether the record at the end has a different largest output than the network had."""
         return self.network and self.stored is not None and self.stored != self.full
 
 
@@ -427,7 +430,7 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
 
 
 def _shown(full: NDArray[np.float64], masked: NDArray[np.float64] | None, label: int | None) -> list[int]:
-    """All outputs where they are few; else the largest, those that the mask moves furthest, and the label's."""
+    """All outputs if there are few. Otherwise the largest, those that the filter moves most, and the label's."""
     if len(full) <= MOST_OUTPUTS:
         return list(range(len(full)))
     chosen = [] if label is None else [label]
@@ -442,17 +445,17 @@ def _shown(full: NDArray[np.float64], masked: NDArray[np.float64] | None, label:
 
 @dataclass(frozen=True, eq=False)
 class Null:
-    """Changes of the margin that a filter's own change is compared with."""
+    """Other changes of the margin, with which a filter's change is compared."""
 
     name: str
     changes: NDArray[np.float64]
     """float64[sets]"""
     judges: bool
-    """Whether they are enough to judge by."""
+    """Whether they are enough for a verdict."""
 
     @property
     def range(self) -> str:
-        """Where the central 95 % of them are."""
+        """The range of the central 95 %."""
         low, high = central(self.changes[None])[:, 0].tolist()
         return f"{rounded(low)} to {rounded(high)}"
 
@@ -460,20 +463,20 @@ class Null:
 @dataclass(frozen=True, eq=False)
 class PlaceboPanel:
     asked: bool
-    """Whether there is a filter of slots at all; without one there is nothing to show."""
+    """Whether there is a filter of slots; without one, the panel is empty."""
     answer: Placebos | None = None
-    """Of the page's example."""
+    """For the page's example."""
     rates: BaseRates | None = None
     """Over the query set; None without labels."""
     before: str = ""
-    """What is predicted, with its name."""
+    """The name of the prediction without the filter."""
     after: str = ""
     note: str = ""
     """Why there is no answer."""
 
     @property
     def verdict(self) -> str:
-        """Of the margin's change; empty without an answer."""
+        """Whether the margin's change is unusual; empty without an answer."""
         if self.answer is None:
             return ""
         if self.answer.unusual[0]:
@@ -482,7 +485,7 @@ class PlaceboPanel:
 
     @property
     def nulls(self) -> tuple[Null, ...]:
-        """What the change is compared with: random sets, and siblings."""
+        """The changes to compare with: random sets, and siblings."""
         own = self.answer
         if own is None:
             return ()
@@ -496,7 +499,7 @@ class PlaceboPanel:
 
     @property
     def prediction(self) -> str:
-        """What becomes of it, and how often that happens by chance."""
+        """How the prediction changes, and how often it does by chance."""
         own = self.answer
         if own is None:
             return ""
@@ -510,7 +513,7 @@ class PlaceboPanel:
 
     @property
     def words(self) -> str:
-        """All of it as plain text."""
+        """The whole panel as plain text."""
         if self.answer is None:
             return self.note
         change = f"The margin changes by {rounded(self.answer.change.item())}"
@@ -519,7 +522,9 @@ class PlaceboPanel:
 
 
 def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPanel:
-    """Asked of the output layer alone, and only under a filter: the first question takes a pass over its training."""
+    """Asked only about the output layer, and only under a filter, because the first question needs a pass over its
+    training.
+    """
     kept = where(info, state)
     if kept is None:
         return PlaceboPanel(False)

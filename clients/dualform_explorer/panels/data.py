@@ -1,4 +1,6 @@
-"""Which training data an answer comes from: sums by group, the best slots, leaving out, others' scores."""
+"""The training data behind an answer: sums by group, the best slots, kept adjoints and retrainings, and other packages'
+scores.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,11 @@ from dualform_explorer.state import State
 class SumsPanel:
     rows: tuple[GroupRow, ...]
     largest: float
-    """The size of the largest sum of all, masked and not."""
+    """The largest absolute sum, with or without the filter."""
     signed: bool
-    """Whether any is below zero."""
+    """Whether any sum is negative."""
     total: int
-    """How many groups there are under the mask."""
+    """The number of groups under the filter."""
     matching: int
     scanned: int
     status: Status | None
@@ -75,7 +77,7 @@ class Sample:
     value: float
     """The sum of its scores, another package's score, or the predicted change of the loss without it."""
     count: int
-    """Its slots; 0 where that is not known."""
+    """The number of its slots; 0 if unknown."""
     preview: ShownPreview
     hue: int
 
@@ -83,22 +85,22 @@ class Sample:
 @dataclass(frozen=True)
 class SamplesPanel:
     group: str = ""
-    """In words; empty where none is looked into."""
+    """The group in words; empty if none is open."""
     samples: tuple[Sample, ...] = ()
-    """Those with the largest sums."""
+    """The samples with the largest sums."""
     others: int = 0
-    """How many more samples there are."""
+    """The number of other samples."""
     rest: float = 0.0
-    """Their sum."""
+    """The sum of the others."""
     total: float = 0.0
     """The sum of the group."""
     missing: str = ""
     columns: tuple[str, ...] = ("sample",)
-    """That name one of them."""
+    """The columns that identify a sample."""
 
 
 def samples_panel(memory: Answers, info: MemoryInfo, state: State) -> SamplesPanel:
-    """The samples of one group under the page's filter, which together have what the group has."""
+    """The samples of one group under the page's filter. Their sums add up to the group's."""
     group = state.within
     if group is None:
         return SamplesPanel()
@@ -136,15 +138,15 @@ class Slot:
     label_name: str
     sample: int | None
     position: int | None
-    """Of the slot's token in its sample, where it is one."""
+    """The slot's token in its sample, if it has one."""
     others: Mapping[str, Any]
-    """Columns of one's own."""
+    """Columns beyond the standard ones."""
     preview: ShownPreview
     hue: int
     times: int
-    """How often its sample stands among the best; 1 where it is not known."""
+    """How often its sample is among the best; 1 if unknown."""
     steps: tuple[int, int] | None
-    """The first and the last step of those, where the slots of a sample are shown as one."""
+    """The first and the last step of these, if one slot is shown for each sample."""
     total: float
     """The sum of their scores."""
 
@@ -153,15 +155,15 @@ class Slot:
 class SlotsPanel:
     slots: tuple[Slot, ...]
     k: int
-    """Slots that were ranked; where those of a sample are shown as one there are fewer to see."""
+    """The number of ranked slots. With one slot for each sample, fewer are shown."""
     samples: int
-    """Distinct samples among them."""
+    """The number of distinct samples."""
     gap: float | None
-    """By how much the last one that is shown is ahead of the next; None where there is no next."""
+    """How far the last slot shown is ahead of the next one; None if there is no next one."""
     kind: str
-    """What slots look like: "image", "text", "table" or "none"."""
+    """The kind of previews: "image", "text", "table" or "none"."""
     missing: str
-    """Why some are not shown as they looked; empty where there is nothing to say."""
+    """Why some previews are missing; empty if none is."""
     matching: int
     scanned: int
     space: str
@@ -176,7 +178,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
     names = label_names(memory, info)
     places = places_of(info, state.query_set, layer_of(info, state.layer))
     previews = shown_of_slots(memory, info, rows, places)
-    # Where no sample was said, each slot is its own.
+    # Without samples, each slot counts by itself.
     keys = [_sample(row) or (None, None, slot) for row, slot in zip(rows, ids, strict=False)]
     times = Counter(keys)
     slots = []
@@ -223,13 +225,13 @@ def _sample(row: Mapping[str, Any]) -> tuple[Any, ...] | None:
 
 
 SAMPLES = 12
-"""Shown of either sign."""
+"""The number of samples shown with either sign."""
 _KEPT = """
     SELECT name, example FROM (
         SELECT name, example, 0 AS place FROM adjoints UNION ALL SELECT name, example, 1 FROM retrainings
         UNION ALL SELECT name, NULL, 2 FROM left_out
     ) WHERE example IS NOT NULL GROUP BY ALL ORDER BY min(place), name"""
-"""All tables that the others name, so that a process with them starts once."""
+"""One statement for all tables that the others need, so that only one process is started."""
 _OWN = """(
     SELECT * FROM {table} WHERE name = '{name}' AND example = '{example}' QUALIFY query = min(query) OVER ()
 )"""
@@ -249,24 +251,23 @@ _SETS = """
 @dataclass(frozen=True)
 class AdjointPanel:
     refused: str = ""
-    """Why nothing is known of what was kept."""
+    """Why kept results cannot be read."""
     names: tuple[str, ...] = ()
-    """Under which something of the page's example was kept; without any there is nothing to show."""
+    """The names of kept results for the page's example. Without any, the panel is empty."""
     name: str = ""
     by: tuple[str, ...] = ()
     groups: tuple[Mapping[str, Any], ...] = ()
-    """Those with the largest predicted changes: said, called, hue, samples, value (predicted), change (measured without
-    exactly this group, or None). None where samples have no such column.
-    """
+    """The groups with the largest predicted changes: said, called, hue, samples, value (predicted), change (measured
+    without exactly this group, or None). None if samples do not have the columns."""
     harmful: tuple[Sample, ...] = ()
-    """Without which the loss would be smaller, the most harmful first."""
+    """The samples without which the loss would be smaller, the most harmful first."""
     helpful: tuple[Sample, ...] = ()
     kind: str = "none"
     missing: str = ""
     sets: tuple[Mapping[str, Any], ...] = ()
-    """Of retrainings: set, left_out, loss, change, predicted; the smallest change first."""
+    """Retrainings: set, left_out, loss, change, predicted; the smallest change first."""
     correlation: float | None = None
-    """Of predicted and real changes, where there are enough sets."""
+    """The correlation of predicted and real changes, if there are enough sets."""
 
 
 def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPanel:
@@ -313,7 +314,7 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
 def samples_with_values(
     memory: Answers, info: MemoryInfo, state: State, rows: Sequence[Mapping[str, Any]], previews: ShownPreviews
 ) -> tuple[Sample, ...]:
-    """Of rows with the columns of slots and a `value`."""
+    """Samples from rows with the columns of slots and a `value`."""
     names = label_names(memory, info)
     return tuple(
         Sample(
@@ -339,17 +340,16 @@ class Scored:
     lowest: tuple[Sample, ...]
     """The lowest score first."""
     samples: int
-    """That have a score for the example."""
+    """The number of samples with a score for the example."""
     agreement: float | None
-    """The rank correlation with the sums of the page's score by sample, over the samples that both have; None of fewer
-    than three.
-    """
+    """The rank correlation with the sums of the page's score by sample, over the samples in both. None for fewer than
+    three."""
 
 
 @dataclass(frozen=True)
 class ScoresPanel:
     files: tuple[Scored, ...]
-    """Those about the page's query set; none where there is nothing to show."""
+    """The files about the page's query set. Without any, the panel is empty."""
     kind: str = "none"
     missing: str = ""
 
@@ -384,7 +384,7 @@ def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel
 
 
 def _sums_by_sample(memory: Answers, info: MemoryInfo, state: State) -> dict[tuple[Any, Any], float]:
-    """Of the page's score, all of its layer's slots."""
+    """The sums of the page's score over all slots of its layer, by sample."""
     by = ("dataset", "sample") if info.datasets else ("sample",)
     sums = memory.group_sum(**scored(memory, info, state, masked=False), by=by)
     keys = (group if info.datasets else (None, *group) for group in sums.groups)

@@ -1,4 +1,4 @@
-"""What is asked about: one example of a query set; and the filter that it is asked under."""
+"""The question of a page: one example of a query set, and the filter."""
 
 from __future__ import annotations
 
@@ -43,37 +43,37 @@ class QueryPanel:
     query_set: str
     row: int
     count: int
-    """Examples of the query set."""
+    """The number of examples in the query set."""
     label: int | None
     label_name: str
     read: int | None
-    """The network's largest output when the query set was taken."""
+    """The network's largest output when the query set was stored."""
     read_name: str
     misclassified: int
-    """Examples of the query set whose largest output is not their label."""
+    """The number of examples whose largest output is not their label."""
     place: int | None
-    """Of this example among those that are gone through, from 1; None where it is not one of them."""
+    """The place of this example in the current selection, from 1; None if it is not in it."""
     among: int
-    """How many are gone through."""
+    """The size of the current selection."""
     before: int | None
     after: int | None
     preview: ShownPreview
     passage: tuple[Token, ...]
-    """Of a text that says where its tokens are: those around the one that is asked about, each of which can be picked;
-    else none."""
+    """The tokens around the current one, for the reader to pick from. Empty unless it is a text with offsets."""
     missing: str
-    """Why it is not shown as it looked; empty where there is nothing to say."""
+    """Why the preview is missing; empty if it is not."""
     token: int | None
-    """The place in the example that is asked about; None of a layer that sees examples whole."""
+    """The current token or place; None if the layer sees examples whole."""
     tokens: int
     loss: float | None = None
-    """How surprising the token's label was, in nats; None where that is not known."""
+    """The loss of the token's label, in nats; None if unknown."""
     chance: float | None = None
-    """That of a guess among all outputs; None where tokens have no losses."""
+    """The loss of a guess among all outputs; None if tokens have no losses."""
     token_errors: tuple[int, int] | None = None
-    """Tokens of the query set with another label than their largest output, of those with a label."""
+    """The number of tokens in the query set whose label differs from their largest output, and the number with a label.
+    """
     remark: str = ""
-    """What another place is asked than the address names, and why; empty where none is."""
+    """Why another token than the address names is asked about; empty if none is."""
 
     @property
     def wrong(self) -> bool:
@@ -138,7 +138,7 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
 
 
 def _alone(memory: Answers, info: MemoryInfo, examples: Examples, layer: str, places: int) -> bool:
-    """Whether of all kinds of positions, only the layer's are so many in an example."""
+    """Whether this layer is the only kind that has so many positions in an example."""
     query_set, found = query_set_of(info, examples.query_set), layer_of(info, layer)
     own = [] if query_set is None else layers_of(info, query_set)
     others = {other.space: other for other in own if found is not None and other.space not in ("sample", found.space)}
@@ -152,19 +152,19 @@ def _alone(memory: Answers, info: MemoryInfo, examples: Examples, layer: str, pl
 @dataclass(frozen=True)
 class FilterPanel:
     sql: str
-    """One condition; empty without a filter."""
+    """The filter as one condition; empty without a filter."""
     matching: int
-    """Slots of the layer that stay; 0 where there is trouble."""
+    """The number of the layer's slots that the filter keeps; 0 if it has an error."""
     trouble: str
-    """What is wrong with the filter, which can still be cleared; empty if nothing is."""
+    """The error in the filter, which can still be cleared; empty if there is none."""
     slots: int
-    """Of the layer."""
+    """The number of the layer's slots."""
     columns: dict[str, str]
-    """Of the layer's slots, with their types."""
+    """The columns of the layer's slots, with their types."""
     groups: tuple[tuple[Group, ...], ...]
-    """What may be left out: datasets, where there are several, and labels."""
+    """The groups that can be left out: datasets, if there are several, and labels."""
     steps: int
-    """Recorded ones."""
+    """The number of recorded steps."""
 
 
 def filter_panel(memory: Answers, info: MemoryInfo, state: State) -> FilterPanel:
@@ -172,7 +172,7 @@ def filter_panel(memory: Answers, info: MemoryInfo, state: State) -> FilterPanel
     columns = {} if layer is None else dict(info.columns[layer.space])
     try:
         return _asked(memory, info, state, columns)
-    except DualformError as error:  # of a layer without an answer: what is set can be cleared all the same
+    except DualformError as error:  # the layer has no answer, but the filter can still be cleared
         slots = 0 if layer is None else layer.slots
         return FilterPanel("", 0, error.message, slots, columns, (), info.steps)
 
@@ -200,8 +200,8 @@ def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, s
 
 
 def _matching(memory: Answers, info: MemoryInfo, state: State, condition: str) -> int:
-    """How many slots of the page's layer stay: by the question of the Output part, if that is of all its steps, and
-    soon answered.
+    """The number of slots that the filter keeps in the page's layer. If the Output panel asks about all steps, its
+    question answers this soon.
     """
     query, layer = query_of(memory, info, state), layer_of(info, state.layer)
     outputs = layer is not None and layer.values and state.layer == info.output_layer and state.at is None

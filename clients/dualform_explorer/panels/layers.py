@@ -1,4 +1,4 @@
-"""The layers side by side, the distribution of scores in one, and one as the paper shows it."""
+"""All layers side by side, the distribution of scores in one layer, and one layer as the paper shows it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dualform_explorer.previews import NOTHING, previews_of_examples, shown_prev
 from dualform_explorer.state import State
 
 _NAMED = (10, 100, 1000, 10_000, 100_000)
-"""Ranks whose shares are said in words."""
+"""Ranks whose shares are stated in words."""
 
 
 class RankPoint(NamedTuple):
     rank: int
     score: float
     share: float
-    """Of the absolute scores of all slots, that of the ranks up to this one."""
+    """The share of all absolute scores up to this rank."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,12 @@ class RanksPanel:
     points: tuple[RankPoint, ...]
     """From the best slot to the last, evenly on a logarithmic axis."""
     named: tuple[RankPoint, ...]
-    """Those at round ranks, or the next one behind them."""
+    """The points at round ranks, or the next ones after them."""
     count: int
-    """Slots that have a rank."""
+    """The number of ranked slots."""
     effective: float
-    """How many slots, weighed alike, would be as concentrated: (sum of |s|)^2 over the sum of s^2."""
+    """The effective number of slots: (sum of |s|)^2 over the sum of s^2. So many equal scores would be as concentrated.
+    """
 
 
 def ranks_panel(memory: Answers, info: MemoryInfo, state: State) -> RanksPanel:
@@ -54,17 +55,17 @@ def ranks_panel(memory: Answers, info: MemoryInfo, state: State) -> RanksPanel:
 
 
 _MOST_SUMMED = 64
-"""Layers that are asked; of more, so many evenly spread, and the chosen one."""
+"""The most layers that are asked. Of more, some spread evenly, and the chosen one."""
 
 
 @dataclass(frozen=True)
 class LayerFlow:
-    """A layer, and how its scores are shared among the groups."""
+    """A layer, and the shares of groups in its scores."""
 
     own: LayerInfo
     chosen: bool
     shares: Mapping[GroupKey, tuple[float, float]] = field(default_factory=dict)
-    """By the values of a group its sum, and that over the sizes of all sums; none where there is no answer."""
+    """By group, its sum, and that sum over the sizes of all sums. Empty if there is no answer."""
     why: str = ""
     """Why there is no answer."""
 
@@ -72,17 +73,17 @@ class LayerFlow:
 @dataclass(frozen=True)
 class LayersPanel:
     layers: tuple[LayerFlow, ...]
-    """Those that were asked, first to last."""
+    """The layers that were asked, from first to last."""
     count: int
-    """How many the query set has."""
+    """The number of layers in the query set."""
     groups: tuple[Group, ...]
-    """All that occur, in the order in which they are drawn."""
+    """All groups that occur, in the order in which they are drawn."""
     total: int
-    """How many there are, drawn or not."""
+    """The number of groups, drawn or not."""
     score: str
-    """Contributions are toward an output of one layer, so that of all layers it is attention in their place."""
+    """The score of all layers. A contribution needs an output of one layer, so attention replaces it here."""
     signed: bool
-    """Whether any sum is below zero."""
+    """Whether any sum is negative."""
 
 
 def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel:
@@ -95,7 +96,7 @@ def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel
     found, every, total = list[LayerFlow](), dict[GroupKey, Group](), 0
     for layer in (one for place, one in enumerate(own) if place in spread or one is chosen):
         flow = LayerFlow(layer, layer is chosen)
-        try:  # as the sums by group ask it of the chosen one
+        try:  # the same question as the sums by group of the chosen layer
             there = replace(state, layer=layer.name, score=score)
             sums = memory.group_sum(**scored(memory, info, there), by=state.by, k=MOST_GROUPS)
         except DualformError as error:
@@ -114,11 +115,11 @@ def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel
 
 _BEST = 5
 _RANKED = 500
-"""Of each group, as in the paper."""
+"""The number of best scores of each group, as in the paper."""
 _FEWER = 200
-"""In its place where all groups together would have more than _MOST_POINTS."""
+"""The number if all groups together would exceed _MOST_POINTS."""
 _MOST_POINTS = 10_000
-"""Of a figure."""
+"""The most points in a figure."""
 
 
 @dataclass(frozen=True)
@@ -127,16 +128,16 @@ class PaperPanel:
     best: tuple[Slot, ...]
     sums: SumsPanel
     largest: GroupRow | None
-    """Of the groups that the mask leaves, that whose sum is largest in size; None where it leaves none."""
+    """The group with the largest absolute sum under the filter; None if it keeps no group."""
     curves: tuple[tuple[GroupRow, tuple[float, ...]], ...]
-    """Of each group its best scores, best first; none of one that the mask leaves out. Empty where there are more
-    groups than a figure can show."""
+    """For each group its best scores, best first; empty for a group that the filter removes. No curves if there are
+    more groups than a figure can show."""
     ranked: int
-    """Scores that each group has at most."""
+    """The most scores of each group."""
 
 
 def paper_panel(memory: Answers, info: MemoryInfo, state: State, layer: str) -> PaperPanel:
-    """Contributions are those of one layer: elsewhere the score is the signed one."""
+    """Contributions belong to one layer. Other layers show the dot score."""
     score = state.score if layer == state.layer or state.score != "contribution" else "dot"
     own = replace(state, layer=layer, score=score, k=120, by_sample=True)
     sums = sums_panel(memory, info, own)
@@ -154,17 +155,17 @@ def paper_panel(memory: Answers, info: MemoryInfo, state: State, layer: str) -> 
 
 
 _MOST_CELLS = 1600
-"""Of a map."""
+"""The most cells in a map."""
 
 
 @dataclass(frozen=True)
 class PlacesPanel:
     grid: tuple[int, int]
-    """Rows and columns; zeros of a layer without places in a picture, and of one with too many."""
+    """Rows and columns; zeros if the layer has no places in a picture, or too many."""
     sums: tuple[float, ...] = ()
-    """Row after row: the scores of all slots that stay, added up."""
+    """The sum of the scores of all slots that the filter keeps, row by row."""
     token: int = 0
-    """The place that is asked about."""
+    """The current place."""
     image: str = ""
     exact: bool = False
     """Whether the box in the example is the patch itself."""
@@ -172,7 +173,7 @@ class PlacesPanel:
 
 
 def places_panel(memory: Answers, info: MemoryInfo, state: State) -> PlacesPanel:
-    """All places of the example at once, in one question."""
+    """All places of the example in one question."""
     examples, layer = examples_of(memory, info, state.query_set), layer_of(info, state.layer)
     tokens = tokens_of(memory, info, examples, state.layer)
     places = places_of(info, state.query_set, layer)

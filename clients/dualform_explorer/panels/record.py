@@ -1,4 +1,4 @@
-"""How exact all of it is, what answering took, and what an ablation means."""
+"""How exact the answers are, what they cost, and what an ablation means."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dualform_explorer.state import State
 class RecordPanel:
     layer: LayerInfo
     reconstruction: float | None
-    """||W_T - rebuilt|| / ||W_T - W_0||; None where it was not asked for, or cannot be had."""
+    """||W_T - rebuilt|| / ||W_T - W_0||; None if it was not asked for, or cannot be computed."""
     scan: Scan
-    """Of the slots with the best scores."""
+    """The scan for the best slots."""
 
 
 def record_panel(memory: Answers, info: MemoryInfo, state: State) -> RecordPanel:
@@ -36,12 +36,12 @@ class RemovalPanel:
     layer: str
     masked: bool
     cancellation: float | None
-    """The norms of the terms that are left out, summed, over the norm of their sum. None without a mask of slots, where
-    they move nothing, and where slots have no terms of their own."""
+    """The sum of the norms of the removed terms over the norm of their sum. None without a filter, if they move
+    nothing, and if slots have no separate terms."""
     concentration: Concentration | None
-    """In its place under rules that scale gradients."""
+    """The alternative under rules that scale gradients."""
     unmeasured: str
-    """Why there is neither; empty where nothing is masked."""
+    """Why there is neither; empty without a filter."""
 
 
 def removal_panel(memory: Answers, info: MemoryInfo, state: State) -> RemovalPanel:

@@ -1,4 +1,4 @@
-"""When it was learned: outputs over the training, and how the attention is spread over its steps."""
+"""When the prediction was learned: outputs over the training, and attention over its steps."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from dualform_explorer.state import State
 
 MOST_BARS = 200
 POINTS = 41
-"""Steps of which outputs are asked, evenly spread from the start of the training to its end."""
+"""The number of steps at which outputs are asked, evenly spread from start to end."""
 SECONDS = 5.0
-"""For all of them: where they take longer, fewer are shown."""
+"""The time limit for all of them. If it is reached, fewer are shown."""
 _LINES = 6
-"""Outputs that are drawn."""
+"""The number of outputs that are drawn."""
 
 
 @dataclass(frozen=True)
 class StepBar:
     first: int
     last: int
-    """Both included."""
+    """Includes both ends."""
     sum: float
     count: int
-    """Slots."""
+    """The number of slots."""
     parts: tuple[tuple[str | None, int, float], ...]
     """By dataset: its name, its hue and its share of the sum."""
 
@@ -39,21 +39,21 @@ class StepBar:
 class StepsPanel:
     bars: tuple[StepBar, ...]
     steps: int
-    """Recorded ones."""
+    """The number of recorded steps."""
     each: int
-    """Steps of a bar."""
+    """The number of steps of a bar."""
     total: float
     datasets: tuple[tuple[str | None, int], ...]
-    """Those that occur, each with its hue."""
+    """The datasets that occur, each with its hue."""
 
     @property
     def drawn(self) -> list[tuple[int, int, list[tuple[int, float]], float]]:
-        """Of each bar its first and last step, the hue and size of its parts, and its sum."""
+        """For each bar its first and last step, the hue and size of its parts, and its sum."""
         return [(own.first, own.last, [(hue, size) for _, hue, size in own.parts], own.sum) for own in self.bars]
 
 
 def bars_of(steps: int) -> tuple[int, int]:
-    """How many steps a bar is of, and how many bars there are."""
+    """The number of steps of a bar, and the number of bars."""
     each = max(1, -(-steps // MOST_BARS))
     return each, -(-steps // each)
 
@@ -94,32 +94,30 @@ def steps_panel(memory: Answers, info: MemoryInfo, state: State) -> StepsPanel:
 @dataclass(frozen=True)
 class Line:
     name: str
-    """Of an output."""
+    """The number of an output."""
     hue: int
     values: tuple[float, ...]
-    """One for each step."""
+    """One value for each step."""
     what: str = ""
-    """What the output is called."""
+    """The name of the output."""
 
 
 @dataclass(frozen=True)
 class TimelinePanel:
     layer: str
-    """That gives the network's outputs; empty where none does."""
+    """The layer that gives the network's outputs; empty if there is none."""
     at: int = 0
     """The page's step."""
     steps: tuple[int, ...] = ()
-    """Those that were asked, ascending."""
+    """The steps that were asked, ascending."""
     asked: int = 0
-    """How many would have been, with more time."""
+    """The number of steps that were planned."""
     margins: tuple[Line, ...] = ()
-    """Of an output, less the largest other one: the prediction is the one above zero."""
+    """Margins of outputs: each output minus the largest other one. The prediction is the one above zero."""
 
 
 def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelinePanel:
-    """Without the page's filter. The output layer alone goes back in time: its inputs are those that the query set
-    stored at the end.
-    """
+    """Ignores the page's filter. Only the output layer goes back in time, with the inputs stored at the end."""
     examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
     if found is None:
@@ -151,7 +149,7 @@ def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelineP
 
 
 def _from_coarse_to_fine(steps: list[int]) -> Iterator[int]:
-    """Both ends, then the middles of what is between, so that fewer are spread evenly too."""
+    """Both ends, then the middles of the gaps, so that any number of first steps is spread evenly."""
     yield from dict.fromkeys((steps[-1], steps[0]))
     spans = [(0, len(steps) - 1)]
     for first, last in spans:
@@ -162,7 +160,7 @@ def _from_coarse_to_fine(steps: list[int]) -> Iterator[int]:
 
 
 def _margins(outputs: np.ndarray, number: int) -> np.ndarray:
-    """float64[steps]: of an output, `outputs` float64[steps, outputs], less the largest other one."""
+    """float64[steps]: one output minus the largest other one. `outputs`: float64[steps, outputs]."""
     if outputs.shape[1] == 1:
         return outputs[:, 0]
     others = np.delete(outputs, number, axis=1)
@@ -171,7 +169,7 @@ def _margins(outputs: np.ndarray, number: int) -> np.ndarray:
 
 
 def _apart(numbers: list[int]) -> list[int]:
-    """A hue for each output: its own, as everywhere, or the next one that is free."""
+    """A hue for each output: its usual one, or the next free one."""
     found: list[int] = []
     for number in numbers:
         found.append(next((hue for hue in range(number, number + HUES) if hue % HUES not in found), number) % HUES)
@@ -179,7 +177,7 @@ def _apart(numbers: list[int]) -> list[int]:
 
 
 def _worth_drawing(outputs: np.ndarray, label: int | None) -> list[int]:
-    """The label, and what was the prediction at any step, those of most steps first."""
+    """The label, and every output that was the prediction at some step, most frequent first."""
     counts = np.bincount(outputs.argmax(axis=1), minlength=outputs.shape[1])
     leading = [number for number in np.argsort(-counts, kind="stable").tolist() if counts[number]]
     own = [label] if label is not None and label < outputs.shape[1] else []

@@ -33,3 +33,17 @@ export function ask(address, options = {}) {
   const headers = held ? { Authorization: `Bearer ${held}` } : {};
   return fetch(address, { ...options, headers });
 }
+
+/** The JSON objects of an answer that has one a line, each as it comes. */
+export async function* lines(body) {
+  let text = "";
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    const parts = text.split("\n");
+    text = parts.pop();
+    for (const part of parts) yield JSON.parse(part);
+  }
+}

@@ -1,6 +1,6 @@
 // A page that changes without being loaded anew: the address says what is shown, and the newest address wins.
 
-import { ask } from "./access.js";
+import { ask, lines } from "./access.js";
 import { toolsFor } from "./tools.js";
 import { follow } from "./news.js";
 
@@ -103,19 +103,6 @@ async function wait(mine) {
       for await (const part of lines(answer.body)) if (mine === latest && part.panel) take(part);
       if (document.getElementById(`panel-${name}`)?.dataset.failure !== "late") break;
     }
-  }
-}
-
-async function* lines(body) {
-  let text = "";
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    text += value;
-    const parts = text.split("\n");
-    text = parts.pop();
-    for (const part of parts) yield JSON.parse(part);
   }
 }
 

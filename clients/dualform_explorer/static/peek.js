@@ -1,6 +1,6 @@
 // What stands behind a group's bar: its best samples, under the pointer or the focus.
 
-import { ask } from "./access.js";
+import { ask, lines } from "./access.js";
 
 const MOST = 6;
 const PAUSE = 250;
@@ -32,9 +32,8 @@ async function show(link) {
   const mine = pending;
   const answer = await ask(`panels${link.getAttribute("href").replace("explore", "")}&panel=samples`);
   if (!answer.ok || mine !== pending) return;
-  const part = (await answer.text()).trim().split("\n").map(JSON.parse).find((own) => own.panel === "samples");
   const template = document.createElement("template");
-  template.innerHTML = part?.html ?? "";
+  for await (const part of lines(answer.body)) if (part.panel === "samples") template.innerHTML = part.html;
   const samples = [...template.content.querySelectorAll("tr[data-sample]")].slice(0, MOST).map((row) => {
     const own = document.createElement("div");
     own.append(...row.querySelector("th").cloneNode(true).childNodes, ...row.querySelector("td.sum").cloneNode(true).childNodes);

@@ -1,4 +1,4 @@
-"""What a mask takes out of the sum: how much its terms cancel or, under rules that scale, where their moves gather."""
+"""The terms that a filter removes: how much they cancel, or which weights they move if a rule scales gradients."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dualform.answers.scan import Scan
 from dualform.extras import optional
 
 SHOWN = 10
-"""Rows that a table shows of itself; where it has one or two more, those too."""
+"""The number of rows that a table prints. If it has one or two more, it prints them too."""
 _WIDEST = 60
 """Characters of a cell that are shown."""
 WIDEST = 2**53 - 1
@@ -30,13 +30,14 @@ class Html(str):
 
 
 def escaped(text: str) -> str:
-    """Text for HTML, in elements and in attributes. Whatever a memory holds is text: it gets into HTML only here."""
+    """Text for HTML elements and attributes. All text from memories is escaped here."""
     return text if isinstance(text, Html) else escape(_plain(text))
 
 
 def json_value(value: Any, widest: int | None = None) -> Any:
-    """One value as JSON has it. NaN and infinities, which it lacks, are the texts "nan", "inf" and "-inf", so that they
-    are not taken for NULL. So are whole numbers beyond `widest`, and whatever else is no number, text or flag.
+    """One value as JSON. JSON lacks NaN and infinities, so they become the texts "nan", "inf" and "-inf", which differ
+    from NULL. Whole numbers beyond `widest` become text too, and so does any value that is not a number, text or
+    boolean.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -150,7 +151,7 @@ def as_text(table: Columns, rows: int, title: str = "") -> str:
 
 
 def _blocks(widths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The columns that go beside one another: on a terminal as many as it has room for, elsewhere all."""
+    """The columns to print side by side: as many as fit on a terminal, otherwise all."""
     room = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
     start, taken = 0, -2
     for place, width in enumerate(widths):
@@ -162,7 +163,7 @@ def _blocks(widths: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def as_html(table: Columns, rows: int, title: str = "", most: int = SHOWN) -> str:
-    """As `as_text`, for a notebook; whatever the memory holds is text in it."""
+    """As `as_text`, for a notebook. All text is escaped."""
     names, cells, left = _shown(table, rows, most)
     if not rows:
         left.append("No rows.")
@@ -175,7 +176,7 @@ def as_html(table: Columns, rows: int, title: str = "", most: int = SHOWN) -> st
 
 
 def _shown(table: Columns, rows: int, most: int = SHOWN) -> tuple[list[str], list[list[str]], list[str]]:
-    """The names of the columns, the cells of each, and what is to be said of the rows that are not shown."""
+    """The names of the columns, the cells of each, and a remark about the rows that are left out."""
     most = rows if rows <= most + 2 else most
     shown = table.first(most)
     left = [f"… {rows - most:,} more rows"] if rows > most else []

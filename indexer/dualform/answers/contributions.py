@@ -1,4 +1,6 @@
-"""What each group of training datapoints brought to a layer's output. Shapes: n queries, G groups, d_out outputs."""
+"""The contribution of each group of training datapoints to a layer's output. Shapes: n queries, G groups, d_out
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,7 @@ class Contributions(Table):
         return as_html(Columns(beside(columns, groups, 3)), len(found), title, len(found))
 
     def _waterfall(self, query: int, name: Callable[[int], Any]) -> list[dict[str, Any]]:
-        """The rows of the only query that this has. Groups beside the largest ones are one row."""
+        """The rows of the only query. All but the largest groups share one row."""
         output = self.output[0]
         number = int(output.argmax())
         sums, none = self.sums[0, :, number], (None,) * len(next(iter(self.groups), ()))
@@ -205,12 +207,12 @@ _SHOWN_OUTPUTS = 6
 _SHOWN_QUERIES, _SHOWN_GROUPS = 3, 12
 """That a notebook shows, and the groups of each."""
 _TERMS = ("initial", "bias", "unrecorded_change", "residual")
-"""What no group has, in the order of the rows."""
+"""The terms that belong to no group, in the order of the rows."""
 
 
 def estimated_seconds(slots: int, steps: int, d_in: int, d_out: int, outputs: int = 2) -> float:
-    """About how long one query's contributions to some outputs of a layer take at first, whatever the groups: measured
-    on one core of a cloud machine, with keys and values in the page cache. Later questions about the same outputs take
+    """The approximate time for one query's first contributions to some outputs of a layer, for any groups. Measured on
+    one core of a cloud machine, with keys and values in the page cache. Later questions about the same outputs take
     less.
     """
     each_slot, each_number, each_update, each_entry = 0.8e-6, 5e-9, 5e-4, 6e-8

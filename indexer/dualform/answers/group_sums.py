@@ -123,8 +123,8 @@ class GroupSums(Table):
 
 
 def largest(sums: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """float64 and int64[n, min(k, G)]: each row's largest numbers of float64[n, G], whatever their sign, and where they
-    stand. By size, then by place, which also decides among those as large as the k-th.
+    """float64 and int64[n, min(k, G)]: the numbers of each row of float64[n, G] with the largest absolute values, and
+    their places. Ordered by size, then by place, which also decides between ties at the k-th.
     """
     sizes = np.abs(sums)
     k = min(k, sums.shape[1])

@@ -24,14 +24,14 @@ class SlotLookup(Protocol):
 
 
 GroupKey: TypeAlias = tuple[Any, ...]
-"""The values of a grouping's columns that one group has; None stands for NULL."""
+"""The values of a group's columns; None is NULL."""
 
 
 class Hit(NamedTuple):
     """One of the best slots of a query."""
 
     rank: int
-    """From 1 on; within its group, where there are groups."""
+    """From 1; within the group if there are groups."""
     slot: int
     score: float
     group: GroupKey | None = None
@@ -149,7 +149,7 @@ class Hits(Table):
         return Columns(beside(own.arrays, others, len(own.arrays)), self.scan, self.space)
 
     def _html(self, memory: Any, question: Any) -> str:
-        """The first hits, with what their slots' samples are and look like, where the memory can be asked."""
+        """The first hits, with their samples and previews if the memory can be asked."""
         if memory is None or not len(self.ids):
             return super()._html(memory, question)
         rows = with_samples(self.table(MOST_ROWS), self.ids[:MOST_ROWS], self.by, self.space, memory)

@@ -1,6 +1,6 @@
-"""What answers show in a notebook beside their numbers: samples, names of labels, and bars.
+"""What notebooks show in addition to an answer's numbers: samples, names of labels, and bars.
 
-A memory is asked for samples and names when an answer is shown. Its texts become HTML in `escaped` alone.
+The memory is asked for samples and names when an answer is shown. Only `escaped` turns its texts into HTML.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_ROWS = 20
 """That an answer with samples or bars shows."""
 _BLUE, _RED, _GREY = "#2a6f97", "#c1553b", "#888888"
 _WIDTH, _HEIGHT = 200, 14
-"""Of a bar's cell, in pixels."""
+"""The size of a cell with a bar, in pixels."""
 _PICTURE = 48
 """Pixels to which lower pictures are enlarged."""
 _AROUND, _LONGEST = 30, 80
@@ -39,7 +39,7 @@ _LEFT_OUT = ("slot", "row", "call")
 
 
 def with_samples(table: Columns, ids: NDArray[Any], by: Sequence[str], space: str, memory: Any) -> Columns:
-    """A table whose rows are hits, with what the memory says of their slots `ids`, and with previews."""
+    """A table of hits, with the columns of their slots `ids`, and with previews."""
     found = memory.slots(ids, space or None)
     rows = found.records()
     said = {
@@ -64,7 +64,7 @@ def _pictures(rows: Sequence[Mapping[str, Any]], memory: Any) -> list[Html | Non
     for dataset in dict.fromkeys(row.get("dataset") for row in rows):
         of = {place: row for place, row in enumerate(rows) if row.get("dataset") == dataset}
         samples = sorted({row["sample"] for row in of.values() if row.get("sample") is not None})
-        with suppress(DualformError):  # it has no preview set, or one of samples too large for an answer
+        with suppress(DualformError):  # no previews, or samples too large for an answer
             seen = dict(zip(samples, memory.previews(samples, dataset), strict=True)) if samples else {}
             for place, row in of.items():
                 if (preview := seen.get(row.get("sample"))) is not None:
@@ -73,7 +73,7 @@ def _pictures(rows: Sequence[Mapping[str, Any]], memory: Any) -> list[Html | Non
 
 
 def cell_of(preview: Preview, position: int | None = None) -> Html | None:
-    """What a sample looked like, the token at a position marked; None where that is not known."""
+    """The preview of a sample, with the token at a position marked; None if unknown."""
     if preview.image is not None:
         low = int.from_bytes(preview.image[20:24]) < _PICTURE  # where every PNG says how high it is
         style = f' style="height:{_PICTURE}px;image-rendering:pixelated"' if low else ' style="max-height:128px"'
@@ -103,7 +103,7 @@ def label_names(memory: Any) -> Callable[..., Any]:
     every = bool(known) and {*memory.info().datasets} <= {dataset for dataset, _ in known}
 
     def name(label: Any, dataset: str | None = None) -> Any:
-        """The label itself where it has no name, or several."""
+        """The label itself if it has no name, or several."""
         names = {
             own
             for (of, number), own in known.items()
@@ -124,14 +124,14 @@ def with_names(groups: Mapping[str, NDArray[Any]], memory: Any) -> dict[str, NDA
 
 
 def output_names(memory: Any, question: Any) -> Callable[..., Any]:
-    """As `label_names`, for outputs of the network; those of another layer are no labels."""
+    """As `label_names`, for outputs of the network. Outputs of other layers are not labels."""
     if memory is None or question.layer not in (None, memory.info().output_layer):
         return lambda output: output
     return label_names(memory)
 
 
 def query_labels(memory: Any, question: Any, space: str) -> NDArray[Any] | None:
-    """int64[n]: the label of each query, -1 where it has none; None where that is not known."""
+    """int64[n]: the label of each query, -1 if it has none; None if unknown."""
     name = getattr(getattr(question, "queries", None), "query_set", None)
     if memory is None or name is None or space != _EXAMPLES:
         return None

@@ -1,4 +1,4 @@
-"""What each group of training datapoints did to the loss of some examples. Shapes: n examples, G groups."""
+"""The effect of each group of training datapoints on the loss of examples. Shapes: n examples, G groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a memory holds."""
+"""The contents of a memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Patches:
         return tuple((own + 2 * zeros - far * (k - 1) - 1) // step + 1 for own, k, step, zeros, far in sides)
 
     def spans(self, place: int) -> tuple[tuple[int, int], ...]:
-        """Of one patch, where it starts and stops in the input along each dimension, without the padding."""
+        """Where one patch starts and stops in the input along each dimension, without the padding."""
         found = []
         for own, k, step, zeros, far, count in reversed(
             list(zip(self.size, self.kernel, self.stride, self.padding, self.dilation, self.places, strict=True))
@@ -63,7 +63,7 @@ class LayerInfo:
     batch_dim: int = 0
     """The axis of the batch in the layer's inputs."""
     patches: Patches | None = None
-    """Of a convolution; None for other layers."""
+    """For a convolution; None for other layers."""
 
     @property
     def exact(self) -> bool:

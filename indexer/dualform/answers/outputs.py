@@ -1,4 +1,4 @@
-"""What a layer answers when only some slots speak. Shapes: n queries, d_out outputs of the layer."""
+"""A layer's outputs, with all slots or under a filter. Shapes: n queries, d_out outputs of the layer."""
 
 from __future__ import annotations
 
@@ -131,5 +131,5 @@ class Outputs(Shown, NDArrayOperatorsMixin):
 
 
 _SHOWN_OUTPUTS, _MOST_OUTPUTS = 8, 12
-"""That they show of themselves; and that a notebook shows, where there are no more."""
+"""The number of outputs that are printed; and the most that a notebook shows."""
 _FIRST = f" (the first {_SHOWN_OUTPUTS} are shown)"

@@ -29,12 +29,11 @@ FEWEST_SIBLINGS = 5
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placebos(Table):
-    """How the margin of each query changes under an ablation, under random ablations of its size, and under its
-    siblings.
+    """The change of each query's margin under an ablation, under random ablations of its size, and under its siblings.
 
-    The margin is the predicted output minus the largest other one. The prediction is that of the layer with all of its
-    training, so that a margin below 0 under an ablation means another prediction. A layer of one output has that output
-    as its margin. A change is the margin under an ablation minus the margin without one.
+    The margin is the predicted output minus the largest other one. The prediction is the layer's with all of its
+    training, so a negative margin under an ablation means another prediction. If a layer has one output, this output is
+    its margin. A change is the margin under an ablation minus the margin without one.
     Sets are numbered: 0 the ablation, then R random sets, then S siblings.
     """
 
@@ -200,8 +199,8 @@ class Placebos(Table):
         return Columns({**found, "unusual": own.unusual}, self.scan, self.space)
 
     def summary(self) -> dict[str, Any]:
-        """A summary for JSON: what was removed, how many changes are unusual, and how many predictions become correct
-        or wrong, of how many that could. For both comparisons it has the median and range of these counts. A count is
+        """A summary for JSON: how much was removed, how many changes are unusual, and how many predictions become
+        correct or wrong, out of how many. It has the median and range of these counts for both comparisons. A count is
         unusual if it is outside the central 95 % of both.
         """
         counts = {"corrected": (self.corrected, self.misclassified), "broken": (self.broken, self.correct)}

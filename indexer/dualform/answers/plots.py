@@ -17,7 +17,7 @@ _LONGEST = 40
 
 
 def axes_or_new(axes: Any) -> Any:
-    """The axes given, or those of a figure of their own. Raises MissingPackage where matplotlib is not installed."""
+    """The given axes, or those of a new figure. Raises MissingPackage if matplotlib is not installed."""
     return optional("matplotlib.pyplot").subplots(layout="constrained")[1] if axes is None else axes
 
 

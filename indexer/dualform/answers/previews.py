@@ -18,7 +18,7 @@ from dualform.answers.table import Table, counted, free_name
 IMAGES, TEXTS, TABLE = KINDS = ("images", "texts", "table")
 """The kinds of preview sets."""
 MOST_BYTES = 8 << 20
-"""Of what an answer holds, and so of one sample."""
+"""The most bytes in one answer, and so for one sample."""
 PNG = b"\x89PNG\r\n\x1a\n"
 """How every PNG begins, and nothing else that a browser would run or follow does."""
 
@@ -128,7 +128,7 @@ class Previews(Table):
         )
 
     def _html(self, memory: Any, question: Any) -> str:
-        """With the images themselves, which are no code: a browser is given their type."""
+        """With the images themselves. They are data with a media type, so a browser runs nothing."""
         if self.kind != IMAGES:
             return super()._html(memory, question)
         pictures = column_of([cell_of(own) for own in islice(self, SHOWN + 2)])

@@ -15,7 +15,7 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
 
 
 def mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[n]: of each value its place in ascending order, from 1; equal ones have the mean of theirs."""
+    """float64[n]: the rank of each value in ascending order, from 1. Equal values share their mean rank."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     ranks: NDArray[np.float64] = (last - (counts - 1) / 2)[places]

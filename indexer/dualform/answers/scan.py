@@ -36,5 +36,5 @@ class Scan:
 
 
 def percent(share: float) -> str:
-    """As texts have it; what is less than all is not said to be all."""
+    """A share as text. Less than 100 % is never rounded to 100 %."""
     return "over 99.9 %" if 0.9995 <= share < 1 else f"{100 * share:.3g} %"

@@ -1,4 +1,4 @@
-"""What answers that are tables have in common: how they print, what a notebook shows, what pandas and Arrow take."""
+"""Shared by answers that are tables: printing, their form in notebooks, and conversion to pandas and Arrow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Shown(ABC):
         return as_html(*self.shown(SHOWN + 2), self.title())
 
     def _html(self, memory: Any, question: Any) -> str:
-        """What a notebook shows. `memory`: what to look more up in, None where it is gone or not known."""
+        """The notebook's HTML. `memory`: to look up more; None if it is gone or unknown."""
         return as_html(*self.shown(SHOWN + 2), self.title())
 
     def _source(self) -> tuple[Any, Any]:
@@ -110,8 +110,8 @@ def group_columns(by: Sequence[str], groups: Sequence[tuple[Any, ...]], numbers:
 
 
 def beside(own: Mapping[str, NDArray[Any]], of_user: Mapping[str, NDArray[Any]], at: int) -> dict[str, NDArray[Any]]:
-    """Columns of an answer with a user's among them, from place `at` on. A user's keeps its name: one of the answer
-    that is called alike has an underscore behind its own, or several.
+    """The columns of an answer, with a user's columns inserted at place `at`. User columns keep their names. A column
+    of the answer with the same name gets underscores appended.
     """
     taken = {*own, *of_user}
     renamed = {free_name(name, taken) if name in of_user else name: column for name, column in own.items()}
@@ -120,7 +120,7 @@ def beside(own: Mapping[str, NDArray[Any]], of_user: Mapping[str, NDArray[Any]],
 
 
 def free_name(name: str, taken: Container[str]) -> str:
-    """The name with as many underscores behind it as make it another than those that are taken."""
+    """The name, with underscores appended until it is not taken."""
     while name in taken:
         name += "_"
     return name

@@ -27,8 +27,8 @@ from dualform.query.resolved import Resolved
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation
 from dualform.query.weights.block_rules import weighs_no_slot
-from dualform.query.weights.group_weights import Numbers, kept_group_weights
-from dualform.query.weights.left_out import rebuilt_by_difference
+from dualform.query.weights.group_weights import CachedWeights, Numbers, kept_group_weights
+from dualform.query.weights.left_out import rebuilt_under
 from dualform.query.weights.output import products
 from dualform.query.weights.rebuilt_weights import RebuiltWeights, rebuild, tied
 from dualform.query.weights.requirement import require
@@ -139,9 +139,7 @@ def _ablation(resolved: Resolved[Placebo], check: Check) -> Ablation:
         )
     shared = tied(view, stored, None, check)
     whole = rebuild(view, stored, every, at_step, inexact, check, shared)
-    kept = rebuilt_by_difference(view, stored, selection, at_step, inexact, check)
-    if kept is None:
-        kept = rebuild(view, stored, selection, at_step, inexact, check, tied(view, stored, question.where, check))
+    kept = rebuilt_under(view, stored, selection, at_step, inexact, check, tied(view, stored, question.where, check))
     layers = {stored.name: stored, **{name: view.snapshot.layer(name) for name in shared}}
     key = ("placebo samples", *layers, at_step)
     samples = view.cache.get(key, lambda: _samples(view, layers, at_step, check), check)
@@ -420,13 +418,6 @@ def _weighed(resolved: Resolved[Placebo], sets: Sets, check: Check) -> Weighed:
         )
     key = ("group weights", layer.name, sets.identity, groups, at_step)
     made = view.cache.get(
-        key, lambda: _Kept(kept_group_weights(view, layer, sets.numbers, groups, at_step, check)), check
+        key, lambda: CachedWeights(kept_group_weights(view, layer, sets.numbers, groups, at_step, check)), check
     )
-    return Weighed(sets.members[:, :groups], made.weights)
-
-
-class _Kept:
-    """Weights of groups, as the cache counts them."""
-
-    def __init__(self, weights: list[RebuiltWeights]) -> None:
-        self.weights, self.nbytes = weights, sum(own.weight.nbytes for own in weights)
+    return Weighed(sets.members[:, :groups], made.groups)

@@ -54,9 +54,7 @@ def as_flag(value: bool, name: str) -> bool:
 
 
 def as_ids(ids: Sequence[int] | NDArray[np.int64], name: str = "ids") -> NDArray[np.int64]:
-    """int64[n] of numbers of slots, or of samples. Raises BadInput where they are no one-dimensional integers, and for
-    NULL.
-    """
+    """int64[n], numbers of slots or of samples. Raises BadInput unless they are integers [n] without NULL."""
     check_no_nulls(ids, name)
     try:
         array = as_array(ids)
@@ -82,7 +80,7 @@ def check_no_nulls(numbers: Any, name: str) -> None:
 
 
 def as_k(k: int, noun: str, name: str = "k") -> int:
-    """How many are asked for, or as many as an int64 holds. Raises BadInput where it is no whole number above 0."""
+    """A positive whole number, capped at the largest int64. Raises BadInput for anything else."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         wanted = "at least 1" if isinstance(k, int | np.integer) and not isinstance(k, bool) else "a whole number"
         raise BadInput(f"{name} must be {wanted}, not {shown(k)}.", hint=f"{name}=10 asks for 10 {noun}s.", field=name)
@@ -90,7 +88,7 @@ def as_k(k: int, noun: str, name: str = "k") -> int:
 
 
 def as_points(points: int) -> int:
-    """At how many ranks scores are asked for. Raises BadInput where there is no room for the first ten and the last."""
+    """The number of ranks of a distribution. Raises BadInput if it is too small for the first ten and the last."""
     if isinstance(points, bool) or not isinstance(points, int | np.integer) or points < LEAST_POINTS:
         raise BadInput(
             f"points must be a whole number of at least {LEAST_POINTS}, not {shown(points)}.",
@@ -119,7 +117,7 @@ def check_score(score: str) -> None:
 
 
 def check_step(at_step: int | None, recorded: int | None = None) -> None:
-    """Raises BadInput where it is no number of steps, or more than were `recorded`, where that is known by now."""
+    """Raises BadInput unless it is a number of steps, and not more than were `recorded`, if that is known."""
     if at_step is None:
         return
     if isinstance(at_step, bool) or not isinstance(at_step, int | np.integer) or at_step < 0:
@@ -137,9 +135,9 @@ def check_step(at_step: int | None, recorded: int | None = None) -> None:
 
 
 def as_temperature(kernel: str, temperature: float | None) -> float | None:
-    """Of a kernel: None for "linear", which has none, and for "softmax" a number above 0, 1.0 where none is given.
+    """The temperature of a kernel: None for "linear", and a positive number for "softmax", by default 1.0.
 
-    Raises BadInput for another kernel, and for a temperature that it cannot have.
+    Raises BadInput for another kernel, and for an invalid temperature.
     """
     if not isinstance(kernel, str) or kernel not in KERNELS:
         raise BadInput(

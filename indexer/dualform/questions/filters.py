@@ -88,7 +88,7 @@ FilterOrFilters: TypeAlias = "str | Filter | Mapping[str, str | Filter]"
 
 
 def ids_condition(column: str, negated: bool) -> str:
-    """The condition that the column is, or is not, one of some ids. A slot without a sample is none of any samples."""
+    """The condition that a column is, or is not, one of some ids. A slot without a sample matches no ids."""
     if not negated:
         return f"{column} IN ?"
     return f"{column} NOT IN ?{' OR sample IS NULL' if column == 'sample' else ''}"
@@ -159,7 +159,7 @@ def _ids(given: Any, what: str) -> Ids:
         texts = not isinstance(given, str) and len(given) and all(isinstance(own, str) for own in given)
         if texts:
             found = tuple(map(str, given))
-            "".join(found).encode()  # raises for what is no valid text
+            "".join(found).encode()  # raises for invalid text
             return Ids(found)
         array = as_array(given)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):

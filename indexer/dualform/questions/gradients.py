@@ -1,7 +1,7 @@
-"""Questions about dot products of gradients: of training datapoints with those of an example's own loss.
+"""Questions about dot products of gradients: training datapoints with the gradient of an example's own loss.
 
-Shapes: n examples, r rows of a layer, which are one for each example or, where it sees tokens, one for each token; d_in
-and d_out of the layer.
+Shapes: n examples, r rows of a layer, which has one row for each example, or one for each token; d_in and d_out of the
+layer.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class GradientSum(Question[GroupSums]):
 
 
 def as_layer_names(layer: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Of what a method is given as its layer: "*" or None for all, which have no name here; one name, or several."""
+    """The layers named by a method's argument: empty for all, which is "*" or None; otherwise one or several names."""
     return () if layer is None or layer == EVERY_LAYER else _as_layers((layer,) if isinstance(layer, str) else layer)
 
 

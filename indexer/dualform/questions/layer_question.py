@@ -1,4 +1,4 @@
-"""What questions about one layer have in common: queries, each answered as if it had been asked alone."""
+"""Shared by questions about one layer: queries, each answered as if asked alone."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class QuerySetLookup(Question[QuerySet]):
 
 
 MOST_SAMPLES = 1024
-"""Whose previews are asked for at once."""
+"""The most samples whose previews can be asked for at once."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ def as_array(given: Any) -> NDArray[Any]:
     """
     try:
         return np.asarray(_without_tensors(given))
-    except RuntimeError as error:  # torch's, for a tensor that has no numbers
+    except RuntimeError as error:  # raised by torch for a tensor without numbers
         raise TypeError(str(error)) from None
 
 

@@ -1,7 +1,7 @@
 """Queries: inputs of a layer. Shapes: n queries, d dimensions of a layer's input.
 
-They check themselves when they are made, as far as that needs no memory: widths and query sets are checked by whoever
-answers.
+Queries check themselves when they are made, as far as possible without a memory. The memory checks widths and query
+sets.
 """
 
 from __future__ import annotations

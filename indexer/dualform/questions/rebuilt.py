@@ -17,7 +17,7 @@ from dualform.questions.layer_question import LayerQuestion
 from dualform.questions.question import Question
 
 _JOINED = 16
-"""Queries that share a pass of a softmax over the values: each costs nearly as much as it would alone, and has to wait
+"""The most queries that share a softmax pass over the values. Each costs nearly as much as it would alone, and waits
 for the others."""
 
 

@@ -14,9 +14,9 @@ from dualform.questions.question import Answer_co
 from dualform.questions.target import Target, as_target
 
 POINTS = 200
-"""Ranks at which a distribution is given, where nothing else is asked for: enough to draw it."""
+"""The default number of ranks in a distribution: enough to draw it."""
 _JOINED = 16
-"""Queries about distributions that share a pass over the keys: each costs nearly as much as it would alone."""
+"""The most distribution queries that share a pass over the keys. Each costs nearly as much as it would alone."""
 
 
 class ScoreQuestion(LayerQuestion[Answer_co]):
@@ -34,7 +34,7 @@ class ScoreQuestion(LayerQuestion[Answer_co]):
         return self.target is not None
 
     def _check_score(self) -> None:
-        """Raises BadInput for a score that is no name, or without the direction that it needs."""
+        """Raises BadInput for an unknown score, or a missing target."""
         check_score(self.score)
         object.__setattr__(self, "target", as_target(self.score, self.target))
 

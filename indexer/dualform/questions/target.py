@@ -20,7 +20,7 @@ CONTRIBUTION = "contribution"
 """The name of the score that has a direction."""
 _FORMS = 'Pass target=3 for output 3, target="3-8" for output 3 minus output 8, or float32[d_out] or [n, d_out].'
 _MOST_LETTERS = 40
-"""Of a text that names outputs."""
+"""The most characters of a target."""
 TargetLike: TypeAlias = "int | str | ArrayLike | Target"
 
 
@@ -82,10 +82,10 @@ class Target:
 def as_target(
     score: str, target: TargetLike | None, at_step: int | None = None, allow_inexact: bool = False
 ) -> Target | None:
-    """The direction of a question with that score; None for a score that has none.
+    """The target of a question with that score; None for a score that has none.
 
-    Raises BadInput for a contribution without a direction, for another score with one or with `at_step` or
-    `allow_inexact`, which scores of keys alone do not heed, and for what is no direction.
+    Raises BadInput for a contribution without a target, for another score with a target, `at_step` or `allow_inexact`,
+    which scores of keys ignore, and for an invalid target.
     """
     if score != CONTRIBUTION:
         named = {"target": target is not None, "at_step": at_step is not None, "allow_inexact": allow_inexact}

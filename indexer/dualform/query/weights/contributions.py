@@ -26,14 +26,13 @@ from dualform.query.needs import GROUPS
 from dualform.query.resolved import Resolved
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import weighs_no_slot
-from dualform.query.weights.group_weights import Numbers, group_weights, kept_group_weights
-from dualform.query.weights.left_out import left_out, rebuilt_by_difference
+from dualform.query.weights.group_weights import CachedWeights, Numbers, group_weights, kept_group_weights
+from dualform.query.weights.left_out import left_out, rebuilt_under
 from dualform.query.weights.output import products
 from dualform.query.weights.rebuilt_weights import (
     RebuiltWeights,
     before_the_record,
     missed_by_the_record,
-    rebuild,
     rebuild_without_slots,
     tied,
 )
@@ -59,9 +58,7 @@ def contributions(resolved: Resolved[Contribution], check: Check) -> Contributio
         return products(weights.of(layer), queries, check, layer.groups)
 
     partners = tied(view, stored, question.where, check)
-    whole = rebuilt_by_difference(view, stored, resolved.selection, at_step, inexact, check)
-    if whole is None:
-        whole = rebuild(view, stored, resolved.selection, at_step, inexact, check, partners)
+    whole = rebuilt_under(view, stored, resolved.selection, at_step, inexact, check, partners)
     grouped = _grouped(resolved, partners, check)
     sums = _sums(resolved, grouped, check)
     initial = answered(before_the_record(view, stored, at_step, check))
@@ -186,25 +183,17 @@ def _of_groups(
     for first in range(0, groups, size):
         some = min(size, groups - first)
 
-        def made(first: int = first, some: int = some) -> _Kept:
+        def made(first: int = first, some: int = some) -> CachedWeights:
             own = {
                 name: np.where((of >= first) & (of < first + some), of - first, some) for name, of in numbers.items()
             }
             # Those of all slots are what every page begins with.
             make = kept_group_weights if bool(selection.stays.all()) else group_weights
             weights = make(view, stored, own, some, at_step, check)
-            return _Kept(weights, 8 * some * stored.d_out * stored.weight_width)
+            return CachedWeights(weights)
 
         # Other queries of the same groups, as those of one page after another, need no pass over the slots.
         key = ("group weights", stored.name, resolved.question.by, selection.identity, at_step, first, some)
-        for number, weights in enumerate(view.cache.get(key, made, check).weights, first):
+        for number, weights in enumerate(view.cache.get(key, made, check).groups, first):
             found[:, number] = products(weights.of(layer), queries, check, layer.groups)
     return found
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Weights of groups, as the cache counts them."""
-
-    weights: list[RebuiltWeights]
-    nbytes: int

@@ -10,6 +10,7 @@ out, each group is rebuilt by itself, as a filter that leaves nothing else would
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -44,6 +45,17 @@ Numbers = Mapping[str, NDArray[np.int64]]
 of groups for an entry in none of them."""
 
 _KIND = "group weights 3"
+
+
+@dataclass(frozen=True)
+class CachedWeights:
+    """Weights of groups, as a cache counts them."""
+
+    groups: list[RebuiltWeights]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(own.nbytes for own in self.groups)
 
 
 def group_weights(

@@ -10,6 +10,7 @@ Shapes: m slots, d_out of a layer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -67,6 +68,20 @@ def rebuilt_by_difference(
     less = slot_sum(view, layer, gone, at_step, check)
     bias = None if whole.bias is None else whole.bias - less.biases.sum(axis=0)
     return replace(whole, weight=whole.weight - less.weight, bias=bias, parameters={})
+
+
+def rebuilt_under(
+    view: View,
+    layer: Layer,
+    selection: Selection,
+    at_step: int | None,
+    allow_inexact: bool,
+    check: Check,
+    partners: Mapping[str, Selection],
+) -> RebuiltWeights:
+    """By the difference where there is one, else as `rebuild`; for answers that promise no last digits."""
+    found = rebuilt_by_difference(view, layer, selection, at_step, allow_inexact, check)
+    return rebuild(view, layer, selection, at_step, allow_inexact, check, partners) if found is None else found
 
 
 def term_sizes(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> Doubles:

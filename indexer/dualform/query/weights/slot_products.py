@@ -200,21 +200,20 @@ def _by_row(
 
 def roundings(keys: Keys, values: Rows, slots: SlotCoefficients) -> int:
     """How many roundings a term of a sum goes through at most, its own two products among them."""
-    shared = _shared_rows(keys, slots)
-    size, count = _sizes(keys.width if shared else max(keys.width, values.width))
-    own = 2 + count + -(-size // count)
-    if shared:
-        return own + int(np.bincount(shared[1]).max(initial=0)) + -(-keys.rows // size)
-    return own + -(-keys.entries // size)
+    if shared := _shared_rows(keys, slots):
+        return _roundings(keys.width, keys.rows) + int(np.bincount(shared[1]).max(initial=0))
+    return _roundings(max(keys.width, values.width), keys.entries)
 
 
 def most_roundings(keys: Keys, values: Rows) -> int:
     """Of `roundings`, whichever slots are added up."""
-    found = []
-    for width in (keys.width, max(keys.width, values.width)):
-        size, count = _sizes(width)
-        found.append(2 + count + -(-size // count) + -(-keys.entries // size))
-    return max(found) + (0 if keys.row_of_entry is None else int(np.bincount(keys.row_of_entry).max(initial=0)))
+    found = max(_roundings(width, keys.entries) for width in (keys.width, max(keys.width, values.width)))
+    return found + (0 if keys.row_of_entry is None else int(np.bincount(keys.row_of_entry).max(initial=0)))
+
+
+def _roundings(width: int, rows: int) -> int:
+    size, count = _sizes(width)
+    return 2 + count + -(-size // count) + -(-rows // size)
 
 
 def _sizes(width: int) -> tuple[int, int]:
