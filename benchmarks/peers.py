@@ -192,6 +192,7 @@ class Duckdb(Peer):
         import duckdb
 
         self._database, array = duckdb.connect(), f"FLOAT[{data.keys.shape[1]}]"
+        self._database.execute("SET enable_progress_bar = false")
         self._database.register("arrow", _key_table(data))
         self._database.execute(f"CREATE TABLE slots AS SELECT * REPLACE (vector::{array} AS vector) FROM arrow")
         self._database.unregister("arrow")
