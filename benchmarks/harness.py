@@ -405,9 +405,9 @@ def cores() -> int:
 
 
 def resident(process: int | str = "self") -> dict[str, float]:
-    """Bytes of a process in memory: now, at most, and now of what no file backs."""
+    """Bytes of a process in memory, now and at most."""
     status = Path(f"/proc/{process}/status").read_text()
     return {
         name: 1024.0 * int(found.group(1)) if (found := re.search(rf"{name}:\s+(\d+) kB", status)) else 0.0
-        for name in ("VmRSS", "VmHWM", "RssAnon")
+        for name in ("VmRSS", "VmHWM")
     }

@@ -1,7 +1,7 @@
 """Where the processor's time of a recorded training goes: `python -m benchmarks.recording_profile --training gpt`.
 
 Processor time, not the clock's: it hardly moves with what else a machine does. Each part is told without what it calls
-of the others. Of the training `long`, of many small steps, columns are windows of it and say what grows.
+of the others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ import click
 import torch
 
 from benchmarks.document import table
-from benchmarks.harness import resident
-from benchmarks.recording import Kind, Training, train_small, trainings
+from benchmarks.recording import Kind, Training, trainings
 from dualform.record import (
     batches,
     collector,
@@ -81,8 +80,6 @@ PARTS: Sequence[tuple[str, Any, str]] = (
 )
 """What a part is called, and a function of it."""
 WHOLE, OWN = "whole", "training: its own work"
-RESIDENT, MOST = "MB resident at its end", "MB resident at most until then"
-OBJECTS = "thousands of objects that Python's collector knows"
 STUDY_STEPS = 600
 LEAST = 0.005
 """Milliseconds of a step: parts that take less in every kind are left out."""
@@ -139,68 +136,35 @@ def measure(training: Training, kinds: Sequence[Kind], repeats: int, folder: Pat
     return {kind: {name: median(own) for name, own in parts.items()} for kind, parts in found.items()}
 
 
-def measure_long(steps: int, windows: int, folder: Path) -> dict[str, dict[str, float]]:
-    """Of each window of a long training: milliseconds of a step by part, and what there is at its end."""
-    window, found = max(1, steps // windows), dict[str, dict[str, float]]()
-    with profiled() as profile:
-        before, began, done = dict[str, float](), time.process_time(), 0
-
-        def seen() -> None:
-            nonlocal before, began, done
-            done += 1
-            if done % window:
-                return
-            now, ended, status = dict(profile.seconds), time.process_time(), resident()
-            parts = {name: 1e3 * (seconds - before.get(name, 0.0)) / window for name, seconds in now.items()}
-            held = {RESIDENT: status["VmRSS"] / 1e6, MOST: status["VmHWM"] / 1e6, OBJECTS: len(gc.get_objects()) / 1e3}
-            found[f"to {done:,}"] = {WHOLE: 1e3 * (ended - began) / window, **parts, **held}
-            before, began = now, time.process_time()
-
-        train_small(folder / "memory", steps, seen)
-    return found
-
-
 @click.command(help="Where the processor's time of a training goes while it is recorded.")
-@click.option(
-    "--training",
-    "name",
-    type=click.Choice(["study", "gpt", "toy", "mlp", "checkpointed", "long"]),
-    default="study",
-)
+@click.option("--training", "name", type=click.Choice(["study", "gpt", "toy", "mlp", "checkpointed"]), default="study")
 @click.option(
     "--data",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     envvar="DUALFORM_DATA",
     help="A folder with MNIST and Fashion-MNIST, which the study's training needs.",
 )
-@click.option("--steps", type=int, help="Of the study, on each dataset. [600; long 100,000; of others, as benchmarked]")
+@click.option("--steps", type=int, help="Of the study, on each dataset. [600; of others, as benchmarked]")
 @click.option("--repeats", default=3, help="Of each kind, by turns. [3]")
-@click.option("--windows", default=5, help="Into which a long training is cut. [5]")
 @click.option("--threads", default=1, help="Of torch. [1]")
-def main(name: str, data: Path | None, steps: int | None, repeats: int, windows: int, threads: int) -> None:
+def main(name: str, data: Path | None, steps: int | None, repeats: int, threads: int) -> None:
     torch.set_num_threads(threads)
     if name == "study" and data is None:
         raise click.UsageError("the study's training needs MNIST and Fashion-MNIST: name their folder with --data.")
+    training = trainings(data if name == "study" else None, steps or STUDY_STEPS)[name]
+    if steps and name != "study":
+        training = replace(training, steps=steps)
     with tempfile.TemporaryDirectory(prefix="dualform-profile-") as folder:
-        if name == "long":
-            found = measure_long(steps or 100_000, windows, Path(folder))
-        else:
-            training = trainings(data if name == "study" else None, steps or STUDY_STEPS)[name]
-            if steps and name != "study":
-                training = replace(training, steps=steps)
-            found = measure(training, training.kinds, repeats, Path(folder))
+        found = measure(training, training.kinds, repeats, Path(folder))
     for line in table(["ms of the processor a step", *found], list(_rows(found))):
         click.echo(line)
 
 
 def _rows(found: Mapping[str, Mapping[str, float]]) -> Iterator[list[str]]:
-    """A line a part, and what there is at the end of windows; a column for each of `found`."""
+    """A line a part, and a column for each of `found`."""
     for part in dict.fromkeys([WHOLE, OWN, *(part for part, _, _ in PARTS)]):
         if part == WHOLE or any(own.get(part, 0.0) >= LEAST for own in found.values()):
             yield [part, *(f"{own.get(part, 0.0):.2f}" for own in found.values())]
-    for held in (RESIDENT, MOST, OBJECTS):
-        if all(held in own for own in found.values()):
-            yield [held, *(f"{own[held]:,.0f}" for own in found.values())]
 
 
 if __name__ == "__main__":

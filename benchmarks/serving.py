@@ -290,12 +290,8 @@ FLOODS: dict[str, tuple[Callable[[_Flood, int], None], int]] = {
 
 @dataclass
 class Held:
-    """Bytes of a process, the most of either."""
-
     resident: float = 0.0
-    """Since the process began; what files back is included."""
-    anonymous: float = 0.0
-    """Since it was watched; no file backs these."""
+    """The most bytes of a process since it began; what files back is included."""
 
 
 @contextmanager
@@ -305,9 +301,7 @@ def watched(process: int) -> Iterator[Held]:
 
     def watch() -> None:
         while not done.wait(_LOOK):
-            found = resident(process)
-            held.resident = max(held.resident, found["VmHWM"])
-            held.anonymous = max(held.anonymous, found["RssAnon"])
+            held.resident = max(held.resident, resident(process)["VmHWM"])
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -364,7 +358,6 @@ def _server(section: Section, plan: Plan, path: Path, bound: str, questions: Map
     with served(path) as (_, process):
         held = idle(process)
     section.alone(f"dualform serve, {name}, idle: resident memory", Cell(bytes=held.resident), IDLE)
-    section.facts[f"dualform serve, {name}, idle: of which no file backs"] = readable(held.anonymous)
     with served(path, "--ram", bound) as (address, process), watched(process) as held:
         answered, refused, wrong = mix(address, questions, right, seconds)
     mixed, most = (
@@ -372,7 +365,6 @@ def _server(section: Section, plan: Plan, path: Path, bound: str, questions: Map
         Target("at most", bytes_of(bound), "bytes"),
     )
     section.alone(f"{mixed}: most resident memory", Cell(bytes=held.resident, wrong=wrong), most)
-    section.facts[f"{mixed}: of which no file backs"] = readable(held.anonymous)
     section.facts[f"{mixed}: answered"] = f"{answered:,} questions in {seconds:.0f} s"
     if refused:
         section.facts[f"{mixed}: refused, for they need more"] = ", ".join(sorted(refused))

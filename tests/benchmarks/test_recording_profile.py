@@ -7,7 +7,7 @@ import time
 
 import pytest
 from benchmarks.recording import trainings
-from benchmarks.recording_profile import MOST, OBJECTS, PARTS, RESIDENT, Profile, main, measure, measure_long, profiled
+from benchmarks.recording_profile import PARTS, Profile, main, measure, profiled
 from click.testing import CliRunner
 
 
@@ -59,26 +59,3 @@ def test_the_study_is_not_profiled_without_its_data():
     done = CliRunner().invoke(main, ["--training", "study"], env={"DUALFORM_DATA": None})
     assert done.exit_code == 2
     assert "the study's training needs MNIST and Fashion-MNIST" in done.output
-
-
-def test_windows_of_a_long_training_are_told_apart(tmp_path):
-    before = [getattr(owner, name) for _, owner, name in PARTS]
-    found = measure_long(50, 2, tmp_path)
-    assert list(found) == ["to 25", "to 50"]
-    for window in found.values():
-        assert 0 < window[RESIDENT] <= window[MOST]
-        assert window[OBJECTS] > 0
-        assert window["training: the watch goes on"] > 0
-    # A window is told without those before it, of which the first began the record.
-    assert found["to 25"]["writer: rest"] > found["to 50"].get("writer: rest", 0.0)
-    assert [getattr(owner, name) for _, owner, name in PARTS] == before
-    assert not list(tmp_path.iterdir())
-
-
-def test_windows_are_columns():
-    done = CliRunner().invoke(main, ["--training", "long", "--steps", "30", "--windows", "3"])
-    assert done.exit_code == 0, done.output
-    head, _, *rows = [line for line in done.output.splitlines() if line]
-    assert head == "| ms of the processor a step | to 10 | to 20 | to 30 |"
-    assert rows[0].startswith("| whole |")
-    assert rows[-3].startswith("| MB resident at its end |")
