@@ -152,11 +152,10 @@ reproduction-aesop: setup
 # Which score predicts a retraining? dualform beside captum, dattri and kronfluence, an extra of their own: hours on one thread.
 # runs/attribution keeps what is computed, so a run that was cut off goes on. docs/results/attribution.md is written from its report.
 attribution: $(VENV)/attribution-peers
-	OMP_NUM_THREADS=1 $(BIN)/dualform study attribution --seed 1 --out runs/attribution --json > /dev/null
-	$(BIN)/python -m dualform_studies.attribution.document runs docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.attribution --seed 1 --out runs/attribution
 
 $(VENV)/attribution-peers: $(VENV)/ready
-	@echo "Adding what the study of attribution compares with to $(VENV)."
+	@echo "Adding what the benchmark of attribution compares with to $(VENV)."
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[dev,peers]'
 	@touch $@
 

@@ -1,30 +1,27 @@
-"""The command line: prepares the data, runs each section in a process of its own, writes what they found."""
+"""The command line: prepares the data, measures each section in its own process, writes the results."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
+import traceback
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks import document, machine
-from benchmarks.data import origin, prepare
-from benchmarks.plan import Plan, full, quick
-from benchmarks.result import OURS, Cell, Row, Section
-from benchmarks.sections import SECTIONS
-from dualform_studies.pages.machine import describe_machine
+from benchmarks import document
+from benchmarks.data import prepare
+from benchmarks.harness import OURS, QUICK, SECTIONS, Plan, Section, apart, measured
+from benchmarks.peers import PACKAGES
+from dualform_studies.pages.machine import describe_machine, versions_of
 
 STUDY = Path("runs/continual")
 
 
-@click.command(help="Measure what questions cost, beside what else could answer them.")
+@click.command(help="Measure the cost of questions and recording, and other packages.")
 @click.option("--quick", "is_quick", is_flag=True, help="Two minutes: an eighth of the slots.")
 @click.option(
     "--study",
@@ -70,28 +67,32 @@ def main(
     if again:
         document.write(out, report, _read(out))
         return
-    if study is None and not generated and (STUDY / "memory.json").exists():
+    if study is None and (STUDY / "memory.json").exists():
         study = STUDY
-    chosen = [name for name in SECTIONS if name in only or not only]
     with tempfile.TemporaryDirectory(prefix="dualform-bench-", dir=scratch) as folder:
-        size = quick if is_quick else full
-        plan = size(Path(folder), None if generated else study, images, backend)
+        chosen: dict[str, Any] = {"study": None if generated else study, "images": images, "backend": backend}
+        plan = Plan(Path(folder), **chosen, **(QUICK if is_quick else {}))
         click.echo(f"preparing {plan.slots:,} slots")
-        prepare(plan)
-        plan.write(plan.folder / "plan.json")
-        found = {name: _section(plan, name) for name in chosen}
-        _write(out, report, plan, found)
-    for name, section in found.items():
-        if any(cell.wrong for row in section.rows for cell in row.cells.values()):
-            click.echo(f"{name}: an answer was wrong, see {report}", err=True)
-    if any(cell.wrong for section in found.values() for row in section.rows for cell in _ours(row)):
+        origin = prepare(plan)
+        found = {name: _section(plan, name) for name in SECTIONS if name in only or not only}
+        _write(out, report, plan, origin, found)
+    wrong = [
+        (name, who)
+        for name, section in found.items()
+        for row in section.rows
+        for who, cell in row.cells.items()
+        if cell.wrong
+    ]
+    for name, who in wrong:
+        click.echo(f"{name}: an answer of {who} was wrong, see {report}", err=True)
+    if any(who.startswith(OURS) for _, who in wrong):
         raise click.ClickException("dualform gave a wrong answer.")
     if any(not section.rows for section in found.values()):
         raise click.ClickException("a section failed.")
 
 
 def _read(out: Path) -> dict[str, Any]:
-    """The run that was written last. Raises UsageError where there is none."""
+    """The run that was written last. Raises UsageError if there is no file."""
     path = out / "benchmarks.json"
     if not path.exists():
         raise click.UsageError(f"There is no {path} to write the page from.")
@@ -99,28 +100,23 @@ def _read(out: Path) -> dict[str, Any]:
     return run
 
 
-def _ours(row: Row) -> list[Cell]:
-    return [cell for name, cell in row.cells.items() if name.startswith(OURS)]
-
-
 def _section(plan: Plan, name: str) -> Section:
-    """What a process of its own found; a section without rows, with a note, where that process failed."""
-    click.echo(f"{name}: {SECTIONS[name]} …", nl=False)
-    began, out = time.monotonic(), plan.folder / f"{name}.json"
-    command = [sys.executable, "-m", "benchmarks.section_process", name, str(plan.folder / "plan.json"), str(out)]
-    # Peers log and draw progress bars; what went wrong is told below.
-    environment = {**os.environ, "RUST_LOG": "error", "TQDM_DISABLE": "1"}
-    done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True, env=environment)
+    """The section, measured in its own process. If that fails, it has a note and no rows."""
+    click.echo(f"{name}: {SECTIONS[name][1]} …", nl=False)
+    began = time.monotonic()
+    try:
+        # Peers log and draw progress bars.
+        found = apart(measured, name, plan, RUST_LOG="error", TQDM_DISABLE="1")
+    except Exception as error:  # the other sections go on
+        traceback.print_exception(error)
+        note = f"This section failed: {type(error).__name__}: {error}"
+        found = Section(name, SECTIONS[name][1], notes=[note], date=date.today().isoformat())
     click.echo(f" {time.monotonic() - began:.0f} s")
-    if done.returncode == 0:
-        return Section.from_json(json.loads(out.read_text()))
-    last = (done.stderr.strip().splitlines() or [f"ended with code {done.returncode}"])[-1]
-    click.echo(done.stderr, err=True)
-    return Section(name, SECTIONS[name], notes=[f"This section failed: {last}"], date=date.today().isoformat())
+    return found
 
 
-def _alike(earlier: dict[str, Any], run: dict[str, Any]) -> bool:
-    """Whether figures of both may stand on one page: the same size, data, machine and versions.
+def alike(earlier: dict[str, Any], run: dict[str, Any]) -> bool:
+    """Whether figures of both may be on one page: the same size, data, machine and versions.
 
     A package that is missing now, as peers are that only other sections ask, tells nothing of the earlier figures.
     """
@@ -129,7 +125,7 @@ def _alike(earlier: dict[str, Any], run: dict[str, Any]) -> bool:
     return same and all(before[name] == now[name] for name in before.keys() & now.keys())
 
 
-def _write(out: Path, report: Path, plan: Plan, found: dict[str, Section]) -> None:
+def _write(out: Path, report: Path, plan: Plan, origin: str, found: dict[str, Section]) -> None:
     """Write the run; sections that this run left out stay as an earlier run of the same size and data wrote them."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "benchmarks.json"
@@ -137,12 +133,12 @@ def _write(out: Path, report: Path, plan: Plan, found: dict[str, Section]) -> No
         "quick": plan.quick,
         "slots": plan.slots,
         "backend": plan.backend or "automatic",
-        "data": origin(plan),
+        "data": origin,
         "machine": describe_machine(),
-        "versions": machine.versions(),
+        "versions": versions_of(PACKAGES),
     }
     earlier = _read(out) if path.exists() else {}
-    kept = earlier["sections"] if earlier and _alike(earlier, run) else {}
+    kept = earlier["sections"] if earlier and alike(earlier, run) else {}
     if kept:
         run["versions"] = earlier["versions"] | run["versions"]
     sections = {**kept, **{name: section.to_json() for name, section in found.items()}}

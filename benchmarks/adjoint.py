@@ -1,4 +1,4 @@
-"""What an adjoint takes and how well it predicts retrainings: python -m benchmarks.adjoint
+"""The time of an adjoint, and how well it predicts retrainings: python -m benchmarks.adjoint
 
 A perceptron 784-128-64-10 on the first MNIST images, trained as each recipe says, twelve test images as queries; times
 in trainings without a recorder, on one thread, side by side. LDS: the mean over queries of Spearman's correlation of
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import dualform
-from benchmarks.timing import race
-from dualform_studies.attribution.recipes import images as first_images
+from benchmarks.attribution_ways import images as first_images, loss
+from benchmarks.harness import race
+from benchmarks.recording import train
 
 QUERIES = 12
 
@@ -40,10 +41,6 @@ class Recipe(NamedTuple):
 RECIPES = (Recipe(nn.Tanh, 2000, 500, 0.1), Recipe(nn.GELU, 2000, 250, 0.05), Recipe(nn.ReLU, 5000, 64, 0.01))
 
 
-def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
 def trained(recipe: Recipe, images: Tensor, labels: Tensor, path: Path | None) -> nn.Module:
     """By SGD with momentum; recorded where there is a path."""
     torch.manual_seed(0)
@@ -53,20 +50,12 @@ def trained(recipe: Recipe, images: Tensor, labels: Tensor, path: Path | None) -
     model = nn.Sequential(*layers, nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=0.9)
 
-    def update(batch: Tensor) -> None:
-        optimizer.zero_grad()
-        torch.autograd.backward(loss(model(images[batch]), labels[batch]).mean())
-        optimizer.step()
-
-    batches = [part for _ in range(recipe.epochs) for part in torch.split(torch.randperm(len(images)), recipe.batch)]
-    if path is None:
-        for batch in batches:
-            update(batch)
-        return model
-    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for batch in batches:
-            with recorder.step(dataset="mnist", label=labels[batch], sample=batch):
-                update(batch)
+    recorder = None if path is None else dualform.Recorder(model, optimizer, path, quiet=True)
+    parts = [part for _ in range(recipe.epochs) for part in torch.split(torch.randperm(len(images)), recipe.batch)]
+    batches = (
+        (images[part], labels[part], {"dataset": "mnist", "label": labels[part], "sample": part}) for part in parts
+    )
+    train(model, optimizer, batches, recorder)
     return model
 
 
@@ -88,7 +77,7 @@ def measured(recipe: Recipe) -> str:
             3,
             600.0,
         )
-        plain, one, all_of_them = (own.timing.best for own in ran.values() if own.timing is not None)
+        plain, one, all_of_them = (own.best for own in ran.values() if own.best is not None)
         found = dualform.adjoint(path, model, (tests, their_labels), loss, batches)
         retrained = dualform.retrain(path, model, (tests, their_labels), loss, batches, random=30, share=0.01)
         agreement = found.agreement(retrained)

@@ -32,6 +32,10 @@ class Best:
     tolerance: NDArray[np.float64]
     """float64[n]: how far a float32 score may be off."""
 
+    def first(self, count: int) -> Best:
+        """The right answer to the first queries."""
+        return Best(self.slots[:count], self.scores[:count], self.tolerance[:count])
+
 
 def best(
     keys: NDArray[np.float32],
@@ -99,7 +103,7 @@ def exact_scores(keys: NDArray[np.float32], query: NDArray[np.float32]) -> NDArr
 
 
 def wrong_exactly(right: Best, slots: Sequence[NDArray[np.int64]], scores: Sequence[NDArray[np.float32]]) -> str:
-    """What is wrong with an answer that promises to be exact: its slots in order, and scores to one unit."""
+    """The error in an answer that promises to be exact: slots in order, and scores to one unit; "" for none."""
     if len(slots) != len(right.slots):
         return f"{len(slots)} answers for {len(right.slots)} queries"
     for i, (own, expected) in enumerate(zip(slots, right.slots, strict=True)):
@@ -118,7 +122,7 @@ def wrong_nearly(
     queries: NDArray[np.float32],
     mask: NDArray[np.bool_] | None = None,
 ) -> tuple[str, str]:
-    """What is wrong with a float32 answer, and what is remarkable: other slots that score as well in float32."""
+    """The error in a float32 answer, and a remark: other slots that score as well in float32."""
     if len(slots) != len(right.slots):
         return f"{len(slots)} answers for {len(right.slots)} queries", ""
     others = 0
@@ -144,6 +148,10 @@ class Sums:
     """float64[n, G]."""
     absolute: NDArray[np.float64]
 
+    def first(self, count: int) -> Sums:
+        """The right sums of the first queries."""
+        return Sums(self.signed[:count], self.absolute[:count])
+
 
 def sums(keys: NDArray[np.float32], queries: NDArray[np.float32], groupings: Sequence[Groups]) -> list[Sums]:
     """The right sums for each grouping, from one pass over the keys."""
@@ -160,7 +168,7 @@ def sums(keys: NDArray[np.float32], queries: NDArray[np.float32], groupings: Seq
 
 
 def wrong_sums(right: Sums, absolute: bool, found: NDArray[np.float64], relative: float) -> str:
-    """What is wrong with sums that may be off by `relative` of the group's sum of absolute scores."""
+    """The error in sums that may be off by `relative` of the group's sum of absolute scores; "" for none."""
     expected = right.absolute if absolute else right.signed
     if found.shape != expected.shape:
         return f"sums of shape {found.shape} where {expected.shape} is right"

@@ -23,7 +23,8 @@ from unittest import mock
 import click
 import torch
 
-from benchmarks.trainings import Kind, Training, checkpointed, trainings
+from benchmarks.document import table
+from benchmarks.recording import Kind, Training, trainings
 from dualform.record import (
     batches,
     collector,
@@ -143,42 +144,27 @@ def measure(training: Training, kinds: Sequence[Kind], repeats: int, folder: Pat
     envvar="DUALFORM_DATA",
     help="A folder with MNIST and Fashion-MNIST, which the study's training needs.",
 )
-@click.option("--steps", type=int, help="Of the study, on each of the two datasets. [600; of others, as benchmarked]")
+@click.option("--steps", type=int, help="Of the study, on each dataset. [600; of others, as benchmarked]")
 @click.option("--repeats", default=3, help="Of each kind, by turns. [3]")
 @click.option("--threads", default=1, help="Of torch. [1]")
 def main(name: str, data: Path | None, steps: int | None, repeats: int, threads: int) -> None:
     torch.set_num_threads(threads)
-    training = _training(name, data, steps)
+    if name == "study" and data is None:
+        raise click.UsageError("the study's training needs MNIST and Fashion-MNIST: name their folder with --data.")
+    training = trainings(data if name == "study" else None, steps or STUDY_STEPS)[name]
+    if steps and name != "study":
+        training = replace(training, steps=steps)
     with tempfile.TemporaryDirectory(prefix="dualform-profile-") as folder:
         found = measure(training, training.kinds, repeats, Path(folder))
-    show_parts(found, [WHOLE, OWN])
+    for line in table(["ms of the processor a step", *found], list(_rows(found))):
+        click.echo(line)
 
 
-def show_parts(found: Mapping[str, Mapping[str, float]], first: Sequence[str]) -> None:
-    """Prints a Markdown table of milliseconds a step: a line a part, those named `first` before PARTS, and a column for
-    each of `found`.
-    """
-    click.echo("| ms of the processor a step | " + " | ".join(found) + " |\n| --- |" + " ---: |" * len(found))
-    for part in dict.fromkeys([*first, *(part for part, _, _ in PARTS)]):
+def _rows(found: Mapping[str, Mapping[str, float]]) -> Iterator[list[str]]:
+    """A line a part, and a column for each of `found`."""
+    for part in dict.fromkeys([WHOLE, OWN, *(part for part, _, _ in PARTS)]):
         if part == WHOLE or any(own.get(part, 0.0) >= LEAST for own in found.values()):
-            show_row(part, [f"{own.get(part, 0.0):.2f}" for own in found.values()])
-
-
-def show_row(name: str, cells: Sequence[str]) -> None:
-    click.echo(f"| {name} | " + " | ".join(cells) + " |")
-
-
-def _training(name: str, data: Path | None, steps: int | None) -> Training:
-    """Raises click.UsageError where the study's data are missing."""
-    if name == "checkpointed":
-        found = checkpointed()
-    elif name == "study":
-        if data is None:
-            raise click.UsageError("the study's training needs MNIST and Fashion-MNIST: name their folder with --data.")
-        return trainings(data, steps or STUDY_STEPS)["study"]
-    else:
-        found = trainings(None, 0)[name]
-    return replace(found, steps=steps or found.steps)
+            yield [part, *(f"{own.get(part, 0.0):.2f}" for own in found.values())]
 
 
 if __name__ == "__main__":

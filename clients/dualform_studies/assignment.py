@@ -32,8 +32,6 @@ class Assignment:
     """Train twice and store no keys."""
     dry_run: bool = False
     """Say slots, bytes and time, and train nothing."""
-    quick: bool = False
-    """The same with less of everything, for a look in minutes."""
 
     @property
     def first_seed(self) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 
 from dualform.errors import BadInput, NotFound
 from dualform_studies.assignment import Assignment, option_of
-from dualform_studies.attribution.study import run_attribution
 from dualform_studies.images.cifar10.study import run_cifar10
 from dualform_studies.images.compact.study import run_compact
 from dualform_studies.images.continual.study import run_continual
@@ -45,9 +44,6 @@ STUDIES = {
 }
 """Those of the paper, in the order of its document."""
 
-CONTESTS = {"attribution": Study(run_attribution, frozenset({"quick"}))}
-"""Those that put dualform beside other packages."""
-
 _ALL_TAKE = {"out", "data", "steps", "seed", "progress"}
 
 
@@ -59,25 +55,24 @@ def run_study(name: str, assignment: Assignment) -> Report:
     Raises NotFound, listing the studies that exist, for another name; BadInput for fewer steps or runs than one, a
     negative seed, and an option that the study knows nothing of.
     """
-    studies = STUDIES | CONTESTS
-    if name not in studies:
-        raise NotFound(f"there is no study {name!r}.", hint=f"Studies: {', '.join(studies)}.", field="study")
+    if name not in STUDIES:
+        raise NotFound(f"there is no study {name!r}.", hint=f"Studies: {', '.join(STUDIES)}.", field="study")
     for field in ("steps", "runs"):
         given = getattr(assignment, field)
         if given is not None and given < 1:
             raise BadInput(f"{field} must be at least 1, not {given}.", field=field)
     if assignment.first_seed < 0:
         raise BadInput(f"seed must be at least 0, not {assignment.seed}.", field="seed")
-    takes = _ALL_TAKE | studies[name].takes
+    takes = _ALL_TAKE | STUDIES[name].takes
     for part in fields(Assignment):
         if part.name not in takes and getattr(assignment, part.name) != part.default:
             raise BadInput(
                 f"the study {name} does not take {option_of(part.name)}.",
-                hint=f"Beside --data, --out, --steps and --seed it takes {_listed(studies[name].takes)}.",
+                hint=f"Beside --data, --out, --steps and --seed it takes {_listed(STUDIES[name].takes)}.",
                 field=part.name,
             )
     whole = study_of(assignment.out) is None
-    report = studies[name].run(assignment)
+    report = STUDIES[name].run(assignment)
     if whole and study_of(assignment.out) == name and (peak := peak_bytes()):
         report["peak_bytes"] = peak
         write_report(assignment.out, report)

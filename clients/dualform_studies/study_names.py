@@ -13,6 +13,5 @@ STUDY_NAMES = {
     "wikitext2": "section 5.5: a word-level language model of WikiText-2",
     "limits": "section 6 and appendix D: what storing and asking cost, and a rerun in place of keys",
     "memorisation": "a small attention-only Transformer learns 25 pairs by heart",
-    "attribution": "not of the paper: which score predicts a retraining without some of the data",
 }
 """Those of the paper first, in the order of its document."""

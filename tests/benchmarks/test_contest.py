@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import contest, oracle
+from benchmarks import oracle, peers
 from benchmarks.data import load, prepare
-from benchmarks.peers import PEERS, make
-from benchmarks.plan import Plan
-from benchmarks.result import OURS
-from benchmarks.sections import run
-from benchmarks.sections.growth import steepest
-from benchmarks.timing import Cannot
+from benchmarks.harness import OURS, Cannot, Plan, measured
+from benchmarks.peers import PEERS
 
 ALWAYS = ("FAISS search", "FAISS knn", "torch", "NumPy", "DuckDB")
 """The others are in an extra that the tests do without."""
@@ -23,19 +21,14 @@ ALWAYS = ("FAISS search", "FAISS knn", "torch", "NumPy", "DuckDB")
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory) -> Plan:
     folder = tmp_path_factory.mktemp("bench")
-    small = Plan(folder, True, None, None, slots=3000, width=16, queries=(1, 3), repeats=1, patience=5.0)
+    small = Plan(folder, True, slots=3000, width=16, growth=(1000, 2000), queries=(1, 3), repeats=1, patience=5.0)
     prepare(small)
     return small
 
 
 @pytest.fixture
 def only_those_at_hand(monkeypatch):
-    monkeypatch.setattr(contest, "PEERS", {name: PEERS[name] for name in ALWAYS})
-
-
-def test_a_plan_survives_its_file(plan, tmp_path):
-    plan.write(tmp_path / "plan.json")
-    assert Plan.read(tmp_path / "plan.json") == plan
+    monkeypatch.setattr(peers, "PEERS", {name: PEERS[name] for name in ALWAYS})
 
 
 def test_the_memory_holds_half_of_each_dataset_and_two_slots_a_position(plan):
@@ -52,8 +45,7 @@ def test_the_memory_holds_half_of_each_dataset_and_two_slots_a_position(plan):
 @pytest.mark.parametrize("name", ALWAYS)
 def test_peers_give_the_right_answers(plan, name):
     data = load(plan)
-    peer = make(name)
-    peer.build(data, plan.folder, 5.0)
+    peer = PEERS[name](data, plan.folder, 5.0)
     groups = data.groups("dataset", "label")
     members = [groups.numbers == group for group in range(groups.count)]
     masks = [None, data.coin, data.half, data.tiny]
@@ -80,9 +72,12 @@ def test_peers_give_the_right_answers(plan, name):
     peer.close()
 
 
-@pytest.mark.parametrize("name", ["topk", "filtered", "grouped", "sums", "canonical", "forms"])
+@pytest.mark.parametrize(
+    "name",
+    ["topk", "filtered", "grouped", "sums", "canonical", "forms", "contributions", "gradients", "growth"],
+)
 def test_sections_find_every_answer_right(plan, only_those_at_hand, name):
-    section = run(name, plan)
+    section = measured(name, plan)
     assert section.rows
     for row in section.rows:
         assert row.ours.seconds is not None
@@ -91,7 +86,7 @@ def test_sections_find_every_answer_right(plan, only_those_at_hand, name):
 
 
 def test_a_wrong_answer_of_ours_is_found(plan, only_those_at_hand, monkeypatch):
-    real = contest.dualform.open
+    real = peers.dualform.open
 
     class Lies:
         """The second best slot first."""
@@ -110,28 +105,33 @@ def test_a_wrong_answer_of_ours_is_found(plan, only_those_at_hand, monkeypatch):
         def __exit__(self, *_: object) -> None:
             self._engine.close()
 
-    monkeypatch.setattr(contest.dualform, "open", Lies)
-    for row in run("topk", plan).rows:
+    monkeypatch.setattr(peers.dualform, "open", Lies)
+    for row in measured("topk", plan).rows:
         assert row.ours.wrong
         assert row.cells["NumPy"].wrong == ""
 
 
 def test_a_peer_that_is_missing_or_breaks_is_said_to(plan, monkeypatch, tmp_path):
-    monkeypatch.setitem(PEERS, "gone", ("benchmarks.peers.gone", "Gone", "gone"))
-    monkeypatch.setattr(contest, "PEERS", {name: PEERS[name] for name in ("gone", "NumPy")})
+    def gone(*_: object) -> peers.Peer:
+        raise ModuleNotFoundError("No module named 'gone'", name="gone")
+
+    monkeypatch.setattr(peers, "PEERS", {"gone": gone, "NumPy": PEERS["NumPy"]})
     (tmp_path / "memory").symlink_to(plan.memory)
     np.save(tmp_path / "queries.npy", load(plan).queries)
-    with contest.contest(Plan(tmp_path, queries=(1,), repeats=1)) as held:
+    with peers.contest(Plan(tmp_path, queries=(1,), repeats=1)) as held:
         cells = held.ask("top", 1, {OURS: lambda: 1}, lambda peer: 2, lambda name, answer: ("", ""))
-    assert cells["gone"].why_not == "benchmarks.peers.gone is not installed"
+    assert cells["gone"].why_not == "gone is not installed"
     assert cells["NumPy"].seconds is not None
 
 
+def test_a_peer_that_was_slow_for_fewer_queries_is_not_waited_for(plan, only_those_at_hand):
+    slow = replace(plan, patience=0.05)
+    with peers.contest(slow) as held:
+        for queries, asked in ((2, True), (1000, False)):
+            cells = held.ask("top", queries, {OURS: lambda: 1}, lambda peer: time.sleep(0.01), lambda *_: ("", ""))
+            assert (cells["NumPy"].seconds is not None) == asked
+    assert cells["NumPy"].why_not == "not waited for: about 5 s, by its time for fewer queries"
+
+
 def test_reasons_name_no_folder_of_the_machine():
-    assert contest.reason(OSError("cannot open /some/where/else now\nmore")) == "OSError: cannot open … now"
-
-
-def test_growth_is_the_steepest_pair_of_sizes():
-    assert steepest({100: 1.0, 200: 2.0, 400: 4.0}) == pytest.approx(1.0)
-    assert steepest({100: 2.0, 200: 2.0, 400: 4.8}) == pytest.approx(1.2)
-    assert steepest({100: 1.0, 200: 1.5, 400: 2.0}) < 1
+    assert peers.reason(OSError("cannot open /some/where/else now\nmore")) == "OSError: cannot open … now"

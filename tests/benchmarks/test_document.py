@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks import document, words
-from benchmarks.__main__ import main
-from benchmarks.result import OURS, Cell, Row, Section, Target, fastest_peer
+from benchmarks import document
+from benchmarks.__main__ import alike, main
+from benchmarks.harness import OURS, Cell, Row, Section, Target
 from click.testing import CliRunner
 
 RUN = {
@@ -26,32 +26,7 @@ RUN = {
     [(2.5e-6, "2.50 µs"), (45e-6, "45.0 µs"), (0.0123, "12.3 ms"), (0.99999, "1.00 s"), (123.4, "123 s")],
 )
 def test_durations(seconds, said):
-    assert words.duration(seconds) == said
-
-
-def test_the_fastest_peer_is_one_whose_answer_is_right():
-    cells = {
-        OURS: Cell(0.001),
-        f"{OURS}, no filter": Cell(0.002),
-        "wrong": Cell(0.01, wrong="slots"),
-        "absent": Cell(why_not="not installed"),
-        "slow": Cell(0.3),
-        "right": Cell(0.2),
-    }
-    assert fastest_peer(cells) == ("right", 0.2)
-    assert fastest_peer({OURS: Cell(0.001)}) is None
-
-
-def test_targets_bound_from_above_or_from_below():
-    assert Target("at most", 0.5).met(0.5)
-    assert not Target("at most", 0.5).met(0.51)
-    assert Target("at least", 8).met(8)
-    assert not Target("at least", 8).met(7.9)
-
-
-def test_a_wrong_answer_meets_no_target():
-    row = Row("q", {OURS: Cell(1.0, wrong="a score is off")}, "peer", 10.0, 0.1, Target("at most", 0.5))
-    assert row.met is False
+    assert document.duration(seconds) == said
 
 
 def section() -> Section:
@@ -63,10 +38,9 @@ def section() -> Section:
             0.01,
             0.1,
             Target("at most", 0.5),
-            "fast",
         ),
         Row("slow one", {OURS: Cell(1.0), "peer": Cell(why_not="no search")}, "peer", 0.5, 2.0, Target("at most", 1)),
-        Row("absent one", {OURS: Cell(why_not="needs data")}, target=Target("at most", 1), short="absent"),
+        Row("absent one", {OURS: Cell(why_not="needs data")}, target=Target("at most", 1)),
     ]
     return Section("topk", "Top", rows, {"fact": "3 things"}, notes=["A note."], date="2026-01-01")
 
@@ -82,8 +56,8 @@ def written(tmp_path, sections) -> tuple[str, str]:
 
 
 def test_a_first_answer_without_a_target_is_on_the_page(tmp_path):
-    row = Row("the very first", {OURS: Cell(2.0), "a pass": Cell(1.0)}, "a pass", 1.0, 2.0, short="first")
-    absent = Row("not compared", {OURS: Cell(3.0)}, short="alone")
+    row = Row("the very first", {OURS: Cell(2.0), "a pass": Cell(1.0)}, "a pass", 1.0, 2.0)
+    absent = Row("not compared", {OURS: Cell(3.0)})
     for name, stands in (("cold", True), ("topk", False)):
         text, _ = written(tmp_path, {name: Section(name, "Some", [row, absent], date="2026-01-01")})
         assert ("| the very first | 2.00 s | a pass: 1.00 s | 2.00 |" in text) == stands
@@ -104,10 +78,11 @@ def test_the_page_says_what_was_missed_before_what_was_met(tmp_path):
     assert places == sorted(places)
     assert (tmp_path / "benchmarks.png").stat().st_size > 1000
     for said in (
-        "**wrong** (100 µs)",
-        "slot 3 is wrong",
-        "no search",
-        "needs data",
+        "| fast one | dualform | 1.00 ms | 0.10 fastest peer: peer: 10.0 ms |  |",
+        "| fast one | peer | 10.0 ms | 10.00 x |  |",
+        "| fast one | liar | **wrong** (100 µs) |  | slot 3 is wrong |",
+        "| slow one | peer | — |  | no search |",
+        "| absent one | dualform | — |  | needs data |",
         "python -m benchmarks --quick --only",
     ):
         assert said in report
@@ -184,9 +159,9 @@ def test_a_page_is_not_written_of_no_run(tmp_path):
 
 def test_spreads_and_bytes_are_printed():
     (row,) = FELT["recording"]
-    assert words.figure_of(row.ours) == "1.20 s (1.10 s to 1.40 s)"
-    assert (words.beside_of(row), words.ratio_of(row)) == ("unrecorded: 1.00 s", "1.20 (1.10 to 1.40)")
-    assert words.figure_of(Cell(bytes=3e8, wrong="an answer was")) == "**wrong** (300 MB)"
+    assert document.figure_of(row.ours) == "1.20 s (1.10 s to 1.40 s)"
+    assert (document.beside_of(row), document.ratio_of(row)) == ("unrecorded: 1.00 s", "1.20 (1.10 to 1.40)")
+    assert document.figure_of(Cell(bytes=3e8, wrong="an answer was")) == "**wrong** (300 MB)"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +177,7 @@ def test_spreads_and_bytes_are_printed():
 )
 def test_a_target_may_be_seconds_or_bytes(cell, target, bound, met):
     row = Row("question", {OURS: cell}, target=target)
-    assert (row.met, words.target_of(row), words.beside_of(row), words.ratio_of(row)) == (met, bound, "", "")
+    assert (row.met, document.target_of(row), document.beside_of(row), document.ratio_of(row)) == (met, bound, "", "")
 
 
 def test_a_section_survives_json():
@@ -220,3 +195,18 @@ def test_tables_hold_one_line_a_row():
         "| x \\| y | two lines |",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({}, True),
+        ({"versions": {"numpy": "2.4"}}, True),
+        ({"versions": {"numpy": "2.5", "lancedb": "0.4"}}, False),
+        ({"slots": 2}, False),
+        ({"machine": {"cores": "4"}}, False),
+    ],
+)
+def test_figures_stand_together_where_size_machine_and_versions_are_the_same(changed, same):
+    earlier = {"slots": 1, "machine": {"cores": "2"}, "versions": {"numpy": "2.4", "lancedb": "0.4"}}
+    assert alike({**earlier, "sections": {}, "date": "today"}, {**earlier, **changed}) is same

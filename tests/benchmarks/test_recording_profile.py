@@ -6,8 +6,8 @@ import threading
 import time
 
 import pytest
+from benchmarks.recording import trainings
 from benchmarks.recording_profile import PARTS, Profile, main, measure, profiled
-from benchmarks.trainings import trainings
 from click.testing import CliRunner
 
 

@@ -17,7 +17,7 @@ from dualform import open as open_memory
 from dualform_client.cli import help as suggestions
 from dualform_client.cli.main import COMMANDS, dualform as group
 from dualform_service.server import Server
-from dualform_studies.studies import CONTESTS, STUDIES
+from dualform_studies.studies import STUDIES
 from dualform_studies.study_names import STUDY_NAMES
 
 
@@ -68,7 +68,7 @@ def test_folders_are_completed_by_the_shell(folder):
 
 
 def test_studies_are_completed_and_each_has_its_line():
-    assert completed("study", "") == list(STUDY_NAMES) == [*STUDIES, *CONTESTS]
+    assert completed("study", "") == list(STUDY_NAMES) == [*STUDIES]
     assert completed("study", "single") == ["single", "single-variants"]
 
 

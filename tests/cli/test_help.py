@@ -67,7 +67,7 @@ def test_options_stand_in_order(dualform, command):
 def test_every_option_has_a_short_text_and_says_its_default(command):
     for option in _options(command):
         default = option.get_default(click.Context(command), call=False)
-        assert option.help[0].isupper() or option.help.startswith(("aesop", "attribution")), option.name
+        assert option.help[0].isupper() or option.help.startswith("aesop"), option.name
         assert option.help.endswith("."), option.name
         assert len(option.help) <= LETTERS, option.name
         if not option.is_flag and isinstance(default, int | float | Path):

@@ -63,13 +63,6 @@ def test_what_only_some_studies_take(dualform, monkeypatch, tmp_path):
     assert without_progress(calls) == [("aesop", expected)]
 
 
-def test_the_quick_form_of_a_study(dualform, monkeypatch, tmp_path):
-    calls = []
-    monkeypatch.setattr(dualform_studies.studies, "run_study", lambda *given: calls.append(given) or REPORT)
-    dualform("study", "attribution", "--out", tmp_path, "--quick")
-    assert without_progress(calls) == [("attribution", Assignment(tmp_path, quick=True))]
-
-
 def test_an_option_of_another_study_is_refused(dualform, tmp_path):
     told = dualform("study", "continual", "--out", tmp_path, "--prompt", "a fox", "--json")
     assert told.code == 2

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks import oracle
-from benchmarks.data import read
-from benchmarks.keys import GeneratedKeys
-from benchmarks.written import write_memory
+from benchmarks.data import GeneratedKeys, read, write_memory
 
 import dualform
 from tests.explorer.served import served

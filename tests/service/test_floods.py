@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from benchmarks.sections.strangers import FLOODS, flooded, p99
-from benchmarks.server_memory import served, watched
+from benchmarks.serving import FLOODS, flooded, p99, served, watched
 
 import dualform
 from dualform.errors import TimedOut
@@ -67,7 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.mark.soak
 @pytest.mark.parametrize("flood", FLOODS)
 def test_light_questions_are_answered_beside(server, flood):
-    became, alone, beside = dict[str, int](), list[dict[str, float]](), list[dict[str, float]]()
+    became, alone, beside = Counter[str](), list[dict[str, float]](), list[dict[str, float]]()
     with watched(server.process) as held:
         for _ in range(rounds(1, 3)):
             alone.append(p99(server.asks, rounds(1, 10)))

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.memory_process import resident
-from benchmarks.server_memory import served
+from benchmarks.harness import resident
+from benchmarks.serving import served
 
 import dualform
 from dualform.store.byte_counts import bytes_of

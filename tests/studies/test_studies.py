@@ -12,7 +12,7 @@ from dualform_studies.assignment import Assignment
 from dualform_studies.pages.folder import Report
 from dualform_studies.pages.page import Page
 from dualform_studies.reproduction import write_reproduction
-from dualform_studies.studies import CONTESTS, STUDIES, Study, run_study
+from dualform_studies.studies import STUDIES, Study, run_study
 
 
 def test_unknown_study_lists_those_that_exist(tmp_path: Path):
@@ -54,7 +54,7 @@ def test_a_whole_run_says_how_much_memory_its_process_held(tmp_path: Path, monke
     assert "peak_bytes" not in run_study("limits", Assignment(tmp_path / "runs" / "limits"))
 
 
-@pytest.mark.parametrize("name", sorted(STUDIES | CONTESTS))
+@pytest.mark.parametrize("name", sorted(STUDIES))
 def test_a_study_refuses_a_folder_in_use_before_it_trains(name: str, tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("do not lose")
     with pytest.raises(AlreadyExists, match="already contains something"):

@@ -60,7 +60,6 @@ def demo(out: Path, as_json: bool) -> None:
 )
 @click.option("--rerun", is_flag=True, help="aesop, wikitext2: store no keys, train twice.")
 @click.option("--dry-run", is_flag=True, help="aesop, wikitext2: predict sizes, train nothing.")
-@click.option("--quick", is_flag=True, help="attribution: take minutes, with less of everything.")
 @json_option
 def study(name: str | None, as_json: bool, **options: Any) -> None:
     """Run a study of the paper: training, figures, tables.
@@ -71,7 +70,6 @@ def study(name: str | None, as_json: bool, **options: Any) -> None:
     Examples:
       dualform study
       dualform study continual --data data --out runs/continual
-      dualform study attribution --data data --out runs/attribution --quick
     """
     if name is None:
         _list_studies(as_json)
