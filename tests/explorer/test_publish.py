@@ -20,6 +20,7 @@ from dualform_explorer.filter import Chip
 from dualform_explorer.panels import PANELS
 from dualform_explorer.publish import Told, as_command, as_python
 from dualform_explorer.state import State
+from tests.cases import some
 from tests.explorer.served import served
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
@@ -36,7 +37,7 @@ STATES = {
 def test_the_call_asks_the_same_question(memory, info, panel, state):
     told = Told(memory)
     PANELS[panel].make(told, info, state)
-    for question in told.questions:
+    for question in some(told.questions):
         again = Told(memory)
         eval(as_python(question), {"memory": again})
         assert again.questions == [question]
@@ -47,7 +48,7 @@ def test_the_call_asks_the_same_question(memory, info, panel, state):
 def test_the_command_runs(memory, info, folder, panel, state, capsys):
     told = Told(memory)
     PANELS[panel].make(told, info, state)
-    for question in told.questions:
+    for question in some(told.questions):
         command = shlex.split(as_command(question, str(folder)))
         assert command[0] == "dualform"
         assert main([*command[1:], "--json"]) == 0, (command, capsys.readouterr().err)

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import dualform
 from dualform.record.alignment import Aligner
 from dualform.record.followed_rows import FollowedRows
+from tests.cases import some
 
 B, L, D = 6, 4, 5
 LENGTHS = torch.tensor([2, 4, 1, 4, 3, 2])
@@ -175,7 +176,7 @@ def test_slots_of_each_sample_make_the_gradient_of_its_own_loss(tmp_path, name):
     with dualform.open(tmp_path / "m") as memory:
         spaces = {layer.name: layer.space for layer in memory.info().layers}
         slots = {layer: _slots_of(memory, layer, spaces[layer]) for layer in ("second", "third")}
-        for step, own in enumerate(weights):
+        for step, own in some(enumerate(weights)):
             exact = Net(FORMS[name], torch.float64)
             exact.load_state_dict(own)
             x, numbers = inputs(step)

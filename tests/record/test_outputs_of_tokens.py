@@ -10,7 +10,7 @@ from torch import nn
 import dualform
 from dualform.record import kept_outputs
 from dualform_proto.lookups import decode_query_set_answer, encode_query_set_answer
-from tests.pairs import pairwise
+from tests.cases import pairwise
 
 WORDS, PLACES, WIDTH = 13, 8, 12
 

@@ -46,7 +46,7 @@ questions = st.tuples(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=33, deadline=None)
 @given(memories(), questions, st.integers(1, 4), st.integers(1, 30), st.integers(1, 9))
 def test_windows_do_not_show(made, asked, blocks, rows, pending):
     keys, columns, queries = made
