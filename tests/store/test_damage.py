@@ -54,7 +54,7 @@ QUESTIONS = (
     ("verify", (), {}),
     ("previews", ([1, 2], "first"), {}),
 )
-FLIPS_OF_THE_TABLES = 40
+FLIPS_OF_THE_TABLES = 15
 
 
 def everything(path: Path) -> list[bytes]:
@@ -107,7 +107,7 @@ def test_every_file_cut_short_is_refused_by_name(sound, tmp_path):
     before = everything(sound)
     for file in some(files(sound)):
         size = (sound / file).stat().st_size
-        for kept in (0, size // 2, size - 1):
+        for kept in (0, size - 1):
             shutil.copytree(sound, tmp_path / "memory")
             with open(tmp_path / "memory" / file, "r+b") as damaged:
                 damaged.truncate(kept)
