@@ -612,7 +612,7 @@ def test_little_ram_gives_the_same_values(tmp_path):
         adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches, ram=each)
 
 
-@pytest.mark.parametrize("ends", [1, 5, 12, 13, 30, 47])
+@pytest.mark.parametrize("ends", [1, 12, 47])
 def test_an_adjoint_that_is_cut_off_goes_on_from_its_checkpoint(tmp_path, monkeypatch, ends):
     """Four passes of one query each through 12 updates, with weights that are computed again."""
     monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
