@@ -52,7 +52,7 @@ def train(path, make, accumulated=1, clip=None, **options):
 PLAIN, CLIPPED = {}, {"accumulated": 3, "clip": 0.3}
 
 
-@pytest.mark.parametrize(("name", "options"), zip(OPTIMIZERS, cycle((CLIPPED, PLAIN)), strict=False))
+@pytest.mark.parametrize(("name", "options"), [*zip(OPTIMIZERS, cycle((CLIPPED, PLAIN)), strict=False)])
 def test_weights_of_bfloat16_are_rebuilt(tmp_path, name, options):
     states = train(tmp_path / "m", OPTIMIZERS[name], **options)
     with dualform.open(tmp_path / "m") as memory:
