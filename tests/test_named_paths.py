@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
 GUIDES = ("recording", "wire", "exactness", "platforms", "format", "rules")
@@ -30,17 +28,13 @@ def is_of_others(path: str) -> bool:
     return path.startswith("torch/") or path == "FILE.py"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_a_page_names_exists(page):
-    assert [path for path in named(page.read_text(encoding="utf-8")) if not exists(path)] == []
-
-
-def test_every_file_that_a_source_names_exists():
-    pages = {path.relative_to(ROOT).as_posix(): named(path.read_text(encoding="utf-8")) for path in SOURCES}
-    assert len(pages) > 100
-    assert {
-        page: lost for page, own in pages.items() if (lost := [n for n in own if not (exists(n) or is_of_others(n))])
-    } == {}
+def test_every_file_that_a_page_or_a_source_names_exists():
+    lost = {}
+    for path in (*PAGES, *SOURCES):
+        found = named(path.read_text(encoding="utf-8"))
+        lost[path.relative_to(ROOT).as_posix()] = [own for own in found if not (exists(own) or is_of_others(own))]
+    assert len(lost) > 100
+    assert {page: own for page, own in lost.items() if own} == {}
 
 
 def test_contributing_says_what_is_in_every_folder():
@@ -54,15 +48,3 @@ def test_contributing_says_what_is_in_every_folder():
     table = page.partition("## Where things live")[2].partition("Two paths to read first")[0]
     assert len(indexer) > 10
     assert [folder for folder in (*indexer, *others) if f"`{folder}`" not in table] == []
-
-
-def test_what_is_found_and_what_is_missed():
-    assert named("`query/engine.py`, (`calls.py`) and `indexer/dualform/errors.py`.") == [
-        "query/engine.py",
-        "calls.py",
-        "indexer/dualform/errors.py",
-    ]
-    assert exists("query/engine.py")
-    assert exists("calls.py")
-    assert not exists("query/motor.py")
-    assert not exists("motor.py")

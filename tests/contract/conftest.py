@@ -1,16 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 import dualform
+from dualform_client import AsyncClient, Client
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from tests.contract.answerers import ANSWERERS, Ask
 from tests.contract.recorded import record
+
+Ask = Callable[..., Any]
+"""Asks a method by its name, with arguments."""
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +35,40 @@ def server(run: Path) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=ANSWERERS, ids=lambda answerer: answerer.__name__)
-def ask(request: pytest.FixtureRequest, run: Path, server: Server) -> Ask:
-    """Asks a method by name with arguments: in process, over gRPC, and over gRPC with await."""
-    return lambda method, *arguments, **named: request.param(run, server.address, method, arguments, named)
+@pytest.fixture(scope="session")
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def awaited(server: Server) -> Iterator[Ask]:
+    """An AsyncClient, asked in a loop of its own thread: tests of a browser have one in this thread."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+
+    def result(made: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(made, loop).result(60)
+
+    async def entered() -> AsyncClient:
+        return await AsyncClient(server.address).__aenter__()
+
+    async def asked(method: str, arguments: Any, named: Any) -> Any:
+        return await getattr(memory, method)(*arguments, **named)
+
+    memory = result(entered())
+    yield lambda method, *arguments, **named: result(asked(method, arguments, named))
+    result(memory.__aexit__(None, None, None))
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(60)
+    loop.close()
+
+
+@pytest.fixture(params=["engine", "client", "awaited"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    """In process, over gRPC, and over gRPC with await."""
+    found = request.getfixturevalue(request.param)
+    if request.param == "awaited":
+        return found
+    return lambda method, *arguments, **named: getattr(found, method)(*arguments, **named)

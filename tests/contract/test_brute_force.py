@@ -204,7 +204,7 @@ def refuses_empty(ask, folder: Folder, where: str | None) -> bool:
 @pytest.mark.parametrize("answerer", ["engine", "client"])
 @pytest.mark.parametrize("layer", LAYERS)
 class TestAgainstBruteForce:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=13, deadline=None)
     @given(query=QUERIES, where=MASKS, k=st.integers(1, 80), sign=SIGNS)
     def test_topk(self, recorded, answerer, layer, query, where, k, sign):
         folder, answerers = recorded
@@ -218,7 +218,7 @@ class TestAgainstBruteForce:
         assert hits.slots[0].tolist() == expected
         np.testing.assert_allclose(hits.scores[0], [scores[slot] for slot in expected], rtol=1e-6, atol=1e-12)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(query=QUERIES, where=MASKS, k=st.integers(1, 9), by=BY, sign=SIGNS)
     def test_topk_by_group(self, recorded, answerer, layer, query, where, k, by, sign):
         folder, answerers = recorded
@@ -232,7 +232,7 @@ class TestAgainstBruteForce:
         assert hits.groups == tuple(groups)
         assert [found.tolist() for found in hits.slots[0]] == [best(g, scores, k) for g in groups.values()]
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=13, deadline=None)
     @given(query=QUERIES, where=MASKS, by=BY, sign=SIGNS)
     def test_group_sum(self, recorded, answerer, layer, query, where, by, sign):
         folder, answerers = recorded
@@ -251,7 +251,7 @@ class TestAgainstBruteForce:
             size = float(len(slots)) if sign == "cosine" else size
             assert abs(found - expected) <= (1e-6 * expected if sign == "abs" else 1e-12 * size)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(query=QUERIES, where=MASKS, at_step=st.one_of(st.none(), st.integers(0, STEPS)))
     def test_output(self, recorded, answerer, layer, query, where, at_step):
         folder, answerers = recorded

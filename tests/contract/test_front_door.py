@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadInput, BadMask, EmptyMask, NotFound
+from tests.cases import some
 from tests.contract.recorded import CLASSES
 
 LAYER = "2"
@@ -59,7 +60,7 @@ def test_one_hit_a_sample_of_each_group_under_a_filter(ask, engine):
     hits = ask("topk", LAYER, "test/2", k=2, by="label", where="step >= 2", distinct="sample")
     step = columns(engine, "step")[0]
     order, _ = ranked(engine, 2)
-    for (group,), own in zip(hits.groups, hits.slots[0], strict=True):
+    for (group,), own in some(zip(hits.groups, hits.slots[0], strict=True)):
         best = {}
         for slot in order:
             if label[slot] == group and step[slot] >= 2:
@@ -79,7 +80,7 @@ def test_distinct_of_gradients(ask, engine):
     whole = engine.topk("*", "traced/0-2", k=10_000, score="gradient")
     hits = ask("topk", "*", "traced/0-2", k=3, score="gradient", distinct="sample")
     dataset, sample = columns(engine, "dataset", "sample")
-    for own, plain in zip(hits.slots, whole.slots, strict=True):
+    for own, plain in some(zip(hits.slots, whole.slots, strict=True)):
         best = {}
         for slot in plain:
             best.setdefault((dataset[slot], sample[slot]), slot)

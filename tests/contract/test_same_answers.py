@@ -1,4 +1,4 @@
-"""The same question gives the same bits, whoever answers it; the same mistake gives the same error."""
+"""The same question gives the same bits over gRPC as in process; the same mistake gives the same error."""
 
 from __future__ import annotations
 
@@ -248,6 +248,10 @@ def timeless(answer: Any) -> Any:
     return replace(answer, scan=timeless(answer.scan)) if hasattr(answer, "scan") else answer
 
 
+OVER_GRPC = pytest.mark.parametrize("ask", ["client", "awaited"], indirect=True)
+
+
+@OVER_GRPC
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_same_bits(question, engine, ask):
     method, *arguments = QUESTIONS[question]
@@ -255,6 +259,7 @@ def test_same_bits(question, engine, ask):
     assert same(timeless(ask(method, *arguments)), timeless(expected))
 
 
+@OVER_GRPC
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_same_error(mistake, engine, ask):
     (method, *arguments), kind, field = MISTAKES[mistake]

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.record.processes import launch
+from tests.record.sharded_trainings import fully_shard, mesh_of
 
 from .training import Record, Training, recorder_of
 
@@ -61,7 +60,7 @@ def _replicated(training: Training, rule: str, record: Record | None, rank: int)
 
 
 def _parted(training: Training, rule: str, record: Record | None, rank: int) -> None:
-    mesh = init_device_mesh("cpu", (RANKS,))
+    mesh = mesh_of(RANKS)
     training.start(rule, lambda model: fully_shard(model, mesh=mesh))
     _loop(training, training.model, record, rank)
 

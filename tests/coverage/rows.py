@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -42,6 +42,11 @@ class Row:
     @property
     def name(self) -> str:
         return f"{self.network.name} | {self.optimizer} | {self.precision} | {self.trainer}"
+
+    @property
+    def values(self) -> frozenset[str]:
+        """What tells it apart from other rows."""
+        return frozenset(self.name.split(" | "))
 
     @property
     def reconstruction(self) -> float:
@@ -121,3 +126,15 @@ ROWS: list[Row] = [
     Row(plain.ENCODER, "AdamW", trainer="FSDP2", skipped={"*.norm?": _LEFT, "place": "it is sharded over processes"}),
     Row(plain.MLP, "LBFGS", trainer="closure", refused="LBFGS"),
 ]
+
+
+def covering(rows: Iterable[Row]) -> list[Row]:
+    """Few rows that have each network, optimizer, precision and trainer: one by one those that have most new ones."""
+    left, found, seen = list(rows), list[Row](), set[str]()
+    while best := max(left, key=lambda row: len(row.values - seen), default=None):
+        if best.values <= seen:
+            return found
+        found.append(best)
+        left.remove(best)
+        seen |= best.values
+    return found

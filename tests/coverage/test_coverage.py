@@ -1,4 +1,7 @@
-"""Every row of docs/results/coverage.md is trained, recorded and not, asked, and compared with the page."""
+"""Rows of docs/results/coverage.md are trained, recorded and not, asked, and compared with the page.
+
+`make test` trains each network, optimizer, precision and trainer once; `make soak` trains every row.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import pytest
 
 from dualform.query.weights.block_status import EXACT
 from dualform_studies.pages.document import MARK
+from tests.reliability import soaking
 
 from . import document
 from .measure import Measured, measure
-from .rows import ROWS, Row
+from .rows import ROWS, Row, covering
 from .training import STEPS
 
 BLOCK = 1 << 18
@@ -23,7 +27,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+SHORT = covering(ROWS)
+LONG = [pytest.param(row, marks=pytest.mark.soak) for row in ROWS] if soaking() else []
+
+
+@pytest.mark.parametrize("row", LONG or SHORT, ids=lambda row: row.name)
 def test_a_row(row: Row, tmp_path):
     measured = measure(row, tmp_path / "run")
     assert row.refused in measured.refused, measured.refused
@@ -66,6 +74,10 @@ def documented(row: Row, measured: Measured) -> None:
 
 def test_no_other_row_is_written():
     assert set(document.read()) == {row.name for row in ROWS}
+
+
+def test_the_rows_that_are_always_trained_have_every_network_optimizer_precision_and_trainer():
+    assert frozenset().union(*(row.values for row in SHORT)) == frozenset().union(*(row.values for row in ROWS))
 
 
 def test_the_price_of_a_layer_is_what_recording_adds_to_its_step():

@@ -1,4 +1,7 @@
-"""How a network of the coverage table is trained: by loops of one's own, by trainers, and by several ranks."""
+"""How a network of the coverage table is trained: by loops of one's own, by trainers, and by several ranks.
+
+A trainer is imported by the row that it trains: together they take longer to load than a row takes.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,9 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import pytorch_lightning as pl
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainingArguments
-
-from dualform.integrations.lightning import RecordCallback
-from dualform.integrations.transformers import RecordingTrainer
 
 from . import training as own
 from .network import BATCH, SAMPLES, Batch, batches as batches_of
@@ -27,6 +25,9 @@ Loop = Callable[[Training, Record | None], None]
 
 def lightning(training: Training, record: Record | None) -> None:
     """Lightning's trainer; bfloat16 by its own name."""
+    import pytorch_lightning as pl
+
+    from dualform.integrations.lightning import RecordCallback
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -58,6 +59,9 @@ def lightning(training: Training, record: Record | None) -> None:
 
 def transformers_trainer(training: Training, record: Record | None) -> None:
     """The Hugging Face Trainer: two micro-batches an update, clipped."""
+    from transformers import TrainerCallback, TrainingArguments
+
+    from dualform.integrations.transformers import RecordingTrainer
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *given: object, **more: object) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 from torch import nn
 
 import dualform
@@ -91,6 +90,8 @@ def test_another_example_has_nothing(kept):
 
 
 def test_retrained_sets_stand_with_what_was_predicted(kept):
+    from scipy.stats import spearmanr
+
     _, memory, found, retrained = kept
     panel = adjoint_panel(memory, memory.info(), STATE)
     predicted, changes = retrained.sets.astype(float) @ found.values[1], retrained.changes[:, 1]

@@ -17,6 +17,7 @@ from dualform_explorer.panels.example import query_panel
 from dualform_explorer.panels.layers import places_panel
 from dualform_explorer.places import places_of
 from dualform_explorer.state import State
+from tests.cases import some
 from tests.explorer.recorded_cnn import HEIGHT, WIDTH, images_of, record
 from tests.explorer.served import served
 
@@ -75,13 +76,13 @@ def test_a_box_of_the_first_layer_is_the_patch_that_it_reads(cnn, info, place):
 def test_results_have_the_patch_of_their_own_slot_boxed(cnn, info):
     panel = slots_panel(cnn, info, STATE)
     images = images_of(0)[0]
-    for own in panel.slots:
+    for own in some(panel.slots):
         box = own.preview.box
         key = cnn._view.snapshot.keys("0").of_entries(np.array([own.slot])).reshape(3, 3)
         patch = images[own.sample, 0, int(box.y) : int(box.y + box.height), int(box.x) : int(box.x + box.width)]
         np.testing.assert_array_equal(key[np.ix_(key.any(axis=1), key.any(axis=0))], patch.numpy())
     later = slots_panel(cnn, info, replace(STATE, layer="2"))
-    for own in later.slots:
+    for own in some(later.slots):
         row, column = divmod(own.position, 4)
         assert not own.preview.box.exact
         assert (own.preview.box.x, own.preview.box.y) == pytest.approx((column * WIDTH / 4, row * HEIGHT / 3))

@@ -103,7 +103,7 @@ def found_by(shelf: Shelf, phrase: str, start: int = 0, seconds: float = 60.0):
 LETTERS = st.text("aAb%_.*\\é É\n<&'", max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(LETTERS, max_size=8), LETTERS.filter(str.strip))
 def test_a_line_for_each_sample_that_has_the_phrase(text_memory, texts, phrase):
     own = dict(enumerate(texts))

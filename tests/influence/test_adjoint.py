@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
-from scipy.stats import spearmanr
 from torch import nn
 from torch.autograd.function import once_differentiable
 
@@ -24,6 +23,7 @@ from dualform.store.check import check_memory
 from dualform.store.manifest import Manifest
 
 SAMPLES, ROWS, STEPS = 20, 6, 12
+CHECKED = 4
 
 
 def per_row(outputs, targets):
@@ -102,9 +102,9 @@ class Training:
         return adjoint(path, self.model, **arguments)
 
     def differences(self, found, size=1e-5):
-        """float64[n, S]: by central differences of whole trainings."""
+        """float64[n, S / CHECKED]: by central differences of whole trainings, of every CHECKED-th sample."""
         columns = []
-        for number, dataset in zip(found.samples, found.columns["dataset"], strict=True):
+        for number, dataset in zip(found.samples[::CHECKED], found.columns["dataset"][::CHECKED], strict=True):
             sample = 2 * number + (dataset == "b") if self.said.datasets else number
             ends = []
             for change in (size, -size):
@@ -336,7 +336,7 @@ def test_finite_differences_of_whole_trainings(tmp_path, said):
     training = Training(**TRAININGS[said])
     found = training.adjoint(tmp_path / "run")
     expected = training.differences(found)
-    assert np.abs(found.values - expected).max() <= 1e-4 * np.abs(expected).max()
+    assert np.abs(found.values[:, ::CHECKED] - expected).max() <= 1e-4 * np.abs(expected).max()
     assert np.abs(expected).max() > 1e-4
     training.run()
     assert np.allclose(found.losses, training.losses(), rtol=1e-5)
@@ -612,7 +612,7 @@ def test_little_ram_gives_the_same_values(tmp_path):
         adjoint(tmp_path / "run", training.model, training.queries, per_row, training.batches, ram=each)
 
 
-@pytest.mark.parametrize("ends", [1, 5, 12, 13, 30, 47])
+@pytest.mark.parametrize("ends", [1, 12, 47])
 def test_an_adjoint_that_is_cut_off_goes_on_from_its_checkpoint(tmp_path, monkeypatch, ends):
     """Four passes of one query each through 12 updates, with weights that are computed again."""
     monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
@@ -934,6 +934,8 @@ def test_numbers_of_several_datasets_are_refused(tmp_path):
 
 
 def test_agreement_with_retrainings(tmp_path):
+    from scipy.stats import spearmanr
+
     training = Training(optimizer=sgd(lr=0.05))
     found = training.adjoint(tmp_path / "run")
     retrained = retrain(

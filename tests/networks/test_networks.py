@@ -34,10 +34,26 @@ def recorded(network: Network, tmp_path_factory):
         yield model, memory
 
 
+@pytest.fixture(scope="module")
+def alone(network: Network):
+    """The same training without a recorder: its model, and what plain hooks of PyTorch saw of the layers."""
+    captured: list[Capture] = []
+
+    def watch(model, optimizer):
+        captured.append(Capture({name: model.get_submodule(name) for name in modules(network, model)}))
+
+    return train(network, watch), captured[0]
+
+
 def names(network: Network, model: nn.Module) -> list[str]:
     kinds = (nn.Linear, nn.Embedding, nn.EmbeddingBag, *CONVOLUTIONS, *TRANSPOSED)
     found = [name for name, module in model.named_modules() if isinstance(module, kinds)]
     return sorted(found if network.layers is None else network.layers)
+
+
+def modules(network: Network, model: nn.Module) -> list[str]:
+    """Without recurrent layers, whose keys are their own states, and the parts of attention, which are no modules."""
+    return [name for name in names(network, model) if not name.startswith("recurrent") and name not in PARTS]
 
 
 def product(module: nn.Module, queries: torch.Tensor) -> torch.Tensor:
@@ -52,39 +68,32 @@ def product(module: nn.Module, queries: torch.Tensor) -> torch.Tensor:
     return module(queries)
 
 
-def test_recording_changes_no_bit_of_the_weights(network, recorded):
-    alone = train(network).state_dict()
+def test_recording_changes_no_bit_of_the_weights(recorded, alone):
+    unrecorded = alone[0].state_dict()
+    assert unrecorded
     for name, value in recorded[0].state_dict().items():
-        assert torch.equal(value, alone[name]), name
+        assert torch.equal(value, unrecorded[name]), name
 
 
-def test_every_layer_is_recorded(network, recorded):
+def test_keys_and_values_are_what_the_layers_saw(network, recorded, alone):
     model, memory = recorded
-    assert sorted(layer.name for layer in memory.info().layers) == names(network, model)
-
-
-def test_keys_and_values_are_what_the_layers_saw(network, recorded):
-    """Of all but recurrent layers, whose keys are their own states, and attention's, which are no modules."""
-    model, memory = recorded
-    modules = [name for name in names(network, model) if not name.startswith("recurrent") and name not in PARTS]
-    captured: list[Capture] = []
-
-    def watch(model, optimizer):
-        captured.append(Capture({name: model.get_submodule(name) for name in modules}))
-
-    train(network, watch)
-    for name in modules:
-        keys, errors = captured[0].rows(name, name in network.time_first)
+    slots = {layer.name: layer.slots for layer in memory.info().layers}
+    assert sorted(slots) == names(network, model)
+    watched = modules(network, model)
+    assert watched
+    for name in watched:
+        keys, errors = alone[1].rows(name, name in network.time_first)
         assert np.array_equal(memory.keys(name), keys.numpy()), name
-        assert next(layer.slots for layer in memory.info().layers if layer.name == name) == len(keys)
+        assert slots[name] == len(keys)
         if network.statuses.get(name) != "scores only":
             assert np.array_equal(memory.values(name), errors.numpy()), name
 
 
 def test_the_status_is_what_the_pass_over_the_slots_measures(network, recorded):
-    _, memory = recorded
-    reconstructions = memory.verify()
-    for layer in memory.info().layers:
+    memory = recorded[1]
+    reconstructions, layers = memory.verify(), memory.info().layers
+    assert {layer.name for layer in layers} == set(reconstructions)
+    for layer in layers:
         expected = network.statuses.get(layer.name, "exact")
         status, measured = layer.status, reconstructions[layer.name].reconstruction_error
         assert status.name == expected, (layer.name, str(status), status.reason, measured)
@@ -97,9 +106,10 @@ def test_the_status_is_what_the_pass_over_the_slots_measures(network, recorded):
 
 def test_the_last_output_is_the_networks_own(network, recorded):
     model, memory = recorded
-    for layer in memory.info().layers:
-        if layer.status.name == "scores only" or layer.name.startswith("recurrent") or layer.name in PARTS:
-            continue
+    layers = {layer.name: layer for layer in memory.info().layers if layer.status.name != "scores only"}
+    asked = [layers[name] for name in modules(network, model) if name in layers]
+    assert asked or "scores only" in network.statuses.values()
+    for layer in asked:
         queries = torch.randn(3, layer.d_in, generator=torch.Generator().manual_seed(4))
         module = model.get_submodule(layer.name)
         with torch.no_grad():

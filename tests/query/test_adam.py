@@ -100,7 +100,7 @@ def opened(trained):
         yield memory
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(1, STEPS - 1), label=st.integers(0, 2))
 def test_masked_weights_are_those_of_a_plain_loop_and_shares_add_up(opened, cut, label):
     where = f"step < {cut} OR label = {label}"

@@ -17,7 +17,7 @@ from tests.query.test_top_k import backend, cases, engine_of, mask_of, small_blo
 
 __all__ = ["backend", "small_blocks"]  # fixtures
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-MORE = settings(max_examples=30, deadline=None)
+MORE = settings(max_examples=10, deadline=None)
 
 
 def canonical(keys: np.ndarray, query: np.ndarray) -> list[float]:

@@ -29,7 +29,7 @@ def screen(room: int = 1 << 30) -> DeviceScreen:
     return DeviceScreen(torch, "cpu", lambda: room, CodesCache(1 << 20))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=13, deadline=None)
 @given(
     question=questions(),
     segment_rows=st.sampled_from([16, 33, 100]),

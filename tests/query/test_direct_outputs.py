@@ -60,7 +60,7 @@ questions = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=13, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 2**32),
     st.sampled_from([0.0, 1e3, 1e5, 1e8]),

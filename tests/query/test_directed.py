@@ -74,7 +74,7 @@ def stay(case, label, at_step):
 
 
 @given(**asked, k=st.integers(1, 200), by=st.sampled_from([None, "label", ["label", "step"]]))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_the_best_slots_are_those_of_a_brute_force(backend, seed, target, label, at_step, repeats, k, by):
     case = backend_of(Case(seed, repeats=repeats), backend)
     given, rows = direction_rows(target, len(case.queries), np.random.default_rng(seed))
@@ -96,7 +96,7 @@ def test_the_best_slots_are_those_of_a_brute_force(backend, seed, target, label,
 
 
 @given(**asked)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_the_sums_of_groups_are_those_of_their_terms(backend, seed, target, label, at_step, repeats):
     case = backend_of(Case(seed, repeats=repeats), backend)
     given, rows = direction_rows(target, len(case.queries), np.random.default_rng(seed))

@@ -80,7 +80,7 @@ def test_any_score_has_one(near, opposed, name, case, points):  # noqa: F811 (fi
 
 
 @given(**asked, points=st.integers(11, 200))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=13)
 def test_contributions_have_one(backend, seed, target, label, at_step, repeats, points):
     case = backend_of(Case(seed, repeats=repeats), backend)
     given, rows = direction_rows(target, len(case.queries), np.random.default_rng(seed))

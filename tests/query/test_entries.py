@@ -44,7 +44,7 @@ class Case:
 
 @pytest.mark.parametrize("backend", ["numpy", "int8"])
 @given(seed=st.integers(0, 999), repeats=st.booleans(), k=st.integers(1, 9), by=st.booleans(), where=st.booleans())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=13)
 def test_hits_are_those_of_the_brute_force(backend, seed, repeats, k, by, where):
     case = Case(seed, repeats, backend)
     stays = [not where or case.labels[slot] not in (None, 2) for slot in case.slots.tolist()]
@@ -65,7 +65,7 @@ def test_hits_are_those_of_the_brute_force(backend, seed, repeats, k, by, where)
 
 
 @given(seed=st.integers(0, 999), repeats=st.booleans(), budget=st.sampled_from([1, grouping.BUDGET]))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 def test_sums_are_over_the_slots_that_the_layer_has(seed, repeats, budget):
     case = Case(seed, repeats)
     with pytest.MonkeyPatch.context() as patch:

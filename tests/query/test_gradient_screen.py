@@ -11,6 +11,7 @@ from torch import nn
 import dualform
 from dualform import kernels
 from dualform.questions import ExampleGradients, LayerGradients
+from tests.cases import some
 
 from .gradient_networks import CLASSES, NETWORKS, Case, loss
 
@@ -64,7 +65,7 @@ def test_the_screen_leaves_to_the_scan_what_it_cannot_tell(name, tmp_path):
         expected = case.memory.group_sum(last, case.asked, by="slot", score="gradient")
         found = screen.topk(last, case.asked, 2, score="gradient")
         slots = [key[0] for key in expected.groups]
-        for own, sums in zip(found.slots, expected.sums, strict=True):
+        for own, sums in some(zip(found.slots, expected.sums, strict=True)):
             assert own.tolist() == [slots[g] for g in np.lexsort((slots, -sums))[:2]]
 
 
@@ -87,7 +88,7 @@ def scanned_and_screened(deep):
         yield scan, screen
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     sizes=st.lists(st.integers(-12, 12), min_size=4, max_size=4),

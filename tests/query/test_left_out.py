@@ -52,7 +52,7 @@ def taken(memory, where=FEW, at_step=None):
     return left_out(view, layer, mask.selection(view, layer, where), at_step, never)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=13)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([0.0, 1e3, 1e6]),

@@ -272,7 +272,7 @@ def test_the_same_mask_written_twice_is_one_mask():
 
 
 @given(st.text(alphabet="()'\"=<>-/*;,.$? abdelnortsORAND10\n", max_size=40))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 def test_any_text_is_answered_or_refused_with_one_of_our_errors(engine, where):
     with contextlib.suppress(BadMask, EmptyMask, NotFound):
         kept(engine, where)
@@ -321,7 +321,7 @@ def theirs(engine):
 
 
 @given(masks())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=66)
 def test_a_mask_is_what_duckdb_reads_and_refuses_what_duckdb_refuses(engine, theirs, where):
     try:
         own = kept(engine, where)

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import Inexact, RecordingError
 from dualform.query.weights import trajectory
+from tests.cases import some
 from tests.record.listed import batches, small_net, snapshot
 
 STEPS = 30
@@ -65,7 +66,7 @@ def recorded(request, tmp_path_factory):
 
 def test_the_record_rebuilds_the_weights_at_any_step(recorded):
     memory, history = recorded
-    for layer, found in memory.verify().items():
+    for layer, found in some(memory.verify().items()):
         assert found.reconstruction_error <= 1e-5, layer
         assert found.exact
     for at_step in (0, 1, 17, STEPS):
@@ -142,9 +143,9 @@ def test_muon_and_another_optimizer_train_one_layer(tmp_path):
                 for optimizer in optimizers:
                     optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
-        for layer, found in memory.verify().items():
+        for layer, found in some(memory.verify().items()):
             assert found.status.name == "exact to bfloat16", layer
-        for name, weight in snapshot(model).items():
+        for name, weight in some(snapshot(model).items()):
             assert memory.weights()[name].numpy() == pytest.approx(weight, abs=2e-3 if weight.ndim == 2 else 2e-6)
 
 
@@ -157,7 +158,7 @@ def test_a_weight_is_run_again_in_pieces_as_it_is_whole(tmp_path, way, monkeypat
         monkeypatch.setattr(trajectory, "_PIECE", piece)
         with dualform.open(tmp_path / "m") as memory:
             answers.append([memory.weights(where) for where in (None, "label = 1")])
-    for one, other in zip(*answers, strict=True):
+    for one, other in some(zip(*answers, strict=True)):
         for name, weight in one.items():
             assert torch.equal(weight, other[name])
 
@@ -212,7 +213,7 @@ def test_adafactor_goes_on_with_what_it_kept_of_one_row_or_column(tmp_path, size
         trained(model, optimizer, x, y)
     record_plainly(tmp_path / "m", model, optimizer, STEPS)
     with dualform.open(tmp_path / "m") as memory:
-        for layer, found in memory.verify().items():
+        for layer, found in some(memory.verify().items()):
             assert found.exact, layer
             assert found.reconstruction_error <= 1e-5
 

@@ -20,9 +20,6 @@ RULES = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.02),
     "AMSGrad": lambda p: torch.optim.Adam(p, lr=0.02, amsgrad=True, weight_decay=0.01),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
 }
 
@@ -53,7 +50,7 @@ def record(path, rule, tokens=False, samples=60, steps=24):
     return path
 
 
-@pytest.fixture(scope="module", params=[*RULES, "AdamW of tokens", "SGD of tokens"])
+@pytest.fixture(scope="module", params=["SGD", "AMSGrad", "Rprop", "AdamW of tokens"])
 def memory(request, tmp_path_factory):
     rule, _, tokens = request.param.partition(" of ")
     with dualform.open(record(tmp_path_factory.mktemp("placebo") / "run", rule, bool(tokens))) as memory:

@@ -12,6 +12,7 @@ from torch import nn
 import dualform
 from dualform.store.snapshot import Snapshot
 from dualform_service.server import Server
+from tests.cases import some
 
 STEPS = 60
 
@@ -63,7 +64,7 @@ def record(path, kind, clip=None, steps=STEPS):
 def test_the_record_is_exact_at_every_step(tmp_path, kind, clip):
     history, _ = record(tmp_path / "m", kind, clip)
     with dualform.open(tmp_path / "m") as memory:
-        for layer, reconstruction in memory.verify().items():
+        for layer, reconstruction in some(memory.verify().items()):
             assert reconstruction.exact, f"{layer}: {reconstruction.reason}"
             assert reconstruction.reconstruction_error <= 1e-5, layer
             assert (reconstruction.rounding_share > 0) is (layer == "kv")

@@ -30,7 +30,7 @@ def stored(seed: int, count: int, steps: int, order: np.ndarray, dense: bool) ->
     return engine(made), queries
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     count=st.integers(BEST, 60),

@@ -43,7 +43,7 @@ def expected(case: Case, stays: np.ndarray, at_step: int, temperature: float, in
     initial=st.booleans(),
     block=st.sampled_from([16, 4096]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_outputs_are_softmax_attention_over_the_slots_that_stay(
     seed, label, at_step, repeats, temperature, initial, block
 ):

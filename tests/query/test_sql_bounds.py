@@ -210,7 +210,7 @@ def test_no_statement_reaches_outside_or_outlives_its_limits(sql, tmp_path):
     statements = [one.replace("{home}", home) for one in REACHING] + lasting
     theirs = own(sql, home)
     statements += theirs if soaking() else rng.sample(theirs, 60)
-    statements += [drawn(rng, home, rng.choice((HARMFUL, names))) for _ in range(rounds(60, 400))]
+    statements += [drawn(rng, home, rng.choice((HARMFUL, names))) for _ in range(rounds(25, 400))]
     for statement in statements:
         began = time.monotonic()
         try:

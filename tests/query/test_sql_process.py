@@ -43,11 +43,15 @@ def engine(memory):
         yield engine
 
 
-@pytest.fixture
-def sql(memory):
+def made_of(memory):
     made = Sql(View(memory, arrays.engine(memory)._view.backend, 1 << 20))
     yield made
     made.close()
+
+
+sql = pytest.fixture(made_of)
+going_on = pytest.fixture(scope="module")(made_of)
+"""With one child for all tests of what it answers."""
 
 
 def run(sql: Sql, statement: str):
@@ -80,43 +84,43 @@ def run(sql: Sql, statement: str):
         "TIME_NS '10:00:00.123456789'",
     ],
 )
-def test_a_value_that_python_has_no_form_of_is_refused_by_column_and_the_child_goes_on(sql, value):
-    run(sql, "SELECT 1")
-    child = sql._child
+def test_a_value_that_python_has_no_form_of_is_refused_by_column_and_the_child_goes_on(going_on, value):
+    run(going_on, "SELECT 1")
+    child = going_on._child
     with pytest.raises(BadInput, match=r"Column late .* CAST\(late AS VARCHAR\)"):
-        run(sql, f"SELECT slot, {value} AS late FROM slots")
-    assert sql._child is child
-    assert run(sql, f"SELECT CAST({value} AS VARCHAR) AS late").rows == 1
+        run(going_on, f"SELECT slot, {value} AS late FROM slots")
+    assert going_on._child is child
+    assert run(going_on, f"SELECT CAST({value} AS VARCHAR) AS late").rows == 1
 
 
 @pytest.mark.parametrize("number", [-(2**127), -(2**127) + 1, 2**127 - 1, 2**64, -(2**63) - 1, -(2**63), 2**63 - 1, 5])
 @pytest.mark.parametrize("kind", ["HUGEINT", "UBIGINT", "DECIMAL(38, 0)"])
-def test_whole_numbers_are_exact_or_refused_and_of_one_type(sql, number, kind):
+def test_whole_numbers_are_exact_or_refused_and_of_one_type(going_on, number, kind):
     if (kind == "UBIGINT" and not 0 <= number < 2**64) or (kind == "DECIMAL(38, 0)" and abs(number) >= 10**38):
         return
     statement = f"SELECT ({number})::{kind} AS a UNION ALL SELECT NULL ORDER BY a"
     if not -(2**63) <= number < 2**63:
         with pytest.raises(BadInput, match=r"Column a has a whole number of more than 64 bits.* CAST\(a AS VARCHAR\)"):
-            run(sql, statement)
-        assert run(sql, f"SELECT CAST(({number})::{kind} AS VARCHAR) AS a")["a"].tolist() == [str(number)]
+            run(going_on, statement)
+        assert run(going_on, f"SELECT CAST(({number})::{kind} AS VARCHAR) AS a")["a"].tolist() == [str(number)]
         return
-    found = run(sql, statement)["a"]
+    found = run(going_on, statement)["a"]
     assert found.dtype == np.int64
     assert found.tolist() == [number, None]
 
 
 @pytest.mark.parametrize("number", ["0.1", "-123456789012.345", "0.30", "999999999999.999", "0.000000000000123", "7.0"])
 @pytest.mark.parametrize("kind", ["DECIMAL(15, 3)", "DECIMAL(38, 15)", "DECIMAL(18, 3)"])
-def test_decimals_are_doubles_that_print_alike(sql, number, kind):
-    found = run(sql, f"SELECT ({number})::{kind} AS a, CAST(({number})::{kind} AS VARCHAR) AS text")
+def test_decimals_are_doubles_that_print_alike(going_on, number, kind):
+    found = run(going_on, f"SELECT ({number})::{kind} AS a, CAST(({number})::{kind} AS VARCHAR) AS text")
     assert found["a"].dtype == np.float64
     assert Decimal(repr(float(found["a"][0]))) == Decimal(found["text"][0])
 
 
-def test_a_pivot_without_values_names_the_way(sql):
+def test_a_pivot_without_values_names_the_way(going_on):
     with pytest.raises(BadInput, match=r"this PIVOT is several\. Name its values, for example SELECT \* FROM slots"):
-        run(sql, "PIVOT slots ON label USING count(*)")
-    assert run(sql, "SELECT * FROM slots PIVOT (count(*) FOR label IN (0, 1))").rows
+        run(going_on, "PIVOT slots ON label USING count(*)")
+    assert run(going_on, "SELECT * FROM slots PIVOT (count(*) FOR label IN (0, 1))").rows
 
 
 @pytest.mark.parametrize(
@@ -126,12 +130,12 @@ def test_a_pivot_without_values_names_the_way(sql):
         ("SELECT (CASE WHEN range = 99999 THEN 'x' ELSE '1' END)::INT FROM range(100000)", "Could not convert"),
     ],
 )
-def test_what_goes_wrong_behind_the_first_rows_is_said_and_the_child_goes_on(sql, statement, said):
-    run(sql, "SELECT 1")
-    child = sql._child
+def test_what_goes_wrong_behind_the_first_rows_is_said_and_the_child_goes_on(going_on, statement, said):
+    run(going_on, "SELECT 1")
+    child = going_on._child
     with pytest.raises(BadInput, match=said):
-        run(sql, statement)
-    assert sql._child is child
+        run(going_on, statement)
+    assert going_on._child is child
     assert child.poll() is None
 
 
@@ -172,11 +176,7 @@ def test_statements_about_attribution_need_no_slots_and_keep_the_tables_of_those
         "SELECT count(*) AS n FROM query_table('sl' || 'ots') WHERE (SELECT count(*) FROM labels) < 9",
         "SELECT count(*) AS n FROM labels RIGHT JOIN slots ON true",
         "SELECT count(*) AS n FROM adjoints RIGHT JOIN query /* a\n call */ ('FROM sl' || 'ots') ON true",
-        "SELECT count(*) AS n FROM query ('FROM duckdb' || '_tables()') WHERE (SELECT count(*) FROM adjoints) = 0",
-        "SELECT count(*) AS n FROM query('FROM sl' || 'ots') WHERE (SELECT count(*) FROM labels) < 9",
         "SELECT count(DISTINCT table_name) AS n FROM information_schema.tables, (SELECT count(*) FROM labels)",
-        "SELECT count(*) AS n FROM (SHOW TABLES), (SELECT count(*) FROM labels)",
-        "SELECT count(*) AS n FROM query('FROM duckdb' || '_tables()'), (SELECT count(*) FROM labels)",
         "SELECT count(*) AS n FROM query(e'FROM sqlite\\x5fmaster'), (SELECT count(*) FROM labels)",
         "SELECT count(*) AS n FROM json_execute_serialized_sql(json_serialize_sql('FROM duckdb' || '_tables()')), "
         "(SELECT count(*) FROM labels)",

@@ -121,7 +121,7 @@ def test_a_damaged_sum_is_never_believed(derived_run, expected, data):
     file.write_bytes(before)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_structure_that_does_not_fit_is_made_again_though_its_checksums_are_right(derived_run, expected, data):
     file = data.draw(st.sampled_from(files(derived_run)))

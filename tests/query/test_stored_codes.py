@@ -26,6 +26,7 @@ from dualform.store import derived_file
 from dualform.store.check import check_memory
 from dualform.store.sources.some_columns import SomeColumns
 from dualform_client.cli.main import main
+from tests.cases import some
 from tests.damage import damaged, rewrite_derived
 from tests.wire.values import same
 
@@ -136,7 +137,7 @@ def test_a_process_that_finds_codes_makes_none_and_answers_the_same(derived_run,
 
 def test_what_is_stored_is_what_would_be_made(derived_run):
     with dualform.open(derived_run) as memory:
-        for source in memory._view.snapshot.sources["0", "keys"]:
+        for source in some(memory._view.snapshot.sources["0", "keys"]):
             stored, made = StoredCodes.open(source), quantise_source(source)
             assert stored.blocks > 1
             assert np.array_equal(stored.norms(), norms(source.read(0, source.rows)))

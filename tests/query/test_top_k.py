@@ -48,7 +48,7 @@ class NoisyTop(Noisy):
 
 NOISY = {"noisy": Noisy(), "noisy top": NoisyTop(2.0**-9), "noisy bfloat16": Noisy(2.0**-8)}
 LABELS = [0, 1, None, 2]
-SLOW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def canonical(keys: np.ndarray, query: np.ndarray, absolute: bool = False) -> list[float]:
@@ -164,7 +164,7 @@ def test_a_query_gets_the_same_bits_alone_and_in_a_batch(small_blocks, case):
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 5, 64, 800]))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=10)
 def test_canonical_scores_are_within_a_few_units_of_the_exact_sum(seed, d):
     rng = np.random.default_rng(seed)
     keys, query = rng.normal(size=(20, d)).astype(np.float32), rng.normal(size=d).astype(np.float32)

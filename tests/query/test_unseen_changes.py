@@ -9,6 +9,7 @@ from torch.nn.utils import prune
 
 import dualform
 from dualform.query.weights import exactness
+from tests.cases import some
 
 STEPS = 6
 
@@ -192,7 +193,7 @@ def test_what_half_precision_loses_of_small_steps_is_followed_or_off(tmp_path, d
                 optimizer.step()
     with dualform.open(tmp_path / "m") as memory:
         reconstructions = memory.verify()
-        for layer in memory.info().layers:
+        for layer in some(memory.info().layers):
             assert (layer.status.name == "approximate") == foreach
             error = reconstructions[layer.name].reconstruction_error
             assert (error is None or error > 1e-2) == foreach  # None: it moved less than rounding

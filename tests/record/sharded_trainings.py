@@ -7,8 +7,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from dualform.errors import RecordingError
 from dualform.record import ranks
@@ -19,6 +17,19 @@ from .rank_trainings import recorder_of
 STEPS, WIDTH, ROWS = 8, 130, 33
 
 
+def mesh_of(*sizes, **options):
+    """Of the processor. What it needs of torch loads in seconds, so with the first test that wants it."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", sizes, **options)
+
+
+def fully_shard(model, **options):
+    from torch.distributed import fsdp
+
+    return fsdp.fully_shard(model, **options)
+
+
 def net(rows=ROWS):
     """33 rows are 17 and 16 on two ranks; the entries of 33 x 130 numbers are watched in part."""
     torch.manual_seed(0)
@@ -27,7 +38,7 @@ def net(rows=ROWS):
 
 def sharded(model, **policy):
     """Its first layer for itself, and the others with the model."""
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    mesh = mesh_of(distributed.get_world_size())
     fully_shard(model[0], mesh=mesh, **policy)
     return fully_shard(model, mesh=mesh, **policy)
 
@@ -106,6 +117,8 @@ def adamw(rank, path, name="sharded-adamw", rows=ROWS, **policy):
 
 
 def half_precision(rank, path):
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
     adamw(rank, path, "sharded-half", mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
 
 
@@ -154,7 +167,7 @@ class Tokens(nn.Module):
 
 
 def transformer(rank, path):
-    model = fully_shard(Tokens(), mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
+    model = fully_shard(Tokens(), mesh=mesh_of(distributed.get_world_size()))
     optimizer = decoupled(model)
     generator = torch.Generator().manual_seed(rank)
     with recorder_of(model, optimizer, path / "sharded-tokens") as recorder:

@@ -43,7 +43,7 @@ class Disk:
         return self.durable + sum(2 * b.rows + 4 * b.tables for b in self.pending)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     limit=st.integers(20 * MB, 60 * MB),
     planned=st.none() | st.integers(1, 60),

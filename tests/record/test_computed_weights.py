@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, weight_norm
 
 import dualform
 from dualform.errors import Inexact
+from tests.cases import some
 
 STEPS = 6
 
@@ -113,7 +114,7 @@ def test_scores_are_exact_and_the_training_is_untouched(tmp_path, kind):
 def test_what_they_are_computed_from_is_known_at_every_step(tmp_path, kind):
     history, _ = train(network(kind), lambda *of: dualform.Recorder(*of, tmp_path / "m"))
     with dualform.open(tmp_path / "m") as memory:
-        for at_step, live in enumerate(history):
+        for at_step, live in some(enumerate(history)):
             found = memory.weights(at_step=at_step)
             network(kind).load_state_dict(found)
             assert found.not_recorded == ()

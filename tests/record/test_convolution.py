@@ -139,7 +139,7 @@ def convolutions(draw):
     return conv, torch.randn(2, 2, *sizes, dtype=torch.float64)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=13, deadline=None)
 @given(convolutions())
 def test_keys_and_values_make_the_gradient(made):
     conv, maps = made

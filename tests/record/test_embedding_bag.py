@@ -170,7 +170,7 @@ def test_what_is_no_product_is_not_recorded(tmp_path, options, reason):
     }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=13, deadline=None)
 @given(
     st.sampled_from(["sum", "mean"]),
     st.one_of(st.none(), st.integers(0, 4)),

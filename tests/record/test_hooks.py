@@ -394,7 +394,7 @@ def places_of(path, at):
 def test_what_fails_in_a_hook_leaves_it_as_on_error_says(tmp_path, unrecorded, on_error, at):
     every = sorted(place for place in places_of(tmp_path / "whole", at) if place not in BOUNDARY)
     every = [place for place in every if not place.startswith("register")]
-    drawn = every if soaking() else random.Random(SEED + at).sample(every, 16)
+    drawn = every if soaking() else random.Random(SEED + at).sample(every, 8)
     for number, place in enumerate(drawn):
         path, caught = tmp_path / f"{number}", None
         with Tracing(place) as tracing, warnings.catch_warnings(record=True) as told:

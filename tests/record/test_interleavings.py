@@ -131,7 +131,7 @@ def of_space(space, step, said, signals):
     return columns, parts
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(programs())
 def test_slots_are_those_of_plain_hooks(tmp_path_factory, drawn):
     time_first, program = drawn

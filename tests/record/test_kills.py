@@ -24,7 +24,7 @@ from tests.record.processes import _rank, launch
 from tests.reliability import report, rounds
 
 SEED = 35
-SHORT = {"a small network": 4, "a small network without keys": 2, "a large network": 2, "two ranks": 2}
+SHORT = {"a small network": 2, "a small network without keys": 1, "a large network": 1, "two ranks": 1}
 LONG = {"a small network": 80, "a small network without keys": 40, "a large network": 40, "two ranks": 40}
 WAIT = 240.0
 

@@ -128,9 +128,7 @@ def test_a_name_that_is_first_told_later_is_told_of(tmp_path):
     assert opened.sink.layer_names == ["embedding", "second", "head"]
 
 
-@pytest.mark.parametrize(
-    "name", [".", "..", "...", "x" * 236, "x" * 237, "y" * 300, "é" * 100, "a/b\\c:d", "%2E%2E", "\0", "CON ", "-", "~"]
-)
+@pytest.mark.parametrize("name", ["..", "x" * 236, "x" * 237, "a/b\\c:d", "\0", "CON "])
 def test_a_layer_may_have_any_name(tmp_path, name):
     model = Tied(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

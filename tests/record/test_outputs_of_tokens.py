@@ -10,6 +10,7 @@ from torch import nn
 import dualform
 from dualform.record import kept_outputs
 from dualform_proto.messages import QUERY_SET
+from tests.cases import pairwise
 
 WORDS, PLACES, WIDTH = 13, 8, 12
 
@@ -91,18 +92,18 @@ def outputs_of(returned):
     return found[0] if isinstance(found, tuple) else found
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 1024])
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize(
-    ("make", "head"),
+    ("make", "head", "optimizer", "batch_size"),
     [
-        (GPT, "head"),
-        (lambda: GPT(tied=True), "head"),
-        (lambda: GPT(result=lambda logits: (logits, None)), "head"),
-        (lambda: GPT(result=lambda logits: (logits.mean(), logits)[::-1]), "head"),
-        (hugging_face, "lm_head"),
+        (GPT, "head", torch.optim.SGD, 3),
+        (GPT, "head", torch.optim.AdamW, 1),
+        (lambda: GPT(tied=True), "head", torch.optim.SGD, 1),
+        (lambda: GPT(tied=True), "head", torch.optim.AdamW, 1024),
+        (lambda: GPT(result=lambda logits: (logits, None)), "head", torch.optim.AdamW, 3),
+        (lambda: GPT(result=lambda logits: (logits.mean(), logits)[::-1]), "head", torch.optim.SGD, 1024),
+        (hugging_face, "lm_head", torch.optim.AdamW, 3),
     ],
-    ids=["torch", "tied", "with no loss", "with a loss", "transformers"],
+    ids=["torch", "torch by AdamW", "tied", "tied by AdamW", "with no loss", "with a loss", "transformers"],
 )
 def test_a_language_model_has_outputs_for_each_token(tmp_path, make, head, optimizer, batch_size):
     torch.manual_seed(0)
@@ -127,8 +128,7 @@ def test_a_language_model_has_outputs_for_each_token(tmp_path, make, head, optim
         assert placebo.predicted.shape[0] == 2
 
 
-@pytest.mark.parametrize("batch_size", [2, 1024])
-@pytest.mark.parametrize(("batch_first", "length"), [(True, 6), (True, 4), (False, 6), (False, 4)])
+@pytest.mark.parametrize(("batch_first", "length", "batch_size"), pairwise([True, False], [6, 4], [2, 1024]))
 def test_outputs_of_a_recurrent_network_are_put_in_the_order_of_its_queries(tmp_path, batch_first, length, batch_size):
     torch.manual_seed(0)
     x = torch.randn(4, length, 4)
@@ -190,9 +190,9 @@ def test_where_tokens_cannot_be_told_nothing_is_kept_and_a_warning_says_why(tmp_
         assert memory.query_set("test", "head").queries is not None
 
 
-@pytest.mark.parametrize("batch_size", [2, 1024])
-@pytest.mark.parametrize("labelled", [True, False])
-@pytest.mark.parametrize("make", [GPT, lambda: Classifier(False)], ids=["gpt", "batch second"])
+@pytest.mark.parametrize(
+    ("make", "labelled", "batch_size"), pairwise([GPT, lambda: Classifier(False)], [True, False], [2, 1024])
+)
 def test_outputs_that_take_too_much_are_summarized(tmp_path, monkeypatch, make, labelled, batch_size):
     torch.manual_seed(0)
     model = make()

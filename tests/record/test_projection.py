@@ -10,6 +10,7 @@ from dualform import kernels
 from dualform.record.projection import DIRECTIONS, Directions, Parts
 from dualform.record.recorded_parameters import RecordedParameters
 from dualform.record.taps.linear import TappedLinear
+from tests.cases import some
 
 KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -39,13 +40,13 @@ def assert_outer(keys, errors):
 
 
 def test_sums_of_outer_products(matrices):
-    for keys in matrices:
+    for keys in some(matrices):
         for errors in matrices:
             assert_outer(keys, errors)
 
 
 def test_projections(matrices):
-    for matrix in matrices:
+    for matrix in some(matrices):
         along = drawn(matrix.shape[1])
         expected = matrix.double().numpy() @ along.matrix
         np.testing.assert_allclose(along.project(matrix), expected, rtol=1e-12, atol=1e-12)
@@ -64,7 +65,7 @@ def test_the_compiled_loops_take_matrices_of_any_shape(rows, columns, compiled, 
 
 
 def test_some_columns_of_a_wider_matrix_are_projected(matrices):
-    for matrix in matrices:
+    for matrix in some(matrices):
         along = drawn(11)
         expected = matrix.double().numpy()[:, 3:14] @ along.matrix
         np.testing.assert_allclose(along.project(matrix[:, 3:14]), expected, rtol=1e-12, atol=1e-12)

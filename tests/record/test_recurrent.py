@@ -72,7 +72,7 @@ class Fed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:query set 'same' is stored without the model's outputs")  # of a square batch
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(calls())
 def test_keys_and_queries_are_those_of_an_unrolled_cell(tmp_path_factory, call):
     layer, cell_type, x, state = call

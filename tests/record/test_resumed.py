@@ -17,6 +17,7 @@ from dualform.errors import AlreadyExists, BadInput, Damaged, RecordingError
 from dualform.store.check import check_memory
 from dualform.store.copying import copy_memory
 from dualform.store.manifest import Manifest
+from tests.cases import pairwise
 from tests.record.resumed_training import ROWS, Training, batch
 
 STEPS = 15
@@ -379,7 +380,7 @@ class Scored:
         return [torch.cat(own).numpy() for own in zip(*(step[layer] for step in self.seen), strict=True)]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4, 40])
+@pytest.fixture(scope="module")
 def scored(request, tmp_path_factory):
     """Killed twice, each time so many steps after its checkpoint, and resumed from it; the folder and the training."""
     folder, training = tmp_path_factory.mktemp("scored"), Scored()
@@ -402,16 +403,24 @@ def scored(request, tmp_path_factory):
     return place, training
 
 
-@pytest.fixture(scope="module", params=["int8", "numpy", "torch", "faiss"])
+@pytest.fixture(scope="module")
 def scored_memory(request, scored):
     with dualform.open(scored[0], backend=request.param) as memory:
         assert memory.info().slots == {"sample": 15 * 8}
         yield memory
 
 
-@pytest.mark.parametrize("score", ["dot", "abs", "cosine", "contribution", "vectors", "gradient"])
-@pytest.mark.parametrize(("layer", "output"), [("0", 2), ("2", 1)])
-def test_scores_after_a_kill_are_those_of_the_slots_that_count(scored, scored_memory, score, layer, output):
+SCORES = ["dot", "abs", "cosine", "contribution", "vectors", "gradient"]
+BACKENDS = ["int8", "numpy", "torch", "faiss"]
+
+
+@pytest.mark.parametrize(
+    ("scored", "scored_memory", "score", "layer"),
+    pairwise([1, 2, 4, 40], BACKENDS, SCORES, ["0", "2"]),
+    indirect=["scored", "scored_memory"],
+)
+def test_scores_after_a_kill_are_those_of_the_slots_that_count(scored, scored_memory, score, layer):
+    output = {"0": 2, "2": 1}[layer]
     generator = torch.Generator().manual_seed(9)
     keys, errors = scored[1].slots(layer)
     queries = torch.randn(4, keys.shape[1], generator=generator).numpy()

@@ -7,9 +7,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_module
 
 import dualform
 from dualform.errors import BadInput, RecordingError
@@ -17,7 +14,7 @@ from dualform.record.recorder import Recorder
 
 from . import sharded_trainings
 from .processes import launch
-from .sharded_trainings import STEPS, WIDTH, batch, momentum, net
+from .sharded_trainings import STEPS, WIDTH, batch, fully_shard, mesh_of, momentum, net
 
 
 def check(memory, most, rows):
@@ -90,16 +87,20 @@ def one_process():
 
 
 def by_columns(model):
-    mesh = init_device_mesh("cpu", (1,))
+    from torch.distributed.tensor import Shard
+
+    mesh = mesh_of(1)
     return fully_shard(model, mesh=mesh, shard_placement_fn=lambda own: Shard(own.dim() - 1))
 
 
 def in_groups(model):
-    return fully_shard(model, mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("copies", "rows")))
+    return fully_shard(model, mesh=mesh_of(1, 1, mesh_dim_names=("copies", "rows")))
 
 
 def tensor_parallel(model):
-    return distribute_module(model, init_device_mesh("cpu", (1,)))
+    from torch.distributed.tensor import distribute_module
+
+    return distribute_module(model, mesh_of(1))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ ORDER = "Call fully_shard first, make the optimizer after it, and the recorder a
 def test_an_optimizer_that_was_made_before_sharding_is_refused(one_process, tmp_path):
     model = net()
     optimizer = momentum(model)
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    fully_shard(model, mesh=mesh_of(1))
     with pytest.raises(RecordingError) as caught:
         Recorder(model, optimizer, tmp_path / "m")
     assert (
@@ -138,14 +139,14 @@ def test_an_optimizer_that_was_made_before_sharding_is_refused(one_process, tmp_
 def test_a_recorder_that_was_made_before_sharding_is_refused(one_process, tmp_path):
     model = net()
     with Recorder(model, momentum(model), tmp_path / "m") as recorder:
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        fully_shard(model, mesh=mesh_of(1))
         with pytest.raises(RecordingError) as caught, recorder.step():
             pass
     assert str(caught.value) == (f"the model was sharded after the recorder was made. {ORDER}")
 
 
 def test_a_sharded_training_is_not_resumed(one_process, tmp_path):
-    model = fully_shard(net(), mesh=init_device_mesh("cpu", (1,)))
+    model = fully_shard(net(), mesh=mesh_of(1))
     with pytest.raises(RecordingError) as caught:
         Recorder(model, momentum(model), tmp_path / "m", resume=True)
     assert str(caught.value) == (
@@ -158,7 +159,7 @@ def test_one_process_may_hold_all_rows(one_process, tmp_path):
     """And a parameter that fully_shard was told to leave alone is whole."""
     model = net()
     left = model[3].bias
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)), ignored_params={left})
+    fully_shard(model, mesh=mesh_of(1), ignored_params={left})
     optimizer = momentum(model)
     with Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
         for step in range(STEPS):

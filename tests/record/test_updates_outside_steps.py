@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import RecordingError
+from tests.cases import pairwise
 
 from .listed import batches, opened_on, small_net, snapshot, train
 
@@ -139,13 +140,11 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("outside", [False, True], ids=["inside", "outside"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("gradients", NO_SLOTS, ids=lambda own: own.__name__)
+@pytest.mark.parametrize(("gradients", "optimizer", "outside"), pairwise(NO_SLOTS, OPTIMIZERS, [False, True]))
 def test_an_update_without_gradients_is_a_step_without_slots(tmp_path, gradients, optimizer, outside):
     """What momentum and decay do in it is rebuilt, also where it comes first, twice in a row, and last."""
     model, without = small_net(), {0, 3, 4, 7}
-    optimizer = optimizer(model.parameters())
+    optimizer = OPTIMIZERS[optimizer](model.parameters())
     weights = []
     with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
         for number, (x, y) in enumerate(batches(8)):

@@ -14,6 +14,7 @@ from dualform.rerun.first_training import FirstTraining
 from dualform.rerun.rerun import Rerun
 from dualform.store.batch import Batch
 from dualform.store.snapshot import Snapshot
+from tests.cases import some
 
 STEPS = 8
 
@@ -68,7 +69,7 @@ def test_the_answers_are_those_of_stored_keys(folder, tmp_path):
     asked = list(questions())
     answers = run(lambda *of: Rerun(*of, folder, asked)).answers()
     with dualform.open(tmp_path / "stored") as stored:
-        for question, found in zip(asked, answers, strict=True):
+        for question, found in some(zip(asked, answers, strict=True)):
             wanted = stored.ask(question)
             if isinstance(question, TopK):
                 assert (found.ids.tolist(), found.flat_scores.tolist()) == (

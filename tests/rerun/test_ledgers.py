@@ -14,6 +14,7 @@ import torch
 import dualform
 from dualform import TopK
 from dualform.errors import BadInput, DualformError, RecordingError
+from tests.cases import some
 from tests.influence.trainings import KINDS, ROWS, Training, labels, numbers, perceptron, samples
 
 STEPS = 12
@@ -46,7 +47,7 @@ def test_ledgers_are_those_of_a_memory_with_keys(tmp_path, name):
     recorded(training, tmp_path / "m", keys=False)
     influences = [training.influence(), training.influence(method="path", by="label")]
     found = run(training, lambda *of: dualform.Rerun(*of, tmp_path / "m", influences)).answers()
-    for influence, own in zip(influences, found, strict=True):
+    for influence, own in some(zip(influences, found, strict=True)):
         right = dualform.ledger(tmp_path / "stored", training.make(), influence)
         assert (own.groups, own.by, own.method) == (right.groups, right.by, right.method)
         assert own.counts.tolist() == right.counts.tolist()

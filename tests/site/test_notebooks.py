@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.reliability import soaking
 from tests.site.notebooks import NOTEBOOKS, run
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?")
@@ -43,7 +44,13 @@ def assert_same(stored: str, found: str, within: float = 0.0) -> None:
         assert abs(a - b) <= max(may_differ(one), within * max(abs(a), abs(b))), (one, found)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+DEEP = ("gpt2", "resnet18")
+"""Their networks train for minutes, with `make soak`; tests/coverage has the same trainers and architectures."""
+SMALL = [path for path in NOTEBOOKS if path.stem not in DEEP]
+LONG = [pytest.param(path, marks=pytest.mark.soak) for path in NOTEBOOKS if path.stem in DEEP and soaking()]
+
+
+@pytest.mark.parametrize("path", [*SMALL, *LONG], ids=lambda path: path.stem)
 def test_it_gives_what_it_is_stored_with(path):
     import nbformat
 

@@ -31,6 +31,7 @@ from dualform.store.missing_files import unreadable
 from dualform.store.repair import repair
 from dualform.store.snapshot import Snapshot
 from dualform.store.writing_lock import writing
+from tests.cases import some
 from tests.contract.recorded import record
 from tests.damage import flip, flipped
 from tests.store.small_memory import write
@@ -53,7 +54,7 @@ QUESTIONS = (
     ("verify", (), {}),
     ("previews", ([1, 2], "first"), {}),
 )
-FLIPS_OF_THE_TABLES = 40
+FLIPS_OF_THE_TABLES = 15
 
 
 def everything(path: Path) -> list[bytes]:
@@ -104,9 +105,9 @@ def refused(path: Path, file: str, before: list[bytes]) -> bool:
 
 def test_every_file_cut_short_is_refused_by_name(sound, tmp_path):
     before = everything(sound)
-    for file in files(sound):
+    for file in some(files(sound)):
         size = (sound / file).stat().st_size
-        for kept in (0, size // 2, size - 1):
+        for kept in (0, size - 1):
             shutil.copytree(sound, tmp_path / "memory")
             with open(tmp_path / "memory" / file, "r+b") as damaged:
                 damaged.truncate(kept)
@@ -116,7 +117,7 @@ def test_every_file_cut_short_is_refused_by_name(sound, tmp_path):
 
 def test_every_missing_file_is_refused_by_name(sound, tmp_path):
     before = everything(sound)
-    for file in files(sound):
+    for file in some(files(sound)):
         shutil.copytree(sound, tmp_path / "memory")
         (tmp_path / "memory" / file).unlink()
         assert refused(tmp_path / "memory", file, before)
@@ -127,7 +128,7 @@ def test_one_flipped_bit_is_refused_by_name_or_without_effect(sound, tmp_path):
     before = everything(sound)
     rng = np.random.default_rng(0)
     shutil.copytree(sound, tmp_path / "memory")
-    for file in files(sound):
+    for file in some(files(sound)):
         content = (sound / file).read_bytes()
         tables = file.endswith(".duckdb")
         caught = 0
@@ -191,7 +192,7 @@ def asked(path: Path) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of layers that the edit takes away
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_memory_json_says_under_a_right_checksum_is_answered_or_refused(trained, data):
     said = json.loads((trained / "memory.json").read_text())

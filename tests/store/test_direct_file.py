@@ -39,7 +39,7 @@ def of_blocks(content: bytes) -> bytes:
     return b"".join(xxhash.xxh3_128_digest(piece) for piece in pieces)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     batches=st.lists(st.integers(0, 400), max_size=5),
     width=st.sampled_from([1, 7, 784, 1024, 4096]),

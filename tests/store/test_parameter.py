@@ -23,7 +23,7 @@ def blocks(draw):
     return shape, Parameter("w", 0, width, ranges[0], draw(st.booleans()), ranges[1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=66, deadline=None)
 @given(drawn=blocks())
 def test_a_block_is_rows_and_columns_of_the_flattened_parameter(drawn):
     shape, block = drawn
@@ -42,7 +42,7 @@ def test_a_block_is_rows_and_columns_of_the_flattened_parameter(drawn):
     assert Parameter.from_json(json.loads(json.dumps(asdict(block)))) == block
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=66, deadline=None)
 @given(drawn=blocks(), data=st.data())
 def test_blocks_overlap_where_they_have_a_number_in_common(drawn, data):
     shape, one = drawn

@@ -157,7 +157,7 @@ def test_the_command_line_says_what_was_dropped(tmp_path, capsys):
 @pytest.mark.soak
 def test_whatever_file_is_damaged_the_copy_is_a_prefix_or_there_is_none(tmp_path):
     rng = np.random.default_rng(SEED)
-    whole, count = recorded(tmp_path / "m"), rounds(10, 200)
+    whole, count = recorded(tmp_path / "m"), rounds(5, 200)
     files = sorted(path for path in (tmp_path / "m").rglob("*") if path.is_file())
     repaired = 0
     for number in range(count):

@@ -19,6 +19,7 @@ from dualform.store.batch import Batch, Extent, LayerRows, ParameterGroup, StepL
 from dualform.store.layer import Layer, Parameter, affine
 from dualform.store.manifest import Manifest
 from dualform.store.tables import quoted, running_digest
+from tests.cases import some
 from tests.store.small_memory import LAYERS, TOKENS, Expected, batches_of, expected, open_writer, token_batch
 
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=6)
@@ -127,7 +128,7 @@ def test_every_row_and_column_has_its_running_digest(tmp_path):
     writer.close()
     manifest = Manifest.read(tmp_path / "memory")
     with tables_of(tmp_path / "memory") as connection:
-        for table, types in manifest.tables().items():
+        for table, types in some(manifest.tables().items()):
             mark = manifest.shards[0].tables[table]
             rows = connection.sql(f"SELECT * FROM {quoted(table)}").to_arrow_table()
             assert mark.rows == rows.num_rows

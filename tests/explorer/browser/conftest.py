@@ -79,12 +79,12 @@ STUDIES = {
     "the continual study": ("continual_folder", "test-mnist", "fashion-mnist", ("layer-0", "layer-1", "layer-2"), 28),
 }
 """By name the fixture of a memory's folder, and what a `Study` says of it."""
-LONG = [pytest.param("the continual study", marks=pytest.mark.soak)] if soaking() else []
+LONG = [pytest.param(name, marks=pytest.mark.soak) for name in ("the demo", "the continual study") if soaking()]
 
 
-@pytest.fixture(scope="package", params=["patterns", "the demo", *LONG])
+@pytest.fixture(scope="package", params=["patterns", *LONG])
 def study(request) -> Iterator[Study]:
-    """A memory of images: one of our own, that of `make demo`, and in `make soak` that of a study."""
+    """A memory of images: one of our own, and in `make soak` those of `make demo` and of a study."""
     fixture, *names = STUDIES[request.param]
     folder = request.getfixturevalue(fixture)
     with dualform.open(folder) as memory, served({"run": lambda: dualform.open(folder)}, deadline=SECONDS) as pages:

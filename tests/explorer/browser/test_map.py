@@ -137,8 +137,7 @@ def box_of(found: np.ndarray, chosen: np.ndarray, edge: float = 6.0) -> np.ndarr
     return np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
 
 
-@pytest.mark.parametrize("where", ["", "label <> 1"])
-@pytest.mark.parametrize("only", [True, False], ids=["keep", "remove"])
+@pytest.mark.parametrize(("where", "only"), [("", True), ("label <> 1", False)], ids=["keep", "remove of some"])
 def test_a_lasso_becomes_a_filter_of_whole_samples(page, pages, memory, only, where):
     more = f"&where={where.replace(' ', '%20')}" if where else ""
     data = json.loads(pages.get(f"/points?{ADDRESS.removeprefix('map?')}{more.replace('<>', '%3C%3E')}").text)
@@ -250,8 +249,7 @@ def test_without_scripts_it_says_that_it_needs_them(new_context, pages):
     expect(page.locator("#scatter")).to_be_hidden()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1280)])
 def test_it_is_accessible_and_fits(new_context, pages, scheme, width):
     page = new_context(bypass_csp=True, color_scheme=scheme, viewport={"width": width, "height": 800}).new_page()
     page.goto(pages.url + ADDRESS)

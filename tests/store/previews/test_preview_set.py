@@ -47,7 +47,7 @@ def bytes_of(*shape: int) -> np.ndarray:
     return RNG.integers(0, 256, shape, dtype=np.uint8)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(images=arrays.arrays(np.uint8, st.tuples(st.integers(1, 3), st.integers(1, 9), st.integers(4, 9))))
 def test_grey_images_are_the_pixels_that_were_given(images, tmp_path_factory):
     found = looked(PreviewSet.images(images), tmp_path_factory.mktemp("g"))
@@ -299,7 +299,7 @@ def test_a_preview_set_of_nothing_has_no_sample(tmp_path):
     assert (len(found), found.known.tolist()) == (1, [False])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=66, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=12), st.text("./\\%aA", max_size=4))
 def test_no_name_of_a_dataset_leaves_its_folder(name, other):
     for own in (name, other):

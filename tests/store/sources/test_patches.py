@@ -14,7 +14,7 @@ from dualform.store.sources import patches
 from dualform.store.sources.held_rows import HeldRows
 from dualform.store.sources.patches import Patches
 
-SLOW = settings(max_examples=80, deadline=None)
+SLOW = settings(max_examples=26, deadline=None)
 
 
 @st.composite
