@@ -16,7 +16,7 @@ from benchmarks import document
 from benchmarks.data import prepare
 from benchmarks.harness import OURS, QUICK, SECTIONS, Plan, Section, apart, measured
 from benchmarks.peers import PACKAGES
-from dualform_studies.pages.machine import describe_machine, versions_of
+from dualform_studies.report import describe_machine, versions_of
 
 STUDY = Path("runs/continual")
 

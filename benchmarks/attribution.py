@@ -39,9 +39,9 @@ from benchmarks.attribution_ways import (
 from benchmarks.document import table
 from dualform.answers.rank_correlation import mean_ranks
 from dualform.errors import AlreadyExists
-from dualform_studies.pages.document import Shown, write_page
-from dualform_studies.pages.frame import INK, MARKS, new_figure
-from dualform_studies.pages.machine import peak_bytes
+from dualform_studies.documents import Shown, write_page
+from dualform_studies.figures import INK, MARKS, new_figure
+from dualform_studies.report import peak_bytes
 
 Sets: TypeAlias = NDArray[np.bool_]
 Report: TypeAlias = dict[str, Any]

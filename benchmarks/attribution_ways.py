@@ -32,8 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dualform
 from dualform import Recorder
 from dualform.extras import missing_package
-from dualform_studies.images.data.datasets import Images
-from dualform_studies.images.data.download import load_dataset
+from dualform_studies.images.datasets import Images, load_dataset
 from dualform_studies.text.corpora import load_corpus
 
 Scores: TypeAlias = NDArray[np.float64]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import FELT, OURS, REPEATED, SECTIONS, Cell, Row, Section, Target
 from dualform.store.byte_counts import readable
-from dualform_studies.pages.document import write_page
+from dualform_studies.documents import write_page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,7 +197,7 @@ def _draw(path: Path, panels: Sequence[Callable[[Axes], None]], across: int, siz
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from dualform_studies.pages.frame import packed_png
+    from dualform_studies.figures import packed_png
 
     down = -(-len(panels) // across)
     title = layout.pop("title", "")

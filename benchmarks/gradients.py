@@ -24,7 +24,7 @@ from benchmarks.peers import ours
 from benchmarks.recording import train
 from dualform import Engine, ExampleGradients, LayerGradients
 from dualform.store.snapshot import Snapshot
-from dualform_studies.images.data.download import load_dataset
+from dualform_studies.images.datasets import load_dataset
 
 OUTPUT = 3
 PASS, SCAN = "torch, one pass over the keys", "torch, every contribution"

@@ -24,11 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.harness import OURS, Cell, Plan, Section, Target, apart, cores, resident
 from dualform import Recorder
-from dualform_studies.images.data.datasets import Dataset
-from dualform_studies.images.data.download import load_dataset
-from dualform_studies.images.training.network import build_network
-from dualform_studies.images.training.recipe import Recipe
-from dualform_studies.images.training.updates import train_part
+from dualform_studies.images.datasets import Dataset, load_dataset
+from dualform_studies.images.training import Recipe, build_network, train_part
 
 GROUPS = 10
 """Labels of examples, of which masks leave half."""

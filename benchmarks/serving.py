@@ -36,7 +36,7 @@ from dualform.questions import QuerySetExamples
 from dualform.store.byte_counts import bytes_of, readable
 from dualform_client import Client
 from dualform_proto.address import parse_address
-from dualform_studies.pages.folder import report_folder
+from dualform_studies.report import report_folder
 
 CLI = ("-m", "dualform_client.cli")
 CLIENTS, MIXED = 64, 8

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from dualform_studies.pages.document import write_page
+from dualform_studies.documents import write_page
 
 LONG = "DUALFORM_SOAK"
 """The environment variable that asks for the long forms."""

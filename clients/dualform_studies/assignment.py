@@ -1,12 +1,37 @@
-"""What a study is told to do."""
+"""The options of a study's run, how it reports progress, and where its data is."""
 
 from __future__ import annotations
 
+import os
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TypeAlias
 
-from dualform_studies.progress import Progress
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Told a label, how much is done, and how much there is in all."""
+
+
+def or_silent(progress: Progress | None) -> Progress:
+    """The progress that is given, or one that tells nobody."""
+    return progress or _silent
+
+
+def named(progress: Progress | None, what: str) -> Progress | None:
+    """One that says with each label what it is about."""
+    if progress is None:
+        return None
+    return lambda label, done, total: progress(f"{label} ({what})", done, total)
+
+
+def counting(progress: Progress | None, label: str, total: int) -> Callable[[int], None]:
+    """One that is told how much is done, and nothing else."""
+    return lambda done: or_silent(progress)(label, done, total)
+
+
+def _silent(label: str, done: int, total: int) -> None:
+    """Nobody listens."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +81,15 @@ class Assignment:
 def option_of(field: str) -> str:
     """A field of an assignment as the command line spells it."""
     return "--" + {"prompts": "prompt"}.get(field, field).replace("_", "-")
+
+
+DATA_VARIABLE = "DUALFORM_DATA"
+
+
+def data_folder(data: Path | None) -> Path:
+    """The folder given, else $DUALFORM_DATA, else the user's cache."""
+    if data is not None:
+        return data
+    if os.environ.get(DATA_VARIABLE):
+        return Path(os.environ[DATA_VARIABLE])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dualform"

@@ -18,16 +18,11 @@ from torch import nn
 import dualform
 from dualform import GroupSum, GroupSums, Hits, Recorder, Rerun, TopK, Vectors
 from dualform.query.engine import Engine, open_memory
-from dualform_studies.assignment import Assignment
-from dualform_studies.images.data.datasets import digits
-from dualform_studies.images.training.network import build_network, layer_names
-from dualform_studies.images.training.recipe import Recipe
-from dualform_studies.images.training.updates import train_part
-from dualform_studies.pages.claims import Beside, Claim, claims_table, verdict, verdict_at_most
-from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
-from dualform_studies.pages.page import Page
-from dualform_studies.pages.words import percent
-from dualform_studies.progress import or_silent
+from dualform_studies.assignment import Assignment, or_silent
+from dualform_studies.claims import Beside, Claim, claims_table, verdict, verdict_at_most
+from dualform_studies.images.datasets import digits
+from dualform_studies.images.training import Recipe, build_network, layer_names, train_part
+from dualform_studies.report import Page, Report, bytes_on_disk, check_free, percent
 
 Make = Callable[[nn.Module, torch.optim.Optimizer], Recorder]
 Ask = Callable[[Engine, str], object]

@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dualform_studies.images.claims.hub_claims import hub_claims
-from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, VERDICTS, Beside, Claim, Verdict, beside_table
-from dualform_studies.pages.document import (
+from dualform_studies.claims import FAILS, HOLDS, IN_PART, VERDICTS, Beside, Claim, Verdict, beside_table
+from dualform_studies.documents import (
     RESULTS,
     Captions,
     Shown,
+    StudyReport,
     commands_part,
     document_command,
     figures_of,
     read_studies,
+    read_study,
     write_page,
 )
-from dualform_studies.pages.items import Table
-from dualform_studies.pages.markdown import table_markdown
-from dualform_studies.pages.study_report import StudyReport, read_study
+from dualform_studies.images.hubs import hub_claims
+from dualform_studies.report import Table, table_markdown
 from dualform_studies.studies import STUDIES
 
 PAPER_SIZE = {"aesop": "aesop-paper"}

@@ -7,18 +7,15 @@ from dataclasses import dataclass, fields
 
 from dualform.errors import BadInput, NotFound
 from dualform_studies.assignment import Assignment, option_of
-from dualform_studies.images.cifar10.study import run_cifar10
-from dualform_studies.images.compact.study import run_compact
-from dualform_studies.images.continual.study import run_continual
-from dualform_studies.images.joint.study import run_joint
-from dualform_studies.images.single.study import run_single
-from dualform_studies.images.single.variants import run_variants
+from dualform_studies.images.compact import run_compact
+from dualform_studies.images.continual import run_continual
+from dualform_studies.images.joint import run_joint
+from dualform_studies.images.single import run_single
+from dualform_studies.images.variants import run_cifar10, run_variants
 from dualform_studies.limits import run_limits
 from dualform_studies.memorisation.study import run_memorisation
-from dualform_studies.pages.folder import Report, study_of, write_report
-from dualform_studies.pages.machine import peak_bytes
-from dualform_studies.text.aesop import run_aesop
-from dualform_studies.text.wikitext2 import run_wikitext2
+from dualform_studies.report import Report, peak_bytes, study_of, write_report
+from dualform_studies.text.study import run_aesop, run_wikitext2
 
 
 @dataclass(frozen=True)

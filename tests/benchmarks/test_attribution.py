@@ -31,7 +31,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import AlreadyExists
-from tests.studies.images.idx_files import write_dataset
+from tests.studies.images.files import write_dataset
 from tests.studies.text.made_up import write_aesop
 
 SMALL = tuple(replace(own, samples=40, batch=16, epochs=2) for own in RECIPES)

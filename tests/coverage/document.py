@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from dualform_studies.pages.document import write_page
+from dualform_studies.documents import write_page
 
 from .measure import Measured
 from .rows import ROWS, Row

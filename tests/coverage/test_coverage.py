@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from dualform.query.weights.block_status import EXACT
-from dualform_studies.pages.document import MARK
+from dualform_studies.documents import MARK
 from tests.reliability import soaking
 
 from . import document

@@ -11,9 +11,9 @@ from dualform.answers import MemoryInfo
 from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_studies.demo import record_demo
-from dualform_studies.images.continual.study import CONTINUAL_RECIPE
-from dualform_studies.images.data.download import load_dataset
-from dualform_studies.images.training.succession import train_in_succession
+from dualform_studies.images.continual import CONTINUAL_RECIPE
+from dualform_studies.images.datasets import load_dataset
+from dualform_studies.images.training import train_in_succession
 from tests.explorer import recorded_text
 from tests.explorer.recorded import record
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import dualform
-from dualform_studies.images.continual.study import CONTINUAL_RECIPE
-from dualform_studies.images.data.download import load_dataset
-from dualform_studies.images.training.succession import train_in_succession
-from dualform_studies.text.book import cut_book
+from dualform_studies.images.continual import CONTINUAL_RECIPE
+from dualform_studies.images.datasets import load_dataset
+from dualform_studies.images.training import train_in_succession
+from dualform_studies.text.corpora import cut_book
 
 FORGETTING_STEPS = 3000
 """On each dataset, as in the study, which trains twice more for its report."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from dualform_studies.pages import frame
-from tests.studies.images.idx_files import write_dataset
+from dualform_studies import figures
+from tests.studies.images.files import write_dataset
 
 DOTS = 40
 """An inch, of figures."""
@@ -27,7 +27,7 @@ def made_up_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def coarse_figures() -> Iterator[None]:
     """PNGs have few dots: most of a study in miniature's time would go into their colours. SVGs are as always."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame, "packed_png", partial(frame.packed_png, dpi=DOTS))
+        patch.setattr(figures, "packed_png", partial(figures.packed_png, dpi=DOTS))
         yield
 
 

@@ -1,3 +1,5 @@
+"""The demo, and the paper's Figures 1 and 2."""
+
 from __future__ import annotations
 
 import json
@@ -12,8 +14,9 @@ from PIL import Image
 
 import dualform
 from dualform.errors import AlreadyExists
-from dualform_studies.demo import DEMO_RECIPE, run_demo
-from dualform_studies.images.data.datasets import digits, permuted
+from dualform_studies.demo import DEMO_RECIPE, DUAL, PRIMAL, draw_dual_form, run_demo
+from dualform_studies.figures import LARGEST_PNG
+from dualform_studies.images.datasets import digits, permuted
 
 SMALLER = replace(DEMO_RECIPE, hidden=(32, 32), steps=150)
 
@@ -110,3 +113,11 @@ def test_tables_show_accuracies_reconstruction_and_the_prediction(demo):
     assert "dataset <> 'permuted-digits'" in tables["reconstruction"]["caption"]
     assert len(tables["prediction-top-images"]["rows"]) == 3 * 5
     assert len(tables["prediction-sums"]["rows"]) == 20
+
+
+def test_both_forms_are_drawn_small_enough_to_be_kept(tmp_path: Path):
+    drawn = draw_dual_form(tmp_path)
+    assert [path.stem for path in drawn] == [PRIMAL, DUAL]
+    for path in drawn:
+        assert 5_000 < path.stat().st_size <= LARGEST_PNG
+        assert path.with_suffix(".svg").is_file()

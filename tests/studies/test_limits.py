@@ -7,9 +7,9 @@ import json
 import pytest
 
 from dualform_studies.assignment import Assignment
-from dualform_studies.images.training.recipe import Recipe
+from dualform_studies.images.training import Recipe
 from dualform_studies.limits import QUESTIONS, limits_claims, run_limits
-from dualform_studies.pages.folder import Report
+from dualform_studies.report import Report
 
 
 def test_a_run_measures_what_is_on_disk_and_a_rerun_answers_as_the_stored_memory(tmp_path):

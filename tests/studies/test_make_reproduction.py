@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dualform_studies.images.cifar10.files import FOLDER
+from dualform_studies.images.datasets import FOLDER
 from dualform_studies.studies import STUDIES
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"

@@ -1,3 +1,5 @@
+"""The page of results on the paper."""
+
 from __future__ import annotations
 
 import json
@@ -11,10 +13,10 @@ from click.testing import CliRunner
 
 from dualform.errors import BadInput, NotFound
 from dualform_studies.assignment import Assignment
-from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict
-from dualform_studies.pages.document import MARK
-from dualform_studies.pages.frame import new_figure
-from dualform_studies.pages.page import Page
+from dualform_studies.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict
+from dualform_studies.documents import MARK
+from dualform_studies.figures import new_figure
+from dualform_studies.report import Page
 from dualform_studies.reproduction import main, write_reproduction
 
 CLAIM = Claim("section 5.2", "Its class leads.", "one example", "81 % of 10,000", HOLDS, "80 % or more", "Leading")

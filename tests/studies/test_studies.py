@@ -9,8 +9,7 @@ import pytest
 from dualform.errors import AlreadyExists, BadInput, NotFound
 from dualform.store.machine_memory import memory_bytes
 from dualform_studies.assignment import Assignment
-from dualform_studies.pages.folder import Report
-from dualform_studies.pages.page import Page
+from dualform_studies.report import Page, Report
 from dualform_studies.reproduction import write_reproduction
 from dualform_studies.studies import STUDIES, Study, run_study
 

@@ -14,8 +14,8 @@ from matplotlib.figure import SubFigure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from dualform_studies.images.data.datasets import Dataset
-from dualform_studies.pages.frame import new_figure
+from dualform_studies.figures import new_figure
+from dualform_studies.images.datasets import Dataset
 
 TRUE_MARK, GIVEN_MARK = "★", "●"
 """After the name of the class that the query has, and of the one that the network gives it."""

@@ -13,20 +13,17 @@ import torch
 
 from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
-from dualform_studies.memorisation.basis.chapters import basis_chapters
-from dualform_studies.memorisation.memory.heads_chapter import head_memory_chapter
-from dualform_studies.memorisation.memory.mask_chapters import mask_chapter
-from dualform_studies.memorisation.memory.masks import leave_out
-from dualform_studies.memorisation.memory.retrieval_chapter import retrieval_chapter
-from dualform_studies.memorisation.pattern.chapters import pattern_chapters
-from dualform_studies.memorisation.torus.chapters import heads_chapter, maps_chapter
-from dualform_studies.memorisation.transformer.facts import draw_facts
-from dualform_studies.memorisation.transformer.siblings import train_siblings
-from dualform_studies.memorisation.transformer.training import Recipe, train_recorded
-from dualform_studies.pages.claims import claims_table
-from dualform_studies.pages.folder import Report, bytes_on_disk, check_free
-from dualform_studies.pages.page import Page
-from dualform_studies.reconstructions import reconstruction_report, reconstruction_table
+from dualform_studies.claims import claims_table
+from dualform_studies.memorisation.basis import basis_chapters
+from dualform_studies.memorisation.head_memory import head_memory_chapter
+from dualform_studies.memorisation.left_out import leave_out
+from dualform_studies.memorisation.masks import mask_chapter
+from dualform_studies.memorisation.pattern import pattern_chapters
+from dualform_studies.memorisation.retrieval import retrieval_chapter
+from dualform_studies.memorisation.torus import heads_chapter, maps_chapter
+from dualform_studies.memorisation.transformer import Recipe, draw_facts, train_recorded, train_siblings
+from dualform_studies.recorded_memory import reconstruction_report, reconstruction_table
+from dualform_studies.report import Page, Report, bytes_on_disk, check_free
 
 _NO_SLOT = "step < 0"
 

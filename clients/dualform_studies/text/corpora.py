@@ -1,10 +1,26 @@
-"""The texts of section 5.5: "Aesop's Fables" and WikiText-2, found in a folder.
+"""Aesop's Fables and WikiText-2: files and tokens.
+
+Where the book "Aesop's Fables" is cut into a text to train on and a text to test on.
+
+The paper's published code counts characters of Project Gutenberg's file: it leaves out the first 17,563 and the last
+22,356, tests on as many as a tenth of the whole file before these last, and trains on what remains. Gutenberg has
+reissued the file since, and copies without its header and footer are about, so the counts fit no file of today. They
+fit one cut of the text, and that is made by what stands there: from the heading of the first fable to the line
+ANNOUNCEMENTS, the last 17,761 characters of which are the test text. A file of 177,613 characters, 973 of them before
+the book's first, has both ends and the tenth just there, and 18 chunks of 100 characters for each of 64 streams.
+
+The texts of section 5.5: "Aesop's Fables" and WikiText-2, found in a folder.
 
     DIR/aesop/49010-0.txt                DIR/wikitext-2/train.txt, valid.txt, test.txt (or wiki.train.tokens, …)
 
 DIR is the folder given, else that of the environment variable DUALFORM_DATA, else a cache folder of the user; every
 file may be gzipped. Nothing is downloaded: WikiText-2 has no home of its own any more, and Project Gutenberg reissues
 its books, so that no hash would hold.
+
+Tokens of a text, each with the place in the text that it came from. Shape: n tokens.
+
+A token is a character, or a word as spaces and line ends set it apart; a line end is a token of its own. Words that the
+vocabulary does not have become <unk>, and keep their place; a character that it does not have is refused.
 """
 
 from __future__ import annotations
@@ -16,11 +32,74 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from dualform.errors import Damaged, NotFound
-from dualform_studies.data_folder import DATA_VARIABLE, data_folder
-from dualform_studies.text.book import BOOK, INFERRED, cut_book
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import BadInput, Damaged, NotFound
+from dualform.extras import missing_package
+from dualform_studies.assignment import DATA_VARIABLE, data_folder
+
+if TYPE_CHECKING:
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+BOOK = "https://www.gutenberg.org/files/49010/49010-0.txt"
+FIRST_FABLE, END = "THE WOLF AND THE LAMB", "ANNOUNCEMENTS"
+TEST = 17_761
+"""Characters of the test text."""
+_STREAMS, _UNROLL, _CHUNKS = 64, 100, 18
+"""How the code reads the fables: so many streams, of chunks of so many characters, so many of each stream."""
+
+INFERRED = (
+    f"The text begins at the heading of the first fable and ends at the line {END}; the test text is the last "
+    f"{TEST:,} characters before that line. The paper's code counts characters of Project Gutenberg's file instead "
+    "(without the first 17,563 and the last 22,356, a tenth of the file being the test text). That both cuts are the "
+    "same is inferred: they are for a file of 177,613 characters, 973 of them before the book's first. How long that "
+    "day's header and footer were, each by itself, cannot be told from the code, and every character more of the "
+    "header would move the place at which each stream begins; nor can it be told which characters more its vocabulary "
+    "had."
+)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Characters of the file, counted from 0."""
+
+    begin: int
+    """First of the training text."""
+    test: int
+    """First of the test text, which follows at once."""
+    end: int
+    """One past the test text."""
+
+
+def cut_book(text: str, path: object) -> Cut:
+    """The cut of a file with lines that end in a line feed alone.
+
+    Raises Damaged, naming the file at `path`, where a line that the cut goes by is not there, or the fables between do
+    not make the chunks of the paper's code.
+    """
+    first = re.search(rf"(?m)^{FIRST_FABLE}$", text)
+    if first is None:
+        raise _other(path, f"has no line {FIRST_FABLE}, the heading of the first fable")
+    end = re.compile(rf"(?m)^{END}$").search(text, first.end())
+    if end is None:
+        raise _other(path, f"has no line {END}, where the text ends")
+    cut = Cut(first.start(), end.start() - TEST, end.start())
+    chunks = (cut.test - cut.begin) // _UNROLL // _STREAMS
+    if chunks != _CHUNKS:
+        raise _other(
+            path,
+            f"has {cut.end - cut.begin:,} characters between the lines {FIRST_FABLE} and {END} instead of 137,694: "
+            f"{_STREAMS} streams would have {max(0, chunks)} chunks of {_UNROLL}, not {_CHUNKS}",
+        )
+    return cut
+
+
+def _other(path: object, what: str) -> Damaged:
+    return Damaged(f"{path} {what}.", hint=f"It is another edition, or only a part of the book. Fetch {BOOK}.")
+
 
 Unit: TypeAlias = Literal["character", "word"]
 
@@ -154,3 +233,84 @@ def _missing(file: str, folder: Path, what: str) -> NotFound:
         hint=f"{what}; name another data folder with --data DIR or the environment variable {DATA_VARIABLE}.",
         field="data",
     )
+
+
+UNKNOWN = "<unk>"
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    text: str
+    ids: NDArray[np.int64]
+    """int64[n]."""
+    starts: NDArray[np.int64]
+    """int64[n]: first character of each token in `text`."""
+    ends: NDArray[np.int64]
+    """int64[n]: one past its last."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def word(self, at: int) -> str:
+        """The token as it stands in the text."""
+        return self.text[self.starts[at] : self.ends[at]]
+
+    def first_from(self, character: int) -> int:
+        """The first token that begins at a character of the text or after it; n where there is none."""
+        return int(np.searchsorted(self.starts, character))
+
+    def ending(self, at: int, count: int) -> Tokens:
+        """The `count` tokens that end with token `at`, fewer where the text has fewer; still of the same text."""
+        part = slice(max(0, at + 1 - count), at + 1)
+        return Tokens(self.text, self.ids[part], self.starts[part], self.ends[part])
+
+
+class Vocabulary:
+    """The distinct tokens of a text, in the order of their characters' numbers; of words, <unk> is always one."""
+
+    def __init__(self, text: str, unit: Unit) -> None:
+        """Raises MissingPackage where `tokenizers` is not installed."""
+        try:
+            from tokenizers import Tokenizer
+            from tokenizers.models import WordLevel
+        except ImportError as error:
+            raise missing_package(error) or error from None
+        splitter = _splitter(unit)
+        distinct = {word for word, _ in splitter.pre_tokenize_str(text)} | ({UNKNOWN} if unit == "word" else set())
+        self.words = tuple(sorted(distinct))
+        """By id."""
+        numbers = {word: number for number, word in enumerate(self.words)}
+        self.unknown = numbers.get(UNKNOWN, -1)
+        """Id of <unk>; -1 for characters, which have none."""
+        self.tokenizer = Tokenizer(WordLevel(numbers, unk_token=UNKNOWN))
+        self.tokenizer.pre_tokenizer = splitter
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, text: str) -> Tokens:
+        """Raises BadInput for a character that is not among them, where tokens are characters."""
+        if self.unknown < 0 and (strange := sorted(set(text) - set(self.words))):
+            raise BadInput(
+                f"the network was not trained with {', '.join(map(repr, strange))}.",
+                hint="Use only characters of the training text in a prompt.",
+                field="prompt",
+            )
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return Tokens(text, np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
+
+    def lacks(self, tokens: Tokens) -> NDArray[np.bool_]:
+        """bool[n]: which tokens are read as <unk>, but do not stand there as <unk> themselves."""
+        lacking: NDArray[np.bool_] = tokens.ids == self.unknown
+        lacking[lacking] = [tokens.word(at) != UNKNOWN for at in np.flatnonzero(lacking).tolist()]
+        return lacking
+
+
+def _splitter(unit: Unit) -> PreTokenizer:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Sequence, Split
+
+    if unit == "character":
+        return Split(Regex(r"[\s\S]"), "isolated")
+    return Sequence([Split(Regex("[^\\S\n]+"), "removed"), Split("\n", "isolated")])

@@ -1,14 +1,30 @@
-"""What the paper observes in section 5.5 and appendix C, with verdicts that are computed from a report."""
+"""The paper's observations of texts (section 5.5, appendix C), and what prompts led to.
+
+Whether what the paper sees in the passages of one query is so of other queries of the same form in the test text.
+
+The paper's own query is not among the others, where it was taken from the test text.
+
+What prompts led to, as report.json has it: training passages with their sums, datapoints, and the paper's own rows.
+
+Everything that the page shows is here, so that prompts asked later are shown beside those asked before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 
-from dualform_studies.pages.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict, verdict, verdict_at_most
-from dualform_studies.pages.folder import Report
-from dualform_studies.pages.words import percent
-from dualform_studies.text.ranks import BEST
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.methods import Answers
+from dualform_studies.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict, verdict, verdict_at_most
+from dualform_studies.report import Report, percent
+from dualform_studies.text.attention import BEST, Attention, Questions, Standard, best, count_best
+from dualform_studies.text.corpora import Tokens
+from dualform_studies.text.prompts import CONTEXT, Cases, Form, Passage, Prompt, cut
+from dualform_studies.text.runs import Task
 
 LEADING = 100
 """Positions among which the paper's passages are looked for, where they are not among the best."""
@@ -183,3 +199,204 @@ def beside_paper(report: Report, paper: Mapping[str, tuple[str, str]]) -> list[R
             what = f"ranks of the passages of Table {prompt['table']}"
             rows.append(Beside(what, _ranks(shown), text="1, 2, 3").plain())
     return rows
+
+
+_MOST_CHECKED = 12
+"""Queries of a form: each costs a pass over all keys."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Queries of one form."""
+
+    form: Form
+    cases: Cases
+    """Of the training text."""
+    in_the_test_text: int
+    """How many tokens of the test text are of the form, the paper's own query left out."""
+    asked: Sequence[Tokens]
+    """What the network reads for each query, which is its last token: _MOST of them at most, evenly chosen, and none
+    where the test text has none."""
+
+
+def samples_of(prompts: Iterable[Prompt], standards: Mapping[str, Standard], task: Task) -> list[Sample]:
+    """One for each form of a prompt that comes from the paper, where a token's own surroundings decide of the form."""
+    found = []
+    for prompt in prompts:
+        if prompt.published is None:
+            continue
+        own = prompt.place if prompt.published.origin == "test" else None
+        standard = standards[prompt.name]
+        for form, cases in zip(standard.forms, standard.cases, strict=True):
+            if not form.article:
+                places = form.cases(task.test, task.corpus).places
+                places = places[places != own] if own is not None else places
+                asked = [task.test.ending(int(place), CONTEXT) for place in _evenly(places)]
+                found.append(Sample(form, cases, len(places), asked))
+    return found
+
+
+def _evenly(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[_MOST] or fewer of int64[n], from the first to the last."""
+    return places[np.unique(np.linspace(0, len(places) - 1, min(_MOST_CHECKED, len(places))).round().astype(np.int64))]
+
+
+def asked_of(samples: Iterable[Sample]) -> list[Tokens]:
+    """What the network reads for all of them, in order."""
+    return [tokens for sample in samples for tokens in sample.asked]
+
+
+def prevalence_of(samples: Sequence[Sample], attention: Attention) -> list[Report]:
+    """One entry for each sample; `attention` has the sums by position of all their queries, in order."""
+    positions = attention.positions
+    rows = iter(() if attention.of_others is None else attention.of_others.sums)
+    told = []
+    for sample in samples:
+        of_ten = [count_best(positions, next(rows), sample.cases) for _ in sample.asked]
+        told.append(
+            {
+                "table": sample.form.table,
+                "claim": sample.form.claim,
+                "in_the_test_text": sample.in_the_test_text,
+                "of_ten": of_ten,
+                "of_all": int(np.isin(positions, sample.cases.places).sum()),
+            }
+        )
+    return told
+
+
+PASSAGES = 5
+"""Training passages of a prompt; the paper shows three."""
+
+
+def findings(
+    asking: Questions, attention: Attention, memory: Answers, task: Task, standards: Mapping[str, Standard]
+) -> list[Report]:
+    """One entry for each prompt; `memory` tells the columns of slots and needs no keys for that. `standards` are of the
+    prompts that come from the paper, by name."""
+    told = _Teller(asking, attention, memory, task, standards)
+    return [told.prompt(number) for number in range(len(asking.prompts))]
+
+
+class _Teller:
+    def __init__(
+        self, asking: Questions, attention: Attention, memory: Answers, task: Task, standards: Mapping[str, Standard]
+    ) -> None:
+        self._asking, self._attention, self._memory = asking, attention, memory
+        self._task, self._standards = task, standards
+        self._positions = attention.positions
+
+    def prompt(self, number: int) -> Report:
+        prompt, tokens = self._asking.prompts[number], self._asking.tokens[number]
+        rows, asked = self._asking.rows[number], self._asking.asked(number)
+        own = self._attention.by_position.sums[rows.stop - 1]
+        signed = self._attention.by_position_signed.sums[number]
+        leading, lacking = set(best(own, PASSAGES).tolist()), self._task.vocabulary.lacks(tokens)
+        return {
+            "name": prompt.name,
+            "text": prompt.text,
+            "query": vars(_query(prompt, tokens)),
+            "table": None if prompt.published is None else prompt.published.number,
+            "remark": "" if prompt.published is None else prompt.published.remark,
+            "unmarked": [] if prompt.published is None else prompt.published.unmarked,
+            "length": len(tokens),
+            "in_the_text": prompt.published is None or prompt.place is not None,
+            "unread": self._unread(prompt),
+            "passages": [self._passage(rows.stop - 1, place) for place in best(own, PASSAGES)],
+            "of_these_also_signed": len(leading & set(best(signed, PASSAGES).tolist())),
+            "hits": self._hits(number),
+            "tokens": [
+                {
+                    "of": tokens.word(at),
+                    "unknown": bool(lacking[at]),
+                    **self._passage(row, int(best(self._attention.by_position.sums[row], 1)[0])),
+                }
+                for at, row in zip(asked, range(rows.start, rows.stop), strict=True)
+            ],
+            "published": self._published(number),
+            "forms": self._forms(number),
+            "digests": self._attention.digests(number),
+        }
+
+    def _unread(self, prompt: Prompt) -> int | None:
+        """The place of a query that stands in the training text where no stream comes; None for every other one."""
+        if prompt.published is None or prompt.published.origin != "train" or prompt.place is None:
+            return None
+        return None if np.isin(prompt.place, self._positions) else prompt.place
+
+    def _passage(self, row: int, place: int) -> Report:
+        """One training position and what stands there."""
+        position = int(self._positions[place])
+        text = self._task.train
+        return {
+            "position": position,
+            "sum": float(self._attention.by_position.sums[row, place]),
+            "times_read": int(self._attention.by_position.counts[place]),
+            "title": self._task.corpus.title(int(text.starts[position])),
+            "passage": vars(cut(text, position)),
+        }
+
+    def _hits(self, number: int) -> list[Report]:
+        hits = self._attention.hits
+        records = self._memory.slots(hits.slots[number], hits.space).records()
+        return [{**record, "score": float(s)} for record, s in zip(records, hits.scores[number], strict=True)]
+
+    def _published(self, number: int) -> list[Report]:
+        """The paper's passages, and how they rank here where the training text has them (1: the best)."""
+        standard = self._standards.get(self._asking.prompts[number].name)
+        if standard is None:
+            return []
+        own = self._attention.by_position.sums[self._asking.last[number]]
+        signed = self._attention.by_position_signed.sums[number]
+        ranks, ranks_signed = (standard.ranks(self._positions, sums) for sums in (own, signed))
+        return [
+            {
+                "rank": row.rank,
+                "leads": row.leads,
+                "sign": row.sign,
+                "title": row.page,
+                "passage": vars(row.passage),
+                "rank_here": rank,
+                "rank_signed": other,
+            }
+            for row, rank, other in zip(standard.table.rows, ranks, ranks_signed, strict=True)
+        ]
+
+    def _forms(self, number: int) -> list[Report]:
+        """How many of the best positions are of the form that the paper sees in its passages."""
+        standard = self._standards.get(self._asking.prompts[number].name)
+        if standard is None:
+            return []
+        own = self._attention.by_position.sums[self._asking.last[number]]
+        of_ten, of_all = standard.of_the_best(self._positions, own), standard.of_all(self._positions)
+        elsewhere, told_apart = standard.elsewhere(self._positions), standard.told_apart(self._positions, own)
+        return [
+            {
+                "claim": form.claim,
+                "rule": form.rule,
+                "of_ten": of_ten[at],
+                "of_all": of_all[at],
+                "elsewhere": elsewhere[at],
+                "told_apart": told_apart[at],
+            }
+            for at, form in enumerate(standard.forms)
+        ]
+
+
+def _query(prompt: Prompt, tokens: Tokens) -> Passage:
+    """The end of the prompt with its last token marked; what follows that is space, or was not read."""
+    read = cut(tokens, len(tokens) - 1)
+    return Passage(read.before, read.token, read.after + prompt.after)
+
+
+def passage_of(entry: Report) -> Passage:
+    return Passage(**entry["passage"])
+
+
+def standards_of(prompts: Sequence[Prompt], task: Task) -> dict[str, Standard]:
+    """What the paper shows for each prompt that comes from it, in the training text at hand."""
+    return {
+        prompt.name: Standard.of(prompt.published, task.train, task.corpus)
+        for prompt in prompts
+        if prompt.published is not None
+    }

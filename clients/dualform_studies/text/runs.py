@@ -1,7 +1,8 @@
-"""The trainings of a language study: plain, recorded, and run again; each begins from the same weights."""
+"""The trainings of a language study: plain, recorded, run again, and resumed."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,17 +15,25 @@ import torch
 from safetensors.torch import load_file
 
 from dualform import Recorder, Rerun
-from dualform_studies.progress import Progress, or_silent
+from dualform.errors import AlreadyExists, BadInput
+from dualform_studies.assignment import Assignment, Progress, or_silent
 from dualform_studies.recorded_memory import open_recorded
+from dualform_studies.report import Report, report_folder
 from dualform_studies.text.attention import Question
-from dualform_studies.text.corpora import Corpus
-from dualform_studies.text.network import LAYER, LanguageModel, build_network
-from dualform_studies.text.previews import passages, streams
+from dualform_studies.text.corpora import Corpus, Tokens, Vocabulary
 from dualform_studies.text.prompts import CONTEXT
-from dualform_studies.text.recipe import Recipe
-from dualform_studies.text.streams import chunks_of_a_pass
-from dualform_studies.text.tokens import Tokens, Vocabulary
-from dualform_studies.text.training import Watch, begin, train
+from dualform_studies.text.training import (
+    LAYER,
+    LanguageModel,
+    Recipe,
+    Watch,
+    begin,
+    build_network,
+    chunks_of_a_pass,
+    passages,
+    streams,
+    train,
+)
 
 QUERY_SET, PASSAGES = "test", 16
 """Passages of the test text, of CONTEXT tokens each, that are stored as queries."""
@@ -134,4 +143,40 @@ class Task:
             dataset=self.corpus.name,
             label=label,
             progress=self.progress,
+        )
+
+
+def read_report(run: Path) -> Report:
+    report: Report = json.loads((report_folder(run) / "report.json").read_text(encoding="utf-8"))
+    return report
+
+
+def check_same(report: Report, assignment: Assignment, digest: str) -> None:
+    """Raises AlreadyExists where the assignment asks for another training than the one that is there, and BadInput
+    where that one stored no keys or was fed another text than the one with this digest.
+    """
+    wanted: dict[str, tuple[Any, Any]] = {
+        "seed": (assignment.seed, report["seed"]),
+        "preset": (assignment.preset, report["preset"]),
+        "steps": (assignment.steps, report["recipe"]["steps"]),
+    }
+    for name, (asked, there) in wanted.items():
+        if asked not in (None, there):
+            raise AlreadyExists(
+                f"{assignment.out} contains a run with {name} {there}, not {asked}.",
+                hint=f"Pass another folder with --out, or leave out --{name} to ask this run.",
+            )
+    if report["rerun"] or assignment.rerun:
+        raise BadInput(
+            f"{assignment.out} already contains a run, and --rerun trains again.",
+            hint="Pass another folder with --out, and all prompts at once."
+            if report["rerun"]
+            else "This run stored its keys: leave out --rerun.",
+            field="rerun",
+        )
+    if digest != report["corpus"]["digest"]:
+        raise BadInput(
+            f"the run in {assignment.out} was trained on another text than that in the data folder.",
+            hint="Pass the data folder that it was trained from with --data.",
+            field="data",
         )

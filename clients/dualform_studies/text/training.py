@@ -1,4 +1,16 @@
-"""The training of section 5.5 as its published code has it: Adam, clipping, and a state that is carried along until a
+"""The paper's language model, its batches and its training (section 5.5, appendix C.1).
+
+The paper's language model: an embedding, one LSTM layer, and a linear layer to the vocabulary (appendix C.1).
+
+Shapes: B texts, L tokens of each, V tokens of the vocabulary, h units of the LSTM, e inputs of it.
+
+Batches of a text as the paper's code reads it. Shapes: n tokens, B streams, L tokens of a chunk.
+
+The text is cut into chunks, and the chunks into B runs of equal length. One stream reads each run, chunk after chunk,
+all streams side by side; what is left over at the end of the text is not read. After the last chunk each stream goes
+back to its first one, which begins another pass.
+
+The training of section 5.5 as its published code has it: Adam, clipping, and a state that is carried along until a
 pass ends or chance has it begin anew. (In the code the thread that fetches batches makes a pass begin anew, perhaps a
 batch or two early; here the state begins anew with the pass.)
 
@@ -7,20 +19,182 @@ Recorded or not, and however often it is run: on one machine, the seed alone dec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from math import exp, log
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, log_softmax
 
-from dualform_studies.progress import Progress
-from dualform_studies.text.network import LanguageModel, State, build_network
-from dualform_studies.text.recipe import Recipe
-from dualform_studies.text.streams import chunks
-from dualform_studies.text.tokens import Tokens
+from dualform import PreviewSet
+from dualform.errors import BadInput, NotFound
+from dualform_studies.assignment import Progress
+from dualform_studies.text.corpora import Tokens
+
+
+@dataclass(frozen=True)
+class Recipe:
+    embedding: int
+    """Width of a token's embedding."""
+    projection: int
+    """Width of a linear layer between embedding and LSTM; 0 for none."""
+    hidden: int
+    """Units of the LSTM."""
+    lr: float
+    clip: float
+    """Greatest norm of the gradient of all parameters together."""
+    batch: int
+    """Streams of text read side by side."""
+    steps: int
+    """Updates."""
+    unroll: int = 100
+    """Tokens of each stream a step: gradients go back no further."""
+    dropout: float = 0.0
+    """Of the embedding."""
+    weight_decay: float = 1e-7
+    reset: float = 0.01
+    """Chance, at each step, that the state is not carried over from the step before."""
+
+    def with_steps(self, steps: int | None) -> Recipe:
+        """The same recipe with so many updates, unchanged for None."""
+        return self if steps is None else replace(self, steps=steps)
+
+    @property
+    def slots(self) -> int:
+        """Training datapoints of the LSTM: one per token and step."""
+        return self.batch * self.unroll * self.steps
+
+    @property
+    def d_in(self) -> int:
+        """Width of the LSTM's key [h_(t-1); x_t]."""
+        return self.hidden + (self.projection or self.embedding)
+
+
+def choose_preset(presets: Mapping[str, Recipe], name: str | None) -> Recipe:
+    """The preset of that name, the first for None. Raises NotFound, listing those there are, for another name."""
+    if name is None:
+        return next(iter(presets.values()))
+    if name not in presets:
+        raise NotFound(f"there is no preset {name!r}.", hint=f"Presets: {', '.join(presets)}.", field="preset")
+    return presets[name]
+
+
+State: TypeAlias = tuple[Tensor, Tensor]
+"""Hidden state and cell, float32[1, B, h] each."""
+
+LAYER = "lstm"
+"""Name of the layer whose one linear transformation is examined: its key is [h_(t-1); x_t], float32[h + e]."""
+
+
+class LanguageModel(nn.Module):
+    """Scores of each next token. Weights of the embedding begin at U(-0.1, 0.1); input and output share none."""
+
+    def __init__(self, vocabulary: int, recipe: Recipe) -> None:
+        super().__init__()
+        width = recipe.projection or recipe.embedding
+        self.embedding = nn.Embedding(vocabulary, recipe.embedding)
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        self.projection = nn.Linear(recipe.embedding, recipe.projection) if recipe.projection else nn.Identity()
+        self.dropout = nn.Dropout(recipe.dropout)
+        self.lstm = nn.LSTM(width, recipe.hidden, batch_first=True)
+        self.output = nn.Linear(recipe.hidden, vocabulary)
+
+    def inputs(self, tokens: Tensor) -> Tensor:
+        """float32[B, L, e]: the LSTM's input for tokens int64[B, L]."""
+        inputs: Tensor = self.projection(self.dropout(self.embedding(tokens)))
+        return inputs
+
+    def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """float32[B, L, V] for tokens int64[B, L], and the state after the last; no state is a state of zeros."""
+        hidden, state = self.lstm(self.inputs(tokens), state)
+        return self.output(hidden), state
+
+    @torch.no_grad()
+    def queries(self, tokens: Tensor) -> Tensor:
+        """float32[L, h + e]: [h_(t-1); x_t] for each token of one text int64[L] read from a state of zeros."""
+        was_training = self.training
+        self.eval()
+        inputs = self.inputs(tokens[None])
+        hidden, _ = self.lstm(inputs)
+        self.train(was_training)
+        before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], dim=1)
+        return torch.cat([before, inputs], dim=2)[0]
+
+
+def build_network(vocabulary: int, recipe: Recipe, seed: int) -> LanguageModel:
+    """A network in its initial weights, drawn from the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LanguageModel(vocabulary, recipe)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    opens: bool
+    """Whether a pass begins with it."""
+    positions: NDArray[np.int64]
+    """int64[B, L]: which tokens of the text are read, counted from its first."""
+    inputs: NDArray[np.int64]
+    """int64[B, L]: the tokens at these positions."""
+    targets: NDArray[np.int64]
+    """int64[B, L]: the tokens after them."""
+
+
+def chunks_of_a_pass(length: int, recipe: Recipe) -> int:
+    """Chunks of each stream, which are the steps of a pass over a text of `length` tokens.
+
+    Raises BadInput where the text is too short for one.
+    """
+    # The last token is never read, as none follows it.
+    count = (length - 1) // recipe.unroll // recipe.batch
+    if count < 1:
+        raise BadInput(
+            f"a text of {length:,} tokens is too short: each of {recipe.batch} streams needs a chunk of "
+            f"{recipe.unroll}.",
+            hint="Train on a longer text.",
+            field="data",
+        )
+    return count
+
+
+def reads_evenly(steps: int, of_a_pass: int) -> bool:
+    """Whether all tokens that so many steps read are read equally often, where a pass takes `of_a_pass` of them."""
+    return steps <= of_a_pass or steps % of_a_pass == 0
+
+
+def chunks(ids: NDArray[np.int64], recipe: Recipe) -> Iterator[Chunk]:
+    """One chunk for each step, of tokens int64[n]. Raises BadInput where the text is too short."""
+    count = chunks_of_a_pass(len(ids), recipe)
+    first = np.arange(recipe.batch) * count * recipe.unroll
+    for step in range(recipe.steps):
+        within = step % count
+        positions = first[:, None] + within * recipe.unroll + np.arange(recipe.unroll)
+        yield Chunk(within == 0, positions, ids[positions], ids[positions + 1])
+
+
+def passages(tokens: Tokens, begins: Sequence[int], length: int, positions: Sequence[int] | None = None) -> PreviewSet:
+    """Stretches of a text, each of `length` tokens from one of `begins` on. `positions`: those of their first tokens,
+    as slots have them; None for 0.
+    """
+    texts, offsets = [], []
+    for begin in begins:
+        starts, ends = (own[begin : begin + length] for own in (tokens.starts, tokens.ends))
+        texts.append(tokens.text[starts[0] : ends[-1]])
+        offsets.append(np.stack([starts, ends], axis=1) - starts[0])
+    return PreviewSet.texts(texts, offsets=offsets, first=positions)
+
+
+def streams(tokens: Tokens, recipe: Recipe) -> PreviewSet:
+    """What each stream reads, by its number. Positions count the tokens of the whole text."""
+    length = chunks_of_a_pass(len(tokens), recipe) * recipe.unroll
+    begins = [stream * length for stream in range(recipe.batch)]
+    return passages(tokens, begins, length, begins)
+
 
 StepContext: TypeAlias = Callable[..., AbstractContextManager[object]]
 """`step` of a recorder or of a rerun."""
@@ -84,3 +258,100 @@ def train(
             if progress is not None:
                 progress(label, done, recipe.steps)
     return torch.stack(losses).tolist()
+
+
+_READ_AT_ONCE = 1024
+"""Tokens: their scores of the whole vocabulary are held at once."""
+
+
+@dataclass(frozen=True)
+class Surprise:
+    """Mean surprise over a text."""
+
+    nats: float
+    """Mean of -ln p(token | what was read before it)."""
+    tokens: int
+    """How many were predicted."""
+
+    @property
+    def perplexity(self) -> float:
+        return exp(self.nats)
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.nats / log(2)
+
+
+@torch.no_grad()
+def foretell(network: LanguageModel, ids: NDArray[np.int64], streams: int = 1) -> Surprise:
+    """Read a text int64[n], n at least 2; what is summed is summed in float64.
+
+    The text is cut into `streams` runs of equal length, which are read side by side, each from a state of zeros to its
+    end; fewer than `streams` tokens at the end of the text may be left over. The network is left in the mode it was in.
+    """
+    was_training = network.training
+    network.eval()
+    device = next(network.parameters()).device
+    streams = min(streams, len(ids) - 1)
+    length = (len(ids) - 1) // streams
+    tokens = torch.from_numpy(ids).to(device)
+    inputs, targets = (tokens[first : first + streams * length].view(streams, length) for first in (0, 1))
+    state: State | None = None
+    total, size = 0.0, max(1, _READ_AT_ONCE // streams)
+    for start in range(0, length, size):
+        scores, state = network(inputs[:, start : start + size], state)
+        chosen = log_softmax(scores.double(), dim=2).gather(2, targets[:, start : start + size, None])
+        total -= float(chosen.sum())
+    network.train(was_training)
+    return Surprise(total / (streams * length), streams * length)
+
+
+MOST = 10
+"""Checkpoints of a training."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Shapes: m queries, d of a key."""
+
+    updates: int
+    """That the network has had."""
+    perplexity: float
+    """Of the test text."""
+    queries: NDArray[np.float32]
+    """float32[m, d]: of the last token of each prompt."""
+
+
+def updates_to_stop_at(steps: int, of_a_pass: int, most: int = MOST) -> list[int]:
+    """`most` numbers of updates or fewer, evenly spaced and ascending, the last being all `steps`.
+
+    They end whole passes where there are as many as two: elsewhere some tokens have been read once more than others,
+    and lead for that alone.
+    """
+    unit = of_a_pass if steps >= 2 * of_a_pass else 1
+    units = steps // unit
+    count = min(most, units)
+    return sorted({*(unit * (units * number // count) for number in range(1, count)), steps})
+
+
+def last_queries(network: LanguageModel, prompts: Sequence[Tokens]) -> NDArray[np.float32]:
+    """float32[m, d]: the key of the last token of each prompt, which is read from a state of zeros."""
+    if not prompts:
+        return np.empty((0, 0), dtype=np.float32)
+    device = next(network.parameters()).device
+    rows = [network.queries(torch.from_numpy(prompt.ids).to(device))[-1:].cpu() for prompt in prompts]
+    return torch.cat(rows).numpy()
+
+
+class CheckpointTaker:
+    """Watches a training, and takes its checkpoints."""
+
+    def __init__(self, at: Sequence[int], prompts: Sequence[Tokens], test: Tokens, streams: int) -> None:
+        """`at`: numbers of updates; `streams`: how the test text is read"""
+        self._at, self._prompts, self._test, self._streams = frozenset(at), prompts, test, streams
+        self.taken: list[Checkpoint] = []
+
+    def __call__(self, network: LanguageModel, updates: int) -> None:
+        if updates in self._at:
+            perplexity = foretell(network, self._test.ids, self._streams).perplexity
+            self.taken.append(Checkpoint(updates, perplexity, last_queries(network, self._prompts)))

@@ -1,14 +1,19 @@
+"""Memories, files and datasets that tests of the studies of images share."""
+
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dualform_studies.images.continual import study as continual
-from dualform_studies.images.data.datasets import Images
-from dualform_studies.images.joint import study as joint
-from dualform_studies.images.single import study as single
+from dualform.query.engine import Engine, open_memory
+from dualform_studies.images import continual, joint, single
+from dualform_studies.images.datasets import Dataset, Images, Split, load_dataset
+from dualform_studies.images.training import Checkpoint, Recipe, mixed_batches, record
 
 FEWER = 500
 """Test images of the real data that a study in miniature looks at: it counts over all of them, time after time."""
@@ -44,3 +49,55 @@ def fewer_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
             return replace(dataset, test=Images(test.pixels[:FEWER], test.labels[:FEWER]))
 
         monkeypatch.setattr(study, "load_dataset", load)
+
+
+LAYERS = ("layer-0", "layer-1", "layer-2")
+STEPS, BATCH = 60, 32
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A memory of both datasets learned together, half learned, and what its slots are, row by row."""
+
+    memory: Engine
+    datasets: tuple[Dataset, Dataset]
+    names: list[str]
+    labels: list[int]
+    samples: list[int]
+
+    def checkpoint(self, number: int) -> Checkpoint:
+        return Checkpoint(self.datasets[number], STEPS, last=True)
+
+    def given(self, number: int) -> np.ndarray:
+        return self.checkpoint(number).classes_given(self.memory)
+
+    def products(self, layer: str, number: int, rows: np.ndarray | None = None) -> np.ndarray:
+        """Float64 scores of the test images of a dataset, and of all slots; those of equal keys are equal.
+
+        Each key is scored once: a matrix product may round the same key differently at another place of the matrix.
+        """
+        queries = self.memory.query_set(self.checkpoint(number).query_set, layer).queries.astype(np.float64)
+        keys, slots = np.unique(self.keys(layer), axis=0, return_inverse=True)
+        return (queries[slice(None) if rows is None else rows] @ keys.T)[:, slots]
+
+    def keys(self, layer: str) -> np.ndarray:
+        return self.memory.keys(layer).astype(np.float64)
+
+
+@pytest.fixture(scope="session")
+def recorded(made_up_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    whole = load_dataset("mnist", made_up_data), load_dataset("fashion-mnist", made_up_data)
+    mnist, fashion = (replace(one, split=Split(one.split.kept, one.split.trained[:100])) for one in whole)
+    datasets = mnist, fashion
+    recipe = Recipe(hidden=(48, 32), lr=0.004, batch=BATCH, steps=STEPS)
+    folder = tmp_path_factory.mktemp("claims") / "run"
+    record(datasets, mixed_batches(datasets, recipe, seed=3), recipe, 3, folder)
+    batches = list(mixed_batches(datasets, recipe, seed=3))
+    with open_memory(folder) as memory:
+        yield Recorded(
+            memory,
+            datasets,
+            [name for batch in batches for name in batch.dataset],
+            [int(label) for batch in batches for label in batch.labels],
+            [int(row) for batch in batches for row in batch.rows],
+        )

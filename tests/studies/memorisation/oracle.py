@@ -6,9 +6,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from dualform_studies.memorisation.transformer.facts import Facts
-from dualform_studies.memorisation.transformer.network import AttentionOnly, build_network
-from dualform_studies.memorisation.transformer.training import Recipe
+from dualform_studies.memorisation.transformer import AttentionOnly, Facts, Recipe, build_network
 
 
 def weights_of(network: AttentionOnly) -> dict[str, np.ndarray]:

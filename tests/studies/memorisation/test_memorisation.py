@@ -11,15 +11,13 @@ import torch
 import dualform
 from dualform.errors import BadInput
 from dualform_studies.assignment import Assignment
-from dualform_studies.memorisation.boosting.ways import WAYS
-from dualform_studies.memorisation.memory.mask_chapters import about_cancellation
-from dualform_studies.memorisation.memory.masks import SCOPES, leave_out, only, sweep_last
-from dualform_studies.memorisation.memory.retrieval import ask_two_levels, most_divided, scores_over_training
-from dualform_studies.memorisation.pattern import chapters
+from dualform_studies.memorisation import pattern
+from dualform_studies.memorisation.boosting import WAYS
+from dualform_studies.memorisation.left_out import SCOPES, leave_out, only, sweep_last
+from dualform_studies.memorisation.masks import about_cancellation
+from dualform_studies.memorisation.retrieval import ask_two_levels, most_divided, scores_over_training
 from dualform_studies.memorisation.study import run_memorisation
-from dualform_studies.memorisation.transformer.facts import draw_facts
-from dualform_studies.memorisation.transformer.network import HEADS, with_weights
-from dualform_studies.memorisation.transformer.training import Recipe
+from dualform_studies.memorisation.transformer import HEADS, Recipe, draw_facts, with_weights
 from tests.studies.memorisation.oracle import Watched
 
 RECIPE = Recipe(
@@ -34,7 +32,7 @@ def miniature(coarse_figures, tmp_path_factory: pytest.TempPathFactory):
     out, told = tmp_path_factory.mktemp("memorisation") / "run", []
     assignment = Assignment(out, seed=2, progress=lambda *line: told.append(line))
     with pytest.MonkeyPatch.context() as patch:  # every frame is a figure of its own
-        patch.setattr(chapters, "draw_level_lines", partial(chapters.draw_level_lines, frames=4))
+        patch.setattr(pattern, "draw_level_lines", partial(pattern.draw_level_lines, frames=4))
         return out, run_memorisation(assignment, RECIPE), told
 
 

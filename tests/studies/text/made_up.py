@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dualform_studies.text.passages import Passage
-from dualform_studies.text.published import AESOP
-from dualform_studies.text.recipe import Recipe
+from dualform_studies.text.prompts import AESOP, Passage
+from dualform_studies.text.training import Recipe
 
 _BEASTS = ("Fox", "Wolf", "Lamb", "Hare", "Crow")
 _DEEDS = ("ran", "slept", "spoke", "stood")

@@ -1,12 +1,17 @@
+"""Texts, tokens and batches."""
+
 from __future__ import annotations
 
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import example, given, settings, strategies as st
 
-from dualform.errors import Damaged, NotFound
-from dualform_studies.text.corpora import load_corpus
+from dualform.errors import BadInput, Damaged, NotFound
+from dualform_studies.text.corpora import UNKNOWN, Vocabulary, load_corpus
+from dualform_studies.text.training import Recipe, chunks, chunks_of_a_pass
 from tests.studies.text.made_up import write_aesop, write_wikitext2
 
 
@@ -117,3 +122,106 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"\xff\xfe no UTF-8"))
     with pytest.raises(Damaged, match=r"49010-0.txt.gz cannot be read"):
         load_corpus("aesop", tmp_path)
+
+
+def recipe(batch: int, unroll: int, steps: int) -> Recipe:
+    return Recipe(embedding=4, projection=0, hidden=4, lr=1e-3, clip=1.0, batch=batch, steps=steps, unroll=unroll)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(2, 90), st.integers(1, 6), st.integers(1, 9), st.integers(1, 12))
+def test_positions_name_the_tokens_read_and_streams_read_on(length: int, batch: int, unroll: int, steps: int) -> None:
+    ids = np.random.default_rng(length).integers(0, 9, length)
+    own = recipe(batch, unroll, steps)
+    if length - 1 < batch * unroll:
+        with pytest.raises(BadInput, match=f"each of {batch} streams needs a chunk of {unroll}"):
+            next(chunks(ids, own))
+        return
+    of_a_pass, read = chunks_of_a_pass(length, own), list(chunks(ids, own))
+    assert len(read) == steps
+    assert [chunk.opens for chunk in read] == [step % of_a_pass == 0 for step in range(steps)]
+    for chunk in read:
+        assert chunk.positions.shape == (batch, unroll)
+        np.testing.assert_array_equal(chunk.inputs, ids[chunk.positions])
+        np.testing.assert_array_equal(chunk.targets, ids[chunk.positions + 1])
+    visits = np.bincount(np.concatenate([chunk.positions.ravel() for chunk in read]), minlength=length)
+    reach = of_a_pass * batch * unroll
+    assert reach <= length - 1 < reach + batch * unroll + unroll
+    assert visits[reach:].sum() == 0
+    assert np.ptp(visits[:reach]) <= 1
+
+
+def test_streams_are_runs_of_chunks_side_by_side_as_the_papers_code_cuts_them() -> None:
+    """Against the indices of its sampler, written out: chunk 18 b + step for stream b of 64, of 100 characters each."""
+    ids = np.arange(119_933)
+    own = recipe(64, 100, 20)
+    assert chunks_of_a_pass(len(ids), own) == 18
+    for step, chunk in enumerate(chunks(ids, own)):
+        expected = [(stream * 18 + step % 18) * 100 for stream in range(64)]
+        assert chunk.positions[:, 0].tolist() == expected
+        assert chunk.positions[:, -1].tolist() == [first + 99 for first in expected]
+
+
+_PLAIN = st.text(st.characters(codec="utf-8"), max_size=80)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_PLAIN)
+@example("<unk> Æsop's\n\n “Fox”—\u0301 \U0001f98a\t!")
+def test_every_character_is_a_token_and_stands_where_its_offsets_say(text: str) -> None:
+    vocabulary = Vocabulary(text, "character")
+    tokens = vocabulary.encode(text)
+    assert [tokens.word(at) for at in range(len(tokens))] == list(text)
+    assert [vocabulary.words[number] for number in tokens.ids] == list(text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_PLAIN)
+@example("<unk> a  b\n\nc \n d")
+def test_every_word_is_a_token_and_stands_where_its_offsets_say(text: str) -> None:
+    vocabulary = Vocabulary(text, "word")
+    tokens = vocabulary.encode(text)
+    words = [tokens.word(at) for at in range(len(tokens))]
+    assert [vocabulary.words[number] for number in tokens.ids] == words
+    assert all(word == "\n" or "\n" not in word for word in words)
+    # Between tokens there is nothing but space, so none is lost.
+    gaps = [text[end:start] for end, start in zip([0, *tokens.ends], [*tokens.starts, len(text)], strict=True)]
+    assert all(not gap.strip() and "\n" not in gap for gap in gaps)
+
+
+def test_tokens_are_numbered_in_their_own_order() -> None:
+    assert Vocabulary("Æb\na b", "character").words == ("\n", " ", "a", "b", "Æ")
+    assert Vocabulary("b Crow a", "word").words == (UNKNOWN, "Crow", "a", "b")
+
+
+def test_an_unknown_word_is_told_and_an_unknown_character_is_refused() -> None:
+    words = Vocabulary("b a <unk>\n", "word")
+    tokens = words.encode("b z\na")
+    assert tokens.ids.tolist() == [3, words.unknown, 0, 2]
+    assert tokens.word(1) == "z"
+    assert words.lacks(words.encode("b <unk> z a")).tolist() == [False, False, True, False]
+    characters = Vocabulary("bba", "character")
+    assert characters.unknown == -1
+    with pytest.raises(BadInput, match=r"the network was not trained with 'x', 'é'\.") as error:
+        characters.encode("abéx")
+    assert error.value.field == "prompt"
+
+
+def test_the_vocabulary_has_every_word_however_many() -> None:
+    text = " ".join(f"w{number}" for number in range(40_000))
+    assert len(Vocabulary(text, "word")) == 40_001
+
+
+def test_a_token_is_found_by_its_character() -> None:
+    tokens = Vocabulary("one two  three", "word").encode("one two  three")
+    assert [tokens.first_from(at) for at in (0, 1, 4, 8, 9, 10)] == [0, 1, 1, 2, 2, 3]
+    np.testing.assert_array_equal(tokens.ends - tokens.starts, [3, 3, 5])
+
+
+def test_tokens_that_end_with_one_are_those_of_the_same_text() -> None:
+    tokens = Vocabulary("one two  three", "word").encode("one two  three")
+    last = tokens.ending(2, 2)
+    assert [last.word(at) for at in range(2)] == ["two", "three"]
+    assert last.text == tokens.text
+    assert len(tokens.ending(2, 9)) == 3
+    assert [tokens.ending(1, 1).word(0), tokens.ending(0, 5).word(0)] == ["two", "one"]

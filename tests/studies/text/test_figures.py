@@ -8,15 +8,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.answers import GroupSums, Hits
-from dualform_studies.pages.folder import Report
-from dualform_studies.text.attention import Attention, Questions
-from dualform_studies.text.course_figure import draw_course
-from dualform_studies.text.figures import draw_attention, quantiles, spread
-from dualform_studies.text.forms import forms_of
-from dualform_studies.text.prompts import Prompt
-from dualform_studies.text.published import AESOP
-from dualform_studies.text.ranks import Standard
-from dualform_studies.text.tokens import Vocabulary
+from dualform_studies.report import Report
+from dualform_studies.text.attention import Attention, Questions, Standard
+from dualform_studies.text.corpora import Vocabulary
+from dualform_studies.text.course import draw_course
+from dualform_studies.text.page import draw_attention, quantiles, spread
+from dualform_studies.text.prompts import AESOP, Prompt, forms_of
 
 
 @settings(deadline=None)

@@ -1,19 +1,37 @@
-"""What a report's claims are, and where there are none; from made-up reports."""
+"""Passages, ranks and the paper's observations of texts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
-from dualform_studies.pages.folder import Report
-from dualform_studies.pages.items import Figure, Paragraph, Table
-from dualform_studies.pages.page import Page
-from dualform_studies.text.course_page import show_course
-from dualform_studies.text.observations import beside_paper, claims_of, without_verdict
-from dualform_studies.text.prompt_page import show_prompt
-from dualform_studies.text.streams import reads_evenly
+from dualform.errors import BadInput
+from dualform_studies.report import Figure, MarkedPassage, Page, Paragraph, Report, Table
+from dualform_studies.text.attention import Standard, rank
+from dualform_studies.text.corpora import Corpus, Unit, Vocabulary, load_corpus
+from dualform_studies.text.course import extrapolations, middle_ranks, show_course
+from dualform_studies.text.observations import asked_of, beside_paper, claims_of, samples_of, without_verdict
+from dualform_studies.text.page import show_prompt
+from dualform_studies.text.prompts import (
+    AESOP,
+    WIKITEXT2,
+    Passage,
+    Prompt,
+    PublishedTable,
+    Row,
+    cut,
+    find,
+    forms_of,
+    own_prompts,
+    paper_prompts,
+)
+from dualform_studies.text.runs import Task
+from dualform_studies.text.training import Recipe, reads_evenly, updates_to_stop_at
 
 _ROWS = [("Top-1", "P1"), ("Top-2", "P2"), ("Top-3", "P3"), ("Negative", "N")]
 _PASSAGE = {"before": "The Wolf stood ", "token": "d", "after": ""}
@@ -176,3 +194,258 @@ def test_a_course_says_where_tokens_were_not_read_equally_often(updates: list[in
     assert words in "".join(item.text for item in page.items if isinstance(item, Paragraph))
     (table,) = (item for item in page.items if isinstance(item, Table))
     assert "rank" not in table.caption
+
+
+_TEXTS = st.text(st.sampled_from("abc \n.<>"), min_size=1, max_size=400).filter(lambda text: text.strip())
+
+
+@settings(max_examples=80, deadline=None)
+@given(_TEXTS, st.sampled_from(["character", "word"]), st.data())
+def test_a_passage_is_a_stretch_of_the_text_around_its_token(text: str, unit: Unit, data: st.DataObject) -> None:
+    tokens = Vocabulary(text, unit).encode(text)
+    at = data.draw(st.integers(0, len(tokens) - 1))
+    passage = cut(tokens, at)
+    start, end = int(tokens.starts[at]), int(tokens.ends[at])
+    assert passage.token == text[start:end]
+    assert text[:start].endswith(passage.before)
+    assert text[end:].startswith(passage.after)
+    assert len(passage.before) <= 90
+    assert len(passage.after) <= 60
+
+
+def test_a_passage_shows_whole_words() -> None:
+    text = " ".join(f"word{number:03}" for number in range(100))
+    tokens = Vocabulary(text, "character").encode(text)
+    passage = cut(tokens, text.index("d050"))
+    words = (passage.before + passage.token + passage.after).split()
+    assert set(words) <= set(text.split())
+    assert passage.before.endswith("wor")
+    assert passage.after.startswith("050")
+    assert len(words) > 15
+
+
+def test_space_that_is_marked_can_be_seen() -> None:
+    assert Passage("At", " ", "one\n time").marked() == MarkedPassage("At", "␣", "one time")
+    assert Passage("A\n", "\n", "").marked() == MarkedPassage("A ", "↵", "")
+
+
+def test_a_quotation_is_found_whatever_its_spaces_and_quotation_marks() -> None:
+    text = "x\n“Why,” said\nthe <unk> Fox \u2019s cub , <unk> , <unk> in all . more"
+    quoted = Passage('"Why," said the Fox\'s ', "cub", ", in all.")
+    place = find(text, quoted)
+    assert place is not None
+    start, own, end, last = place
+    assert text[own:end] == "cub"
+    assert text[start:last] == "“Why,” said\nthe <unk> Fox \u2019s cub , <unk> , <unk> in all ."
+    assert find(text, Passage("Why said the ", "Wolf", "")) is None
+
+
+def test_a_marked_space_is_found_where_it_stands() -> None:
+    text = "more. At\none time, at one time"
+    assert find(text, Passage("At", " ", "one time")) == (6, 8, 9, 17)
+
+
+@pytest.mark.parametrize("table", [*AESOP, *WIKITEXT2], ids=lambda table: f"table {table.number}")
+def test_published_rows_mark_one_token(table: PublishedTable) -> None:
+    unit: Unit = "character" if table in AESOP else "word"
+    for row in (table.query, *table.rows):
+        whole = row.passage.before + row.passage.token + row.passage.after
+        tokens = Vocabulary(whole, unit).encode(whole)
+        at = tokens.first_from(len(row.passage.before))
+        assert tokens.word(at) == row.passage.token
+    assert [row.rank for row in table.rows][:3] == ["Top-1", "Top-2", "Top-3"]
+    assert table.query.rank == "Query"
+
+
+def test_the_papers_query_is_cut_from_the_text_with_a_hundred_tokens_up_to_its_own(texts: Path) -> None:
+    corpus = load_corpus("aesop", texts)
+    vocabulary = Vocabulary(corpus.whole, "character")
+    both = {"train": vocabulary.encode(corpus.train), "test": vocabulary.encode(corpus.test)}
+    sentence = corpus.test.split("\n")[40]
+    at = corpus.test.index(sentence)
+    quoted = Passage(sentence[:9].replace(" ", "\n"), sentence[9], sentence[10:])
+    table = PublishedTable(9, "", "test", Row("Query", quoted), ())
+    absent = PublishedTable(8, "", "train", Row("Query", Passage("no such ", "t", "hing")), ())
+    found, missing = paper_prompts(both, [table, absent])
+    assert (found.name, found.after, found.place) == ("table-9", sentence[10:], at + 9)
+    assert found.text == corpus.test[at + 10 - 100 : at + 10]
+    assert (missing.name, missing.text, missing.after, missing.place) == ("table-8", "no such t", "hing", None)
+
+
+def test_a_query_of_words_has_a_hundred_words_or_what_there_is() -> None:
+    text = " ".join(f"w{number}" for number in range(150))
+    tokens = Vocabulary(text, "word").encode(text)
+    tables = [
+        PublishedTable(number, "", "test", Row("Query", Passage("", f"w{number}", f" w{number + 1}")), ())
+        for number in (120, 30)
+    ]
+    long, short = paper_prompts({"test": tokens, "train": tokens}, tables)
+    assert long.text.split() == [f"w{number}" for number in range(21, 121)]
+    assert short.text.split() == [f"w{number}" for number in range(31)]
+
+
+def test_prompts_are_numbered_and_an_empty_one_is_refused() -> None:
+    assert [prompt.name for prompt in own_prompts(["a", "b"], first=3)] == ["prompt-3", "prompt-4"]
+    with pytest.raises(BadInput, match="prompt must not be empty"):
+        own_prompts([" \n"])
+
+
+_TEXT = "It ran as fast, as fast, and as fast as it could."
+_FAST = [at for at in range(len(_TEXT)) if _TEXT.startswith("ast", at)]
+
+
+@pytest.mark.parametrize(("origin", "left"), [("test", [_FAST[0], _FAST[2]]), ("train", _FAST)])
+def test_the_papers_own_query_is_none_of_the_others(origin: str, left: list[int]) -> None:
+    table = replace(AESOP[0], origin=origin)  # type: ignore[arg-type]
+    vocabulary = Vocabulary(_TEXT, "character")
+    corpus, tokens = Corpus("made up", "character", _TEXT, 0, _TEXT, _TEXT, "all of it"), vocabulary.encode(_TEXT)
+    recipe = Recipe(embedding=2, projection=0, hidden=2, lr=0.1, clip=1.0, batch=1, steps=1)
+    task = Task(corpus, vocabulary, tokens, tokens, recipe, seed=0)
+    prompts = [Prompt("table-3", _TEXT[:20], published=table, place=_FAST[1]), Prompt("prompt-1", "It")]
+    samples = samples_of(prompts, {"table-3": Standard.of(table, tokens, corpus)}, task)
+    assert [sample.form for sample in samples] == forms_of(3)
+    assert [sample.in_the_test_text for sample in samples] == [len(left)] * 2
+    assert [tokens.ends[-1] for tokens in asked_of(samples)] == [at + 1 for at in left] * 2
+
+
+_SHIP = "a ship , another ship , a cruiser and more . "
+
+
+def corpus(text: str, heading: str = "") -> Corpus:
+    return Corpus("made up", "character", text, 0, text, "", "all of it", heading=heading)
+
+
+@pytest.mark.parametrize(
+    ("table", "number", "text"),
+    [
+        (3, 0, "ran as f|ast as f|aster, breakfast, fasten and the F|ASTEST"),
+        (
+            3,
+            1,
+            "as f|ast as, too\nf|ast, so f|aster, the F|ASTEST, held fast, stuck\nfast, fast till, as fasten, has fast",
+        ),
+        (4, 0, "a little |distance, an old |dog, a d, a day, the single dog, a\nmost |delightful a great big deal"),
+        (5, 0, "At| one, at|\nthe, hat one, at."),
+        (5, 1, "At| one time, at the, at|\nlast, at a fire, at| the same moment, at| twice"),
+        (6, 0, "his |contribution to |contributions contributor contribution."),
+        (7, 0, "describing |it as, rated |it , it was, found |it hard, bit it"),
+    ],
+)
+def test_forms_find_the_tokens_that_their_rules_word(table: int, number: int, text: str) -> None:
+    """A bar stands before each of them."""
+    plain = text.replace("|", "")
+    tokens = Vocabulary(plain, "word" if table > 5 else "character").encode(plain)
+    bars = [at for at, letter in enumerate(text) if letter == "|"]
+    expected = [tokens.first_from(bar - count) for count, bar in enumerate(bars)]
+    assert forms_of(table)[number].cases(tokens, corpus(plain)).places.tolist() == expected
+
+
+def test_a_form_of_articles_sets_apart_what_stands_in_others() -> None:
+    text = f" = One = \n Her main {_SHIP}\n = Two = \n Her first song . A ship . her last \n"
+    tokens = Vocabulary(text, "word").encode(text)
+    cases = forms_of(2)[0].cases(tokens, corpus(text, r"^ = ([^=\n]+) = $"))
+    assert [tokens.word(at) for at in cases.places] == ["main"]
+    assert [tokens.word(at) for at in cases.elsewhere] == ["first"]
+
+
+def test_ranks_are_those_of_a_sorted_list() -> None:
+    draw = np.random.default_rng(1)
+    positions, sums = np.flatnonzero(draw.random(300) < 0.7), draw.normal(size=300)
+    sums = sums[positions]
+    ordered = positions[np.argsort(-sums)].tolist()
+    for place in range(300):
+        assert rank(positions, sums, place) == (ordered.index(place) + 1 if place in ordered else None)
+    assert rank(positions, np.zeros(len(positions)), int(positions[5])) == 1
+
+
+def test_a_standard_counts_the_best_and_tells_topics_apart() -> None:
+    text = "\n".join(f" = {n} = \n Her w{n} sailed {_SHIP if n % 2 else ''}\n" for n in range(30))
+    tokens = Vocabulary(text, "word").encode(text)
+    words = {"Top-1": "w1", "Top-3": "w3", "Negative": "nothing"}
+    rows = tuple(Row(rank, Passage("Her ", word, " sailed")) for rank, word in words.items())
+    table = PublishedTable(2, "", "test", Row("Query", Passage("", "x", "")), rows)
+    standard = Standard.of(table, tokens, corpus(text, r"^ = ([^=\n]+) = $"))
+    places = [next(at for at in range(len(tokens)) if tokens.word(at) == f"w{n}") for n in range(30)]
+    assert standard.places == [places[1], places[3], None]
+    assert standard.comparable
+    assert standard.cases[0].places.tolist() == places[1::2]
+    assert standard.cases[0].elsewhere.tolist() == places[0::2]
+    sums = np.zeros(len(tokens))
+    sums[places[1::2]] = np.arange(15) + 1.0
+    sums[places[0]] = 8.0
+    positions = np.arange(len(tokens))
+    assert standard.ranks(positions, sums) == [16, 15, None]
+    assert standard.of_the_best(positions, sums) == [9]
+    assert standard.of_all(positions) == [15]
+    assert standard.elsewhere(positions) == [15]
+    pairs = [(a > b) + (a == b) / 2 for a in sums[places[1::2]] for b in sums[places[0::2]]]
+    assert standard.told_apart(positions, sums) == [pytest.approx(np.mean(pairs))]
+    assert Standard(table, [None], forms_of(2), standard.cases[:1]).told_apart(positions[:2], sums[:2]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("steps", "of_a_pass", "expected"),
+    [
+        (360, 18, [36, 72, 108, 144, 180, 216, 252, 288, 324, 360]),
+        (54, 18, [18, 36, 54]),
+        (60, 18, [18, 36, 60]),
+        (6, 18, [1, 2, 3, 4, 5, 6]),
+        (30, 18, [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]),
+        (1, 1, [1]),
+    ],
+)
+def test_checkpoints_end_whole_passes_and_the_training(steps: int, of_a_pass: int, expected: list[int]) -> None:
+    assert updates_to_stop_at(steps, of_a_pass) == expected
+
+
+def course(ranks: list[list[int | None]], every: int = 100) -> list[Report]:
+    """Checkpoints with the ranks of a table's passages, of which the fourth is the one that is not attended to."""
+    return [
+        {
+            "updates": every * at,
+            "tables": [{"table": 3, "passages": [{"leads": n < 3, "rank": rank} for n, rank in enumerate(told)]}],
+        }
+        for at, told in enumerate(ranks, start=1)
+    ]
+
+
+def test_middle_ranks_are_geometric_means_of_what_was_read() -> None:
+    told = course([[None, None], [10, None], [4, 25]])
+    assert middle_ranks(told, 3) == [(200, pytest.approx(10)), (300, pytest.approx(10))]
+
+
+def test_the_example_that_is_not_attended_to_is_no_part_of_the_middle() -> None:
+    assert middle_ranks(course([[2, None, 8, 5000], [None, None, None, 7]]), 3) == [(100, pytest.approx(4))]
+
+
+def test_a_power_of_the_updates_is_drawn_on_exactly() -> None:
+    ranks: list[list[int | None]] = [[10**8 // (100 * at) ** 2] for at in range(1, 7)]
+    (sentence,) = extrapolations(course(ranks), 2400)
+    assert "between 400 and 600 updates" in sentence
+    assert "by a factor of 0.25 with each doubling" in sentence
+    assert "comes to 17 at the paper's 2,400 updates, 2.0 doublings further" in sentence
+    assert list(extrapolations(course(ranks), 600)) == []
+    assert list(extrapolations([], 600)) == []
+
+
+def test_ranks_that_do_not_fall_are_drawn_on_to_nothing() -> None:
+    rising: list[list[int | None]] = [[10 * at] for at in range(1, 7)]
+    (sentence,) = extrapolations(course(rising), 5000)
+    assert "It does not fall" in sentence
+    (sentence,) = extrapolations(course(rising[:2]), 5000)
+    assert "too few checkpoints" in sentence
+
+
+def test_the_papers_own_passages_are_of_their_forms() -> None:
+    for table in AESOP:
+        for row in (table.query, *table.rows):
+            whole = row.passage.before + row.passage.token + row.passage.after
+            tokens = Vocabulary(whole, "character").encode(whole)
+            own = replace(corpus(whole), heading=r"^\0$")
+            for form in forms_of(table.number):
+                assert len(row.passage.before) in form.cases(tokens, own).places, (table.number, row.rank, form.rule)
+
+
+def test_a_table_tells_the_passages_that_lead_from_the_one_that_does_not() -> None:
+    table = next(table for table in WIKITEXT2 if table.number == 2)
+    assert [(row.leads, row.sign) for row in table.rows] == [(True, "P1"), (True, "P2"), (True, "P3"), (False, "N")]

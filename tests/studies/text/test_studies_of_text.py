@@ -16,13 +16,11 @@ import dualform
 from dualform.errors import BadInput
 from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
-from dualform_studies.pages.folder import Report, report_folder
-from dualform_studies.text.aesop import run_aesop
-from dualform_studies.text.corpora import Corpus, load_corpus
-from dualform_studies.text.forms import forms_of
-from dualform_studies.text.network import build_network
-from dualform_studies.text.published import AESOP
-from dualform_studies.text.tokens import Tokens, Vocabulary
+from dualform_studies.report import Report, report_folder
+from dualform_studies.text.corpora import Corpus, Tokens, Vocabulary, load_corpus
+from dualform_studies.text.prompts import AESOP, forms_of
+from dualform_studies.text.study import run_aesop
+from dualform_studies.text.training import build_network
 from tests.studies.text.made_up import RECIPE
 
 _PROMPTS = ("The Fox ran by", "the Wolf")

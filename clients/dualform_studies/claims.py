@@ -1,0 +1,193 @@
+"""Claims of the paper and of the second study, with verdicts computed from measures; and exact tests of small counts.
+
+What the paper says, beside what a study found: observations with a verdict, and figures.
+
+claim = Claim("section 5.2", "…", "6 of 6 layers", "81.3 %", HOLDS, "Prevalence")
+report["claims"] = [claim.plain(), …]                 reproduction.md begins with those of all studies
+report["beside_paper"] = [Beside("accuracy", "97.3 %", text="97 %", code="97.2 %").plain(), …]
+
+How claims of the second study are worded: "Visualizing small Attention-only Transformers", of one network.
+
+A criterion holds its numbers once: the verdict and the words that tell it are both made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from math import comb
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform_studies.report import Report, Table, in_fraction, percent
+
+Verdict: TypeAlias = Literal["holds", "holds in part", "does not hold"]
+HOLDS: Verdict = "holds"
+IN_PART: Verdict = "holds in part"
+FAILS: Verdict = "does not hold"
+VERDICTS = (FAILS, IN_PART, HOLDS)
+"""From the least to the best."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One observation of the paper, put to the test."""
+
+    section: str
+    """Where the paper makes it, as "section 5.2"."""
+    claim: str
+    """The observation, in a sentence."""
+    paper: str
+    """What the paper shows for it, in its own figures where it gives any."""
+    ours: str
+    """What was measured, with its unit and of how many."""
+    verdict: Verdict
+    """Computed from what was measured by a criterion that `criterion` words."""
+    criterion: str
+    """When it holds, and when in part."""
+    heading: str
+    """The heading of the study's page under which the evidence stands."""
+
+    def plain(self) -> Report:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """One figure of ours beside the same of the paper."""
+
+    what: str
+    ours: str
+    text: str = ""
+    """What the paper's text says; empty where it says nothing."""
+    code: str = ""
+    """What the paper's published code gave when it was run again (docs/decisions/studies.md); empty if it was not."""
+
+    def plain(self) -> Report:
+        return asdict(self)
+
+
+def verdict(measure: float, holds: float, in_part: float) -> Verdict:
+    """The verdict of a measure that speaks for a claim the greater it is: `holds` and `in_part` are its least values.
+
+    Raises ValueError where `in_part` is greater than `holds`, and for a measure that is not a number.
+    """
+    if not in_part <= holds or measure != measure:
+        raise ValueError(f"a measure of {measure} against {in_part} and {holds} has no verdict")
+    return HOLDS if measure >= holds else IN_PART if measure >= in_part else FAILS
+
+
+def verdict_of(holds: bool, in_part: bool) -> Verdict:
+    """The verdict of a criterion that is met or not, and of what it is met in part by."""
+    return HOLDS if holds else IN_PART if in_part else FAILS
+
+
+def verdict_at_most(measure: float, holds: float, in_part: float) -> Verdict:
+    """The verdict of a measure that speaks for a claim the smaller it is; `holds` and `in_part` are greatest values.
+
+    Raises ValueError where `in_part` is smaller than `holds`, and for a measure that is not a number.
+    """
+    return verdict(-measure, -holds, -in_part)
+
+
+def claims_table(claims: Sequence[Claim]) -> Table:
+    """The claims of one study, with their criteria."""
+    return Table(
+        "claims",
+        "What the paper observes, put to the test. Each criterion is taken from the paper's words, and the verdict is "
+        "computed from it and from what was measured.",
+        ("section", "claim", "paper", "ours", "criterion", "verdict"),
+        [(one.section, one.claim, one.paper, one.ours, one.criterion, one.verdict) for one in claims],
+    )
+
+
+def beside_table(rows: Iterable[tuple[str, Beside]]) -> Table:
+    """Figures beside the paper's; each row has the name of the study that it is from."""
+    columns = ("study", "figure", "here", "the paper's text", "the paper's code, run again")
+    cells = [(study, row.what, row.ours, row.text or "-", row.code or "-") for study, row in rows]
+    return Table("beside", "Figures measured here and in the paper.", columns, cells)
+
+
+def section(part: Literal["the network", "the attention layer", "attention heads"]) -> str:
+    """Where the text makes a claim."""
+    return f"second study, {part}"
+
+
+def plain_percent(number: float) -> str:
+    """As "5 %" or "99.9 %"."""
+    return percent(number, "g")
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """When a claim holds, and when in part, by one measure of it."""
+
+    measure: str
+    """What is measured, in words."""
+    holds: float
+    in_part: float
+    at_most: bool = False
+    """Whether the measure speaks for the claim the smaller it is: then both numbers are greatest values."""
+    told: Callable[[float], str] = in_fraction
+    """Words for the two numbers."""
+
+    def judge(self, measured: float) -> Verdict:
+        return (verdict_at_most if self.at_most else verdict)(measured, self.holds, self.in_part)
+
+    def __str__(self) -> str:
+        limit = "up to" if self.at_most else "from"
+        return f"{self.measure}: holds {limit} {self.told(self.holds)}, in part {limit} {self.told(self.in_part)}"
+
+
+def mostly(networks: str) -> Criterion:
+    """What the text saw in one network holds of two thirds of many, and in part of one third."""
+    return Criterion(networks, 2 / 3, 1 / 3)
+
+
+CHANCE = 0.01
+"""Below it, a difference is none of chance."""
+
+
+def sign_test(differences: NDArray[np.float64]) -> float:
+    """How likely so many of the differences, float64[M], would be above 0, were either sign as likely: one-sided.
+
+    Differences of 0 are left out; 1 is returned where there is no other.
+    """
+    return _tail(int((differences < 0).sum()), int((differences != 0).sum()))
+
+
+def can_reach(level: float, count: int) -> bool:
+    """Whether the sign test of so many differences could come to p = `level`, were all of them above 0."""
+    return 0.5**count <= level
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """How likely two classifiers that err alike would differ on so many images, or more unevenly: two-sided.
+
+    Source: McNemar 1947, "Note on the sampling error of the difference between correlated proportions".
+    """
+    return min(1.0, 2 * _tail(min(gained, lost), gained + lost))
+
+
+def is_gain(gained: int, lost: int, tried: int = 1) -> bool:
+    """Whether more images are gained than lost, beyond chance, also where the best of so many that were tried is."""
+    return gained > lost and mcnemar(gained, lost) < CHANCE / tried
+
+
+def more_often(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
+    """How likely `first`, bool[m], would be true so much more often than `second`, bool[n], were the true ones dealt
+    to both at random: Fisher's exact test, one-sided."""
+    true, drawn, both = int(first.sum() + second.sum()), len(first), len(first) + len(second)
+    ways = [comb(drawn, own) * comb(both - drawn, true - own) for own in range(min(true, drawn) + 1)]
+    return float(sum(ways[int(first.sum()) :]) / comb(both, true))
+
+
+def _tail(at_most: int, count: int) -> float:
+    """How likely a fair coin shows heads so often, or less often, in `count` throws."""
+    ways, way = 0, 1
+    for heads in range(at_most + 1):
+        ways += way
+        way = way * (count - heads) // (heads + 1)
+    return float(ways / 2**count)

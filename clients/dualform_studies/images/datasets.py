@@ -1,0 +1,400 @@
+"""MNIST, Fashion-MNIST and CIFAR-10: files, downloads, and the paper's choice of training images.
+
+Reader of IDX files, the format of MNIST's originals (http://yann.lecun.com/exdb/mnist, "The IDX file format").
+
+Two zero bytes, one byte for the type (8: unsigned byte), one for the number of dimensions, each dimension as a
+big-endian 32-bit number, then the data, row by row.
+
+Image datasets of the studies. Shapes: n images, d pixels of an image, b images of a batch.
+
+Pixels stay bytes and are normalised batch by batch: an epoch of float32 would take four times the memory, and the
+arithmetic is element by element, so the same image gives the same bits each time.
+
+MNIST and Fashion-MNIST: found in a folder, or fetched once from their official homes and checked.
+
+    DIR/mnist/train-images-idx3-ubyte.gz  …            DIR/fashion-mnist/train-images-idx3-ubyte.gz  …
+
+DIR is the folder given, else that of the environment variable DUALFORM_DATA, else a cache folder of the user. Files
+found there are read as they are; hashes are checked of what is downloaded.
+
+Reader of CIFAR-10's binary version: five files of training images and one of test images, in one folder.
+
+    DIR/cifar-10-batches-bin/data_batch_1.bin … data_batch_5.bin, test_batch.bin          each as it is, or with .gz
+
+A record is one byte for the class and 3,072 for the image: 1,024 red pixels row by row, as many green, as many blue
+(https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version").
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform import PreviewSet
+from dualform.errors import Damaged, NotFound
+from dualform.extras import missing_package
+from dualform_studies.assignment import DATA_VARIABLE, data_folder
+
+_UNSIGNED_BYTE = 8
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The array in an IDX file of unsigned bytes, gzipped where the name ends in .gz.
+
+    Raises Damaged, naming the file, where it cannot be decompressed, is no IDX file of so many dimensions, or is
+    shorter or longer than its header says.
+    """
+    content = file_content(path)
+    if len(content) < 4:
+        raise _damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
+    zeros, kind, depth = struct.unpack(">HBB", content[:4])
+    if (zeros, kind) != (0, _UNSIGNED_BYTE):
+        raise _damaged(path, f"is not an IDX file of unsigned bytes: it starts with {content[:4].hex(' ')}")
+    if depth != dimensions:
+        raise _damaged(path, f"has {depth} dimensions instead of {dimensions}")
+    header = 4 + 4 * depth
+    if len(content) < header:
+        raise _damaged(path, "is cut short inside its header")
+    shape = struct.unpack(f">{depth}I", content[4:header])
+    if len(content) - header != math.prod(shape):
+        raise _damaged(path, f"has {len(content) - header} bytes of data, but its header announces {math.prod(shape)}")
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def file_content(path: Path) -> bytes:
+    """What a file holds, decompressed where its name ends in .gz. Raises Damaged where it cannot be decompressed."""
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise _damaged(path, f"cannot be decompressed ({error})") from None
+
+
+def _damaged(path: Path, what: str) -> Damaged:
+    return Damaged(f"{path} {what}.", hint="Remove the file and fetch it again.")
+
+
+_ORDER_SEED, _CHOICE_SEED = 0x1234, 0xC1CAFA52
+"""Those of the paper's code."""
+_LEFT_OUT = 0.2
+"""Chance of a kept image to be left out of training: the code's second validation set."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    kept: NDArray[np.int64]
+    """int64[k]: the rows of the file that give mean and deviation; the others are held out for validation."""
+    trained: NDArray[np.int64]
+    """int64[m]: those of `kept` that are trained on."""
+
+
+def draw_split(images: int, draw: int = 0) -> Split:
+    """The split of the paper's code: of 60,000 images 50,000 are kept, and 40,053 of them trained on.
+
+    A sixth of another number of images is held out. The draw depends on nothing else, so every seed of a training and
+    every dataset of a size has the same rows; `draw` other than 0 gives others by the same rule.
+    """
+    order = np.random.RandomState(_ORDER_SEED + draw).permutation(images).astype(np.int64)
+    return choose_trained(order[: images - images // 6], draw)
+
+
+def choose_trained(kept: NDArray[np.int64], draw: int = 0) -> Split:
+    """The split of rows of which none are held out any more: each is trained on with a chance of 0.8."""
+    return Split(kept, kept[np.random.RandomState(_CHOICE_SEED + draw).rand(len(kept)) > _LEFT_OUT])
+
+
+def every_row(images: int) -> Split:
+    """Nothing held out: all images are trained on."""
+    rows = np.arange(images)
+    return Split(rows, rows)
+
+
+Rows: TypeAlias = NDArray[np.int64] | slice
+
+_HELD_OUT = 397
+"""Test images of `digits`: 1,400 of the 1,797 stay for training."""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    pixels: NDArray[np.uint8]
+    """uint8[n, d]."""
+    labels: NDArray[np.int64]
+    """int64[n], from 0."""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """One dataset: images to train on, images to test on, and what its classes are called."""
+
+    name: str
+    train: Images
+    """All of the training file, so that the row of a datapoint is the number of its image there."""
+    test: Images
+    side: int
+    """Rows, and columns, of an image: d is side * side."""
+    label_names: Sequence[str]
+    split: Split
+    """Which rows of `train` are trained on, and which give mean and deviation."""
+    brightest: int = 255
+    """The pixel value that is white."""
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean of all pixels of the kept training images, in pixel values."""
+        return float(np.average(np.arange(256), weights=self._pixel_counts))
+
+    @cached_property
+    def std(self) -> float:
+        """Standard deviation of all pixels of the kept training images, in pixel values."""
+        return float(np.sqrt(np.average((np.arange(256) - self.mean) ** 2, weights=self._pixel_counts)))
+
+    @cached_property
+    def _pixel_counts(self) -> NDArray[np.int64]:
+        """int64[256]: how many pixels of the kept training images have each value."""
+        return np.bincount(self.train.pixels[self.split.kept].ravel(), minlength=256)
+
+    def inputs(self, images: Images, rows: Rows = slice(None)) -> NDArray[np.float32]:
+        """float32[b, d]: the rows asked for, normalised by the mean and deviation of the kept training images."""
+        pixels = images.pixels[rows].astype(np.float32)
+        pixels -= np.float32(self.mean)
+        pixels /= np.float32(self.std)
+        return pixels
+
+    def trained_in_words(self) -> str:
+        """Which images are trained on, in a phrase for a page."""
+        kept, trained = len(self.split.kept), len(self.split.trained)
+        return (
+            f"{trained:,} of the {len(self.train):,} training images, drawn as in the paper's code: "
+            f"{len(self.train) - kept:,} are held out; the {kept:,} left give the mean and deviation that normalise "
+            "every image, and each of them is trained on with a chance of 0.8"
+        )
+
+    def picture(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """float32[side, side] from 0 (black) to 1 (white), of one image uint8[d]."""
+        return np.divide(pixels.reshape(self.side, self.side), self.brightest, dtype=np.float32)
+
+
+def digits(seed: int = 0) -> Dataset:
+    """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn brings along, 397 of them held out by chance.
+
+    Raises MissingPackage where scikit-learn is not installed. Source: UCI repository, "Optical Recognition of
+    Handwritten Digits" (its test part).
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise missing_package(error) or error from None
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(pixels))
+    everything = Images(pixels[order].astype(np.uint8), labels[order].astype(np.int64))
+    train, test = _part(everything, slice(_HELD_OUT, None)), _part(everything, slice(_HELD_OUT))
+    return Dataset("digits", train, test, 8, _TEN, every_row(len(train)), brightest=16)
+
+
+def permuted(dataset: Dataset, seed: int = 0) -> Dataset:
+    """The same images with their pixels in another order, one order for all: as hard to learn, with no pixel in common.
+
+    Source: Goodfellow et al. 2013, "An empirical investigation of catastrophic forgetting in gradient-based networks".
+    """
+    order = np.random.default_rng(seed).permutation(dataset.side**2)
+    train, test = (Images(part.pixels[:, order], part.labels) for part in (dataset.train, dataset.test))
+    return replace(dataset, name=f"permuted-{dataset.name}", train=train, test=test)
+
+
+def _part(images: Images, rows: slice) -> Images:
+    return Images(images.pixels[rows], images.labels[rows])
+
+
+_TEN = tuple(str(digit) for digit in range(10))
+
+
+_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_SIDE = 28
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset's four IDX files come from."""
+
+    home: str
+    md5: tuple[str, str, str, str]
+    """Of the gzipped files, in the order of `_FILES`."""
+    label_names: tuple[str, ...]
+
+
+SOURCES = {
+    # LeCun's own server turns downloads away; PyTorch keeps this mirror of his files.
+    "mnist": Source(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        tuple(str(digit) for digit in range(10)),
+    ),
+    "fashion-mnist": Source(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
+}
+
+
+def load_dataset(name: str, data: Path | None = None) -> Dataset:
+    """The dataset `mnist` or `fashion-mnist`: 60,000 training and 10,000 test images where the files are the originals.
+
+    It has the split of the paper's code, 40,053 of these 60,000 to train on.
+
+    Raises NotFound for another name and where a file is neither there nor to be had, and Damaged, naming the file,
+    where one does not hold what it should.
+    """
+    if name not in SOURCES:
+        raise NotFound(f"there is no dataset {name!r}.", hint=f"Datasets: {', '.join(SOURCES)}.", field="dataset")
+    folder = data_folder(data) / name
+    paths = [_local(folder, file) or _fetch(name, number, folder) for number, file in enumerate(_FILES)]
+    train, test = _images(*paths[:2]), _images(*paths[2:])
+    return Dataset(name, train, test, _SIDE, SOURCES[name].label_names, draw_split(len(train)))
+
+
+def _local(folder: Path, file: str) -> Path | None:
+    return next((path for path in (folder / f"{file}.gz", folder / file) if path.is_file()), None)
+
+
+def _fetch(name: str, number: int, folder: Path) -> Path:
+    """Download one file of a dataset into the folder; pooch gives it its name only once the hash fits."""
+    try:
+        import pooch
+    except ImportError as error:
+        raise missing_package(error) or error from None
+    source, file = SOURCES[name], f"{_FILES[number]}.gz"
+    try:
+        return Path(pooch.retrieve(source.home + file, f"md5:{source.md5[number]}", fname=file, path=folder))
+    # requests' errors and the system's are OSErrors; pooch reports a wrong hash as a ValueError.
+    except (OSError, ValueError) as error:
+        raise NotFound(
+            f"{file} of {name} is not in {folder}, and downloading it from {source.home} failed: {_reason(error)}.",
+            hint=f"Name a folder that holds {name}/{file} with --data DIR or the environment variable {DATA_VARIABLE}.",
+            field="data",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in a line: the transport's own account of a machine without a network fills several."""
+    told = str(error)
+    return told if len(told) <= 160 else f"{type(error).__name__} (is there a network?)"
+
+
+def _images(images: Path, labels: Path) -> Images:
+    pixels, classes = read_idx(images, 3), read_idx(labels, 1).astype(np.int64)
+    if pixels.shape[1:] != (_SIDE, _SIDE):
+        raise Damaged(
+            f"{images} has images of {pixels.shape[1]} x {pixels.shape[2]} pixels instead of 28 x 28.",
+            hint="Remove the file and fetch it again.",
+        )
+    if not len(pixels) or len(pixels) != len(classes):
+        raise Damaged(
+            f"{labels} has {len(classes)} labels for {len(pixels)} images in {images}.",
+            hint="Remove both files and fetch them again.",
+        )
+    if classes.max() > 9:
+        raise Damaged(
+            f"{labels} has a label {classes.max()}; classes are 0 to 9.", hint="Remove the file and fetch it again."
+        )
+    return Images(pixels.reshape(len(pixels), -1), classes)
+
+
+def preview_set_of(dataset: Dataset, images: Images, rows: NDArray[np.int64] | None = None) -> PreviewSet:
+    """Of these rows of a file, by their number there; None for all of them. An image of MNIST takes 254 bytes on
+    average, and one of Fashion-MNIST 518.
+    """
+    pixels = images.pixels if rows is None else images.pixels[rows]
+    planes = pixels.reshape(len(pixels), -1, dataset.side, dataset.side)
+    if dataset.brightest != np.iinfo(np.uint8).max:
+        planes = (planes.astype(np.uint16) * np.iinfo(np.uint8).max // dataset.brightest).astype(np.uint8)
+    return PreviewSet.images(planes, samples=rows, channels="first")
+
+
+def examples_of(dataset: Dataset, rows: NDArray[np.int64] | slice = slice(None)) -> PreviewSet:
+    """Of test images that a query set takes, one after another."""
+    return preview_set_of(dataset, Images(dataset.test.pixels[rows], dataset.test.labels[rows]))
+
+
+def trained_preview_set(dataset: Dataset) -> PreviewSet:
+    """Of the images that are trained on."""
+    return preview_set_of(dataset, dataset.train, np.sort(dataset.split.trained))
+
+
+FOLDER = "cifar-10-batches-bin"
+"""What the official archive unpacks to."""
+HOME = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+LABEL_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PIXELS = 3 * 32 * 32
+"""Bytes of an image."""
+
+_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_TEST = "test_batch.bin"
+
+
+def read_cifar10(data: Path | None = None) -> tuple[Images, Images]:
+    """Training and test images, 50,000 and 10,000 where the files are the originals.
+
+    Raises NotFound where a file is missing, saying where the archive is to be had, and Damaged, naming the file, where
+    one does not hold what it should.
+    """
+    folder = data_folder(data) / FOLDER
+    paths = [_found(folder, name) for name in (*_TRAIN, _TEST)]
+    parts = [_cifar10_images(path) for path in paths]
+    train = Images(
+        np.concatenate([part.pixels for part in parts[:-1]]), np.concatenate([part.labels for part in parts[:-1]])
+    )
+    return train, parts[-1]
+
+
+def _found(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise NotFound(
+        f"{name} of CIFAR-10 is not in {folder}.",
+        hint=f"Unpack {HOME} into a folder, and name that folder with --data DIR or the environment variable "
+        f"{DATA_VARIABLE}.",
+        field="data",
+    )
+
+
+def _cifar10_images(path: Path) -> Images:
+    content = np.frombuffer(file_content(path), dtype=np.uint8)
+    if not len(content) or len(content) % (1 + PIXELS):
+        raise Damaged(
+            f"{path} has {len(content)} bytes, not a multiple of the {1 + PIXELS} bytes of a CIFAR-10 image.",
+            hint="Remove the file and fetch the version for C programs, not the one for Python.",
+        )
+    records = content.reshape(-1, 1 + PIXELS)
+    labels = records[:, 0].astype(np.int64)
+    if labels.max() >= len(LABEL_NAMES):
+        raise Damaged(
+            f"{path} has a label {labels.max()}; classes are 0 to 9.",
+            hint="Remove the file and fetch it again.",
+        )
+    return Images(records[:, 1:], labels)

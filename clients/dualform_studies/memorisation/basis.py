@@ -1,0 +1,617 @@
+"""Claims and chapters on heads: whether they are a meaningful basis, and how many are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from dualform_studies.assignment import Progress, or_silent
+from dualform_studies.claims import (
+    FAILS,
+    HOLDS,
+    IN_PART,
+    Claim,
+    Criterion,
+    Verdict,
+    can_reach,
+    mostly,
+    plain_percent,
+    section,
+    sign_test,
+)
+from dualform_studies.figures import INK, MARKS, new_figure
+from dualform_studies.memorisation import heads
+from dualform_studies.memorisation.boosting import (
+    FALL_IN_WORDS,
+    HEADS_WORDS,
+    WAYS,
+    HeadOne,
+    boost,
+    boundaries,
+    curved_before,
+    draw_falls,
+    draw_ways,
+    falls,
+    quartiles,
+    small_steps,
+    statements_table,
+    train_head_one,
+    train_ways,
+    ways,
+)
+from dualform_studies.memorisation.heads import (
+    Alone,
+    Overlaps,
+    OwnSets,
+    construct,
+    fewer_than_chance,
+    heads_alone,
+    train_own_sets,
+)
+from dualform_studies.memorisation.simplex import (
+    RULES,
+    Simplex,
+    Triangles,
+    draw_inputs,
+    draw_patterns,
+    draw_simplexes,
+    over_simplex,
+    triangles_of,
+)
+from dualform_studies.memorisation.transformer import (
+    HEADS,
+    AttentionOnly,
+    Ensemble,
+    Facts,
+    Recipe,
+    draw_facts,
+    ensemble_of,
+    train_siblings,
+)
+from dualform_studies.report import Cell, Page, Report, Table, percent, report_folder
+
+
+@dataclass(frozen=True, eq=False)
+class ByHand:
+    """A network whose parameters were set and not trained."""
+
+    owned: NDArray[np.bool_]
+    """bool[H, P]: the pairs that each head was made to know."""
+    alone: Alone
+    """What its heads know alone."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether each head alone knows the pairs that it was made to know and no other, and all heads know all."""
+        return bool(np.array_equal(self.alone.known, self.owned) and self.alone.together.all())
+
+
+@dataclass(frozen=True, eq=False)
+class ManyHeads:
+    """Networks of each number of heads, from 1 on; each is trained with the same seeds."""
+
+    own_sets: list[OwnSets]
+    """Trained to give every head a set of its own."""
+    free: list[list[Alone]]
+    """Trained on all pairs at once: what the heads know alone."""
+    boosted: dict[str, NDArray[np.float64]]
+    """By whether embeddings go on learning ("shared") or not ("frozen"), float64[H, M]: accuracy after each head."""
+    by_hand: list[ByHand | None]
+    """By seed; None where no network can be set by hand (heads.py)."""
+
+    def free_accuracy(self) -> NDArray[np.float64]:
+        """float64[H, M]: of all heads together."""
+        return np.array([[one.together.mean() for one in networks] for networks in self.free])
+
+    def enough(self, share: float) -> int | None:
+        """The least number of heads with which, and with every larger number, this share of the networks gave every
+        head its set; None if the largest number is too small."""
+        too_few = [sets.heads for sets in self.own_sets if sets.succeeded.mean() < share - 1e-9]
+        least = max(too_few, default=0) + 1
+        return least if least <= len(self.own_sets) else None
+
+    def heads_by_hand(self) -> list[int]:
+        """How many heads each network that was set by hand and proved has."""
+        return [len(one.owned) for one in self.by_hand if one is not None and one.proved]
+
+
+def train_many_heads(
+    recipe: Recipe, seeds: Sequence[int], siblings: Ensemble, progress: Progress | None = None
+) -> ManyHeads:
+    """`siblings` are the networks of three heads of these seeds, trained freely."""
+    numbers = range(1, recipe.most_heads + 1)
+    return ManyHeads(
+        [train_own_sets(recipe, seeds, heads, progress) for heads in numbers],
+        [
+            heads_alone(siblings if heads == HEADS else train_siblings(recipe, seeds, heads, progress))
+            for heads in numbers
+        ],
+        {way: _boosted(recipe, seeds, way == "shared", progress) for way in ("shared", "frozen")},
+        _by_hand(recipe, seeds, progress),
+    )
+
+
+def _boosted(recipe: Recipe, seeds: Sequence[int], shared: bool, progress: Progress | None) -> NDArray[np.float64]:
+    """float64[H, M]: one training of all heads passes through those of fewer."""
+    ensemble = ensemble_of(seeds, recipe.most_heads)
+    words = HEADS_WORDS["shared" if shared else "frozen"]
+    boost(ensemble, recipe, recipe.sgd, shared, progress, words)
+    curve = ensemble.curve
+    return np.stack([curve.accuracy[curve.at(step)] for step in boundaries(recipe, recipe.most_heads)])
+
+
+def _by_hand(recipe: Recipe, seeds: Sequence[int], progress: Progress | None) -> list[ByHand | None]:
+    say = or_silent(progress)
+    found: list[ByHand | None] = []
+    for done, seed in enumerate(seeds, start=1):
+        facts = draw_facts(seed)
+        made = construct(facts, seed, recipe.arrangements)
+        found.append(None if made is None else ByHand(made.owned, heads_alone(Ensemble([made.network], [facts]))[0]))
+        say("setting parameters by hand", done, len(seeds))
+    return found
+
+
+_LINES = ("-", "--", ":", "-.")
+
+
+def draw_many_heads(path: Path, many: ManyHeads) -> Path:
+    """Left the median over seeds with its quartiles, right shares of the networks."""
+    numbers = np.arange(1, len(many.own_sets) + 1)
+    accuracies = {
+        f"{HEADS_WORDS['free']} (SGD)": many.free_accuracy(),
+        f"{HEADS_WORDS['shared']} (SGD)": many.boosted["shared"],
+        f"{HEADS_WORDS['frozen']} (SGD)": many.boosted["frozen"],
+        "trained to sets of their own: the head that\na pair was dealt to, alone (Adam)": np.stack(
+            [sets.own for sets in many.own_sets]
+        ),
+    }
+    with new_figure(path, 4.2) as figure:
+        left, right = figure.subplots(1, 2)
+        for at, (words, accuracy) in enumerate(accuracies.items()):
+            low, middle, high = quartiles(list(accuracy))
+            # Side by side, so that bars at the same number of heads do not hide each other.
+            places = numbers + 0.09 * (at - 1.5)
+            left.errorbar(
+                places, middle, (middle - low, high - middle), color=INK[at], marker=MARKS[at], linestyle=_LINES[at],
+                markersize=4, linewidth=1.2, elinewidth=0.9, label=words,
+            )  # fmt: skip
+        left.set_ylabel("accuracy over the 25 pairs (%)\nmedian and quartiles over the seeds")
+        left.set_ylim(0, 104)
+        by_hand = np.array(many.heads_by_hand())
+        numbers_by_hand = np.arange(1, max([len(numbers), *by_hand.tolist()]) + 1)
+        made = [(by_hand <= number).sum() / len(many.by_hand) for number in numbers_by_hand]
+        trained = [sets.succeeded.mean() for sets in many.own_sets]
+        left_free = [np.mean([one.has_own_sets for one in networks]) for networks in many.free]
+        for at, (places, shares, words) in enumerate(
+            (
+                (numbers, trained, "trained to it (Adam)"),
+                (numbers_by_hand, made, "set by hand, with so many heads or fewer:\neach with no pair of another's"),
+                (numbers, left_free, "trained freely (SGD)"),
+            )
+        ):
+            right.plot(
+                places, 100 * np.array(shares), color=INK[at], marker=MARKS[at], linestyle=_LINES[at], markersize=5,
+                label=words,
+            )  # fmt: skip
+        right.set_ylabel("networks whose heads alone know\nsets of their own (%)")
+        right.set_ylim(-3, 104)
+        for panel in (left, right):
+            panel.set_xlabel("heads")
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7)  # curves go everywhere above
+    return path
+
+
+ALONE = "What heads know alone"
+SIMPLEX = "The simplex of head weights"
+BOOSTING = "Boosted training"
+ENOUGH = "How many heads are enough"
+"""Headings of the page."""
+LEVEL = 0.05
+"""Greatest p at which a difference over networks is more than chance."""
+MOST = mostly("networks that do")
+"""Of how many networks a number of heads must be enough."""
+_OFTEN = 0.05
+"""Of all classes: from here on a pattern is no accident of one seed."""
+_SECTION = section("attention heads")
+
+
+def alone_claims(networks: Sequence[Alone]) -> list[Claim]:
+    """That heads do not share the work by remembering different pairs each; no claim by networks too few to tell."""
+    if not can_reach(LEVEL, len(networks)):
+        return []
+    overlaps, fewer = Overlaps.of(networks), fewer_than_chance(networks)
+    p = sign_test(fewer)
+    parting = mostly("networks of which some pair is known by two heads or by none, each head speaking alone")
+    judged = parting.judge(1 - overlaps.partitions / len(networks))
+    return [
+        Claim(
+            _SECTION,
+            "Heads alone do not know different sets of pairs whose accuracies add up to 1.",
+            "one network of three heads",
+            f"{len(networks) - overlaps.partitions} of {len(networks)} networks; sizes add up to {overlaps.sizes:.1f} "
+            f"of 25, any knows {overlaps.union:.1f}. Of the pairs not known without heads, two heads share "
+            f"{fewer.mean():.2f} fewer than by chance (mean), fewer in {(fewer > 0).sum()} networks; p = {p:.2g}",
+            IN_PART if judged == HOLDS and p <= LEVEL else judged,
+            f"{parting}; in part, too, if two heads share fewer pairs than sets drawn independently would, by the "
+            f"one-sided sign test over the networks (p at most {LEVEL:g})",
+            ALONE,
+        )
+    ]
+
+
+def simplex_claims(triangles: Triangles) -> list[Claim]:
+    networks, classes = len(triangles.centres), len(triangles.classes)
+    best = sum(one.is_best for one in triangles.centres)
+    as_good = 100 * float(np.mean([one.as_good for one in triangles.centres]))
+    centred = mostly("networks of which no weighting knows more pairs than the centre")
+    named = [pattern for pattern in triangles.counts() if pattern != "none"]
+    by_rule = [triangles.counts(rule) for rule in RULES.values()]
+    found = [f"{pattern}: {by_rule[0][pattern]}{_range([one[pattern] for one in by_rule])}" for pattern in named]
+    often = max(1, ceil(_OFTEN * classes))
+    rare = Criterion(f"classes that show the rarest of the three, of {classes}", often, 1, told=str)
+    unpatterned = ", ".join(f"{kind}: {count}" for kind, count in triangles.unpatterned().items())
+    return [
+        Claim(
+            _SECTION,
+            "The accuracy over all pairs is greatest in the centre of the simplex, the network as trained.",
+            "one network",
+            f"{best} of {networks} networks; {as_good:.0f} % of the weightings are as good as the best",
+            centred.judge(best / networks),
+            str(centred),
+            SIMPLEX,
+        ),
+        Claim(
+            _SECTION,
+            "By playing with seeds, one sees classes whose accuracy leads in one corner, in two, or between two heads.",
+            "found by playing with seeds",
+            f"{', '.join(found)} of {classes} classes (in brackets: by other rules); no pattern: "
+            f"{by_rule[0]['none']} ({unpatterned})",
+            rare.judge(min(by_rule[0][pattern] for pattern in named)),
+            f"{rare} ({plain_percent(_OFTEN)} of all, and one)",
+            SIMPLEX,
+        ),
+    ]
+
+
+def boosting_claims(trained: Mapping[str, Ensemble]) -> list[Claim]:
+    """That boosting by SGD knows less than free training, with the better way to boost; no claim where the seeds are
+    too few to tell."""
+    accuracy = {way: trained[way].curve.accuracy[-1] for way in HEADS_WORDS}
+    free = accuracy.pop("free")
+    boosted = max(accuracy.values(), key=lambda known: float(known.mean()))
+    p, less = sign_test(free - boosted), float(np.mean(free - boosted))
+    tested = Criterion("one-sided sign test over the seeds: p", 0.01, LEVEL, at_most=True, told=str)
+    judged: Verdict = FAILS if less <= 0 else tested.judge(p)
+    if less > 0 and judged == FAILS:
+        return []
+    return [
+        Claim(
+            _SECTION,
+            "Boosting is less expressive than training all heads at once.",
+            "one curve",
+            f"{100 * boosted.mean():.1f} %, all at once {100 * free.mean():.1f} % (means); {(free > boosted).sum()} of "
+            f"{len(free)} seeds know less, {(free < boosted).sum()} more; p = {p:.2g}",
+            judged,
+            f"{tested}, against the better of both ways to boost; it does not hold if the mean difference is 0 or "
+            "less; else the seeds are too few for a verdict",
+            BOOSTING,
+        )
+    ]
+
+
+def enough_claims(many: ManyHeads) -> list[Claim]:
+    """That heads can be made to share the work, that boosting then succeeds, and that nothing else makes them do it."""
+    least, most = many.enough(MOST.holds), len(many.own_sets)
+    shares = [float(sets.succeeded.mean()) for sets in many.own_sets]
+    by_hand, tried = many.heads_by_hand(), [one for one in many.by_hand if one is not None]
+    made = mostly(
+        "networks trained to it whose heads alone know sets of their own (all pairs dealt to heads that know them, to "
+        f"none more than its share), and together all pairs, at {most} heads, the most that were tried"
+    )
+    boosted = max((each[-1] for each in many.boosted.values()), key=lambda known: float(known.mean()))
+    three = many.free_accuracy()[min(most, 3) - 1]
+    as_good = mostly(f"seeds that know as many pairs boosted with {most} heads as free with 3")
+    return [
+        Claim(
+            _SECTION,
+            "With enough heads, each can be made to remember a different set of pairs.",
+            "stated, with a link",
+            f"{100 * shares[-1]:.0f} % of the networks of {most} heads; {MOST.told(MOST.holds)} of them or more "
+            + (f"from {least} heads on" if least else "from no number of heads on")
+            + f"; with parameters set by hand, {len(by_hand)} of {len(tried)} networks, each head with no pair of "
+            f"another's, and {heads_in_words(by_hand)}",
+            made.judge(shares[-1]),
+            str(made),
+            ENOUGH,
+        ),
+        Claim(
+            _SECTION,
+            "Boosting remembers as well as free training once the network has enough heads.",
+            "stated, not shown",
+            f"{100 * boosted.mean():.1f} % with {most} heads, {100 * three.mean():.1f} % free with 3 (means); as "
+            f"many pairs in {100 * (boosted >= three).mean():.0f} % of the seeds",
+            as_good.judge(float((boosted >= three).mean())),
+            str(as_good),
+            ENOUGH,
+        ),
+        _emergence_claim(many, least),
+    ]
+
+
+def _emergence_claim(many: ManyHeads, least: int | None) -> Claim:
+    """Judged as the heads that were trained to have sets of their own are, at numbers that were enough for these."""
+    without = mostly(
+        "networks trained freely whose heads do not know sets of their own alone, judged as if trained to it, at the "
+        f"worst number of heads from the least on with which {MOST.told(MOST.holds)} of those trained to it succeed"
+    )
+    if least is None:
+        verdict, ours = FAILS, f"no number of heads up to {len(many.own_sets)} is enough, so that nothing can be judged"
+    else:
+        rest = many.free[least - 1 :]
+        emerged = [Overlaps.of(networks).own_sets / len(networks) for networks in rest]
+        worst = least + int(np.argmax(emerged))
+        free, trained = Overlaps.of(many.free[worst - 1]), Overlaps.of(many.own_sets[worst - 1].networks)
+        verdict = without.judge(1 - max(emerged))
+        ours = (
+            f"{free.networks - free.own_sets} of {free.networks} networks of {worst} heads, the worst number from "
+            f"{least} on; of those trained to it, {trained.networks - trained.own_sets} of {trained.networks}"
+        )
+    return Claim(
+        _SECTION,
+        "Even with enough heads, separate sets do not emerge by default.",
+        "stated, not shown",
+        ours,
+        verdict,
+        str(without),
+        ENOUGH,
+    )
+
+
+def _range(counts: Sequence[int]) -> str:
+    """What the counts of several rules lie between; nothing where they agree."""
+    return f" ({min(counts)} to {max(counts)})" if min(counts) < max(counts) else ""
+
+
+def heads_in_words(numbers: Sequence[int]) -> str:
+    """As \"6 to 8 heads (median 7)\"."""
+    if not numbers:
+        return "no number of heads"
+    least, most = min(numbers), max(numbers)
+    return f"{least} heads" if least == most else f"{least} to {most} heads (median {np.median(numbers):g})"
+
+
+def boosting_chapter(
+    page: Page, trained: Mapping[str, Ensemble], head_one: Mapping[str, HeadOne], recipe: Recipe
+) -> tuple[list[Claim], Report]:
+    folder, seeds = report_folder(page.run), len(trained["free"].next_tokens)
+    claims = boosting_claims(trained)
+    page.heading(BOOSTING)
+    page.paragraph(
+        f"Head 1 learns alone for {recipe.steps:,} updates and is frozen, then head 2 learns for "
+        f"{recipe.later_steps:,}, then head 3; the text does not say whether the embeddings go on learning meanwhile, "
+        f"so both are run, each with more updates than free training has. {seeds} seeds, each with facts and a "
+        "start of its own. Which optimizer trains the heads the text leaves open, too. The claim is judged by SGD with "
+        "momentum, under which a slot of the memory has one coefficient; Adam stands beside as a variant."
+        + ("" if claims else " The seeds are too few to tell whether boosting knows less, and no claim is judged.")
+    )
+    page.figure(
+        draw_ways(folder / "boosting.png", trained, recipe),
+        "Accuracy while training: the median over the seeds, shaded from the first quartile to the third. Right: "
+        "every seed at its end, with medians.",
+    )
+    page.show(ways(trained))
+    page.paragraph(why_it_falls(head_one))
+    page.figure(
+        draw_falls(folder / "falls.png", head_one),
+        "Head 1 learning alone. Above, left: by SGD and by Adam, with other steps. Right: the greatest curvature of "
+        "each seed's loss in what learns, up to its fall (filled) or, where it does not fall, up to its end (open), "
+        "over the one that gradient descent with momentum follows, 2 (1 + momentum) / learning rate. Below: the "
+        "accuracy and that curvature of the seeds that fall by SGD, moved so that they fall at 0, each and their "
+        "median.",
+    )
+    page.show(falls(head_one), statements_table([small_steps(head_one), curved_before(head_one)]))
+    return claims, {
+        "ways": {name: [round(25 * known) for known in trained[name].curve.accuracy[-1].tolist()] for name in WAYS},
+        "falls": {name: int(one.fell.sum()) for name, one in head_one.items()},
+    }
+
+
+def why_it_falls(found: Mapping[str, HeadOne]) -> str:
+    """What the two tests say of falls, in a paragraph."""
+    sgd, fell = found["SGD"], {name: f"{int(one.fell.sum())} of {len(one.fell)}" for name, one in found.items()}
+    if not sgd.fell.any():
+        return f"By SGD, head 1 never falls ({FALL_IN_WORDS}) in {len(sgd.fell)} seeds."
+    steps, curved = small_steps(found), curved_before(found)
+    return (
+        f"By SGD, head 1 falls in {fell['SGD']} seeds: {FALL_IN_WORDS}. {steps.ours} (p = {steps.p:.2g}). "
+        + (
+            "So it is the optimizer that loses more than one head would have to. "
+            if steps.shown
+            else "It is not shown that smaller steps lose less, so a fall may be a matter of what one head can hold. "
+        )
+        + f"As for how curved the loss was: {curved.ours} (p = {curved.p:.2g}). "
+        + (
+            "So falls go with steps that overshoot. "
+            if curved.shown
+            else "Seeds that fell are not shown to differ from the others in this, so it does not tell why they fell. "
+        )
+        + f"By Adam {fell['Adam']} seeds fall, {fell['Adam, ε']} with a larger ε, and {fell['Adam, small']} with "
+        "smaller steps."
+    )
+
+
+def enough_chapter(
+    page: Page, recipe: Recipe, seeds: Sequence[int], siblings: Ensemble, progress: Progress | None
+) -> tuple[list[Claim], Report]:
+    """`siblings` are the networks of these seeds with three heads, trained freely."""
+    many = train_many_heads(recipe, seeds, siblings, progress)
+    page.heading(ENOUGH)
+    page.paragraph(
+        "Can each head remember a set of pairs of its own, so that it knows them alone, and all heads together know "
+        "all? Two answers. Trained to it: the pairs are dealt to the heads at random, and the loss asks all heads "
+        f"for all pairs and each head alone for its own (Adam, {recipe.own_steps:,} updates). It does not ask a head "
+        "to be wrong about the pairs of others. Set by hand: words are placed on their circle so that the second token "
+        "alone always gives a wrong answer, and each head is given an attention that turns to the second token for its "
+        "own pairs, which all have one next token, and to a silent first token for all others. " + _by_hand_words(many)
+    )
+    page.paragraph(
+        "Networks that were trained freely are judged as those that were trained to it: their heads know sets of their "
+        "own if the pairs can be dealt to them so that each head alone knows those dealt to it, in whichever way, and "
+        "to no head more than its share. That accuracies alone add up to 1 is more: then heads are also wrong about "
+        "the pairs of others."
+    )
+    page.figure(
+        draw_many_heads(report_folder(page.run) / "many-heads.png", many),
+        "Left: accuracy by the number of heads. Right: of how many networks the heads know sets of their own.",
+    )
+    page.show(_table(many))
+    return enough_claims(many), {
+        "enough": {
+            "trained": many.enough(MOST.holds),
+            "by_hand": many.heads_by_hand(),
+            "succeeded": [float(sets.succeeded.mean()) for sets in many.own_sets],
+            "emerged": [Overlaps.of(networks).own_sets / len(networks) for networks in many.free],
+        }
+    }
+
+
+def _by_hand_words(many: ManyHeads) -> str:
+    """What became of the networks that were set by hand: proved, impossible, or built and not as they should be."""
+    proved, built = many.heads_by_hand(), [one for one in many.by_hand if one is not None]
+    words = (
+        f"Evaluated, each of these heads alone knows its own pairs and no other, and all together know all, in "
+        f"{len(proved)} of {len(many.by_hand)} networks"
+    )
+    if proved:
+        words += f", with {heads_in_words(proved)}"
+    if len(built) < len(many.by_hand):
+        words += (
+            f". For {len(many.by_hand) - len(built)}, none can be built so: a second token has all five next tokens, "
+            "and whatever it gives without any head is right for one pair"
+        )
+    if len(proved) < len(built):
+        words += f". In {len(built) - len(proved)}, heads do not know what they were built to know"
+    return (
+        words + ". With 25 heads a network can be built for any facts but such, one pair a head. Both numbers are "
+        "upper bounds: a training that fails, or a plane that is not found, does not prove that there is none."
+    )
+
+
+def _table(many: ManyHeads) -> Table:
+    rows: list[list[Cell]] = []
+    by_hand, built = np.array(many.heads_by_hand()), len(many.by_hand)
+    accuracy = many.free_accuracy()
+    for at, sets in enumerate(many.own_sets):
+        freely, trained = Overlaps.of(many.free[at]), Overlaps.of(sets.networks)
+        rows.append(
+            [
+                sets.heads,
+                f"{trained.own_sets} of {trained.networks}",
+                percent(sets.own.mean()),
+                f"{trained.sizes:.1f}",
+                f"{trained.partitions} of {trained.networks}",
+                f"{int((by_hand <= sets.heads).sum())} of {built}",
+                *(percent(many.boosted[way][at].mean()) for way in ("shared", "frozen")),
+                percent(accuracy[at].mean()),
+                f"{freely.own_sets} of {freely.networks}",
+                f"{freely.sizes:.1f}",
+                f"{freely.partitions} of {freely.networks}",
+            ]
+        )
+    columns = (
+        "heads", "trained to: sets of their own", "pairs known by the head they were dealt to",
+        "pairs known alone, added up", "accuracies add up to 1", "set by hand: networks that do",
+        "boosted: accuracy", "boosted, embeddings frozen", "free: accuracy", "free: sets of their own",
+        "free: pairs known alone, added up", "free: accuracies add up to 1",
+    )  # fmt: skip
+    return Table("enough", "What heads can be made to do, and what they do, by their number.", columns, rows)
+
+
+def basis_chapters(
+    page: Page,
+    network: AttentionOnly,
+    facts: Facts,
+    recipe: Recipe,
+    seeds: Sequence[int],
+    siblings: Ensemble,
+    progress: Progress | None,
+) -> tuple[list[Claim], Report]:
+    """What the recorded network's heads do, and those of its siblings of other seeds. Returns claims and findings."""
+    others = heads_alone(siblings)
+    triangles = triangles_of(siblings.networks(), [draw_facts(seed) for seed in seeds], seeds, recipe.simplex)
+    simplex, alone = over_simplex(network, facts, recipe.simplex), heads_alone(Ensemble([network], [facts]))[0]
+    claims = alone_claims(others) + simplex_claims(triangles)
+    report = alone_chapter(page, simplex, alone, others, facts) | simplex_chapter(page, simplex, triangles, facts)
+    for found, more in (
+        boosting_chapter(
+            page, train_ways(recipe, seeds, siblings, progress), train_head_one(recipe, seeds, progress), recipe
+        ),
+        enough_chapter(page, recipe, seeds, siblings, progress),
+    ):
+        claims += found
+        report |= more
+    return claims, report
+
+
+def alone_chapter(page: Page, simplex: Simplex, alone: Alone, others: Sequence[Alone], facts: Facts) -> Report:
+    """Which pairs each head knows by itself, and how these sets overlap."""
+    overlaps, outside = Overlaps.of(others), Overlaps.of([one.outside for one in others])
+    p = sign_test(fewer_than_chance(others))
+    page.heading(ALONE)
+    page.paragraph(
+        "Were each head to remember pairs of its own, the pairs known by each alone would be different ones, and "
+        f"add up to all 25. They are {' + '.join(map(str, alone.sizes))} here, of which {int(alone.union.sum())} are "
+        f"different, and {int(alone.without.sum())} are known without any head, from the second token's own stream. "
+        f"In {overlaps.networks} networks, each of other facts and another start, the heads of {overlaps.partitions} "
+        f"part the pairs between them. Two heads share {overlaps.shared:.2f} pairs on average, where sets of their "
+        f"sizes that were drawn independently would share {overlaps.shared_by_chance:.2f}. That counts pairs that are "
+        f"known without any head, which most heads know, too; of the others, two heads share {outside.shared:.2f} "
+        f"where {outside.shared_by_chance:.2f} are expected (one-sided sign test over the networks: p = {p:.2g}). "
+        + (
+            "So heads do tend to different pairs, without parting them."
+            if p <= LEVEL
+            else "So it is not shown that heads tend to different pairs at all."
+        )
+    )
+    page.show(heads.heads(simplex, alone, facts), heads.overlap(alone, facts), heads.overlaps(others))
+    return {
+        "heads": {
+            "alone": alone.sizes.tolist(),
+            "union": int(alone.union.sum()),
+            "without": int(alone.without.sum()),
+            "together": int(alone.together.sum()),
+        }
+    }
+
+
+def simplex_chapter(page: Page, simplex: Simplex, triangles: Triangles, facts: Facts) -> Report:
+    folder = report_folder(page.run)
+    page.heading(SIMPLEX)
+    page.paragraph(
+        "The triangles vary the heads' weights, which sum to 3: the cross in the middle is the network as trained, a "
+        "corner is one head alone, three times as strong."
+    )
+    page.figure(
+        draw_simplexes(folder / "simplex.png", simplex, facts),
+        "Accuracy over the simplex of head weights, in the steps that it has; at the corners, that of one head alone.",
+    )
+    page.figure(
+        draw_inputs(folder / "simplex-inputs.png", simplex, facts),
+        "The same for each pair (pair → next token): the probability of its next token, and the border of the "
+        "weights with which that token is the most likely one.",
+    )
+    page.figure(
+        draw_patterns(folder / "simplex-patterns.png", triangles),
+        f"The four patterns, found in {len(triangles.centres)} networks of different seeds by a rule that was fixed "
+        "before: of each pattern the class of the most pairs, and of several the one of the first seed.",
+    )
+    page.show(heads.patterns(triangles))
+    counts = triangles.counts()
+    return {"patterns": {str(pattern): count for pattern, count in counts.items()}}

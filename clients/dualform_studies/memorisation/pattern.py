@@ -1,0 +1,329 @@
+"""Claims and chapters on the attention pattern and on the layer's output.
+
+What the second study says of attention patterns and the unembedding, put to the test: criteria and verdicts.
+
+What it observes in one network is measured here in several, which are trained alike with facts and starts of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform_studies.claims import Claim, Criterion, mostly, plain_percent, section
+from dualform_studies.memorisation.layer import (
+    REACH,
+    STRONGEST,
+    EdgeMeasures,
+    draw_edges,
+    draw_head_maps,
+    draw_layer_maps,
+    draw_surfaces,
+    draw_value_maps,
+    layer_maps,
+    measure_edges,
+    raw_patterns,
+    value_colours,
+)
+from dualform_studies.memorisation.polynomial import (
+    HARMONICS,
+    TIED,
+    count_harmonics,
+    count_parameters,
+    draw_level_lines,
+    evaluate,
+    head_coefficients,
+    random_heads,
+)
+from dualform_studies.memorisation.torus import grid_angles, images_right, nearest, random_directions, word_angles
+from dualform_studies.memorisation.transformer import WIDTH, AttentionOnly, Facts, Recipe
+from dualform_studies.report import Cell, Page, Table, percent, report_folder
+
+POLYNOMIAL = "The attention pattern's polynomial"
+LAYER = "What the layer adds up"
+SPHERE = "The network on the torus"
+"""Headings of the page."""
+CHANCE = 0.05
+"""Of all shifts: frontiers that fewer bring as near to the level lines lie there by more than chance."""
+_HEADS = 60
+_DIRECTIONS = 20_000
+
+
+def polynomial_error(network: AttentionOnly, points: int) -> float:
+    """The greatest difference between a head's raw pattern on the torus and its polynomial, over the pattern's range.
+
+    Attention would not do: its sigmoid hides what is wrong where it is all but 0 or 1.
+    """
+    raw = raw_patterns(network, points)
+    differences = np.abs(evaluate(head_coefficients(network), *grid_angles(points)) - raw)
+    return float((differences.max(axis=(1, 2)) / np.ptp(raw, axis=(1, 2))).max())
+
+
+def polynomial_claims(networks: Sequence[AttentionOnly], points: int) -> list[Claim]:
+    """That the pattern is a trigonometric polynomial, of so many harmonics and parameters."""
+    error = max(polynomial_error(network, points) for network in networks)
+    small = Criterion("greatest difference, of the pattern's range", 1e-6, 1e-3, at_most=True, told=plain_percent)
+    claims = [
+        Claim(
+            section("the attention layer"), "The raw attention pattern is a trigonometric polynomial.", "derived",
+            f"the two differ by {error:.0e} of the pattern's range at most, in {len(networks)} trained networks",
+            small.judge(error), str(small), POLYNOMIAL,
+        )
+    ]  # fmt: skip
+    for dimension, harmonics, parameters in ((3, 11, 9), (1, 7, 5)):
+        heads = list(random_heads(dimension, _HEADS))
+        for what, said, found, remark in (
+            (
+                "harmonics", harmonics, np.array([count_harmonics(head) for head in heads]),
+                "; seven is how many terms its product has when it is multiplied out" if dimension == 1 else "",
+            ),
+            ("free parameters", parameters, np.array([count_parameters(head) for head in heads]), ""),
+        ):  # fmt: skip
+            counted = mostly(f"random heads that have {said}")
+            claims.append(
+                Claim(
+                    section("the attention layer"), f"For a head of dimension {dimension} it has {said} {what}.",
+                    str(said), _counts(found) + remark, counted.judge(float((found == said).mean())), str(counted),
+                    POLYNOMIAL,
+                )
+            )  # fmt: skip
+    return claims
+
+
+def edge_claims(measured: Sequence[EdgeMeasures]) -> list[Claim]:
+    """Where the edges of the layer's sum and of the classes come from; networks in which it shows are judged.
+
+    A claim that none of them can show is not made.
+    """
+    near = f"within {REACH:.0f}°"
+    claims = []
+    for sentence, values, criterion in (
+        (
+            "Each edge of the sum of the heads is an edge of a head's attention pattern.",
+            [one.explained for one in measured],
+            mostly(
+                f"the steepest {plain_percent(STRONGEST)} of the sum's points that lie {near} of a head's level line, "
+                "share beyond chance, median over networks"
+            ),
+        ),
+        (
+            "Each edge of a head's attention pattern is an edge of the sum of the heads.",
+            [one.covered for one in measured],
+            mostly(
+                f"the heads' level lines that lie {near} of an edge of the sum, over those that lie {near} of an edge "
+                "of their own head's map, shares beyond chance, median over networks"
+            ),
+        ),
+        (
+            "The frontiers are intricate mainly due to the attention pattern's expressivity.",
+            [one.shortened for one in measured],
+            Criterion(
+                "the part of the frontiers' length that is gone when every head attends everywhere as it does on "
+                "average, median over networks", 1 / 2, 1 / 4,
+            ),
+        ),
+    ):  # fmt: skip
+        shares = _shown(values)
+        if len(shares):
+            judged = criterion.judge(float(np.median(shares)))
+            told = ("seen in one network", _spread(shares), judged, str(criterion), LAYER)
+            claims.append(Claim(section("the attention layer"), sentence, *told))
+    return claims + _frontier_claims(measured)
+
+
+def _frontier_claims(measured: Sequence[EdgeMeasures]) -> list[Claim]:
+    """That frontiers do not lie at level lines, judged by what lines do that are shifted around the torus."""
+    shares, shifted = _shown([one.frontiers for one in measured]), _shown([one.frontiers_shifted for one in measured])
+    if not len(shares):
+        return []
+    criterion = mostly(
+        f"networks of which at least {plain_percent(CHANCE)} of all shifts of the level lines around the torus bring "
+        f"as much of the frontiers within {REACH:.0f}° of them"
+    )
+    return [
+        Claim(
+            section("the attention layer"),
+            "The frontiers between classes do not easily correlate with the heads' level lines.",
+            "seen in one network",
+            f"{(shifted >= CHANCE).sum()} of {len(shifted)} networks. Share of the frontiers at the lines, beyond "
+            f"chance: {_spread(shares)}; as much or more after {100 * np.median(shifted):.2g} % of the shifts (median)",
+            criterion.judge(float((shifted >= CHANCE).mean())),
+            str(criterion),
+            LAYER,
+        )
+    ]
+
+
+def voronoi_claim(networks: Sequence[AttentionOnly], facts: Sequence[Facts]) -> Claim:
+    """That the unembedding's cells, which are weighted Voronoi cells by construction, maximise accuracy."""
+    directions = random_directions(_DIRECTIONS, WIDTH)
+    plain, right = [], []
+    for network, own in zip(networks, facts, strict=True):
+        rows = network.unembedding.weight.detach().double().numpy()
+        winners = (directions @ rows.T).argmax(axis=1)
+        plain.append(float((nearest(directions, rows, weighted=False) == winners).mean()))
+        right.append(float(images_right(network, own).mean()))
+    criterion = Criterion(
+        "pairs whose image lies in the cell of their own next token, mean over networks", 0.99, 0.9, told=plain_percent
+    )
+    return Claim(
+        section("the network"),
+        "The unembedding partitions the sphere into weighted Voronoi cells that maximise accuracy.",
+        "derived, and seen in one network",
+        f"the cells are weighted Voronoi cells by construction, and {100 * float(np.mean(right)):.1f} % of the pairs "
+        f"lie in their own, in {len(networks)} networks; without the weights, {100 * float(np.median(plain)):.0f} % of "
+        f"{_DIRECTIONS:,} directions would lie in the same cell (median)",
+        criterion.judge(float(np.mean(right))),
+        str(criterion),
+        SPHERE,
+    )
+
+
+def _counts(found: NDArray[np.int64]) -> str:
+    """As "11 in 58 of 60 random heads, 9 in 2"."""
+    numbers, times = np.unique(found, return_counts=True)
+    first, *others = sorted(zip(times.tolist(), numbers.tolist(), strict=True), reverse=True)
+    words = [f"{first[1]} in {first[0]} of {len(found)} random heads"]
+    return ", ".join(words + [f"{number} in {often}" for often, number in others])
+
+
+def _shown(values: Sequence[float | None]) -> NDArray[np.float64]:
+    return np.array([value for value in values if value is not None])
+
+
+def _spread(shares: NDArray[np.float64]) -> str:
+    percents = 100 * shares
+    return f"{np.median(percents):.0f} % ({percents.min():.0f} to {percents.max():.0f}) in {len(percents)} networks"
+
+
+_MAPS = 160
+"""Points along each side of maps in many colours, which would not fit in a page's PNG finer."""
+_SURFACES = 96
+"""Points along each side of surfaces, all of whose quads are drawn one by one."""
+
+
+def pattern_chapters(
+    page: Page,
+    network: AttentionOnly,
+    facts: Facts,
+    recipe: Recipe,
+    others: Sequence[AttentionOnly],
+    others_facts: Sequence[Facts],
+) -> list[Claim]:
+    """The figures are of `network`; the claims are measured in it and the `others`, which are trained alike."""
+    _polynomial_chapter(page, network, recipe)
+    networks = [network, *others]
+    measured = [measure_edges(one, recipe.grid) for one in networks]
+    _layer_chapter(page, network, facts, recipe)
+    page.show(_edge_table(measured))
+    return [
+        *polynomial_claims(networks, recipe.grid),
+        *edge_claims(measured),
+        voronoi_claim(networks, [facts, *others_facts]),
+    ]
+
+
+def _polynomial_chapter(page: Page, network: AttentionOnly, recipe: Recipe) -> None:
+    coefficients = head_coefficients(network)
+    page.heading(POLYNOMIAL)
+    page.paragraph(
+        "The difference of the two attention logits, with which the last token chooses between the first token and "
+        "itself, is `x₂ · M (x₁ - x₂)` with one matrix M for each head. A word at the angle t is `√3 (u cos t + v sin "
+        "t)`, so the difference is a trigonometric polynomial of the two words' angles: in the first angle of degree "
+        "1, in the second of degree 2, since the last token is asked about itself. Its eleven coefficients are linear "
+        "in M; those of cos 2t₂ and sin 2t₂ are those of cos(t₁ + t₂) and sin(t₁ + t₂) with their sign changed, which "
+        "leaves nine. Heads of dimension 2 have eight, since their M has rank 2. On a grid of the torus the difference "
+        f"and the polynomial are apart by at most {polynomial_error(network, recipe.grid):.0e} of its range."
+    )
+    page.show(_coefficient_table(coefficients))
+    page.paragraph(
+        "Of a head of dimension 1, M is a product of two vectors, and so is the pattern: `k (cos(t₂ - a) + b) "
+        "(cos(t₁ - c) - cos(t₂ - c) + d)`, with five parameters k, a, b, c, d. Multiplied out it has seven terms: `k/2 "
+        "cos(t₁ + t₂ - a - c) + k/2 cos(t₁ - t₂ + a - c) - k/2 cos(2t₂ - a - c) + k b cos(t₁ - c) - k b cos(t₂ - c) + "
+        "k d cos(t₂ - a) + k (b d - cos(a - c) / 2)`. Its level line is that of its factors: two straight lines at "
+        "which the query changes its sign, and a curve on which the two keys are equal."
+    )
+    page.figure(
+        draw_level_lines(report_folder(page.run) / "level-line.png", coefficients),
+        "The level line at which both tokens get the same attention, moving as the parameters go round a circle. Left: "
+        "the circle in the space of the nine parameters that passes through the patterns of this network's three "
+        "heads. Right: a head of dimension 1, whose phase a turns while b and d swing.",
+    )
+
+
+def _coefficient_table(coefficients: np.ndarray) -> Table:
+    rows = [
+        (harmonic.name, *(f"{of[at]:.3f}" for of in coefficients), f"minus that of {TIED[harmonic.name]}"
+         if harmonic.name in TIED else "free")
+        for at, harmonic in enumerate(HARMONICS)
+    ]  # fmt: skip
+    columns = ("harmonic", *(f"head {head}" for head in range(1, len(coefficients) + 1)), "")
+    return Table("pattern", "The raw attention patterns of the trained heads, in nats.", columns, rows)
+
+
+def _edge_table(measured: Sequence[EdgeMeasures]) -> Table:
+    """The measures of edges and their controls."""
+    rows: list[list[Cell]] = []
+    steepest = f"steepest {plain_percent(STRONGEST)} of the sum"
+    for words, values in (
+        (f"{steepest} at level lines, beyond chance", [one.explained for one in measured]),
+        ("level lines at edges of the sum, over at edges of their own map", [one.covered for one in measured]),
+        ("the same with hardmax: a control, 100 %", [one.covered_hardmax for one in measured]),
+        ("frontiers at level lines, beyond chance", [one.frontiers for one in measured]),
+        ("shifts of the level lines with as many frontiers at them", [one.frontiers_shifted for one in measured]),
+        ("frontiers gone when attention is held at its mean", [one.shortened for one in measured]),
+    ):
+        shares = [value for value in values if value is not None]
+        told = [percent(share) for share in np.percentile(shares, (0, 50, 100))] if shares else ["-"] * 3
+        rows.append([words, len(shares), *told])
+    return Table(
+        "edge-measures",
+        f"Where the edges of the layer and of the classes lie, in networks of {len(measured)} seeds. Edges of a map "
+        "are the ridges of its steepness: where it changes faster than on either side. Networks in which there is "
+        "nothing to measure, such as those without level lines, are left out.",
+        ("measure", "networks", "least", "median", "most"),
+        rows,
+    )
+
+
+def _layer_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
+    folder, angles, points = report_folder(page.run), word_angles(network), min(recipe.grid, _MAPS)
+    hard, soft = layer_maps(network, points, "hardmax"), layer_maps(network, points)
+    raw = raw_patterns(network, points)
+    shown = int(np.abs(raw).mean(axis=(1, 2)).argmax())
+    page.heading(LAYER)
+    page.paragraph(
+        "A head adds up the two positions and the two words, each weighted by its attention. Vectors of the stream "
+        "have three dimensions and are shown as red, green and blue. The colours are linear: middle grey is zero, and "
+        "what a colour is apart from that grey adds up as the vectors do. One scale holds for all maps of a figure, "
+        "chosen such that nothing is clipped. The thin line is where a head attends to both tokens alike."
+    )
+    page.figure(
+        draw_head_maps(folder / "head-maps.png", {"hardmax": hard, "softmax": soft}, raw[shown], shown),
+        f"Head {shown + 1}, whose attention is the most decided, before its values: the positions, the words, and "
+        "both, with all attention to the token that gets more (hardmax) and as the network has it (softmax).",
+    )
+    colours = value_colours(hard, soft)
+    page.figure(
+        draw_value_maps(folder / "value-maps.png", {"hardmax": hard, "softmax": soft}, raw, colours),
+        "Every head after value and output. These maps and those of the next figure share one scale.",
+    )
+    page.figure(
+        draw_layer_maps(folder / "layer-maps.png", hard, soft, colours),
+        "The sum of the three heads, and of the heads and the second token's own stream: the attention layer's output.",
+    )
+    page.figure(
+        draw_edges(folder / "edges.png", network, facts, angles, recipe.grid),
+        f"Left: the {plain_percent(STRONGEST)} of the torus where the sum of the heads changes fastest, and the level "
+        "lines of the three heads. Middle: the same lines over the classes, which are the layer's output composed with "
+        "the unembedding. Right: the classes that the same network would have if each head attended everywhere as it "
+        "does on average.",
+    )
+    page.figure(
+        draw_surfaces(folder / "surfaces.png", layer_maps(network, min(points, _SURFACES))),
+        "The output of the attention layer as a deformed torus, and what each head adds to it, each in its principal "
+        "axes, divided by its reach along them (in the titles). A head reaches much farther along its first axes than "
+        "along its last: in the stream's own axes its surface would be seen as a leaf or a line.",
+    )

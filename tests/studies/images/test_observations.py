@@ -1,0 +1,379 @@
+"""The paper's observations, judged on made-up answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dualform_studies.claims import FAILS, HOLDS, IN_PART
+from dualform_studies.images.attention import Datapoints, LayerAttention, classes_of
+from dualform_studies.images.continual import choose_recognised_as, continual_findings
+from dualform_studies.images.datasets import Dataset, Images, every_row, load_dataset
+from dualform_studies.images.joint import joint_findings
+from dualform_studies.images.observations import (
+    EVERY,
+    MANY,
+    OFTEN,
+    SOME,
+    Findings,
+    Prevalence,
+    choose_showing,
+    crossing,
+    crossing_claim,
+    crossing_prevalence,
+    crossing_table,
+    over_layers,
+    prevalence_claim,
+    prevalence_table,
+)
+from dualform_studies.images.single import single_findings
+from dualform_studies.images.training import Checkpoint
+
+LAYERS = ("layer-0", "layer-1", "layer-2")
+SLOTS, IMAGES = 40, 60
+Draw = np.random.Generator
+
+
+@pytest.fixture(scope="module")
+def pair(made_up_data: Path) -> tuple[Dataset, Dataset]:
+    return load_dataset("mnist", made_up_data), load_dataset("fashion-mnist", made_up_data)
+
+
+@pytest.fixture
+def draw() -> Draw:
+    return np.random.default_rng(8)
+
+
+@pytest.fixture
+def points(draw: Draw) -> Datapoints:
+    names = np.array(["mnist", "fashion-mnist"], dtype=object)[draw.integers(0, 2, SLOTS)]
+    return Datapoints(names, draw.choice([5, 9], SLOTS), np.arange(SLOTS), np.arange(SLOTS))
+
+
+def told(points: Datapoints, image: int) -> tuple[str, int]:
+    """Dataset and label of a training image."""
+    slot = points.images.tolist().index(image)
+    return points.datasets[slot], int(points.labels[slot])
+
+
+def made_up(draw: Draw, datasets: tuple[Dataset, ...], strong: Callable[[int], int]) -> list[LayerAttention]:
+    """Random sums and best images; about half of the images give group `strong(image)` the greatest sum."""
+    groups = classes_of(datasets)
+    found = []
+    for layer in LAYERS:
+        sums = draw.random((IMAGES, len(groups)))
+        for image in range(IMAGES):
+            sums[image, strong(image)] += draw.integers(0, 2)
+        found.append(LayerAttention(layer, groups, sums, draw.integers(0, SLOTS, (IMAGES, 3))))
+    return found
+
+
+def count(findings: Findings, observation: str, layer: str, among: str = "") -> tuple[int, int]:
+    (one,) = {
+        (row.count, row.total)
+        for row in findings.rows
+        if observation in row.observation and row.layer == layer and among in row.among
+    }
+    return one
+
+
+def test_a_six_and_its_zeros(pair, points: Datapoints, draw: Draw):
+    (digits, _), labels = pair, pair[0].test.labels
+    attention = made_up(draw, (digits,), lambda image: int(labels[image]))
+    given = np.where(draw.random(IMAGES) < 0.8, labels, 1)
+    best = {layer: draw.random((IMAGES, 10)) for layer in LAYERS}
+    found = single_findings(attention, best, points, Checkpoint(digits, 10, last=True), given)
+    sixes = [image for image in range(IMAGES) if labels[image] == given[image] == 6]
+
+    def leads(image: int, at: int) -> bool:
+        return int(np.argmax(attention[at].sums[image])) == labels[image]
+
+    everywhere = [all(leads(image, at) for at in range(3)) for image in sixes]
+    zeros = [any(best[layer][image][0] >= best[layer][image][6] for layer in LAYERS) for image in sixes]
+    near = [any(best[layer][image][0] >= 0.9 * best[layer][image][6] for layer in LAYERS) for image in sixes]
+    assert count(found, "own class", EVERY, "recognised 6s") == (sum(everywhere), len(sixes))
+    assert count(found, "own class", "layer-1", "digits") == (
+        sum(leads(image, 1) for image in range(IMAGES) if given[image] == labels[image]),
+        int((given == labels).sum()),
+    )
+    assert count(found, "at least as much", SOME) == (sum(zeros), len(sixes))
+    assert count(found, "9/10", SOME) == (sum(near), len(sixes))
+    assert count(found, "another class", "layer-2")[0] == sum(
+        told(points, attention[2].best[image][0])[1] != labels[image]
+        for image in range(IMAGES)
+        if given[image] == labels[image]
+    )
+    assert [claim.section for claim in found.claims] == ["section 5.2", "section 5.2", "section 5.2", "appendix B.1"]
+    comparable, many = found.claims[1:3]
+    assert comparable.ours.startswith(f"{sum(near)} of {len(sixes)} recognised 6s")
+    others = [
+        any(told(points, attention[at].best[image][0])[1] != labels[image] for at in range(3))
+        for image in range(IMAGES)
+        if given[image] == labels[image]
+    ]
+    assert many.ours.startswith(f"{sum(others)} of {len(others)} recognised digits")
+    told_of = [(row.observation, row.layer, row.among) for row in found.rows]
+    assert len(told_of) == len(set(told_of)), "no row twice"
+    shown = [image for image, one, other in zip(sixes, everywhere, near, strict=True) if one and other]
+    if shown:
+        assert found.shown["digit-6"].query.row == shown[0]
+        assert f"first of {len(shown)}, among {len(sixes)} recognised 6s" in found.shown["digit-6"].how
+
+
+def test_a_boot_a_dress_and_a_sandal(pair, points: Datapoints, draw: Draw):
+    fashion, labels = pair[1], pair[1].test.labels
+    attention = made_up(draw, pair, lambda image: 14 if labels[image] == 9 else 10 + int(labels[image]))
+    given = np.where(draw.random(IMAGES) < 0.9, labels, 1)
+    found = joint_findings(attention, points, Checkpoint(fashion, 10, last=True), given)
+
+    def recognised(label: int) -> list[int]:
+        return [image for image in range(IMAGES) if labels[image] == given[image] == label]
+
+    def share(image: int, at: int) -> float:
+        sums = attention[at].sums[image]
+        return sums[10 + labels[image]] / sums.sum()
+
+    def rank(image: int, at: int) -> int:
+        sums = attention[at].sums[image]
+        return 1 + sum(other > sums[10 + labels[image]] for other in sums)
+
+    def top(image: int, at: int) -> list[tuple[str, int]]:
+        return [told(points, seen) for seen in attention[at].best[image]]
+
+    boots, dresses, sandals = recognised(9), recognised(3), recognised(5)
+    assert count(found, "coat", "layer-0") == (
+        sum(int(np.argmax(attention[0].sums[image])) == 14 for image in boots),
+        len(boots),
+    )
+    gained = sum(share(image, 2) > share(image, 0) for image in boots)
+    assert count(found, "greater share", "layer-2", "boots") == (gained, len(boots))
+    (gains,) = (claim for claim in found.claims if "own class gains" in claim.claim)
+    assert gains.ours.startswith(f"{gained} of {len(boots)} recognised boots")
+    assert count(found, "rank", "layer-2", "boots") == (
+        sum(rank(image, 2) < rank(image, 0) for image in boots),
+        len(boots),
+    )
+    behind = [image for image in range(IMAGES) if given[image] == labels[image] and rank(image, 0) > 1]
+    assert count(found, "rank", "layer-2", "not first at layer-0") == (
+        sum(rank(image, 2) < rank(image, 0) for image in behind),
+        len(behind),
+    )
+    assert count(found, "all 3 best images", "layer-0")[0] == sum(
+        all(one == ("fashion-mnist", 9) for one in top(image, 0)) for image in boots
+    )
+    for at, layer in enumerate(LAYERS):
+        near = [any(name == "mnist" for name, _ in top(image, at)) for image in range(IMAGES)]
+        assert count(found, "the other dataset is among", layer) == (sum(near), IMAGES)
+        assert count(found, "MNIST is among", layer, "boots")[0] == sum(near[image] for image in boots)
+    assert count(found, "not among", EVERY)[0] == sum(
+        all(name != "mnist" for at in range(3) for name, _ in top(image, at)) for image in dresses
+    )
+    assert count(found, "MNIST 5", SOME)[0] == sum(
+        any(("mnist", 5) in top(image, at) for at in range(3)) for image in sandals
+    )
+    assert count(found, "not the one recognised", "layer-2", "sandals") == (
+        sum(int(np.argmax(attention[2].sums[image])) % 10 != given[image] for image in sandals),
+        len(sandals),
+    )
+    assert len(found.claims) == 8
+    assert set(found.shown) == {"ankle-boot", "dress", "sandal"}
+
+
+def test_a_one_taken_for_a_three(pair, points: Datapoints, draw: Draw):
+    digits, labels = pair[0], pair[0].test.labels
+    attention = made_up(draw, pair, lambda image: 13 if labels[image] == 1 else 10 + (image * 7) % 10)
+    given = np.where(draw.random(IMAGES) < 0.5, labels, draw.integers(0, 10, IMAGES))
+    given[labels == 1] = np.where(draw.random(int((labels == 1).sum())) < 0.7, 3, 1)
+    spoilt = (draw.random(IMAGES) < 0.7) & (given != labels)
+    crossed = crossing_prevalence(made_up(draw, pair, lambda image: 0), points, "fashion-mnist")
+    found = continual_findings(attention, crossed, Checkpoint(digits, 10, last=True), "fashion-mnist", given, spoilt)
+    ones = [image for image in range(IMAGES) if labels[image] == 1 and given[image] == 3]
+    wrong = [image for image in range(IMAGES) if labels[image] != given[image]]
+    dress = [int(np.argmax(attention[2].sums[image])) == 13 for image in ones]
+    assert count(found, "dress", "layer-2") == (sum(dress), len(ones))
+    assert count(found, "label recognised", "layer-2") == (
+        sum(int(np.argmax(attention[2].sums[image, 10:])) == given[image] for image in wrong),
+        len(wrong),
+    )
+    shown = [image for image, led in zip(ones, dress, strict=True) if led and spoilt[image]]
+    assert shown
+    assert found.shown["interference"].query.row == shown[0]
+    given[labels == 1] = 1
+    none = continual_findings(attention, crossed, Checkpoint(digits, 10, last=True), "fashion-mnist", given, spoilt)
+    assert len(none.claims) == 2, "no 1 is taken for a 3"
+    shown = none.shown["interference"]
+    assert shown.query.label != shown.query.given
+    assert spoilt[shown.query.row], "an example of interference is one that the second dataset spoils"
+    assert "mistaken at the end, spoilt by Fashion-MNIST" in shown.how
+    nothing = np.zeros(IMAGES, dtype=bool)
+    bare = continual_findings(attention, crossed, Checkpoint(digits, 10, last=True), "fashion-mnist", given, nothing)
+    assert bare.shown == {}, "no image is spoilt"
+
+
+def test_a_recognised_example_is_of_its_class_where_there_is_one(pair):
+    digits, labels = pair[0], pair[0].test.labels
+    choice = choose_recognised_as(digits, labels, 7)
+    assert choice is not None
+    assert choice.query.row == labels.tolist().index(7)
+    assert choice.how.endswith(
+        "60 mnist test images recognised at the end, of which this holds: it is of class 7 (its label)."
+    )
+    choice = choose_recognised_as(digits, np.where(labels == 7, 1, labels), 7)
+    assert choice is not None
+    assert choice.query.row == 0
+    assert choice.how.endswith("this one lacks: it is of class 7 (its label).")
+    assert choose_recognised_as(digits, (labels + 1) % 10, 7) is None
+
+
+def test_crossing_is_counted_image_by_image(pair, points: Datapoints, draw: Draw):
+    attention = made_up(draw, pair, lambda image: image % 20)
+    found = crossing(attention, points, "mnist")
+    for at, layer in enumerate(LAYERS):
+        foreign = [
+            any(told(points, seen)[0] == "fashion-mnist" for seen in attention[at].best[image])
+            for image in range(IMAGES)
+        ]
+        shares = [one[10:].sum() / one.sum() for one in attention[at].sums]
+        assert found[layer]["near"] == pytest.approx(np.mean(foreign))
+        assert found[layer]["sums"] == pytest.approx(np.mean(shares))
+    assert len(crossing_table({"mnist": found}).rows) == 3
+
+
+def seen_by(counts: tuple[int, ...]) -> list[Prevalence]:
+    """By layer, an observation of the first so many of 1,000 images."""
+    everything = np.ones(1000, dtype=bool)
+    return [
+        Prevalence("MNIST is near", layer, "images", everything, np.arange(1000) < seen)
+        for layer, seen in zip(LAYERS, counts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [
+        ((10, 30, 50), HOLDS),
+        ((10, 30, 49), FAILS),
+        ((0, 0, 0), FAILS),
+        ((10, 60, 50), IN_PART),
+        ((92, 92, 100), IN_PART),
+        ((93, 94, 100), FAILS),
+        ((92, 100, 108), HOLDS),
+        ((100, 50, 100), FAILS),
+        ((400, 200, 300), FAILS),
+    ],
+)
+def test_attention_across_grows_from_layer_to_layer_beyond_chance(counts: tuple[int, ...], verdict: str):
+    claim = crossing_claim("section 5.3", seen_by(counts))
+    assert claim.verdict == verdict
+    assert "at least 1/20 at the last layer" in claim.criterion
+
+
+def test_a_rise_is_that_of_the_same_images():
+    """110 images rise to 120: of 110 images all new, 10 more are no rise beyond chance."""
+    everything = np.ones(1000, dtype=bool)
+    rows = [np.arange(1000) < 110, (np.arange(1000) >= 110) & (np.arange(1000) < 230), np.arange(1000) < 240]
+    near = [Prevalence("near", name, "images", everything, seen) for name, seen in zip(LAYERS, rows, strict=True)]
+    assert crossing_claim("section 5.3", near).verdict == IN_PART
+
+
+YES, NO = True, False
+
+
+def flags(*values: bool) -> np.ndarray:
+    return np.array(values)
+
+
+def prevalence(concerned: np.ndarray, seen: np.ndarray, observation: str = "it leads") -> Prevalence:
+    return Prevalence(observation, "layer-1", "sixes", concerned, seen)
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    images = Images(np.zeros((4, 4), dtype=np.uint8), np.array([6, 6, 6, 1]))
+    return Dataset("made-up", images, images, 2, [str(digit) for digit in range(10)], every_row(4))
+
+
+def test_only_images_concerned_count():
+    one = prevalence(flags(YES, YES, YES, NO), flags(YES, NO, YES, YES))
+    assert (one.count, one.total) == (2, 3)
+    assert str(one) == "2 of 3 sixes (66.7 %)"
+    assert one.plain()["share"] == pytest.approx(2 / 3)
+
+
+def test_an_observation_of_no_image_makes_no_claim():
+    nobody = prevalence(flags(NO, NO), flags(YES, YES))
+    assert prevalence_claim("section 1", "It leads.", "one example", nobody) == []
+    assert prevalence_table([nobody.plain()]).rows[0][-3:] == (0, 0, "-")
+
+
+def test_layers_are_joined_as_asked():
+    concerned = flags(YES, YES, YES)
+    seen = {"layer-0": flags(YES, NO, NO), "layer-1": flags(YES, YES, NO)}
+    every = over_layers("it leads", "sixes", concerned, seen, EVERY)
+    assert [(one.layer, one.count) for one in every] == [("layer-0", 1), ("layer-1", 2), (EVERY, 1)]
+    assert over_layers("it leads", "sixes", concerned, seen, SOME)[-1].count == 2
+    assert len(over_layers("it leads", "sixes", concerned, seen)) == 2
+
+
+@pytest.mark.parametrize(("count", "expected"), [(6, HOLDS), (5, IN_PART), (3, IN_PART), (2, FAILS)])
+def test_two_thirds_hold_and_one_third_holds_in_part(count: int, expected: str):
+    (claim,) = prevalence_claim(
+        "section 1", "It leads.", "one example", prevalence(np.ones(9, dtype=bool), np.arange(9) < count)
+    )
+    assert claim.verdict == expected
+    assert claim.ours == f"{count} of 9 sixes ({100 * count / 9:.1f} %)"
+
+
+def test_the_query_shown_is_the_first_that_shows_everything(dataset: Dataset):
+    sixes, given = flags(YES, YES, YES, NO), np.array([6, 6, 6, 1])
+    leads = prevalence(sixes, flags(NO, YES, YES, YES))
+    near = prevalence(sixes, flags(YES, NO, YES, YES), "zeros are near")
+    choice = choose_showing(dataset, given, [leads, near])
+    assert choice is not None
+    assert (choice.query.row, choice.query.given) == (2, 6)
+    assert choice.how == (
+        "Shown is the first of 1, among 3 sixes, of which this holds: it leads (layer-1); zeros are near (layer-1)."
+    )
+
+
+def test_where_nothing_shows_everything_the_query_shows_what_there_is(dataset: Dataset):
+    sixes, given = flags(YES, YES, YES, NO), np.array([6, 6, 6, 1])
+    leads, never = prevalence(sixes, flags(NO, YES, YES, NO)), prevalence(sixes, np.zeros(4, dtype=bool), "none does")
+    choice = choose_showing(dataset, given, [leads, never])
+    assert choice is not None
+    assert choice.query.row == 1
+    assert choice.how.endswith(
+        "it leads (layer-1). No such image shows all that is looked for; this one lacks: none does (layer-1)."
+    )
+    neither = choose_showing(dataset, given, [never])
+    assert neither is not None
+    assert neither.query.row == 0
+    assert neither.how == (
+        "Shown is the first of 3 sixes. No such image shows all that is looked for; this one lacks: none does "
+        "(layer-1)."
+    )
+    assert choose_showing(dataset, given, [prevalence(np.zeros(4, dtype=bool), sixes)]) is None
+
+
+def test_what_the_query_lacks_is_what_is_not_seen_of_it(dataset: Dataset):
+    sixes, given = flags(YES, YES, YES, NO), np.array([6, 6, 6, 1])
+    leads = prevalence(sixes, flags(NO, YES, YES, NO))
+    never = prevalence(sixes, np.zeros(4, dtype=bool), "none does")
+    near = prevalence(sixes, flags(NO, YES, NO, YES), "zeros are near")
+    choice = choose_showing(dataset, given, [leads, never, near])
+    assert choice is not None
+    assert choice.query.row == 1
+    assert choice.how == (
+        "Shown is the first of 1, among 3 sixes, of which this holds: it leads (layer-1); zeros are near (layer-1). No "
+        "such image shows all that is looked for; this one lacks: none does (layer-1)."
+    )
+
+
+def test_a_criterion_names_its_own_bounds():
+    seen = prevalence(np.ones(20, dtype=bool), np.arange(20) < 1)
+    (claim,) = prevalence_claim("section 1", "It leads.", "many", seen, MANY, OFTEN)
+    assert claim.verdict == IN_PART
+    assert claim.criterion.endswith("holds of at least 1/3 of these test images; in part, of at least 1/20")

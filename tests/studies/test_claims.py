@@ -1,0 +1,92 @@
+"""Claims and exact tests."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb, nan
+
+import numpy as np
+import pytest
+
+from dualform_studies.claims import (
+    FAILS,
+    HOLDS,
+    IN_PART,
+    Beside,
+    Claim,
+    beside_table,
+    can_reach,
+    claims_table,
+    is_gain,
+    mcnemar,
+    more_often,
+    sign_test,
+    verdict,
+    verdict_at_most,
+)
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"), [(0.9, HOLDS), (0.8, HOLDS), (0.79, IN_PART), (0.5, IN_PART), (0.49, FAILS)]
+)
+def test_a_verdict_follows_from_the_measure(measure: float, expected: str):
+    assert verdict(measure, holds=0.8, in_part=0.5) == expected
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"), [(0.1, HOLDS), (0.2, HOLDS), (0.21, IN_PART), (0.5, IN_PART), (0.51, FAILS)]
+)
+def test_so_does_that_of_a_measure_that_should_be_small(measure: float, expected: str):
+    assert verdict_at_most(measure, holds=0.2, in_part=0.5) == expected
+    with pytest.raises(ValueError, match="no verdict"):
+        verdict_at_most(measure, holds=0.5, in_part=0.2)
+
+
+@pytest.mark.parametrize(("measure", "holds", "in_part"), [(nan, 0.8, 0.5), (0.7, 0.5, 0.8)])
+def test_what_has_no_verdict_is_refused(measure: float, holds: float, in_part: float):
+    with pytest.raises(ValueError, match="no verdict"):
+        verdict(measure, holds, in_part)
+
+
+def test_claims_and_figures_stand_in_tables():
+    claim = Claim("section 5.2", "Its class leads.", "one example", "81 % of 10,000", HOLDS, "80 % or more", "Leading")
+    table = claims_table([claim])
+    assert table.rows == [("section 5.2", "Its class leads.", "one example", "81 % of 10,000", "80 % or more", "holds")]
+    rows = [("single", Beside("accuracy", "97.3 %", text="97 %"))]
+    assert beside_table(rows).rows == [("single", "accuracy", "97.3 %", "97 %", "-")]
+    assert all([*table.columns, *beside_table(rows).columns]), "every column has a heading"
+
+
+def test_mcnemars_test_is_exact():
+    assert mcnemar(0, 0) == mcnemar(3, 3) == 1.0
+    assert mcnemar(10, 2) == mcnemar(2, 10) == pytest.approx(2 * (1 + 12 + 66) / 2**12)
+    assert mcnemar(0, 8) == pytest.approx(2 / 2**8)
+    assert mcnemar(0, 5000) < 1e-300
+    assert mcnemar(430, 510) == pytest.approx(2 * sum(comb(940, few) for few in range(431)) / 2**940)
+
+
+def test_a_gain_is_one_beyond_chance():
+    assert is_gain(8, 0)
+    assert not is_gain(0, 8)
+    assert not is_gain(7, 0)
+    assert not is_gain(120, 100)
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "ties", "p"), [(5, 0, 3, 1 / 32), (0, 5, 0, 1.0), (2, 1, 0, 0.5), (0, 0, 4, 1.0)]
+)
+def test_the_sign_test_counts_differences(above, below, ties, p):
+    assert sign_test(np.array([0.3] * above + [-0.1] * below + [0.0] * ties)) == pytest.approx(p)
+
+
+def test_four_networks_cannot_reach_a_twentieth():
+    assert [can_reach(0.05, count) for count in (1, 4, 5, 24)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 0), (2, 1), (0, 3), (4, 2), (0, 0), (4, 5)])
+def test_more_often_counts_all_ways_to_deal(first, second):
+    """By listing every way to deal what is true to four and five."""
+    dealt = [sum(one < 4 for one in chosen) for chosen in combinations(range(9), first + second)]
+    expected = np.mean([own >= first for own in dealt])
+    assert more_often(np.arange(4) < first, np.arange(5) < second) == pytest.approx(expected)
+    assert more_often(np.zeros(0, bool), np.ones(3, bool)) == 1
