@@ -37,7 +37,7 @@ from benchmarks.attribution_ways import (
     train,
 )
 from benchmarks.document import table
-from dualform.answers.rank_correlation import mean_ranks
+from dualform.answers.influence import mean_ranks
 from dualform.errors import AlreadyExists
 from dualform_studies.documents import Shown, write_page
 from dualform_studies.figures import INK, MARKS, new_figure

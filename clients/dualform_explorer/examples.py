@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import LayerInfo, MemoryInfo, Placebos, QuerySet, QuerySetInfo
-from dualform.answers.output_summary import OutputSummary
+from dualform.answers.contents import OutputSummary
 from dualform.errors import DualformError, Inexact, NotFound
 from dualform.methods import Answers
 from dualform_explorer.filter import complete_columns

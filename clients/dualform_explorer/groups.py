@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Contributions, GroupKey, GroupSums, MemoryInfo
-from dualform.answers.contributions import estimated_seconds
+from dualform.answers.outputs import estimated_seconds
 from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform_explorer.examples import LabelNames, label_names, layer_of, query_of

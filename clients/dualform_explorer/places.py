@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import LayerInfo, MemoryInfo, Patches
-from dualform.answers.previews import PNG
+from dualform.answers.contents import PNG
 from dualform.methods import Answers
 
 _MOST_ASKED = 1 << 14

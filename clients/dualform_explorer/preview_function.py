@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo, Preview, Previews
-from dualform.answers.previews import IMAGES, MOST_BYTES, TABLE, TEXTS
+from dualform.answers.contents import IMAGES, MOST_BYTES, TABLE, TEXTS
 from dualform.coding.passage import check_text, places_of
 from dualform.coding.pixels import as_numbers, check_finite, framed, scaled
 from dualform.coding.png import encoded

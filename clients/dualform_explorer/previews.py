@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dualform.answers import MemoryInfo, Preview
-from dualform.answers.previews import PNG
+from dualform.answers.contents import PNG
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
 from dualform_explorer.examples import of_no_sample, query_set_of

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dualform.answers import MemoryInfo, Preview
-from dualform.answers.previews import IMAGES
+from dualform.answers.contents import IMAGES
 from dualform.errors import BadInput, BadMask, DualformError, Forbidden
 from dualform.methods import Answers
 from dualform_explorer.address import LONGEST, SINGLE

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dualform.answers.cancellation import WHAT_AN_ABLATION_MEANS
+from dualform.answers.outputs import WHAT_AN_ABLATION_MEANS
 from dualform.errors import BadInput, Inexact
 from dualform.methods import Answers
 from dualform_explorer.address import read_state

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dualform.answers.columns import WIDEST, json_value
+from dualform.answers.table import WIDEST, json_value
 
 MOST_BYTES = 32 << 10
 """The most bytes of an answer as JSON."""

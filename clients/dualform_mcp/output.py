@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from dualform.answers import Placebos
-from dualform.answers.cancellation import WHAT_AN_ABLATION_MEANS
-from dualform.answers.placebos import central
+from dualform.answers.outputs import WHAT_AN_ABLATION_MEANS, central
 from dualform.errors import BadInput, Inexact, ServiceError
 from dualform.methods import Answers
 from dualform.questions import QuerySetExamples
 from dualform.questions.filters import FilterLike
-from dualform.questions.placebo import MOST_SETS, RANDOM_SETS
+from dualform.questions.outputs import MOST_SETS, RANDOM_SETS
 from dualform_mcp.bounds import MOST_NAMES
 from dualform_mcp.questions import LayerArguments, beside, few_queries, query_names
 from dualform_mcp.tool import Tool

@@ -11,7 +11,7 @@ from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform.questions import QuerySetExamples, as_queries
 from dualform.questions.filters import FilterLike
-from dualform.questions.target import CONTRIBUTION
+from dualform.questions.scores import CONTRIBUTION
 from dualform_mcp.bounds import MOST_QUERIES
 from dualform_mcp.status import reason_of, told
 from dualform_mcp.tool import Arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dualform.answers import MemoryInfo, Status
-from dualform.answers.columns import WIDEST, json_value
+from dualform.answers.table import WIDEST, json_value
 from dualform.errors import Inexact
 from dualform.methods import Answers
 from dualform_explorer.examples import layer_of, layers_of, query_set_of

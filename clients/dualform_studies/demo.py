@@ -174,11 +174,6 @@ def _bent(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     _arrow(axes, points[-2], points[-1])
 
 
-if __name__ == "__main__":
-    for drawn in draw_dual_form(Path(sys.argv[1])):
-        drawn.with_suffix(".svg").unlink()
-
-
 DEMO_RECIPE = Recipe(hidden=(64, 64), lr=2e-2, batch=64, steps=300)
 """About fourteen epochs on each dataset: enough to learn each, and to forget the first while learning the second."""
 
@@ -281,3 +276,8 @@ def _ask(client: Answers, judged: Verdict, layers: tuple[str, ...], folder: Path
             client, query, layers, judged.pair, folder, "prediction", PaperFigures(), masked=judged.masked(query)
         ),
     }
+
+
+if __name__ == "__main__":
+    for drawn in draw_dual_form(Path(sys.argv[1])):
+        drawn.with_suffix(".svg").unlink()

@@ -41,11 +41,9 @@ if TYPE_CHECKING:
     from dualform.costs.estimate import Estimate as Estimate, estimate as estimate
     from dualform.deletion.delete import delete as delete
     from dualform.errors import DualformError as DualformError
-    from dualform.influence.adjoint import adjoint as adjoint
+    from dualform.influence.adjoint import adjoint as adjoint, retrain as retrain
     from dualform.influence.cost import estimate_adjoint as estimate_adjoint, estimate_ledger as estimate_ledger
-    from dualform.influence.influence import Influence as Influence
-    from dualform.influence.retrain import retrain as retrain
-    from dualform.influence.walk import ledger as ledger
+    from dualform.influence.ledger import Influence as Influence, ledger as ledger
     from dualform.methods import Answers as Answers, AsyncAnswers as AsyncAnswers
     from dualform.query.engine import Engine as Engine, open_memory as open
     from dualform.questions import (
@@ -82,10 +80,10 @@ _HOME = {
     "Estimate": ("dualform.costs.estimate", "Estimate"),
     "estimate": ("dualform.costs.estimate", "estimate"),
     "tap": ("dualform.record.taps.named", "tap"),
-    "Influence": ("dualform.influence.influence", "Influence"),
-    "ledger": ("dualform.influence.walk", "ledger"),
+    "Influence": ("dualform.influence.ledger", "Influence"),
+    "ledger": ("dualform.influence.ledger", "ledger"),
     "adjoint": ("dualform.influence.adjoint", "adjoint"),
-    "retrain": ("dualform.influence.retrain", "retrain"),
+    "retrain": ("dualform.influence.adjoint", "retrain"),
     "estimate_adjoint": ("dualform.influence.cost", "estimate_adjoint"),
     "estimate_ledger": ("dualform.influence.cost", "estimate_ledger"),
     "PreviewSet": ("dualform.store.previews.preview_set", "PreviewSet"),

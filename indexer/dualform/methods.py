@@ -55,7 +55,7 @@ from dualform.questions import (
     as_target,
 )
 from dualform.questions.gradients import GRADIENT
-from dualform.questions.placebo import RANDOM_SETS
+from dualform.questions.outputs import RANDOM_SETS
 from dualform.questions.scores import POINTS
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from dualform.answers import (
     Status,
     Weights,
 )
-from dualform.answers.previews import IMAGES, KINDS, PNG, TABLE, TEXTS
+from dualform.answers.contents import IMAGES, KINDS, PNG, TABLE, TEXTS
 from dualform.errors import BadInput
 from dualform.questions import (
     ExampleGradients,
@@ -43,7 +43,7 @@ from dualform.questions import (
     Target,
     Vectors,
 )
-from dualform.questions.queries import finite_rows
+from dualform.questions.question import finite_rows
 from dualform_proto.arrays import (
     decode_columns,
     decode_groups,

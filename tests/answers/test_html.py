@@ -16,7 +16,7 @@ from torch import nn
 
 import dualform
 from dualform.answers import GroupSums, Hits, Preview
-from dualform.answers.html import bars, cell_of
+from dualform.answers.contents import bars, cell_of
 from dualform.errors import NotFound, RecordingError, Unavailable
 from dualform.methods import Answers
 from dualform.questions import PreviewLookup, SlotLookup, SqlStatement, TopK

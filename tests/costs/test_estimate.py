@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.costs import texts
+from dualform.costs import estimate
 from dualform.errors import BadInput
 
 CLOSE = 0.2
@@ -162,8 +162,8 @@ def test_more_texts_are_like_those_that_are_there(distinct):
     rng = np.random.default_rng(0)
     names = [None if n == 7 else f"train/{n:06d}.{'jpeg' if n % 3 else 'png'}" for n in range(100)]
     column = pa.chunked_array([names])
-    assert texts.go_on(column)
-    every = texts.more(column, 8, distinct, rng).to_pylist()
+    assert estimate.go_on(column)
+    every = estimate.more_texts(column, 8, distinct, rng).to_pylist()
     assert every[:100] == names
     there = [name for name in every if name is not None]
     assert every.count(None) == 8
@@ -175,10 +175,12 @@ def test_more_texts_are_like_those_that_are_there(distinct):
     else:
         assert 300 < len({*there}) <= distinct
     lengths = ["a" * n for n in range(1, 21)]
-    assert texts.more(pa.chunked_array([lengths]), 2, distinct, rng).to_pylist() == lengths * 2, "nothing to vary"
+    assert estimate.more_texts(pa.chunked_array([lengths]), 2, distinct, rng).to_pylist() == lengths * 2, (
+        "nothing to vary"
+    )
     words = pa.chunked_array([["cat", "dog"] * 50])
     numbers = pa.chunked_array([[*range(100)]])
-    assert not any(map(texts.go_on, (words, numbers, pa.chunked_array([["", ""]]), pa.chunked_array([[None, "a"]]))))
+    assert not any(map(estimate.go_on, (words, numbers, pa.chunked_array([["", ""]]), pa.chunked_array([[None, "a"]]))))
 
 
 def test_tables_that_outgrow_the_keys(tmp_path):
@@ -222,7 +224,7 @@ def test_a_training_that_ends_sooner(tmp_path):
 
 
 def test_a_trial_of_gigabytes_is_a_short_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("dualform.costs.trial._MOST_BYTES", 100_000)  # a step takes 22 kB
+    monkeypatch.setattr("dualform.costs.estimate._MOST_BYTES", 100_000)  # a step takes 22 kB
     told = dualform.estimate(training(mlp, tmp_path / "m", 20), 60, samples=SAMPLES)
     assert told.tried == 4
 

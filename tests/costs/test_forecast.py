@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.costs.forecast import Forecast
+from dualform.costs.estimate import Forecast
 from dualform.errors import BadInput
 
 MB = 10**6

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dualform
-from dualform.deletion import delete, rewrite
+from dualform.deletion import delete
 from dualform.errors import Damaged, EmptyMask, Locked
 from dualform.store.check import check_memory, what_is_wrong
 from dualform.store.snapshot import Snapshot
@@ -83,13 +83,13 @@ def _end_after(patch: pytest.MonkeyPatch, left: list[int]) -> None:
 
     ending(os, "replace")
     ending(delete, "remove_leftovers")
-    patch.setattr(rewrite, "_remove", lambda made: None)  # nobody is left to clean up
+    patch.setattr(delete, "_remove", lambda made: None)  # nobody is left to clean up
 
 
 def test_where_the_new_memory_is_not_sound_the_old_one_stays(tmp_path, monkeypatch):
     write(tmp_path / "memory", batches_of([5, 5]))
     before = {file: file.read_bytes() for file in (tmp_path / "memory").rglob("*") if file.is_file()}
-    monkeypatch.setattr(rewrite, "what_is_wrong", lambda path: ["made up"])
+    monkeypatch.setattr(delete, "what_is_wrong", lambda path: ["made up"])
     with pytest.raises(
         Damaged, match="The memory without these samples did not pass its check, so the old one was kept:"
     ):

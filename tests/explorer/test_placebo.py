@@ -10,7 +10,7 @@ import pytest
 
 import dualform
 from dualform.answers import Placebos
-from dualform.answers.placebos import CENTRAL
+from dualform.answers.outputs import CENTRAL
 from dualform.errors import BadInput, Inexact, ServiceError
 from dualform.methods import Answers
 from dualform.questions import Placebo

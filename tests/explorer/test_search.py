@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 import dualform
 from dualform.answers import Columns, Previews
-from dualform.answers.columns import column_of
+from dualform.answers.table import column_of
 from dualform.errors import BadInput, BadMask, Damaged
 from dualform.methods import Answers
 from dualform.questions import Inventory, PreviewLookup, SqlStatement

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.influence import adjoint_scores
+from dualform.influence import scores
 from tests.influence.trainings import EXAMPLES, KINDS, ROWS, SAMPLES, labels, numbers, samples
 
 STEPS = 12
@@ -67,7 +67,7 @@ def test_examples_are_carried_back_in_parts(tmp_path, monkeypatch, name):
     training = replace(KINDS[name], optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.01))
     training.record(tmp_path / "m", 4)
     whole = dualform.ledger(tmp_path / "m", training.make(), training.influence())
-    monkeypatch.setattr(adjoint_scores, "_MATRICES_BYTES", 1000)
+    monkeypatch.setattr(scores, "_MATRICES_BYTES", 1000)
     parts = dualform.ledger(tmp_path / "m", training.make(), training.influence())
     np.testing.assert_allclose(parts.sums, whole.sums, rtol=1e-9, atol=1e-15)
 

@@ -16,9 +16,8 @@ from torch.autograd.function import once_differentiable
 
 import dualform
 from dualform.errors import BadInput, Damaged, Inexact, NotFound
-from dualform.influence.adjoint import adjoint
-from dualform.influence.recorded_training import recorded_training
-from dualform.influence.retrain import retrain
+from dualform.influence.adjoint import adjoint, retrain
+from dualform.influence.rerun import recorded_training
 from dualform.store.check import check_memory
 from dualform.store.manifest import Manifest
 
@@ -615,8 +614,8 @@ def test_little_ram_gives_the_same_values(tmp_path):
 @pytest.mark.parametrize("ends", [1, 12, 47])
 def test_an_adjoint_that_is_cut_off_goes_on_from_its_checkpoint(tmp_path, monkeypatch, ends):
     """Four passes of one query each through 12 updates, with weights that are computed again."""
-    monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
-    monkeypatch.setattr("dualform.influence.checkpoint._SHARE", 0)
+    monkeypatch.setattr("dualform.influence.adjoint._SECONDS", 0.0)
+    monkeypatch.setattr("dualform.influence.adjoint._SHARE", 0)
     training, file = Training(optimizer=adam()), tmp_path / "file"
     whole = training.adjoint(tmp_path / "run")
     each = training.begin_bytes(tmp_path / "run")
@@ -653,8 +652,8 @@ def test_an_adjoint_that_is_cut_off_goes_on_from_its_checkpoint(tmp_path, monkey
 
 
 def test_retrainings_that_are_cut_off_go_on_from_their_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
-    monkeypatch.setattr("dualform.influence.checkpoint._SHARE", 0)
+    monkeypatch.setattr("dualform.influence.adjoint._SECONDS", 0.0)
+    monkeypatch.setattr("dualform.influence.adjoint._SHARE", 0)
     training, file = Training(), tmp_path / "file"
     training.run(path=tmp_path / "run")
     arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
@@ -693,8 +692,8 @@ def test_a_checkpoint_that_is_not_saved_ends_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dualform.influence.checkpoint._SECONDS", 0.0)
-    monkeypatch.setattr("dualform.influence.checkpoint.write_new", full)
+    monkeypatch.setattr("dualform.influence.adjoint._SECONDS", 0.0)
+    monkeypatch.setattr("dualform.influence.adjoint.write_new", full)
     training = Training()
     whole = training.adjoint(tmp_path / "run")
     with pytest.warns(RuntimeWarning, match="the checkpoint was not saved"):

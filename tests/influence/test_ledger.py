@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 import dualform
 from dualform.errors import BadInput, Inexact
-from dualform.influence import slot_window
+from dualform.influence import blocks
 from tests.influence.trainings import (
     EXAMPLES,
     KINDS,
@@ -191,7 +191,7 @@ def test_slots_that_are_read_a_few_at_a_time_have_the_same_ledger(tmp_path, monk
     training = replace(KINDS[name], optimizer=optimizer)
     training.record(tmp_path / "m", STEPS)
     whole = dualform.ledger(tmp_path / "m", training.make(), training.influence())
-    monkeypatch.setattr(slot_window, "_READ_AHEAD", numbers)
+    monkeypatch.setattr(blocks, "_READ_AHEAD", numbers)
     parts = dualform.ledger(tmp_path / "m", training.make(), training.influence())
     np.testing.assert_array_equal(parts.sums, whole.sums)
     np.testing.assert_array_equal(parts.final, whole.final)

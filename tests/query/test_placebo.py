@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.answers.placebos import FEWEST_RANDOM, FEWEST_SIBLINGS, Placebos, outside
+from dualform.answers.outputs import FEWEST_RANDOM, FEWEST_SIBLINGS, Placebos, outside
 from dualform.errors import BadInput
 from dualform.query import needs
 from dualform.query.placebo import _random_sets, _samples

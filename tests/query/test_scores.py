@@ -13,7 +13,7 @@ from dualform.query.score.rescoring import score_rows
 from dualform.query.search.searchers import scan_of
 from dualform.query.sums.key_sums import BLOCK
 from dualform.questions import Vectors
-from dualform.questions.queries import as_queries
+from dualform.questions.question import as_queries
 from tests.query import arrays, oracle
 from tests.rerun.trained import Training
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.answers.contributions import estimated_seconds
+from dualform.answers.outputs import estimated_seconds
 from dualform.errors import BadInput, EmptyMask, Inexact
 from dualform.query import needs
 from dualform.query.resolved import resolve

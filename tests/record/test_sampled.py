@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dualform
-from dualform.answers.scan import percent
+from dualform.answers.table import percent
 from dualform.deletion.delete import delete, planned_deletion
 from dualform.errors import Inexact
 from dualform.record.budget import Budget

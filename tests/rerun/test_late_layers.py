@@ -10,8 +10,7 @@ from torch import nn
 import dualform
 from dualform import GroupSum, TopK, Vectors
 from dualform.errors import RecordingError
-from dualform.rerun.first_training import FirstTraining
-from dualform.rerun.rerun import Rerun
+from dualform.rerun.rerun import FirstTraining, Rerun
 from dualform.store.batch import Batch
 from dualform.store.snapshot import Snapshot
 from tests.cases import some

@@ -162,12 +162,12 @@ def test_too_little_room_is_refused_before_the_training_begins(tmp_path, monkeyp
     influence = training.influence()
     with monkeypatch.context() as patch:
         room = SimpleNamespace(free=4 * STEPS * ROWS * (6 + 7 + 7 + 4) - 1)
-        patch.setattr("dualform.rerun.second_recording.disk_usage", lambda _: room)
+        patch.setattr("dualform.rerun.rerun.disk_usage", lambda _: room)
         with pytest.raises(BadInput, match="An Influence needs up to"):
             dualform.Rerun(model, optimizer, tmp_path / "m", [influence])
     with pytest.raises(BadInput, match="nowhere is not a folder"):
         dualform.Rerun(model, optimizer, tmp_path / "m", [influence], folder=tmp_path / "nowhere")
-    monkeypatch.setattr("dualform.influence.fits.memory_bytes", lambda: 2 * 8 * 24 * 5 - 1)
+    monkeypatch.setattr("dualform.influence.ledger.memory_bytes", lambda: 2 * 8 * 24 * 5 - 1)
     with pytest.raises(BadInput, match="5 examples and 24 groups of sample"):
         dualform.Rerun(model, optimizer, tmp_path / "m", [influence])
     recorded(training, tmp_path / "stored")

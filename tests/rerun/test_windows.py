@@ -11,9 +11,8 @@ from dualform.query.score import backends
 from dualform.query.sums import grouping, key_sums
 from dualform.query.view import View
 from dualform.query.where import mask
-from dualform.rerun import running_best, window
-from dualform.rerun.running_best import RunningBest
-from dualform.rerun.running_sums import RunningSums
+from dualform.rerun import rerun
+from dualform.rerun.rerun import RunningBest, RunningSums
 from tests.query import arrays
 
 BACKEND = backends.choose("numpy")
@@ -60,14 +59,14 @@ def test_windows_do_not_show(made, asked, blocks, rows, pending):
     if not mask.selection(view, view.snapshot.layer("x"), where).count:
         return
     with pytest.MonkeyPatch.context() as patch:
-        for room in (key_sums, window):
+        for room in (key_sums, rerun):
             patch.setattr(room, "BLOCK", 8)  # so that small windows begin where a block does
         patch.setattr(grouping, "BUDGET", 0 if kind == "sum of many" else 1 << 20)
-        patch.setattr(running_best, "_PENDING", pending)
+        patch.setattr(rerun, "_PENDING", pending)
         expected = arrays.engine(memory).ask(question)
         running = RunningBest(resolve(view, question)) if kind == "top" else RunningSums(resolve(view, question))
         layer = memory.layer("x")
-        buffer = window.KeyBuffer(memory, layer, [running], BACKEND, blocks * 8 * 4 * keys.shape[1])
+        buffer = rerun.KeyBuffer(memory, layer, [running], BACKEND, blocks * 8 * 4 * keys.shape[1])
         for start in range(0, len(keys), rows):
             buffer.append(keys[start : start + rows])
         buffer.finish()
@@ -92,9 +91,9 @@ def test_sums_that_float64_rounds_are_added_in_the_same_blocks(seed, monkeypatch
     memory = arrays.memory({"x": keys}, {"label": rng.integers(0, 3, 60).tolist()})
     question = GroupSum("x", Vectors(rng.normal(size=(3, 3))), ("label",))
     monkeypatch.setattr(key_sums, "BLOCK", 8)
-    monkeypatch.setattr(window, "BLOCK", 8)
+    monkeypatch.setattr(rerun, "BLOCK", 8)
     running = RunningSums(resolve(View(memory, BACKEND, 1 << 20), question))
-    buffer = window.KeyBuffer(memory, memory.layer("x"), [running], BACKEND, 16 * 4 * 3)
+    buffer = rerun.KeyBuffer(memory, memory.layer("x"), [running], BACKEND, 16 * 4 * 3)
     for start in range(0, 60, 7):
         buffer.append(keys[start : start + 7])
     buffer.finish()

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from dualform.answers import Columns, Distributions, GroupSums, Hits
-from dualform.answers.html import label_names
+from dualform.answers.contents import label_names
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
 from dualform.questions import Filter, Queries, QuerySetExamples

@@ -135,8 +135,7 @@ def retrain(
     """
     check_run(run)
     given = _called(program)
-    from dualform.influence.adjoint import adjoint as predicted
-    from dualform.influence.retrain import retrain as asked
+    from dualform.influence.adjoint import adjoint as predicted, retrain as asked
 
     sets: dict[str, Any] = {"without": without or None, "random": count, "share": share, "seed": seed}
     with progress_bars() as progress:

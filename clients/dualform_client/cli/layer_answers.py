@@ -17,7 +17,7 @@ from dualform.methods import Answers
 from dualform.patterns import matches
 from dualform.questions import Queries, QuerySetExamples
 from dualform.questions.gradients import EVERY_LAYER, GRADIENT
-from dualform.questions.target import CONTRIBUTION
+from dualform.questions.scores import CONTRIBUTION
 from dualform_client.cli.options import abs_option, allow_inexact_option, at_step_option, one_score, score_option
 from dualform_client.cli.printing import Importance, print_json, print_note, print_table, titled
 

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from dualform.answers import Cancellation, Contributions, Outputs, Placebos, Weights
-from dualform.answers.cancellation import WHAT_AN_ABLATION_MEANS, WHOSE_STATUS
+from dualform.answers.outputs import WHAT_AN_ABLATION_MEANS, WHOSE_STATUS
 from dualform.answers.table import counted
 from dualform.errors import BadInput, FolderError, Inexact
 from dualform.methods import Answers

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import numpy as np
 
-from dualform.answers.columns import json_value
+from dualform.answers.table import json_value
 
 LOADING = "loading PyTorch and the studies"
 """The label for the seconds before a study begins."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo, Placebos, Status
-from dualform.answers.placebos import FEWEST_SIBLINGS, central, outside
+from dualform.answers.outputs import FEWEST_SIBLINGS, central, outside
 from dualform.errors import BadInput, Inexact, NotFound, ServiceError
 from dualform.methods import Answers
 from dualform_explorer.examples import (

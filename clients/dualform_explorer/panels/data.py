@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from dualform.answers import MemoryInfo, Status
-from dualform.answers.adjoint import FEWEST_RETRAININGS
-from dualform.answers.rank_correlation import rank_correlation
+from dualform.answers.influence import FEWEST_RETRAININGS, rank_correlation
 from dualform.errors import Forbidden
 from dualform.methods import Answers
 from dualform_explorer.examples import label_names, layer_of

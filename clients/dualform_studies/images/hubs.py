@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
-from dualform.answers.rank_correlation import rank_correlation
+from dualform.answers.influence import rank_correlation
 from dualform.methods import Answers
 from dualform_studies.claims import Claim, verdict, verdict_of
 from dualform_studies.documents import OftenFound

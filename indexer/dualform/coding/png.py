@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers.previews import PNG
+from dualform.answers.contents import PNG
 
 _GREY, _RGB = 0, 2
 """Colour types."""

@@ -1,4 +1,6 @@
-"""What the losses of some queries change by each sample of a recorded training, through all updates that followed.
+"""Adjoints and retrainings, and checkpoints of them.
+
+What the losses of some queries change by each sample of a recorded training, through all updates that followed.
 
 The training is run once more (recorded_training.py), and the derivative of each query's loss with respect to the
 weights is carried back through it, from the last update to the first. At an update u it meets the gradient
@@ -9,27 +11,36 @@ by the derivatives of <a, g_u> with respect to W and w, where a is what the loss
 Hessian, and the products of a with each row's own gradient. Maclaurin, Duvenaud and Adams, 2015; Engstrom et al., 2025.
 
 Shapes: n queries, S samples, m rows of a batch.
+
+A recorded training run again without some of its samples, as the judge of what an adjoint predicts.
+
+Shapes: k sets of samples, n queries, S samples.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterator, Mapping
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualform.answers.adjoint import Adjoint
+from dualform.answers.influence import Adjoint, Retrainings
 from dualform.errors import BadInput, Inexact
-from dualform.influence.checkpoint import Checkpoint
-from dualform.influence.optimizer_steps import Moved
-from dualform.influence.recorded_training import (
+from dualform.influence.rerun import (
     Batches,
     Gradient,
+    Moved,
     Position,
     Progress,
     RecordedTraining,
@@ -43,7 +54,91 @@ from dualform.record.model_arguments import Arguments, Inputs, device_of
 from dualform.record.random_states import random_states_as
 from dualform.store.attributions import check_name
 from dualform.store.byte_counts import bytes_of, readable
+from dualform.store.durable_files import checksum, remove, rename, write_new
 from dualform.store.machine_memory import memory_bytes
+
+_SECONDS = 60.0
+_SHARE = 20
+"""Writing takes at most one part in so many of the time."""
+_EQUAL = 1e-3
+"""How far losses of the same computation may be apart, of their size: other threads round otherwise."""
+
+
+class Checkpoint:
+    def __init__(self, path: str | PathLike[str] | None, *question: bytes) -> None:
+        """`path`: of the file, there or not; None keeps nothing. `question`: what the computation depends on.
+
+        Raises BadInput where no file can be there, or it is of another question.
+        """
+        self.found: dict[str, Any] | None = None
+        """What was saved last; None at the beginning."""
+        self._question = checksum(b"".join(checksum(own).encode() for own in question)).encode()
+        self._due = monotonic() + _SECONDS
+        self._path = _checked(path)
+        if self._path is None or not self._path.exists():
+            return
+        content = self._path.read_bytes()
+        body = content[2 * len(self._question) :]
+        if content[: 2 * len(self._question)] != self._head(body):
+            raise self._other()
+        self.found = torch.load(io.BytesIO(body), weights_only=True)
+
+    def require_losses(self, losses: NDArray[np.float64]) -> None:
+        """Raises BadInput where the file is of a computation that had other losses."""
+        if self.found is not None and not np.allclose(self.found["losses"], losses, _EQUAL, 1e-9, equal_nan=True):
+            raise self._other()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to save."""
+        return self._path is not None and monotonic() >= self._due
+
+    def save(self, losses: NDArray[np.float64], **found: Any) -> None:
+        """Plain values and tensors, and the losses to compare later. Warns where it cannot be written."""
+        if self._path is None:
+            return
+        began, file = monotonic(), io.BytesIO()
+        torch.save({"losses": torch.from_numpy(losses), **found}, file)
+        part = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        try:
+            write_new(part, [memoryview(self._head(file.getvalue())), file.getbuffer()], durable=True)
+            rename(part, self._path)
+        except OSError as error:
+            warnings.warn(f"the checkpoint was not saved: {error}", RuntimeWarning, stacklevel=3)
+            remove(part)
+        self._due = monotonic() + max(_SECONDS, _SHARE * (monotonic() - began))
+
+    def remove(self) -> None:
+        """The computation is done."""
+        if self._path is not None:
+            remove(self._path)
+
+    def _head(self, body: bytes) -> bytes:
+        return self._question + checksum(body).encode()
+
+    def _other(self) -> BadInput:
+        return BadInput(
+            f"{str(self._path)!r} is no checkpoint of this computation.",
+            hint="Pass the same arguments as before, or another file.",
+            field="checkpoint",
+        )
+
+
+def _checked(path: str | PathLike[str] | None) -> Path | None:
+    """Raises BadInput where no file can be written."""
+    if path is None:
+        return None
+    if not isinstance(path, str | PathLike) or not os.fspath(path):
+        raise BadInput(f"checkpoint must name a file, not {path!r}.", field="checkpoint")
+    found = Path(path).absolute()
+    if found.is_dir() or not os.access(found.parent, os.W_OK):
+        raise BadInput(
+            f"The checkpoint {str(found)!r} cannot be written.",
+            hint="Name a file in a folder that is there.",
+            field="checkpoint",
+        )
+    return found
+
 
 HELD = 6
 """Arrays of each parameter's size that a query takes on the way back."""
@@ -316,3 +411,81 @@ def products(outputs: list[Tensor], inputs: list[Tensor], along: list[Tensor]) -
             for query in range(len(along[0]))
         ]
         return [None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True)]
+
+
+@torch.inference_mode(False)
+def retrain(
+    path: str | PathLike[str],
+    model: nn.Module,
+    queries: tuple[Inputs, Any],
+    loss: Loss,
+    batches: Batches,
+    train_loss: Loss | None = None,
+    *,
+    without: Iterable[Any] | None = None,
+    random: int = 25,
+    share: float = 0.01,
+    seed: int = 0,
+    name: str | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Retrainings:
+    """The losses of queries after the recorded training is run again without sets of samples.
+
+    - `path`, `model`, `queries`, `loss`, `batches`, `train_loss`: as for `adjoint`.
+    - `without`: sets of samples, by number, as bool[S] or by an SQL condition, each of which is left out of one
+      training; None for `random` sets of a `share` of the samples, drawn with `seed`.
+    - `name`: keep the losses in the memory, as rows of the table `retrainings` with this name, and the samples of each
+      set as rows of `left_out`.
+    - `checkpoint`, `progress`: as for `adjoint`; trainings in place of updates.
+
+    A sample that is left out has weight 0 in the loss, and its batch keeps its size. Everything else is as it was
+    recorded: first weights, batches, optimizer. One training a set, after one that is held against the record.
+
+    Raises as `adjoint`, and BadInput for samples that the training does not have.
+    """
+    check_name(name)
+    training = recorded_training(path, model, batches, train_loss or loss)
+    training.require_ended(name)
+    samples = training.samples
+    if without is None:
+        for said, number, fits in (
+            ("share", share, isinstance(share, float) and 0 < share < 1 and round(share * len(samples))),
+            ("random", random, isinstance(random, int) and random > 0),
+            ("seed", seed, isinstance(seed, int) and seed >= 0),
+        ):
+            if not fits:
+                hint = "For example random=25, share=0.01, seed=0: 25 sets of one sample in a hundred, one at least."
+                raise BadInput(f"{said} cannot be {number!r}.", hint=hint, field=said)
+        generator = np.random.default_rng(seed)
+        size = round(share * len(samples))
+        sets = np.zeros((random, len(samples)), dtype=bool)
+        for own in sets:
+            own[generator.choice(len(samples), size, replace=False)] = True
+    else:
+        if isinstance(without, str) or not isinstance(without, Iterable):
+            raise BadInput("without must be a list of sets.", hint="For example without=[[3, 17]].", field="without")
+        sets = np.array([training.marked(own) for own in without])
+        if not len(sets):
+            raise BadInput("without contains no set.", hint="For example without=[[3, 17]].", field="without")
+    asked = Queries(queries, loss, training)
+    saved = Checkpoint(checkpoint, b"retrain", training.identity, asked.identity, sets.tobytes())
+    *_, last = training.checked()
+    complete = asked.losses_at(last)
+    saved.require_losses(complete)
+    losses = [] if saved.found is None else list(saved.found["after"].numpy())
+    for own in sets[len(losses) :]:
+        weights = torch.from_numpy(~own).to(device_of(training.model), torch.get_default_dtype())
+        losses.append(asked.losses_at(training.rerun(weights)))
+        if progress is not None:
+            progress("training again", len(losses), len(sets))
+        if saved.due or (name is not None and len(losses) == len(sets)):
+            saved.save(complete, after=torch.from_numpy(np.array(losses)))
+    answer = Retrainings(sets, np.array(losses), complete, samples)
+    if name is not None:
+        numbers, places = np.nonzero(sets)
+        members = {key: pa.array(training.columns[key][places]) for key in ("dataset", "sample")}
+        left_out = pa.table({"set": pa.array(numbers), **members})
+        training.keep(name, {"retrainings": answer.to_arrow(), "left_out": left_out}, asked.examples_at(last))
+    saved.remove()
+    return answer

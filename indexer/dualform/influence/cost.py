@@ -15,9 +15,8 @@ from torch import nn
 from dualform.answers.table import counted
 from dualform.errors import BadInput
 from dualform.influence.adjoint import HELD, Queries, carried_back, half_of, queries_at_once, stride_within
-from dualform.influence.influence import Influence
-from dualform.influence.recorded_training import Batches, Position, recorded_training
-from dualform.influence.walk import walk
+from dualform.influence.ledger import Influence, walk
+from dualform.influence.rerun import Batches, Position, recorded_training
 from dualform.record.example_signals import Loss
 from dualform.record.model_arguments import Inputs, device_of
 from dualform.store.byte_counts import readable

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dualform.answers.previews import MOST_BYTES
+from dualform.answers.contents import MOST_BYTES
 from dualform.query.bounds import RANK_BYTES
 from dualform.query.resolved import Resolved
 from dualform.query.score.rescoring import HELD_BYTES

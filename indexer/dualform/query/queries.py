@@ -15,7 +15,7 @@ from dualform.errors import BadInput
 from dualform.query.slots import entries_of, within
 from dualform.query.view import View
 from dualform.questions import LayerQuestion, Queries, QuerySetExamples, SlotKeys, Vectors
-from dualform.questions.queries import ALL_TOKENS
+from dualform.questions.question import ALL_TOKENS
 from dualform.store.layer import Layer
 
 A = TypeVar("A")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dualform.answers.scan import percent
+from dualform.answers.table import percent
 from dualform.query.view import View
 from dualform.store.dropped_slots import DroppedSlots
 

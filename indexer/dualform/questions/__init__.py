@@ -16,7 +16,6 @@ from dualform.questions.gradients import (
     LayerGradients as LayerGradients,
     as_layer_names as as_layer_names,
 )
-from dualform.questions.layer_question import LayerQuestion as LayerQuestion
 from dualform.questions.lookups import (
     Inventory as Inventory,
     PreviewLookup as PreviewLookup,
@@ -25,25 +24,28 @@ from dualform.questions.lookups import (
     SqlStatement as SqlStatement,
     Verification as Verification,
 )
-from dualform.questions.placebo import Placebo as Placebo
-from dualform.questions.queries import (
-    Queries as Queries,
-    QueriesLike as QueriesLike,
-    QuerySetExamples as QuerySetExamples,
-    SlotKeys as SlotKeys,
-    Vectors as Vectors,
-    as_queries as as_queries,
-)
-from dualform.questions.question import Question as Question
-from dualform.questions.rebuilt import (
+from dualform.questions.outputs import (
     Contribution as Contribution,
     MaskCancellation as MaskCancellation,
     NetworkWeights as NetworkWeights,
     Output as Output,
+    Placebo as Placebo,
 )
-from dualform.questions.scores import Distribution as Distribution, GroupSum as GroupSum, TopK as TopK
-from dualform.questions.target import (
+from dualform.questions.question import (
+    LayerQuestion as LayerQuestion,
+    Queries as Queries,
+    QueriesLike as QueriesLike,
+    QuerySetExamples as QuerySetExamples,
+    Question as Question,
+    SlotKeys as SlotKeys,
+    Vectors as Vectors,
+    as_queries as as_queries,
+)
+from dualform.questions.scores import (
+    Distribution as Distribution,
+    GroupSum as GroupSum,
     Target as Target,
     TargetLike as TargetLike,
+    TopK as TopK,
     as_target as as_target,
 )

@@ -12,8 +12,7 @@ import xxhash
 from numpy.typing import ArrayLike, NDArray
 
 from dualform.errors import BadMask
-from dualform.questions.arguments import shown
-from dualform.questions.numbers_given import as_array
+from dualform.questions.arguments import as_array, shown
 
 ID_COLUMNS = ("sample", "slot")
 _FORMS = (

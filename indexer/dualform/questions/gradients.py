@@ -17,8 +17,7 @@ from dualform.answers import GroupSums, Hits
 from dualform.errors import BadInput
 from dualform.questions.arguments import as_by, as_k, shown
 from dualform.questions.filters import Filter, as_filter
-from dualform.questions.queries import QuerySetExamples, finite_rows
-from dualform.questions.question import Question
+from dualform.questions.question import QuerySetExamples, Question, finite_rows
 
 GRADIENT = "gradient"
 """The name of the score."""

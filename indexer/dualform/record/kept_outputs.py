@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.answers.output_summary import OutputSummary
+from dualform.answers.contents import OutputSummary
 from dualform.record.example_count import ExampleCount
 
 MOST_BYTES = 32 << 20

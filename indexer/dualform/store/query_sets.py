@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers.output_summary import OutputSummary
+from dualform.answers.contents import OutputSummary
 from dualform.errors import BadInput, NotFound
 from dualform.questions.gradients import ExampleGradients, LayerGradients
 from dualform.store.durable_files import checksum, make_folders, write_whole

@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from dualform import PreviewSet
-from dualform.answers import Previews, previews
+from dualform.answers import Previews, contents
 from dualform.errors import BadInput, NotAMemory
 from dualform.store.previews.kinds import KINDS
 from dualform.store.previews.preview_file import preview_folder, write_preview_set
@@ -312,7 +312,7 @@ def test_no_name_of_a_dataset_leaves_its_folder(name, other):
 
 
 def test_each_kind_that_answers_know_is_read():
-    assert tuple(KINDS) == previews.KINDS
+    assert tuple(KINDS) == contents.KINDS
 
 
 def test_a_kind_that_only_newer_versions_know_is_named(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from dualform.answers.rank_correlation import rank_correlation
+from dualform.answers.influence import rank_correlation
 from dualform_studies.claims import FAILS, HOLDS, IN_PART
 from dualform_studies.documents import OftenFound
 from dualform_studies.images.attention import Datapoints, distinct, enough_for_distinct

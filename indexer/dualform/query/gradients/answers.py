@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits
-from dualform.answers.group_sums import largest
+from dualform.answers.scores import largest
 from dualform.errors import BadInput
 from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, SUM_BYTES
 from dualform.query.gradients.scores import GradientScores, gradient_scores

@@ -6,7 +6,7 @@ from dualform.errors import BadInput
 from dualform.query.slots import within
 from dualform.query.view import View
 from dualform.questions import ExampleGradients, QuerySetExamples
-from dualform.questions.queries import ALL_TOKENS
+from dualform.questions.question import ALL_TOKENS
 
 
 def examples_of(view: View, given: ExampleGradients | QuerySetExamples) -> ExampleGradients:

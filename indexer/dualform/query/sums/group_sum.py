@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import GroupSums
-from dualform.answers.group_sums import largest
+from dualform.answers.scores import largest
 from dualform.query.resolved import Resolved
 from dualform.query.sums.grouping import Grouping
 from dualform.query.view import Check

@@ -6,7 +6,7 @@ can be rebuilt behind it, for every update needs all of its slots.
 
 from __future__ import annotations
 
-from dualform.answers.scan import percent
+from dualform.answers.table import percent
 from dualform.query.view import View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.store.layer import Layer

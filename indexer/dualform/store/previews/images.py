@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.answers import Previews
-from dualform.answers.previews import IMAGES, PNG
+from dualform.answers.contents import IMAGES, PNG
 from dualform.coding.pixels import Channels, as_numbers, check_finite, framed, scaled
 from dualform.coding.png import encoded
 from dualform.errors import BadInput

@@ -23,7 +23,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from dualform.answers.previews import MOST_BYTES
+from dualform.answers.contents import MOST_BYTES
 from dualform.errors import BadInput
 from dualform.store.durable_files import WrittenFile, make_folders, remove, rename, sync_folder
 from dualform.store.manifest import FileMark

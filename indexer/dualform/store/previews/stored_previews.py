@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dualform.answers import Previews
-from dualform.answers.previews import MOST_BYTES
+from dualform.answers.contents import MOST_BYTES
 from dualform.errors import BadInput, Damaged, DualformError, NotAMemory
 from dualform.faults import shortage
 from dualform.store.durable_files import checksum_file

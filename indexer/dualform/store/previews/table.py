@@ -11,8 +11,8 @@ from numpy import ma
 from numpy.typing import NDArray
 
 from dualform.answers import Previews
-from dualform.answers.columns import Columns
-from dualform.answers.previews import TABLE
+from dualform.answers.contents import TABLE
+from dualform.answers.table import Columns
 from dualform.errors import BadInput
 from dualform.store.previews.content import BATCH_BYTES
 from dualform.store.previews.found_rows import FoundRows

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dualform.answers import Previews
-from dualform.answers.previews import TEXTS
+from dualform.answers.contents import TEXTS
 from dualform.coding.passage import check_text, places_of
 from dualform.coding.pixels import as_numbers
 from dualform.errors import BadInput

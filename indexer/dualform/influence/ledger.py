@@ -1,4 +1,6 @@
-"""A training is walked through from its record: what each update did to the losses of some examples, and which slots
+"""What each group of training data did to losses, update by update: the ledger.
+
+A training is walked through from its record: what each update did to the losses of some examples, and which slots
 brought it.
 
 At each update the examples go forward and backward at the weights as they were (record/example_signals.py); the dot
@@ -15,38 +17,147 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualform.answers import Ledger
-from dualform.errors import Inexact
-from dualform.influence.adjoint_scores import AdjointScores
-from dualform.influence.block_scores import BlockScores, Row
-from dualform.influence.fits import check_room
-from dualform.influence.followed_blocks import BlockUpdate, FollowedBlock
-from dualform.influence.groups import groups_of_layers
-from dualform.influence.influence import Influence
-from dualform.influence.products import along, by_example, sides
-from dualform.influence.slot_window import SlotWindow
+from dualform.answers import GroupKey, Ledger
+from dualform.errors import BadInput, Inexact
+from dualform.influence.blocks import BlockUpdate, FollowedBlock, SlotWindow, along, by_example, sides
+from dualform.influence.scores import AdjointScores, BlockScores, Row
 from dualform.query.engine import CACHE_BYTES
+from dualform.query.groups import check_spaces, group_entries, joined_keys
 from dualform.query.score import backends
 from dualform.query.view import Check, View, never
 from dualform.query.weights import other_parameters
 from dualform.query.weights.requirement import require
 from dualform.query.where import mask
-from dualform.record.example_signals import LayerSignals, SignalPasses, Signals, tensors
+from dualform.questions.arguments import as_by
+from dualform.record.example_signals import Examples, LayerSignals, Loss, SignalPasses, Signals, named_tensors, tensors
+from dualform.record.model_arguments import Inputs
 from dualform.record.module_taps import taps_of_recorded
 from dualform.record.open_models import refuse_recorded
 from dualform.record.wrappers import whole_model
 from dualform.rules.update_rule import Doubles
+from dualform.store.byte_counts import readable
 from dualform.store.layer import Layer
+from dualform.store.machine_memory import memory_bytes
 from dualform.store.parameter import Parameter, whole
 from dualform.store.runs import opened
+
+Method: TypeAlias = Literal["first-order", "path"]
+METHODS = ("first-order", "path")
+
+
+@dataclass(frozen=True, eq=False)
+class Influence:
+    """Examples whose loss `ledger` follows through every update of a training.
+
+    Raises BadInput for an unknown method, and for points or a tail out of range.
+    """
+
+    name: str
+    """The name of the ledger."""
+    inputs: Inputs
+    """The inputs of n examples, as in `Recorder.query_set`."""
+    labels: Any
+    """Passed to `loss` with the model's outputs: a tensor or array whose first axis is the examples."""
+    loss: Loss
+    by: Sequence[str] | str = ("sample",)
+    """Columns of the slots; contributions are summed by their values."""
+    method: Method = "first-order"
+    """ "first-order" multiplies each update by the gradient of the loss before it. This is TracIn with every step as a
+    checkpoint (Pruthi et al., 2020) and first-order In-Run Data Shapley (Wang et al., 2024). "path" averages the
+    gradient along each update, so that contributions add up to the change of the loss."""
+    points: int = 2
+    """The number of Gauss-Legendre points for the average of "path", 1 to 16."""
+    tail: float = 1e-3
+    """Under momentum, a slot moves the weights again and again, by less each time. It is followed until an update is
+    this fraction of the largest one; 0 follows it to the end. The rest is the line `truncated` of the ledger."""
+    batch_dim: int = 0
+    """The axis of examples in `inputs`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", as_by(self.by))
+        if not self.by:
+            raise BadInput("by must name at least one column.", hint='For example by=("sample",).', field="by")
+        if self.method not in METHODS:
+            known = ", ".join(METHODS)
+            raise BadInput(f"Unknown method {self.method!r}.", hint=f"Choose one of {known}.", field="method")
+        if not isinstance(self.points, int) or isinstance(self.points, bool) or not 1 <= self.points <= 16:
+            raise BadInput(f"points must be a whole number from 1 to 16, not {self.points!r}.", field="points")
+        if not 0 <= self.tail < 1:
+            hint = "Pass tail=0 to follow each slot to the end, or a share of its largest part in an update."
+            raise BadInput(f"tail must be at least 0 and less than 1, not {self.tail!r}.", hint=hint, field="tail")
+
+    @property
+    def examples(self) -> Examples:
+        """The examples and their loss, as the ledger reads them."""
+        return Examples(f"influence {self.name!r}", self.inputs, self.labels, self.loss, self.batch_dim)
+
+    @property
+    def places(self) -> list[tuple[float, float]]:
+        """The points along an update, from 0 to 1, at which the gradient is taken, and their weights."""
+        if self.method == "first-order":
+            return [(0.0, 1.0)]
+        nodes, weights = np.polynomial.legendre.leggauss(self.points)
+        return [((1 + node) / 2, weight / 2) for node, weight in zip(nodes.tolist(), weights.tolist(), strict=True)]
+
+
+_SUM_BYTES = 8
+"""Of a ledger's float64, one for each group and example."""
+
+
+def count_examples(model: nn.Module, influence: Influence) -> int:
+    """How many examples an influence has, once their losses were computed at the model's own weights.
+
+    Raises BadInput for inputs, labels and a loss that do not fit one another or the model, and for a loss that is not
+    finite.
+    """
+    passes = SignalPasses(model, [], {}, influence.examples)
+    passes.losses(named_tensors(model))
+    return passes.count
+
+
+def check_room(groups: int, examples: int, influence: Influence) -> None:
+    """Raises BadInput where the sums alone would take more than half of the machine's memory."""
+    needed, there = _SUM_BYTES * groups * examples, memory_bytes()
+    if 2 * needed > there:
+        raise BadInput(
+            f"influence {influence.name!r} has {examples:,} examples and {groups:,} groups of {', '.join(influence.by)}"
+            f": {readable(needed)} of sums; the machine has {readable(there)} of RAM.",
+            hint="Follow fewer examples at a time, or group by a column of fewer values.",
+            field="influence",
+        )
+
+
+def groups_of_layers(
+    view: View, layers: Mapping[str, Layer], by: tuple[str, ...], check: Check
+) -> tuple[tuple[GroupKey, ...], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """The groups of all layers' slots, how many slots each has in all of their spaces, and by layer the group of each
+    entry. Raises NotFound for a column that there is not, BadInput where one says different things in several spaces.
+    """
+    every = {name: mask.selection(view, layer, None, check) for name, layer in layers.items()}
+    own = {name: group_entries(view, layer, every[name], by, check) for name, layer in layers.items()}
+    check_spaces(view, {layer.space for layer in layers.values()}, by)
+    keys, places = joined_keys({name: groups.keys for name, groups in own.items()})
+    numbers = {name: places[name][groups.numbers] for name, groups in own.items()}
+    counts = np.zeros(len(keys), dtype=np.int64)
+    for space in {layer.space for layer in layers.values()}:
+        # A slot that several layers have counts once.
+        of_slots = np.full(view.snapshot.space(space).count, -1, dtype=np.int64)
+        for name, layer in layers.items():
+            if layer.space == space:
+                slots = view.snapshot.entries(name).slots
+                of_slots[slice(None) if slots is None else slots] = numbers[name]
+        counts += np.bincount(of_slots[of_slots >= 0], minlength=len(keys))
+    return keys, counts, numbers
+
 
 LINES = ("decay", "rounding", "other parameters", "buffers", "truncated")
 

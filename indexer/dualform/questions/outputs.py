@@ -1,4 +1,6 @@
-"""Questions about outputs and weights that are rebuilt from the record.
+"""Questions that rebuild a layer: outputs, weights, contributions, placebos.
+
+Questions about outputs and weights that are rebuilt from the record.
 
 All take `at_step`, the number of recorded steps that have been taken: 0 is the initial network, None the end. With
 `allow_inexact` they are answered from a record that is not exact too, beyond the bound up to which it is without.
@@ -9,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dualform.answers import Cancellation, Contributions, Outputs, Weights
+from dualform.answers import Cancellation, Contributions, Outputs, Placebos, Weights
 from dualform.errors import BadInput
-from dualform.questions.arguments import as_by, as_flag, as_temperature, check_layer, check_step
+from dualform.questions.arguments import as_by, as_flag, as_k, as_temperature, check_layer, check_step
 from dualform.questions.filters import Filter, as_filters
-from dualform.questions.layer_question import LayerQuestion
-from dualform.questions.question import Question
+from dualform.questions.question import LayerQuestion, Question
 
 _JOINED = 16
 """The most queries that share a softmax pass over the values. Each costs nearly as much as it would alone, and waits
@@ -133,3 +134,38 @@ class MaskCancellation(Question[Cancellation]):
             check_layer(self.layer)
         object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
         object.__setattr__(self, "where", as_filters(self.where))
+
+
+RANDOM_SETS, MOST_SETS = 50, 1000
+"""Random sets that are drawn where no other number is given, and at most."""
+
+
+@dataclass(frozen=True)
+class Placebo(LayerQuestion[Placebos]):
+    """How predictions change under an ablation, under random ablations of its size, and under its siblings.
+
+    The fields are the arguments of `Answers.placebo`. Raises BadInput for invalid arguments.
+    """
+
+    where: str | Filter | None = None
+    n: int = RANDOM_SETS
+    at_step: int | None = None
+    allow_inexact: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.where:
+            raise BadInput(
+                "placebo needs where=.",
+                hint="Pass the ablation to compare with random ones, for example where=\"dataset <> 'mnist'\".",
+                field="where",
+            )
+        object.__setattr__(self, "n", as_k(self.n, "random set", "n"))
+        if self.n > MOST_SETS:
+            raise BadInput(f"n must be at most {MOST_SETS:,} random sets, not {self.n:,}.", field="n")
+        check_step(self.at_step)
+        object.__setattr__(self, "allow_inexact", as_flag(self.allow_inexact, "allow_inexact"))
+
+    @property
+    def rebuilds(self) -> bool:
+        return True

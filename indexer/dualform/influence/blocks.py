@@ -1,4 +1,19 @@
-"""A parameter block on its way through a training, from the record: what each update did to it, and whose it was.
+"""Parameter blocks on their way through a training, and their slots.
+
+Matrix products by torch, whose threads run the network, too.
+
+The threads of another library would wait for its next product while the network runs, and keep torch's from working.
+
+Keys and error signals of a layer's slots, read once for all that a walk does with them.
+
+Shapes: m slots, d_in and d_out of the layer.
+
+Updates that are sums of weight, buffers and gradient, each times one number for all of it.
+
+The numbers are what the rule itself makes of a one in each of their places. The sums are torch's, whose threads run the
+network, too, and are written into arrays that are there already: both matter for blocks that no cache of a core holds.
+
+A parameter block on its way through a training, from the record: what each update did to it, and whose it was.
 
 Given its scale, an update is linear in weight, buffer and gradient (rules/update_rule.py), number by number:
 
@@ -8,31 +23,181 @@ Given its scale, an update is linear in weight, buffer and gradient (rules/updat
 Under SGD a, b, k and m are numbers, so that each step's gradient has one coefficient in an update.
 
 Shapes: T recorded steps.
+
+Dot products of gradients: of slots, of examples, and of a matrix with those of examples.
+
+The gradient that a row brings to a block is an outer product of two vectors, left and right: error signal and key of a
+weight [d_out, columns], key and error signal of one that is stored transposed, error signal and 1 of a bias. The dot
+product of two such gradients is that of their left vectors times that of their right ones; of a weight with blocks
+along its diagonal it is the sum of that over the blocks.
+
+Shapes: m slots, r rows of examples, n examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import DTypeLike, NDArray
 
 from dualform.errors import Inexact
-from dualform.influence.linear_updates import LinearUpdate
-from dualform.influence.matmul import matmul
-from dualform.influence.slot_window import SlotWindow
 from dualform.query.view import Check, View
 from dualform.query.weights.block_rules import BlockRules
 from dualform.query.weights.coefficients import updates
 from dualform.query.weights.rounding_gradients import RoundingGradients, rounding_gradients
 from dualform.query.weights.slot_gradients import Holder, SlotGradients
 from dualform.query.weights.trajectory import start_of
-from dualform.rules import LinearRule, Scale, State, Update, UpdateRule, updated
-from dualform.rules.update_rule import Doubles
+from dualform.rules import LinearRule, Scale, Settings, State, Update, UpdateRule, updated
+from dualform.rules.update_rule import Arrays, Doubles
 from dualform.store.layer import Layer
 from dualform.store.parameter import Parameter
+from dualform.store.rows import Keys, Rows
+
+
+def matmul(left: Doubles, right: Doubles, out: Doubles | None = None) -> Doubles:
+    """As numpy.matmul, of arrays that may be written to."""
+    into = None if out is None else torch.from_numpy(out)
+    found: Doubles = torch.matmul(torch.from_numpy(left), torch.from_numpy(right), out=into).numpy()
+    return found
+
+
+_READ_AHEAD = 4 << 20
+"""Numbers that are read behind those that are asked for, and a quarter of them before."""
+
+
+class SlotRows(NamedTuple):
+    keys: NDArray[np.float32]
+    """float32[m, d_in]."""
+    errors: NDArray[np.float32]
+    """float32[m, d_out]: as they were recorded."""
+    steps: NDArray[np.int64]
+    """int64[m], ascending."""
+    groups: NDArray[np.int64]
+    """int64[m]."""
+
+
+class _Window(NamedTuple):
+    """A range of a layer's entries."""
+
+    start: int
+    stop: int
+    keys: NDArray[np.float32]
+    errors: NDArray[np.float32]
+
+    def has(self, start: int, stop: int) -> bool:
+        return self.start <= start and stop <= self.stop
+
+
+class SlotWindow:
+    """Of one layer, asked for step by step; holds what was read last, while what follows is read. It has the rows by
+    entry, as Keys and Rows do.
+    """
+
+    def __init__(self, view: View, layer: Layer, groups: NDArray[np.int64], reader: Executor) -> None:
+        """`groups`: int64[H], the group of each entry. `reader`: reads while the walk computes."""
+        keys = view.snapshot.keys(layer.name)
+        # What is gone through once is not held. Rows that several slots share come back, in any order.
+        self._keys: Keys = keys.passing() if keys.order is None else keys
+        self._values: Rows = view.snapshot.values(layer.name).passing()
+        self._steps, self._groups = view.slot_steps(layer), groups
+        self._ahead = _READ_AHEAD // (layer.d_in + layer.d_out)
+        self._reader = reader
+        self._held = self._read(0, 0)
+        self._following: Future[_Window] | None = None
+
+    def between(self, first_step: int, last_step: int) -> SlotRows:
+        """Those of some steps, both included; there may be none."""
+        start, stop = np.searchsorted(self._steps, [first_step, last_step + 1]).tolist()
+        return SlotRows(
+            self.entry_block(start, stop), self.block(start, stop), self._steps[start:stop], self._groups[start:stop]
+        )
+
+    def entry_block(self, start: int, stop: int) -> NDArray[np.float32]:
+        """float32[stop - start, d_in]: the keys of some entries."""
+        held = self._holding(start, stop)
+        return held.keys[start - held.start : stop - held.start]
+
+    def block(self, start: int, stop: int) -> NDArray[np.float32]:
+        """float32[stop - start, d_out]: their error signals."""
+        held = self._holding(start, stop)
+        return held.errors[start - held.start : stop - held.start]
+
+    def _holding(self, start: int, stop: int) -> _Window:
+        if self._held.has(start, stop):
+            return self._held
+        following = None if self._following is None else self._following.result()
+        # Blocks of one layer ask for steps in turn, some for earlier ones than others.
+        before = self._ahead // 4
+        if following is None or not following.has(start, stop):
+            following = self._read(start - before, stop + self._ahead)
+        self._held, self._following = following, None
+        if (end := following.stop) < len(self._steps):
+            self._following = self._reader.submit(self._read, end - before - (stop - start), end + self._ahead)
+        return following
+
+    def _read(self, start: int, stop: int) -> _Window:
+        """A range of entries, or what there is of it."""
+        start, stop = max(start, 0), min(stop, len(self._steps))
+        return _Window(start, stop, self._keys.entry_block(start, stop), self._values.block(start, stop))
+
+
+class LinearUpdate:
+    """What it makes of a state and `factor` times a gradient, in float64."""
+
+    def __init__(self, rule: LinearRule, held: Sequence[str], settings: Settings) -> None:
+        """`held`: the buffers that there are before it."""
+        ones = np.eye(2 + len(held))
+        self._held = held
+        before = dict(zip(held, ones[1:-1], strict=True))
+        made = rule.advance(State(ones[0], before), ones[-1], settings)
+        self._weight = made.weight - ones[0]
+        """What is added to the weight: shares of weight, buffers and gradient, in that order."""
+        self._buffers = {kind: own - before.get(kind, 0.0) for kind, own in made.buffers.items()}
+        """What is added to each buffer, or makes one that there was not."""
+
+    def way(self, state: State, gradient: NDArray[Any], factor: float = 1.0) -> Doubles:
+        """What is added to the weight, which may be one number for all of it."""
+        return self._sum(_NONE, self._weight, state, gradient, factor)
+
+    def buffers(self, state: State, gradient: NDArray[Any], factor: float = 1.0) -> Arrays:
+        """After it."""
+        made = {
+            kind: self._sum(state.buffers.get(kind, _NONE), shares, state, gradient, factor)
+            for kind, shares in self._buffers.items()
+        }
+        return {**state.buffers, **made}
+
+    def add_way(self, state: State, gradient: NDArray[Any], factor: float = 1.0) -> None:
+        """To the weight itself."""
+        self._sum(state.weight, self._weight, state, gradient, factor, state.weight)
+
+    def _sum(
+        self,
+        before: Doubles,
+        shares: Doubles,
+        state: State,
+        gradient: NDArray[Any],
+        factor: float,
+        out: Doubles | None = None,
+    ) -> Doubles:
+        """An array, and shares of the others added to it, into `out`."""
+        out = np.empty(gradient.shape) if out is None else out
+        total, made = torch.from_numpy(out), torch.from_numpy(before).expand(out.shape)
+        parts = [state.weight, *(state.buffers[kind] for kind in self._held), gradient]
+        for share, part in zip([*shares[:-1].tolist(), factor * float(shares[-1])], parts, strict=True):
+            if share:
+                made = torch.add(made, torch.from_numpy(part), alpha=share, out=total)
+        if made is not total:
+            total.copy_(made)
+        return out
+
+
+_NONE = np.zeros(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,3 +384,63 @@ def _narrow(gain: Doubles) -> Doubles:
     """One number where all are the same: gains are held for many updates."""
     first = gain.reshape(-1)[0]
     return np.asarray(first) if bool((gain == first).all()) else gain
+
+
+class Sides(NamedTuple):
+    """The gradients of rows, each an outer product for each of g blocks along the diagonal."""
+
+    left: NDArray[Any]
+    """[g, rows, height of a block], in float32 or float64."""
+    right: NDArray[Any] | None
+    """[g, rows, width]; None of a bias, where it would be 1."""
+
+
+def sides(
+    layer: Layer, place: Parameter, keys: NDArray[Any], errors: NDArray[Any], dtype: DTypeLike = np.float64
+) -> Sides:
+    """The gradients of a layer's rows for a block in its place there, in `dtype`; `keys` and `errors` in float32 or
+    float64.
+    """
+    errors = errors.astype(dtype, copy=False)
+    if place in layer.biases:
+        return Sides(errors[None], None)
+    keys = keys.astype(dtype, copy=False)
+    if layer.groups > 1:
+        rows, parts = len(keys), layer.groups
+        own = errors.reshape(rows, parts, -1).transpose(1, 0, 2)
+        return Sides(own, keys.reshape(rows, parts, -1).transpose(1, 0, 2)[:, :, place.start : place.stop])
+    columns = keys[None, :, place.start : place.stop]
+    return Sides(columns, errors[None]) if place.transposed else Sides(errors[None], columns)
+
+
+def pairs(slots: Sides, rows: Sides) -> Doubles:
+    """float64[m, r]: the dot product of each slot's gradient with that of each row. Both are of one type."""
+    left = matmul(slots.left, rows.left.transpose(0, 2, 1))
+    if slots.right is None or rows.right is None:
+        found: Doubles = left.sum(axis=0, dtype=np.float64)
+        return found
+    right = matmul(slots.right, rows.right.transpose(0, 2, 1))
+    found = np.multiply(left[0], right[0], dtype=np.float64)
+    for own, other in zip(left[1:], right[1:], strict=True):
+        found += np.multiply(own, other, dtype=np.float64)
+    return found
+
+
+def along(matrix: Doubles, rows: Sides) -> Doubles:
+    """float64[r]: the dot product of a matrix of the block's shape with each row's gradient."""
+    if rows.right is None:
+        return matmul(rows.left[0], matrix)
+    parts = matrix.reshape(len(rows.left), -1, matrix.shape[1])
+    of_weights: Doubles = np.einsum("grc,grc->r", matmul(rows.left, parts), rows.right)
+    return of_weights
+
+
+def by_example(products: Doubles, examples: NDArray[np.int64], count: int) -> Doubles:
+    """float64[..., n]: the sums over the rows of each example; `examples` int64[r], `products` float64[..., r]."""
+    if len(examples) == count and np.array_equal(examples, np.arange(count)):
+        return products
+    order = np.argsort(examples, kind="stable")
+    present, starts = np.unique(examples[order], return_index=True)
+    found = np.zeros((*products.shape[:-1], count))
+    found[..., present] = np.add.reduceat(products[..., order], starts, axis=-1)
+    return found

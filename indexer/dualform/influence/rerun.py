@@ -1,5 +1,16 @@
 """A recorded training, run once more as a function of how much each sample counts.
 
+Updates of SGD, Adam and AdamW as functions of tensors, and their adjoints (rules/sgd.py and rules/adam.py give the
+equations).
+
+An update takes a weight W, buffers and a gradient g to W' and new buffers. Its adjoint takes what a loss changes by W'
+and the buffers behind it to what it changes by W, the buffers before and g. Shapes: n losses, a weight of any shape.
+
+What a rerun of a recorded training is held against: keys and error signals row by row, the size of the loss, and
+what happened to gradients on the way to the optimizer.
+
+A recorded training, run once more as a function of how much each sample counts.
+
     g_u  =  ratio * the sum over an update's steps of  sum_i w_i grad l_i(W) / n
     W', buffers'  =  U(W, buffers, factor * g_u)
 
@@ -12,27 +23,45 @@ Shapes: D datapoints, S samples, n rows of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from os import PathLike
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from dualform.errors import Inexact
+from dualform.influence.blocks import SlotWindow
+from dualform.query.view import View
+from dualform.record.example_signals import all_trained, signal_rows, tapped_with
+from dualform.record.module_taps import taps_of_recorded
+from dualform.record.signal_taker import SignalTaker
+from dualform.record.taps import Tap
+from dualform.rules import Settings
+
+if TYPE_CHECKING:
+    pass
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from os import PathLike
+from typing import TypeAlias
+
+import pyarrow as pa
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dualform.answers.adjoint import marked
-from dualform.errors import BadInput, Inexact
-from dualform.influence.optimizer_steps import STEPS, Moved
-from dualform.influence.rerun_checks import Ratio, Record, factor_of, otherwise_scaled, scaling_of
+from dualform.answers.influence import marked
+from dualform.errors import BadInput
 from dualform.query.engine import CACHE_BYTES
 from dualform.query.score import backends
-from dualform.query.view import Check, View, never
+from dualform.query.view import Check, never
 from dualform.query.weights.coefficients import updates
 from dualform.query.where import mask
 from dualform.record.example_signals import Loss, at_weights, tensors
@@ -41,10 +70,328 @@ from dualform.record.open_models import refuse_recorded
 from dualform.record.query_sets import evaluating, uncompiled
 from dualform.record.random_states import random_states_as
 from dualform.record.wrappers import whole_model
-from dualform.rules import Settings, Update as StoredUpdate
+from dualform.rules import Update as StoredUpdate
 from dualform.store import attributions
 from dualform.store.runs import opened
 from dualform.store.samples import Samples, as_numpy
+
+Buffers = Mapping[str, Tensor]
+"""By the optimizer's own names; those that it does not have yet are missing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A parameter, or what losses change by it ([n, …])."""
+
+    weight: Tensor
+    buffers: Buffers
+
+
+class OptimizerStep(Protocol):
+    def advance(self, state: Moved, gradient: Tensor, settings: Settings) -> Moved:
+        """By torch's own function, so that a rerun rounds as the training did."""
+        ...
+
+    def carry_back(self, state: Moved, gradient: Tensor, settings: Settings, after: Moved) -> tuple[Moved, Tensor]:
+        """What n losses change by the state before an update, and by its gradient; `after`: by the state behind it."""
+        ...
+
+
+class SGDStep:
+    def advance(self, state: Moved, gradient: Tensor, settings: Settings) -> Moved:
+        weight, before = state.weight.clone(), state.buffers.get("momentum_buffer")
+        buffers = [None if before is None else before.clone()]
+        names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+        given: dict[str, Any] = {name: settings[name] for name in names}
+        sgd([weight], [gradient], buffers, foreach=False, **given)
+        return Moved(weight, {} if buffers[0] is None else {"momentum_buffer": buffers[0]})
+
+    def carry_back(self, state: Moved, gradient: Tensor, settings: Settings, after: Moved) -> tuple[Moved, Tensor]:
+        momentum, of_step = settings["momentum"], -settings["lr"] * after.weight
+        if not momentum:
+            of_descent, buffers = of_step, after.buffers
+        else:
+            of_buffer = of_step * momentum if settings["nesterov"] else of_step
+            if (later := after.buffers.get("momentum_buffer")) is not None:
+                of_buffer = of_buffer + later
+            fresh = "momentum_buffer" not in state.buffers
+            of_descent = of_buffer if fresh else (1 - settings["dampening"]) * of_buffer
+            of_descent = of_descent + of_step if settings["nesterov"] else of_descent
+            buffers = {} if fresh else {"momentum_buffer": momentum * of_buffer}
+        weight, of_gradient = _through_descent(after.weight, of_descent, settings, bool(settings["weight_decay"]))
+        return Moved(weight, buffers), of_gradient
+
+
+class AdamStep:
+    """Without AMSGrad. The count of updates is a buffer too, and no loss changes by it."""
+
+    def advance(self, state: Moved, gradient: Tensor, settings: Settings) -> Moved:
+        weight, zero = state.weight.clone(), torch.zeros_like(gradient)
+        average, square = (state.buffers.get(name, zero).clone() for name in ("exp_avg", "exp_avg_sq"))
+        count = state.buffers.get("step", torch.zeros(())).clone()
+        names = ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize", "decoupled_weight_decay")
+        given: dict[str, Any] = {name: settings[name] for name in names}
+        adam([weight], [gradient], [average], [square], [], [count], foreach=False, amsgrad=False, **given)
+        return Moved(weight, {"exp_avg": average, "exp_avg_sq": square, "step": count})
+
+    def carry_back(self, state: Moved, gradient: Tensor, settings: Settings, after: Moved) -> tuple[Moved, Tensor]:
+        coupled = bool(settings["weight_decay"]) and not settings["decoupled_weight_decay"]
+        descent = _descent(state, gradient, settings, coupled)
+        average, square, count = self._averages(state, descent, settings)
+        slope, of_square = self._slopes(average, square, count, settings)
+        by_average, by_square = slope * after.weight, of_square * after.weight
+        if after.buffers:
+            by_average, by_square = by_average + after.buffers["exp_avg"], by_square + after.buffers["exp_avg_sq"]
+        of_descent = (1 - settings["beta1"]) * by_average
+        of_descent += 2 * (1 - settings["beta2"]) * descent * by_square
+        kept = self._kept(settings) * after.weight
+        weight, of_gradient = _through_descent(kept, of_descent, settings, coupled)
+        return Moved(
+            weight, {"exp_avg": settings["beta1"] * by_average, "exp_avg_sq": settings["beta2"] * by_square}
+        ), of_gradient
+
+    def _averages(self, state: Moved, descent: Tensor, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+        zero = torch.zeros_like(descent)
+        average, square = state.buffers.get("exp_avg", zero), state.buffers.get("exp_avg_sq", zero)
+        average = average + (1 - settings["beta1"]) * (descent - average)
+        square = settings["beta2"] * square + (1 - settings["beta2"]) * descent * descent
+        return average, square, state.buffers.get("step", torch.zeros(())) + 1
+
+    def _slopes(self, average: Tensor, square: Tensor, count: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+        """How the weight changes by both averages. Where the square is 0 it does not change by it: the gradient was
+        always 0, and that of the root would be infinite.
+        """
+        first, second = (1 - settings[name] ** float(count) for name in ("beta1", "beta2"))
+        root = (square / second).sqrt()
+        divisor = root + settings["eps"]
+        of_average = -settings["lr"] / first / divisor
+        of_square = -of_average * average / divisor / (2 * second * root)
+        return of_average, torch.where(square == 0, 0.0, of_square)
+
+    def _kept(self, settings: Settings) -> float:
+        return 1 - settings["lr"] * settings["weight_decay"] * bool(settings["decoupled_weight_decay"])
+
+
+STEPS: Mapping[str, OptimizerStep] = {"sgd": SGDStep(), "adam": AdamStep(), "adamw": AdamStep()}
+"""By the name of an update rule."""
+
+
+def _descent(state: Moved, gradient: Tensor, settings: Settings, decays: bool = True) -> Tensor:
+    descent = -gradient if settings["maximize"] else gradient
+    return descent + settings["weight_decay"] * state.weight if decays and settings["weight_decay"] else descent
+
+
+def _through_descent(weight: Tensor, of_descent: Tensor, settings: Settings, decays: bool) -> tuple[Tensor, Tensor]:
+    """What losses change by the weight, directly and by its decay, and by the gradient."""
+    if decays:
+        weight = weight + settings["weight_decay"] * of_descent
+    return weight, -of_descent if settings["maximize"] else of_descent
+
+
+_KEYS, _ERRORS, _EQUAL = 1e-3, 1e-2, 1e-3
+"""How far keys, error signals and ratios that should be equal may be apart, of their size."""
+_MEASURED = 3e-5
+"""How far the measured factor of a gradient that nothing scaled may be from 1."""
+_TOLD = 0.05
+"""By how much something must vary over the training to tell what does not vary with it."""
+_SAME_INPUTS = "batches must return the rows of each step as the training saw them, in their order. "
+_NO_RANDOM = "For a network with dropout, record with keep_random=True."
+_RANDOM = (
+    "Dropout is drawn from torch's default generators as they were at the beginning of the step, in training mode: "
+    "what the step drew before the forward pass, batches must draw, too."
+)
+_ROUNDS = (
+    " Since earlier steps were equal, it may also be that this machine rounds otherwise than the one that trained: "
+    "around the kinks of ReLU that grows."
+)
+_WHOLE = 10
+"""Steps at which every layer is held against the record."""
+
+
+class Ratio:
+    """What the recorded loss of a step is of the mean of its rows' losses: one number, or one times the rows."""
+
+    def __init__(self) -> None:
+        self._of_mean: float | None = None
+        self._of_sum: float | None = None
+        self._seen: tuple[float, float, int] | None = None
+        """The ratio, the loss and the rows of the first step that told."""
+        self._varied = False
+        """Whether losses or rows differ between steps, so that a ratio that does not is a constant."""
+
+    def check(self, step: int, rows: int, found: float, loss: float) -> None:
+        """Raises Inexact where a step's ratio is another one than the steps' before."""
+        if self._seen is None:
+            self._of_mean, self._of_sum, self._seen = found, found / rows, (found, loss, rows)
+            return
+        self._varied |= abs(loss - self._seen[1]) > _TOLD * abs(self._seen[1])
+        if self._of_mean is not None and abs(found / self._of_mean - 1) > _EQUAL:
+            self._of_mean = None
+        if self._of_sum is not None and abs(found / rows / self._of_sum - 1) > _EQUAL:
+            self._of_sum = None
+        if self._of_mean is None and self._of_sum is None:
+            raise Inexact(
+                f"The recorded loss of step {step} is {found:.4g} times the mean of train_loss, unlike earlier steps.",
+                hint="train_loss must return, for each row, its part of the loss that was trained.",
+                field="train_loss",
+            )
+
+    def require_told(self) -> None:
+        """Raises Inexact where the loss could be any function of the mean: it was always about the same."""
+        if self._seen is None or self._varied:
+            return
+        found, _, rows = self._seen
+        plain = [1.0, float(rows), *(1 / own for own in range(2, 65)), *(rows / own for own in range(2, 65))]
+        if min(abs(found / own - 1) for own in plain) > _EQUAL:
+            raise Inexact(
+                f"The recorded loss is {found:.4g} times the mean of train_loss, which hardly changed in training, so "
+                "it is not known whether it is a constant times it.",
+                hint="train_loss must return, for each row, its part of the loss that was trained.",
+                field="train_loss",
+            )
+
+    def of(self, rows: int) -> float:
+        if self._of_mean is not None:
+            return _plain(self._of_mean)
+        return 1.0 if self._of_sum is None else _plain(self._of_sum) * rows
+
+
+def _plain(ratio: float) -> float:
+    """A ratio that was measured as 1, or 1 / k, to rounding: a rerun with it has the training's own bits."""
+    return next((own for own in (1.0, *(1 / k for k in range(2, 65))) if abs(ratio / own - 1) < _MEASURED), ratio)
+
+
+class Record:
+    """Keys and error signals of the recorded layers, which each step of a rerun is held against."""
+
+    def __init__(
+        self,
+        view: View,
+        taps: Mapping[str, Tap],
+        parameters: Mapping[str, nn.Parameter],
+        reader: ThreadPoolExecutor,
+    ) -> None:
+        self._taps, self._taker, self._parameters = taps, SignalTaker(), parameters
+        layers = {name: view.snapshot.layer(name) for name in taps}
+        self._axes = {name: layer.batch_dim for name, layer in layers.items()}
+        self._windows = {
+            name: SlotWindow(view, layer, np.zeros(len(view.slot_steps(layer)), np.int64), reader)
+            for name, layer in layers.items()
+        }
+        self._every = max(1, view.snapshot.steps // _WHOLE)
+        self._last = view.snapshot.steps - 1
+        self._random = "random_states" in view.snapshot.manifest.tables()
+        self._smallest = min(layers, key=lambda name: layers[name].d_in + layers[name].d_out)
+
+    @classmethod
+    @contextmanager
+    def attached(cls, view: View, model: nn.Module) -> Iterator[Record]:
+        """Raises Inexact for a memory that has no layer with keys and values, BadInput for another model."""
+        whole = {layer.name: layer for layer in view.snapshot.layers.values() if layer.keys and layer.values}
+        if not whole:
+            raise Inexact(
+                "No layer has both keys and values, so a rerun cannot be held against the record.",
+                hint="Record the training with keys and values.",
+                field="path",
+            )
+        taps = taps_of_recorded(model, whole.keys(), view.stored_weights("initial"))
+        with ThreadPoolExecutor(1, "dualform-adjoint") as reader:
+            yield cls(view, taps, dict(model.named_parameters()), reader)
+
+    @contextmanager
+    def taking(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Takes keys and error signals of the passes within, at weights."""
+        self._taker.begin()
+        with tapped_with(self._taps.values(), self._parameters, weights), all_trained(self._parameters.values()):
+            try:
+                for tap in self._taps.values():
+                    tap.attach(self._taker)
+                yield
+            finally:
+                for tap in self._taps.values():
+                    tap.detach()
+
+    def ratio(self, step: int) -> float | None:
+        """What the recorded error signals of a step are of those that came last; None where all are 0.
+
+        Raises Inexact where rows differ: of every layer at some steps, of the smallest one at each.
+        """
+        every = step % self._every == 0 or step == self._last
+        pairs = dict[str, tuple[NDArray[Any], NDArray[Any]]]()
+        for name, tap in self._taps.items():
+            if not every and name != self._smallest:
+                continue
+            recorded = self._windows[name].between(step, step)
+            calls = [signal_rows(tap, key, error, self._axes[name]) for key, error in self._taker.of(tap)]
+            keys = np.concatenate([own for own, _ in calls] or [recorded.keys[:0]])
+            errors = np.concatenate([own for _, own in calls] or [recorded.errors[:0]])
+            if keys.shape != recorded.keys.shape or _apart(keys, recorded.keys) > _KEYS:
+                raise Inexact(
+                    f"The rerun differs from the record at step {step}: layer {name!r} gets other inputs.",
+                    hint=_SAME_INPUTS + (_RANDOM if self._random else _NO_RANDOM) + (_ROUNDS if step else ""),
+                    field="batches",
+                )
+            pairs[name] = errors.astype(np.float64), recorded.errors
+        size = sum(float((own * own).sum()) for own, _ in pairs.values())
+        ratio = sum(float((own * its).sum()) for own, its in pairs.values()) / size if size else 0.0
+        for name, (mine, its) in pairs.items():
+            if _apart(ratio * mine, its) > _ERRORS:
+                raise Inexact(
+                    f"The rerun differs from the record at step {step}: layer {name!r} gets other error signals.",
+                    hint="train_loss must return, for each row, its part of the loss that was trained, all of it.",
+                    field="train_loss",
+                )
+        return ratio if size else None
+
+
+def _apart(own: NDArray[Any], recorded: NDArray[Any]) -> float:
+    """How far two arrays are apart, of the size of the second one."""
+    size = float(np.linalg.norm(recorded))
+    return float(np.linalg.norm(own - recorded)) / size if size else float(np.linalg.norm(own) > 0)
+
+
+def factor_of(update: Update, gradient: Gradient) -> float:
+    """What happened to the gradient of an update on the way to the optimizer. Nothing can be told of parts that are 0.
+    Raises Inexact where parameters differ.
+    """
+    told = [factor for name, factor in update.factors.items() if name in gradient.parts and gradient.parts[name].any()]
+    if not told:
+        return 1.0
+    if max(told) - min(told) > _EQUAL * max(map(abs, told)):
+        raise otherwise_scaled(
+            f"The update after step {update.last_step} scaled the gradients of parameters differently."
+        )
+    found = float(np.median(told))
+    return 1.0 if abs(found - 1) <= _MEASURED else found
+
+
+def scaling_of(scaled: Sequence[tuple[float, float]]) -> tuple[float | None, float]:
+    """The norm that gradients were clipped to, if any, or what all of them were multiplied by; from the factors of
+    gradients and their norms. Raises Inexact for any other change, and where it cannot be told which it was.
+    """
+    factors, norms = np.array(scaled or [(1.0, 1.0)]).T
+    if np.abs(factors - 1).max() <= _MEASURED:
+        return None, 1.0
+    if np.ptp(factors) <= _MEASURED * np.abs(factors).max():
+        if np.ptp(norms) <= _TOLD * norms.max():
+            raise otherwise_scaled(
+                "All gradients were scaled alike, and have about the same norm: by clipping, or a constant."
+            )
+        return None, float(np.median(factors))
+    clipped = factors < 1 - _MEASURED
+    limits = factors[clipped] * (norms[clipped] + 1e-6)
+    limit = float(np.median(limits)) if len(limits) else math.nan
+    fits = len(limits) > 1 and np.abs(limits / limit - 1).max() <= 10 * _EQUAL
+    fits = fits and bool((factors[~clipped] <= 1 + _MEASURED).all())
+    if not (fits and bool((norms[~clipped] <= limit * (1 + 10 * _EQUAL)).all())):
+        raise otherwise_scaled("The training scaled gradients otherwise than clip_grad_norm_ with one max_norm does.")
+    return limit, 1.0
+
+
+def otherwise_scaled(what: str) -> Inexact:
+    hint = "An adjoint follows clip_grad_norm_ over all parameters, in two updates or more, and no other change."
+    return Inexact(what, hint=hint, field="path")
+
 
 Batches: TypeAlias = Callable[[int, NDArray[np.int64]], tuple[Inputs, Any]]
 """Of a step's number and its samples, in the order of the batch's rows: inputs, as `Recorder.query_set` takes them, and
