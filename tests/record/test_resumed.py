@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -381,9 +382,14 @@ class Scored:
 
 
 @pytest.fixture(scope="module")
-def scored(request, tmp_path_factory):
-    """Killed twice, each time so many steps after its checkpoint, and resumed from it; the folder and the training."""
-    folder, training = tmp_path_factory.mktemp("scored"), Scored()
+def scored(tmp_path_factory):
+    """By number of lost steps, the folder and the training of one that is killed so late; each is made once."""
+    return cache(lambda lost: killed_twice(tmp_path_factory.mktemp("scored"), lost))
+
+
+def killed_twice(folder, lost):
+    """Each time so many steps after its checkpoint, and resumed from it; the folder and the training."""
+    training = Scored()
     for run in range(3):
         place = folder / f"{run}"
         with dualform.Recorder(training.model, training.optimizer, place, resume=run > 0, quiet=True) as recorder:
@@ -392,7 +398,7 @@ def scored(request, tmp_path_factory):
             if run == 2:
                 break
             saved, seen = {name: own.clone() for name, own in training.model.state_dict().items()}, training.seen[:]
-            training.steps(recorder, request.param)
+            training.steps(recorder, lost)
             recording = recorder._training.recording  # puts on disk what a flush would, but for the mark
             recording._updates.finish(len(training.seen) - 1)
             recording.batches.put_logs()
@@ -403,26 +409,22 @@ def scored(request, tmp_path_factory):
     return place, training
 
 
-@pytest.fixture(scope="module")
-def scored_memory(request, scored):
-    with dualform.open(scored[0], backend=request.param) as memory:
-        assert memory.info().slots == {"sample": 15 * 8}
-        yield memory
-
-
 SCORES = ["dot", "abs", "cosine", "contribution", "vectors", "gradient"]
 BACKENDS = ["int8", "numpy", "torch", "faiss"]
 
 
-@pytest.mark.parametrize(
-    ("scored", "scored_memory", "score", "layer"),
-    pairwise([1, 2, 4, 40], BACKENDS, SCORES, ["0", "2"]),
-    indirect=["scored", "scored_memory"],
-)
-def test_scores_after_a_kill_are_those_of_the_slots_that_count(scored, scored_memory, score, layer):
+@pytest.mark.parametrize(("lost", "backend", "score", "layer"), pairwise([1, 2, 4, 40], BACKENDS, SCORES, ["0", "2"]))
+def test_scores_after_a_kill_are_those_of_the_slots_that_count(scored, lost, backend, score, layer):
+    folder, training = scored(lost)
+    with dualform.open(folder, backend=backend) as memory:
+        assert memory.info().slots == {"sample": 15 * 8}
+        check_scores(memory, training, score, layer)
+
+
+def check_scores(memory, training, score, layer):
     output = {"0": 2, "2": 1}[layer]
     generator = torch.Generator().manual_seed(9)
-    keys, errors = scored[1].slots(layer)
+    keys, errors = training.slots(layer)
     queries = torch.randn(4, keys.shape[1], generator=generator).numpy()
     directions = torch.randn(4, errors.shape[1], generator=generator).numpy()
     named, expected = {"score": score}, queries.astype(float) @ keys.T
@@ -438,17 +440,17 @@ def test_scores_after_a_kill_are_those_of_the_slots_that_count(scored, scored_me
         expected *= -0.02 * (directions.astype(float) @ errors.T)
     elif score == "gradient":
         inputs = torch.randn(4, 12, generator=generator)
-        queries = scored_memory.gradients(scored[1].model, inputs, torch.arange(4) % 3, Scored.loss)
+        queries = memory.gradients(training.model, inputs, torch.arange(4) % 3, Scored.loss)
         own = queries.layers[layer]
         expected = (own.keys.astype(float) @ keys.T + 1) * (own.errors.astype(float) @ errors.T)
     step, label = np.repeat(np.arange(15), 8), np.arange(120) % 8 % 3
     for where, stays in ((None, step >= 0), ("step <> 6 AND label <> 1", (step != 6) & (label != 1))):
-        hits = scored_memory.topk(layer, queries, 5, where, **named)
+        hits = memory.topk(layer, queries, 5, where, **named)
         best = np.argsort(np.where(stays, -expected, np.inf), axis=1)[:, :5]
         assert np.array_equal(np.stack(hits.slots), best)
         right = np.take_along_axis(expected, best, axis=1)
         np.testing.assert_allclose(np.stack(hits.scores), right, rtol=1e-4, atol=1e-7)
-        sums = scored_memory.group_sum(layer, queries, by="step", where=where, **named)
+        sums = memory.group_sum(layer, queries, by="step", where=where, **named)
         groups = np.unique(step[stays])
         assert [group for (group,) in sums.groups] == groups.tolist()
         right = np.stack([(expected * stays)[:, step == group].sum(axis=1) for group in groups], axis=1)
