@@ -20,9 +20,8 @@ from typing import Any, TypeAlias, TypeGuard
 from dualform.errors import BadInput, NotFound
 from dualform.questions import LayerQuestion
 from dualform_service.call_record import CallRecord, current
-from dualform_service.deadline import Deadline
 from dualform_service.engine import Answering
-from dualform_service.scheduling import Asker, Lane, Lanes, ScanCosts, Thread, Turn
+from dualform_service.scheduling import Asker, Deadline, Lane, Lanes, ScanCosts, Thread, Turn
 
 Question: TypeAlias = LayerQuestion[Any]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dualform.errors import BadInput, Unauthenticated
 from dualform_service.auth import ANYONE, Caller, Tokens, read_tokens
-from dualform_service.connections import Shutter
+from dualform_service.limits import Shutter
 from dualform_service.metrics import Metrics
 
 LOOK_SECONDS = 1.0

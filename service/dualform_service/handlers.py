@@ -1,4 +1,6 @@
-"""What every call of ours goes through, on the transport's loop: who may ask, in how long, of what size.
+"""What every call goes through, on the transport's loop: who may ask, in how long, of what size.
+
+What every call of ours goes through, on the transport's loop: who may ask, in how long, of what size.
 
 headers    is there room for one more call? does the server close? who calls, and may they? which memory is asked?
 message    seconds to come; only so many are on their way at once, and only so many bytes are held
@@ -11,31 +13,60 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 
 import grpc.aio
 
-from dualform.errors import BadInput, DualformError, Forbidden, Overloaded, TimedOut
+from dualform.errors import BadInput, Cancelled, DualformError, FolderError, Forbidden, Overloaded, TimedOut
 from dualform.questions import SqlStatement
 from dualform_proto.calls import CALLS
-from dualform_service.byte_room import ByteRoom
 from dualform_service.call_record import CallRecord, Observer, begin, current
-from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
-from dualform_service.connections import Shutter
-from dualform_service.deadline import Deadline
-from dualform_service.failures import as_ours
 from dualform_service.gate import Gate
+from dualform_service.limits import ByteRoom, Closing, MessageReads, Rates, Resources, Shutter
 from dualform_service.memories import Memories
-from dualform_service.message_reads import MessageReads
 from dualform_service.metrics import LoopState, Metrics
-from dualform_service.rates import Rates
-from dualform_service.resources import Resources
-from dualform_service.scheduling import Asker, Places
+from dualform_service.scheduling import Asker, Deadline, Places
 from dualform_service.servicer import EncodedAnswer, MemoryServicer
 from dualform_service.transport import Context, Handler, refuse, request_id, trace_parent
 
 _log = logging.getLogger("dualform.service")
+
+_OUTSIDE = re.compile(
+    r"(?<![\w.~<])(?:/|\w:\\).*?[/\\](?=(?:memory\.json|weights|probes|gallery|(?:shard|run|derived)-?\w*)\b)"
+)
+"""Of a path, what lies before the memory's own names."""
+_ABSOLUTE = re.compile(r"(?<![\w.~<])(?:/|\w:\\)\S")
+
+
+def as_ours(name: str, error: Exception, deadline: Deadline, request_id: str) -> DualformError:
+    """What a caller of the method `name` is told of an error."""
+    if isinstance(error, Cancelled):
+        return deadline.error()
+    if isinstance(error, FolderError):
+        _log.warning("%s failed, request %s: %s", name, request_id, error)
+        return _without_places(error, request_id)
+    if isinstance(error, DualformError):
+        return error
+    # The text of an unforeseen error can name anything on this machine: it goes to the log, not to the caller.
+    _log.error("%s failed, request %s", name, request_id, exc_info=error)
+    return DualformError("The server failed on this question.", hint=_in_the_log(request_id))
+
+
+def _without_places(error: FolderError, request_id: str) -> DualformError:
+    """The error with files as they are named within the memory."""
+    message, hint = (_OUTSIDE.sub("", text) for text in (error.message, error.hint))
+    if _ABSOLUTE.search(message):
+        message = "The memory's folder cannot be read."
+    if _ABSOLUTE.search(hint) or not hint:
+        hint = _in_the_log(request_id)
+    return type(error)(message, hint=hint, field=error.field)
+
+
+def _in_the_log(request_id: str) -> str:
+    return f"The server's log says why, under the request {request_id}."
+
 
 READING, PATIENCE = 64, 0.25
 """Messages on their way at once, and seconds after which one that is not there yet makes room for others."""

@@ -1,4 +1,6 @@
-"""Prometheus metrics of a server, and the port that serves them.
+"""Metrics for Prometheus, and an engine that counts.
+
+Prometheus metrics of a server, and the port that serves them.
 
 Calls are labelled with served memories, methods, and layers that an engine has answered about, so a caller that makes
 names up adds no series.
@@ -29,6 +31,9 @@ from dualform_service.engine import Engine
 
 if TYPE_CHECKING:
     from dualform.query.counts import Counts
+from typing import TypeVar
+
+from dualform.query.bounds import QuestionBounds
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 QUERIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -300,3 +305,23 @@ class MetricsPort(ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """stderr is the log's."""
+
+
+A = TypeVar("A")
+
+
+class CountedEngine:
+    """Answers as the engine does within `bounds`; `metrics` has what it answered about the memory of that name."""
+
+    def __init__(self, engine: Engine, metrics: Metrics, memory: str, bounds: QuestionBounds) -> None:
+        self._engine, self._metrics, self._memory, self._bounds = engine, metrics, memory, bounds
+
+    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
+        """As Engine.counted."""
+        return self._engine.counted(question)
+
+    def ask(self, question: Question[A], cancelled: Callable[[], bool] | None = None) -> A:
+        """Raises what the engine raises, and BadInput for what exceeds the bounds."""
+        answer = self._engine.ask(question, cancelled, self._bounds)
+        self._metrics.answered(self._memory, question, answer)
+        return answer

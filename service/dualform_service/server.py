@@ -21,17 +21,14 @@ from dualform.store.allocator import bound_arenas, free_pages_returned
 from dualform_proto.address import Address, parse_address
 from dualform_service.auth import METRICS
 from dualform_service.call_record import Exporter, JsonLog, Observer
-from dualform_service.closing import Closing
 from dualform_service.config import ServiceConfig
-from dualform_service.connections import raise_limit
-from dualform_service.counted_engine import CountedEngine
 from dualform_service.engine import Engine
 from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
+from dualform_service.limits import Closing, Resources, raise_limit
 from dualform_service.listening import cannot_listen, check_free, server_credentials, web_context
 from dualform_service.memories import Follower, Memories, named
-from dualform_service.metrics import LoopState, Metrics, MetricsPort, ServerSeries
-from dualform_service.resources import Resources
+from dualform_service.metrics import CountedEngine, LoopState, Metrics, MetricsPort, ServerSeries
 from dualform_service.servicer import MemoryServicer
 from dualform_service.standard_services import SERVICE, StandardServices
 from dualform_service.supervisor import Supervisor

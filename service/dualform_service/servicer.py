@@ -18,12 +18,10 @@ from dualform.questions import Inventory, LayerQuestion, PreviewLookup, QuerySet
 from dualform_proto.calls import CALLS, Call
 from dualform_proto.v1 import dualform_pb2 as pb
 from dualform_service.batching import Batches, can_share
-from dualform_service.byte_room import Holding, NoRoom
 from dualform_service.call_record import CallRecord, current
-from dualform_service.deadline import Deadline
 from dualform_service.engine import Answering
-from dualform_service.resources import Resources
-from dualform_service.scheduling import Asker, Lane
+from dualform_service.limits import Holding, NoRoom, Resources
+from dualform_service.scheduling import Asker, Deadline, Lane
 
 SMALL_BYTES = 2**20
 """Largest message of a question that is decoded before it has a place of its own, to see whether it is small."""

@@ -18,8 +18,7 @@ from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.questions import GroupSum, QuerySetExamples, SlotKeys, TopK, Vectors
 from dualform_service.batching import Batches, Question
 from dualform_service.config import ANSWER_BYTES
-from dualform_service.deadline import Deadline
-from dualform_service.scheduling import Asker as Who, Lanes
+from dualform_service.scheduling import Asker as Who, Deadline, Lanes
 
 ONE = Who("one")
 ASKED_ALONE = 1

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from hypothesis import given, settings, strategies as st
 
-from dualform_service.byte_room import ByteRoom
+from dualform_service.limits import ByteRoom
 from dualform_service.scheduling import Asker
 
 ONE = Asker("one")

@@ -27,8 +27,8 @@ from dualform.questions import (
 from dualform_client.connection import is_serving
 from dualform_proto.calls import call_of
 from dualform_proto.errors import from_status
-from dualform_service import failures
-from dualform_service.deadline import Deadline
+from dualform_service import handlers
+from dualform_service.scheduling import Deadline
 from dualform_service.server import Server
 from tests.reliability import report, soaking
 from tests.store import small_memory
@@ -135,7 +135,7 @@ def test_no_answer_says_where_the_memory_lies(memory, tmp_path, caplog):
     ],
 )
 def test_paths_are_cut_where_the_memory_begins(error, message, hint):
-    told = failures.as_ours("TopK", error, Deadline(None, 60.0), "r")
+    told = handlers.as_ours("TopK", error, Deadline(None, 60.0), "r")
     assert type(told) is type(error)
     assert told.message.startswith(message)
     assert told.hint.startswith(hint)

@@ -21,8 +21,8 @@ from dualform_client.connection import is_serving
 from dualform_proto.calls import CALLS
 from dualform_service import handlers, standard_services
 from dualform_service.config import ServiceConfig
-from dualform_service.connections import shut
 from dualform_service.gate import WRONG
+from dualform_service.limits import shut
 from dualform_service.scheduling import Asker
 from dualform_service.server import Server
 from dualform_service.standard_services import OWN_WATCHES

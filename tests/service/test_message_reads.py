@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dualform_service.message_reads import MessageReads
+from dualform_service.limits import MessageReads
 
 
 async def read(reads: MessageReads, connection: str, message: Awaitable[object], seconds: float = 60.0) -> bool:

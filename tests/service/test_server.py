@@ -28,7 +28,7 @@ from dualform_client import Client
 from dualform_client.connection import is_serving
 from dualform_proto.calls import CALLS
 from dualform_proto.v1.dualform_pb2_grpc import MemoryStub
-from dualform_service import closing
+from dualform_service import limits
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.query import arrays
@@ -238,8 +238,8 @@ def test_what_comes_while_a_server_closes_is_sent_elsewhere(engine):
 def test_a_server_stops_once_no_call_comes(monkeypatch, comes, seconds):
     """`comes`: how many calls come, each just as the one before it is long enough ago."""
     clock = Clock()
-    monkeypatch.setattr(closing, "time", clock)
-    server = closing.Closing()
+    monkeypatch.setattr(limits, "time", clock)
+    server = limits.Closing()
 
     def call() -> None:
         if clock.slept < comes:

@@ -15,9 +15,8 @@ from dualform.errors import BadInput
 from dualform.questions import QuerySetLookup, TopK, Vectors
 from dualform_proto.calls import call_of
 from dualform_service.config import ServiceConfig
-from dualform_service.deadline import Deadline
-from dualform_service.resources import UNREAD, Resources
-from dualform_service.scheduling import Asker
+from dualform_service.limits import UNREAD, Resources
+from dualform_service.scheduling import Asker, Deadline
 from dualform_service.servicer import EncodedAnswer, MemoryServicer
 
 SCAN = Scan(7, 4, 3, "numpy", 0.25)

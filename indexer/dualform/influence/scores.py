@@ -19,7 +19,7 @@ updates, to what a gradient at an update u did to their losses by that update an
 
     Gamma_u  =  a_u o G_u  +  k_u o lambda_u          lambda_(u-1)  =  b_u o G_u  +  m_u o lambda_u
 
-with G_u the examples' gradients at update u, and a, b, k and m its gains (followed_blocks.py). Each slot is multiplied
+with G_u the examples' gradients at update u, and a, b, k and m its gains (blocks.py). Each slot is multiplied
 once. Updates are held until as many more have come as it takes for a gradient to fade from the buffer.
 
 Shapes: n examples, r rows of theirs, m slots, g blocks along a weight's diagonal, G groups.

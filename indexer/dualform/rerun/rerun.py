@@ -24,7 +24,7 @@ Ledgers of a training that is run again: what it has is recorded meanwhile, and 
 
 What a slot did to a loss takes its error signal, its key and what the optimizer made of both in every later update. So
 the second training is written as any other, with keys and values, to a temporary folder, and is walked through there
-(influence/walk.py): the ledgers are those of a memory that had stored the keys, bit for bit.
+(influence/ledger.py): the ledgers are those of a memory that had stored the keys, bit for bit.
 
 A training run a second time, to answer questions about it without ever storing a key (paper, appendix D).
 
@@ -33,7 +33,7 @@ questions = [dualform.TopK("lstm", queries), dualform.GroupSum("lstm", queries, 
 with dualform.Rerun(model, optimizer, "runs/lm", questions) as rerun: …           # again, with rerun.step(…)
 hits, sums = rerun.answers()
 
-An Influence among the questions is answered by a ledger (second_recording.py), which does take keys for as long.
+An Influence among the questions is answered by a ledger, which does take keys for as long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One answerer for each shard, asked together, each within a deadline, and replaced when it does not answer."""
+"""The shards of a memory as processes that are started, asked and replaced."""
 
 from __future__ import annotations
 
@@ -9,14 +9,41 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from dualform.errors import BadInput, TimedOut, Unavailable
 from dualform.query.shards.front import ShardsMissing
 from dualform.query.shards.shard_engine import Reply
 from dualform.query.shards.shards import ShardQuestion
 from dualform.query.view import Check
-from dualform_service.shards.answerer import Launch, ShardAnswerer
+
+
+class ShardAnswerer(Protocol):
+    """A process that keeps a dualform.query.shards.shard_engine.ShardEngine of one shard."""
+
+    def ask(self, asked: ShardQuestion | None, seconds: float) -> Future[Reply]:
+        """What the engine's `reply` gives; any error means that the process is gone. Returns at once. None asks whether
+        the process is ready.
+
+        The process gives the share up after so many seconds. The front keeps that deadline itself, too: a process that
+        was stopped says nothing.
+        """
+        ...
+
+    def give_up(self, name: str) -> None:
+        """Nobody waits for what was asked under that name any more: the engine's `give_up`, while it works. Returns at
+        once.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the process, whatever state it is in. May take its time."""
+        ...
+
+
+Launch: TypeAlias = Callable[[int], ShardAnswerer]
+"""Starts a process for the shard of that number. Returns at once: the answerer may be asked before it is ready."""
+
 
 SECONDS = 60.0
 """For a share, if nothing else is said."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dualform.query.shards.front import Front, open_front
 from dualform.query.shards.shard_engine import names_of_shards
-from dualform_service.shards.answerer import Launch
-from dualform_service.shards.fleet import SECONDS, Fleet
+from dualform_service.shards.fleet import SECONDS, Fleet, Launch
 from dualform_service.shards.ray import QUESTIONS, ray_answerers
 
 

@@ -18,7 +18,7 @@ from dualform.errors import DualformError, TimedOut
 from dualform.extras import optional
 from dualform.query.shards.shard_engine import Reply, ShardEngine, open_shard
 from dualform.query.shards.shards import ShardQuestion
-from dualform_service.shards.answerer import Launch, ShardAnswerer
+from dualform_service.shards.fleet import Launch, ShardAnswerer
 
 QUESTIONS = 8
 """That an actor works on at once."""

@@ -12,7 +12,7 @@ import pytest
 from dualform.errors import BadInput, Cancelled, Inexact, MissingPackage, TimedOut, Unavailable
 from dualform.query.shards.shard_engine import Reply
 from dualform.query.shards.shards import ShardQuestion
-from dualform_service.shards import fleet as room, ray as ray_room
+from dualform_service.shards import fleet as fleet_module, ray as ray_room
 from dualform_service.shards.fleet import Fleet
 from dualform_service.shards.ray import _Actor, ray_answerers
 from tests.query.shards.memories import write
@@ -124,7 +124,7 @@ def test_one_that_starts_is_given_time_and_is_not_asked_what_nobody_waits_for(mo
 
 
 def test_one_that_never_begins_is_replaced(monkeypatch):
-    monkeypatch.setattr(room, "START_SECONDS", 0.0)
+    monkeypatch.setattr(fleet_module, "START_SECONDS", 0.0)
     with fleet_of([Made(None, ready=False), Made(Reply("new"))]) as fleet:
         with pytest.raises(Unavailable, match="did not answer"), hurried(fleet):
             fleet(ASKED, [0], never)

@@ -1,0 +1,426 @@
+"""Limits that all calls share: bytes in flight, messages on their way, connections, rates, and the end of a server.
+
+The sockets of this process: how many it may have, and each by the addresses of both its ends.
+
+gRPC has no way to drop a single connection.
+
+A server that closes: calls that still come are told so, and go elsewhere.
+
+gRPC cuts off what reaches a server while it stops with CANCELLED, which tells nobody to ask again. So a server first
+refuses with UNAVAILABLE while calls keep coming, and stops once none does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Collection, Container
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import inf
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import grpc.aio
+
+from dualform.errors import DualformError, Overloaded, Unavailable
+from dualform_service.config import ServiceConfig
+from dualform_service.scheduling import Asker, Holdings, Lanes, Places, Turns
+from dualform_service.transport import Context
+
+CALLERS = 4096
+"""That are remembered."""
+
+
+class Rates:
+    """So many a second for each caller, a second's worth of them at once. On the loop."""
+
+    def __init__(self, per_second: float | None) -> None:
+        """None: as many as come."""
+        self._per_second = per_second
+        self._most = max(1.0, per_second or 0.0)
+        self._left = OrderedDict[str, tuple[float, float]]()
+        """Questions that a caller may ask at once, and when that was so, in seconds of time.monotonic()."""
+
+    def take(self, caller: str) -> None:
+        """One question. Raises Overloaded where it comes too soon, and says when the next one may come."""
+        if self._per_second is None:
+            return
+        now = time.monotonic()
+        left, then = self._left.pop(caller, (self._most, now))
+        left = min(self._most, left + (now - then) * self._per_second)
+        allowed = left >= 1.0
+        self._left[caller] = (left - 1.0 if allowed else left, now)
+        if len(self._left) > CALLERS:
+            self._left.popitem(last=False)
+        if not allowed:
+            raise Overloaded(
+                f"A caller may ask {self._per_second:g} questions a second.",
+                hint=f"Ask again in {(1.0 - left) / self._per_second:.2g} s.",
+            )
+
+
+class ByteRoom:
+    """So many bytes that may be held at once, on one event loop; an asker may have its share of them (`Asker.most`)."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self.free = size
+        self._held = Holdings()
+        """By asker."""
+        self._waiting = deque[tuple[int, Asker, asyncio.Future[None]]]()
+
+    def take_now(self, size: int, asker: Asker) -> bool:
+        """Whether there was room for so many."""
+        if size > self.free or not self._may(size, asker):
+            return False
+        if any(who.name == asker.name or self._may(wanted, who) for wanted, who, _ in self._waiting):
+            return False  # it is theirs first
+        self._take(size, asker)
+        return True
+
+    async def take(self, size: int, asker: Asker) -> None:
+        """Returns once there is room, first come, first served; who has its share keeps nobody else waiting."""
+        if self.take_now(size, asker):
+            return
+        own = asyncio.get_running_loop().create_future()
+        entry = size, asker, own
+        self._waiting.append(entry)
+        try:
+            await own
+        except asyncio.CancelledError:
+            if own.cancelled():
+                with suppress(ValueError):  # it may have been passed over already
+                    self._waiting.remove(entry)
+                self._serve()
+            else:
+                self.give_back(size, asker)
+            raise
+
+    def give_back(self, size: int, asker: Asker) -> None:
+        self.free += size
+        self._held.give_back(asker.name, size)
+        self._serve()
+
+    def _serve(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        full, behind = False, set[str]()
+        for entry in waiting:
+            size, asker, own = entry
+            if own.done():
+                continue
+            if full or asker.name in behind or not self._may(size, asker):
+                behind.add(asker.name)
+            elif size > self.free:
+                full = True
+            else:
+                self._take(size, asker)
+                own.set_result(None)
+                continue
+            self._waiting.append(entry)
+
+    def _may(self, size: int, asker: Asker) -> bool:
+        """Whether so many more are within the asker's share; whoever has none may have any number."""
+        held = self._held[asker.name]
+        return not held or held + size <= asker.most(self._size)
+
+    def _take(self, size: int, asker: Asker) -> None:
+        self.free -= size
+        self._held[asker.name] += size
+
+
+class NoRoom(Exception):
+    """So many bytes are wanted, and others hold them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class Holding:
+    """What one answer holds of a room."""
+
+    def __init__(self, room: ByteRoom, asker: Asker) -> None:
+        self._room, self._asker, self._size = room, asker, 0
+
+    def hold_now(self, size: int) -> None:
+        """Holds so many at least from here on. Raises NoRoom, and then holds what it held."""
+        if size > self._size:
+            if not self._room.take_now(size - self._size, self._asker):
+                raise NoRoom(size)
+            self._size = size
+
+    async def hold(self, size: int) -> None:
+        """Returns once it holds so many, and nothing meanwhile, so that no two wait for each other."""
+        self.release()
+        await self._room.take(size, self._asker)
+        self._size = size
+
+    def release(self) -> None:
+        size, self._size = self._size, 0
+        if size:
+            self._room.give_back(size, self._asker)
+
+
+class MessageReads:
+    """A fixed number of messages on their way, on one event loop. Connections take turns; while others wait, what has
+    been coming for longer than `patience` ends, oldest first.
+
+    A message that is there already is read within milliseconds. So calls that send none hold nobody up for long,
+    however many there are, and messages that take their time may do so where nobody else wants to be read.
+    """
+
+    def __init__(self, most: int, patience: float) -> None:
+        """`patience` in seconds."""
+        self._turns, self._patience = Turns(most), patience
+        self._reading = OrderedDict[asyncio.Timeout, float]()
+        """Since when, oldest first."""
+        self._ending: asyncio.TimerHandle | None = None
+        self._coming = dict[str, dict[asyncio.Timeout, None]]()
+        """All that are read or wait for it, by connection, oldest first."""
+        self._told = dict[asyncio.Timeout, asyncio.Future[None]]()
+        """Of those that give way: who waits for their end."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for their turn to be read."""
+        return self._turns.waiting
+
+    async def read(self, context: Context, seconds: float | None) -> bytes | None:
+        """The next message of a call; None where no more comes. Raises TimeoutError where it takes too long."""
+        async with asyncio.timeout(seconds) as limit:
+            peer = context.peer()
+            self._coming.setdefault(peer, {})[limit] = None
+            try:
+                async with self.one(peer, limit):
+                    message: Any = await _to_its_end(context)
+            finally:
+                self._forget(peer, limit)
+                if (told := self._told.pop(limit, None)) is not None and not told.done():
+                    told.set_result(None)
+        return None if message is grpc.aio.EOF else bytes(message)
+
+    async def give_way(self, connection: str) -> bool:
+        """Ends the oldest read of the connection that has the most, for one more of `connection`; returns once it has
+        ended. False where no other has more than this one."""
+        peer, most = max(self._coming.items(), key=lambda own: len(own[1]), default=("", {}))
+        if len(most) <= len(self._coming.get(connection, ())):
+            return False
+        oldest, loop = next(iter(most)), asyncio.get_running_loop()
+        self._forget(peer, oldest)
+        told = self._told[oldest] = loop.create_future()
+        if not oldest.expired():
+            oldest.reschedule(loop.time())
+        await told
+        return True
+
+    def _forget(self, peer: str, limit: asyncio.Timeout) -> None:
+        own = self._coming.get(peer, {})
+        own.pop(limit, None)
+        if not own:
+            self._coming.pop(peer, None)
+
+    @asynccontextmanager
+    async def one(self, connection: str, limit: asyncio.Timeout) -> AsyncIterator[None]:
+        """Held while a message is read. `limit`, inside which the caller is, passes early where others want to read."""
+        if self._turns.full:
+            self._press()
+        async with self._turns.one(Asker(connection)):
+            self._reading[limit] = asyncio.get_running_loop().time()
+            if self._turns.waiting:
+                self._press()
+            try:
+                yield
+            finally:
+                del self._reading[limit]
+
+    def _press(self) -> None:
+        """See to it that the oldest ends in time for whoever waits."""
+        loop = asyncio.get_running_loop()
+        if self._ending is None:
+            began = next((began for limit, began in self._reading.items() if (limit.when() or inf) > loop.time()), None)
+            if began is not None:
+                self._ending = loop.call_at(began + self._patience, self._end_oldest)
+
+    def _end_oldest(self) -> None:
+        """One for each that waits."""
+        self._ending = None
+        now = asyncio.get_running_loop().time()
+        for limit, began in list(self._reading.items())[: self._turns.waiting]:
+            if began + self._patience > now:
+                break
+            if not limit.expired():
+                limit.reschedule(now)
+        if self._turns.waiting:
+            self._press()
+
+
+async def _to_its_end(context: Context) -> Any:
+    """The next message. Reading goes on where nobody waits for it any more, until the transport ends it with its call:
+    grpc.aio keeps for good what it set aside for a read whose task was cancelled (grpc issue 43360)."""
+    reading = asyncio.ensure_future(context.read())
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else asks for it
+        raise
+
+
+Place: TypeAlias = tuple[IPv4Address | IPv6Address, int]
+
+FILES = 1 << 16
+"""That a server wants to be let have open, each connection being one."""
+
+
+def raise_limit() -> None:
+    """Has the system let this process have FILES open files, or as many as it may ask for: most begin with 1,024."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+        if resource.RLIM_INFINITY != soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class Shutter:
+    """Shuts connections to one port, on a thread of its own, as it looks through all files of the process."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._pool = ThreadPoolExecutor(1, "dualform-shut")
+        self._wanted, self._found = SimpleQueue[str](), set[str]()
+
+    def shut(self, peer: str, then: Callable[[bool], object]) -> None:
+        """Shuts the connection of a peer, as gRPC writes it, soon. `then` is called on the loop with whether it was
+        found; the call that asks for this may have been cancelled by it."""
+        self._wanted.put(peer)
+        looking = asyncio.get_running_loop().run_in_executor(self._pool, self._shut_all)
+        looking.add_done_callback(lambda _: then(self._was_found(peer)))
+
+    def _was_found(self, peer: str) -> bool:
+        found = peer in self._found
+        self._found.discard(peer)
+        return found
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _shut_all(self) -> None:
+        """All that are wanted so far, in one look: whoever waits behind finds its own done."""
+        peers = set[str]()
+        with suppress(Empty):
+            while True:
+                peers.add(self._wanted.get_nowait())
+        if peers:
+            self._found |= shut(peers, self._port)
+
+
+def shut(peers: Collection[str], port: int) -> set[str]:
+    """Shuts the connections of peers, as gRPC writes them, to a port of ours; returns those that were found.
+
+    Where the system does not list a process's files nothing happens, and a call's deadline ends it.
+    """
+    wanted = {place: peer for peer in peers if (place := _place(peer)) is not None}
+    found = set[str]()
+    with suppress(OSError):
+        for name in os.listdir("/proc/self/fd") if wanted else ():
+            with suppress(OSError, ValueError):
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode) and (place := _shut_if(int(name), wanted, port)):
+                    found.add(wanted[place])
+    return found
+
+
+def _place(peer: str) -> Place | None:
+    """The far end's address; None of what has none."""
+    kind, _, place = peer.partition(":")
+    host, _, number = unquote(place).rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not number.isdigit():
+        return None
+    return _plain(host.strip("[]")), int(number)
+
+
+def _shut_if(file: int, wanted: Container[Place], port: int) -> Place | None:
+    """The far end of what was shut."""
+    # A file of our own, for gRPC may close its one at any moment, and another may get that number.
+    with socket.socket(fileno=os.dup(file)) as own:
+        if own.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        peer = own.getpeername()
+        place = _plain(peer[0]), peer[1]
+        if place not in wanted or own.getsockname()[1] != port:
+            return None
+        own.shutdown(socket.SHUT_RDWR)
+        return place
+
+
+def _plain(host: str) -> IPv4Address | IPv6Address:
+    """Sockets of IPv6 that serve both write ::ffff:127.0.0.1. Raises ValueError for what is no address."""
+    address = ip_address(host)
+    return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
+
+
+QUIET_SECONDS = 0.1
+"""Once no call has come for so long, a server stops."""
+MOST_SECONDS = 1.0
+"""Or after so long, however many come."""
+
+
+class Closing:
+    """Lets questions in until the server closes; health is told to the end."""
+
+    def __init__(self) -> None:
+        self._closing = False
+        self._last = float("-inf")
+        """When the last question came, in seconds of time.monotonic()."""
+        self.cut_off: DualformError | None = None
+        """What ends calls whose callers are still there; None before their grace is over."""
+
+    def close(self) -> None:
+        """Refuse what comes from here on; returns once nothing does, or after MOST_SECONDS."""
+        self._closing = True
+        end = time.monotonic() + MOST_SECONDS
+        while (quiet := min(self._last + QUIET_SECONDS, end) - time.monotonic()) > 0:
+            time.sleep(quiet)
+
+    def cut(self) -> None:
+        """On the loop: calls that are still there are ended now."""
+        self.cut_off = Unavailable("The server has closed.")
+
+    def admit(self) -> None:
+        """To be called as a question comes. Raises Unavailable once the server closes."""
+        self._last = time.monotonic()
+        if self._closing:
+            raise Unavailable("The server is closing.", hint="Ask another one, or this one once it has started again.")
+
+
+UNREAD = 4
+"""Answers of the largest size that may wait to be read at once."""
+
+
+class Resources:
+    """Of one server, however many memories it has."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.lanes = Lanes()
+        self.answer_bytes = config.answer_bytes
+        self.alone_places = Places(config.max_concurrent, "large questions", "--max-concurrent")
+        """For what is asked alone, and may take long."""
+        self.light_places = Places(config.max_small, "small questions", "--max-small")
+        """For questions that may share their work, and are known to take little."""
+        self.slow_places = Places(config.max_small, "small questions", "--max-small")
+        """For the others that may share their work: they may wait long, and take no light one's place meanwhile."""
+        self.lookup_places = Places(config.max_small, "look-ups", "--max-small")
+        self.unread = ByteRoom(UNREAD * config.answer_bytes)
+
+    def waiting(self) -> dict[str, int]:
+        """How many wait for the thread of a lane, by its name."""
+        return {lane.name: lane.waiting for lane in self.lanes.all}
+
+    def close(self) -> None:
+        """Returns when no question is worked on any more."""
+        self.lanes.close()
