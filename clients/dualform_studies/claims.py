@@ -1,22 +1,20 @@
 """Claims of the paper and of the second study, with verdicts computed from measures; and exact tests of small counts.
 
-What the paper says, beside what a study found: observations with a verdict, and figures.
-
-claim = Claim("section 5.2", "…", "6 of 6 layers", "81.3 %", HOLDS, "Prevalence")
-report["claims"] = [claim.plain(), …]                 reproduction.md begins with those of all studies
+claim = judge("compact.answers", apart, f"a relative difference of {apart:.1e} at most")     its words: claims.toml
+report["claims"] = [claim.plain(), …]                    reproduction.md begins with those of all studies
 report["beside_paper"] = [Beside("accuracy", "97.3 %", text="97 %", code="97.2 %").plain(), …]
-
-How claims of the second study are worded: "Visualizing small Attention-only Transformers", of one network.
-
-A criterion holds its numbers once: the verdict and the words that tell it are both made from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
+from functools import cache
 from math import comb
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,40 +108,51 @@ def beside_table(rows: Iterable[tuple[str, Beside]]) -> Table:
     return Table("beside", "Figures measured here and in the paper.", columns, cells)
 
 
-def section(part: Literal["the network", "the attention layer", "attention heads"]) -> str:
-    """Where the text makes a claim."""
-    return f"second study, {part}"
-
-
 def plain_percent(number: float) -> str:
     """As "5 %" or "99.9 %"."""
     return percent(number, "g")
 
 
-@dataclass(frozen=True)
-class Criterion:
-    """When a claim holds, and when in part, by one measure of it."""
-
-    measure: str
-    """What is measured, in words."""
-    holds: float
-    in_part: float
-    at_most: bool = False
-    """Whether the measure speaks for the claim the smaller it is: then both numbers are greatest values."""
-    told: Callable[[float], str] = in_fraction
-    """Words for the two numbers."""
-
-    def judge(self, measured: float) -> Verdict:
-        return (verdict_at_most if self.at_most else verdict)(measured, self.holds, self.in_part)
-
-    def __str__(self) -> str:
-        limit = "up to" if self.at_most else "from"
-        return f"{self.measure}: holds {limit} {self.told(self.holds)}, in part {limit} {self.told(self.in_part)}"
+_TOLD: Mapping[str, Callable[[float], str]] = {
+    "number": lambda value: f"{value:g}",
+    "fraction": in_fraction,
+    "percent": plain_percent,
+}
 
 
-def mostly(networks: str) -> Criterion:
-    """What the text saw in one network holds of two thirds of many, and in part of one third."""
-    return Criterion(networks, 2 / 3, 1 / 3)
+@cache
+def texts() -> Mapping[str, Mapping[str, Any]]:
+    """What claims.toml has of each claim, by STUDY.NAME."""
+    read = tomllib.loads((Path(__file__).parent / "claims.toml").read_text(encoding="utf-8"))
+    return {f"{study}.{name}": own for study, claims in read.items() for name, own in claims.items()}
+
+
+def judge(name: str, measure: float, ours: str, criterion: str = "", **words: Any) -> Claim:
+    """The claim of that name, judged by a measure and the two values of claims.toml. `ours`: what was measured;
+    `criterion`: in place of its own; `words`: for names in braces.
+    """
+    said = texts()[name]
+    compare = verdict_at_most if said.get("at_most") else verdict
+    return judged(name, compare(measure, *_values(said)), ours, criterion, **words)
+
+
+def judged(name: str, found: Verdict, ours: str, criterion: str = "", **words: Any) -> Claim:
+    """As `judge`, with a verdict that no single measure gives."""
+    said = texts()[name]
+    if "holds" in said:
+        told = _TOLD[said.get("told", "number")]
+        words |= dict(zip(("holds", "in_part"), map(told, _values(said)), strict=True))
+    limit = "up to" if said.get("at_most") else "from"
+    measured = f"{said.get('measure')}: holds {limit} {{holds}}, in part {limit} {{in_part}}{said.get('more', '')}"
+    criterion = criterion or said.get("criterion", measured)
+    section, claim, paper, criterion, heading = (
+        text.format(**words) for text in (said["section"], said["claim"], said["paper"], criterion, said["heading"])
+    )
+    return Claim(section, claim, paper, ours, found, criterion, heading)
+
+
+def _values(said: Mapping[str, Any]) -> tuple[float, float]:
+    return float(Fraction(said["holds"])), float(Fraction(said["in_part"]))
 
 
 CHANCE = 0.01

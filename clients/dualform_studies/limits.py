@@ -19,7 +19,7 @@ import dualform
 from dualform import GroupSum, GroupSums, Hits, Recorder, Rerun, TopK, Vectors
 from dualform.query.engine import Engine, open_memory
 from dualform_studies.assignment import Assignment, or_silent
-from dualform_studies.claims import Beside, Claim, claims_table, verdict, verdict_at_most
+from dualform_studies.claims import Beside, Claim, claims_table, judge
 from dualform_studies.images.datasets import digits
 from dualform_studies.images.training import Recipe, build_network, layer_names, train_part
 from dualform_studies.report import Page, Report, bytes_on_disk, check_free, percent
@@ -168,45 +168,29 @@ def limits_claims(report: Report) -> Iterator[Claim]:
     if slots == sorted(set(slots)):
         sizes = _growth(slots, [one["bytes"] for one in measured])
         times = _growth(slots, [one["scoring_seconds"] for one in measured])
-        yield Claim(
-            "section 6",
-            "Storage grows linearly with the training.",
-            "no figure",
+        yield judge(
+            "limits.storage",
+            _difference(*sizes),
             f"{_words(slots, [f'{one:,.0f} bytes' for one in sizes])}, of keys and values",
-            verdict_at_most(_difference(*sizes), 0.1, 0.3),
-            "bytes of each added slot within 10 % of each other; in part 30 %",
-            "Costs",
         )
-        yield Claim(
-            "appendix D",
-            "The time that attention weights take grows linearly with the training.",
-            "no figure",
+        yield judge(
+            "limits.time",
+            _difference(*times),
             f"{_words(slots, [f'{1e6 * one:.3g} µs' for one in times])}, for the ten best slots of all test images at "
             "all layers",
-            verdict_at_most(_difference(*times), 0.25, 0.5),
-            "seconds of each added slot within 25 % of each other; in part 50 %",
-            "Costs",
         )
     cold, plain = measured[-1]["cold_seconds"], measured[-1]["plain_seconds"]
     name = max(cold, key=cold.__getitem__)
-    yield Claim(
-        "appendix D",
-        "Computing the attention weights of a test input is nothing compared to the training.",
-        "no figure",
+    yield judge(
+        "limits.cold",
+        cold[name] / plain,
         f"{percent(cold[name] / plain, '.3g')} of the time of the training without recording ({name}, the most "
         f"expensive question, asked once of {slots[-1]:,} slots)",
-        verdict_at_most(cold[name] / plain, 0.01, 0.1),
-        "every question about attention weights, at all layers, of a memory just opened, at most 1 %; in part 10 %",
-        "Costs",
     )
-    yield Claim(
-        "appendix D",
-        "A reproducible training can be run again to answer questions, without its datapoints being stored.",
-        "an option",
+    yield judge(
+        "limits.rerun",
+        rerun["same"] / rerun["questions"],
         f"{rerun['same']} of {rerun['questions']} answers equal to the last bit",
-        verdict(rerun["same"] / rerun["questions"], 1.0, 2 / 3),
-        "all answers; in part two thirds",
-        "Costs",
     )
 
 

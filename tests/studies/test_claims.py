@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
-from math import comb, nan
+from math import comb, inf, nan, nextafter
+from pathlib import Path
+from string import Formatter
 
 import numpy as np
 import pytest
 
+import dualform_studies
 from dualform_studies.claims import (
     FAILS,
     HOLDS,
@@ -18,9 +22,11 @@ from dualform_studies.claims import (
     can_reach,
     claims_table,
     is_gain,
+    judge,
     mcnemar,
     more_often,
     sign_test,
+    texts,
     verdict,
     verdict_at_most,
 )
@@ -46,6 +52,36 @@ def test_so_does_that_of_a_measure_that_should_be_small(measure: float, expected
 def test_what_has_no_verdict_is_refused(measure: float, holds: float, in_part: float):
     with pytest.raises(ValueError, match="no verdict"):
         verdict(measure, holds, in_part)
+
+
+JUDGED_BY_ONE_MEASURE = [name for name, said in texts().items() if "holds" in said]
+
+
+@pytest.mark.parametrize("name", JUDGED_BY_ONE_MEASURE)
+def test_a_claim_holds_from_its_own_value_on(name: str):
+    said = texts()[name]
+    holds, in_part = (float(Fraction(said[key])) for key in ("holds", "in_part"))
+    worse = inf if said.get("at_most") else -inf
+    named = {
+        key: "x" for text in said.values() if isinstance(text, str) for _, key, _, _ in Formatter().parse(text) if key
+    }
+    words = named | {"level": 0.05, "chance": 0.01, "observation": "it leads", "where": "every layer"}
+    criterion = "" if {"criterion", "measure"} & said.keys() else "from {holds}, in part from {in_part}"
+    values = (holds, nextafter(holds, worse), in_part, nextafter(in_part, worse))
+    found = [judge(name, value, "ours", criterion, **words) for value in values]
+    assert [claim.verdict for claim in found] == [HOLDS, IN_PART, IN_PART, FAILS]
+    for text in (found[0].section, found[0].claim, found[0].paper, found[0].criterion, found[0].heading):
+        assert text
+        assert "{" not in text
+
+
+def test_every_claim_is_judged_by_a_study():
+    folder = Path(dualform_studies.__file__).parent
+    sources = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    assert len(texts()) > 50
+    for name in texts():
+        study, own = name.split(".", 1)
+        assert f'"{name}"' in sources or (f'f"{study}.{{' in sources and f'"{own}"' in sources), name
 
 
 def test_claims_and_figures_stand_in_tables():

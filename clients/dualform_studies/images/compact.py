@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from dualform import Recorder
 from dualform.query.engine import Engine, open_memory
 from dualform_studies.assignment import Assignment, Progress, or_silent
-from dualform_studies.claims import Claim, claims_table, verdict, verdict_at_most
+from dualform_studies.claims import Claim, claims_table, judge
 from dualform_studies.figures import INK, MARKS, new_figure
 from dualform_studies.images.datasets import Dataset, load_dataset
 from dualform_studies.images.training import (
@@ -392,12 +392,8 @@ def _ask_outside(
 ORDER, SPAN, RANKS = "The order of the slots", "Queries orthogonal to all keys", "Few directions in place of all slots"
 """Headings of the page."""
 
-SAME_ANSWER, _NEARLY_SAME = 1e-6, 1e-4
-"""Greatest relative difference between answers that are the same, and nearly so."""
-_NOTHING_ADDED, _LITTLE_ADDED = 1e-5, 1e-3
-"""Greatest length that training adds to an output, relative to the untrained one."""
-_POINTS, _SOME_POINTS = 0.1, 1.0
-"""Of accuracy that a compact memory may lose."""
+SAME_ANSWER = 1e-6
+"""The greatest relative difference between answers that are the same."""
 
 
 def remarks(report: Report) -> Iterator[Claim]:
@@ -411,24 +407,8 @@ def _order(report: Report) -> Iterator[Claim]:
     layers, pairs = report["order"]["layers"].values(), report["order"]["pairs"]
     apart = max(max(layer["outputs"], layer["sums"]) for layer in layers)
     same = min(layer["same_best"] for layer in layers)
-    yield Claim(
-        "remark 3.1",
-        "Shuffling the memory changes neither outputs nor sums of attention.",
-        "equation 13",
-        f"a relative difference of {apart:.1e} at most, over {pairs:,} pairs",
-        verdict_at_most(apart, SAME_ANSWER, _NEARLY_SAME),
-        f"at most {SAME_ANSWER:g} at every layer; in part {_NEARLY_SAME:g}",
-        ORDER,
-    )
-    yield Claim(
-        "remark 3.1",
-        "Shuffling the memory changes no datapoint among the best.",
-        "equation 13",
-        f"the same {BEST} best for {percent(same)} of the queries",
-        verdict(same, 1.0, 2 / 3),
-        "all queries at every layer, pairs that tie with the last apart; in part two thirds",
-        ORDER,
-    )
+    yield judge("compact.answers", apart, f"a relative difference of {apart:.1e} at most, over {pairs:,} pairs")
+    yield judge("compact.best", same, f"the same {BEST} best for {percent(same)} of the queries")
 
 
 def _orthogonal(report: Report) -> Iterator[Claim]:
@@ -436,30 +416,21 @@ def _orthogonal(report: Report) -> Iterator[Claim]:
     if not asked:
         return
     added, moved = (max(query[what] for query in asked.values()) for what in ("added", "bias_moved"))
-    yield Claim(
-        "remark 3.3",
-        "A query orthogonal to all keys is answered by the initial weights.",
-        "W₀x",
+    yield judge(
+        "compact.orthogonal",
+        added,
         f"apart from the bias, training adds {added:.1e} of the length of W₀x at most, and the bias moved by "
         f"{moved:.1e} of it at most ({', '.join(asked)})",
-        verdict_at_most(added, _NOTHING_ADDED, _LITTLE_ADDED),
-        f"at most {_NOTHING_ADDED:g} beside the bias, in every layer with such a query; in part {_LITTLE_ADDED:g}",
-        SPAN,
     )
 
 
 def _compact(report: Report) -> Iterator[Claim]:
     compact = report["compact"]
     lost = 100 * (compact["accuracy_all"] - compact["accuracy"])
-    yield Claim(
-        "remark 3.4",
-        "A more compact attention system does the same: the directions that hold 99.9 % of each update keep the "
-        "accuracy.",
-        "no figure",
+    yield judge(
+        "compact.directions",
+        lost,
         f"{percent(compact['accuracy'], '.2f')}; {percent(compact['accuracy_all'], '.2f')} with all directions",
-        verdict_at_most(lost, _POINTS, _SOME_POINTS),
-        f"at most {_POINTS:g} point lost; in part {_SOME_POINTS:g}",
-        RANKS,
     )
 
 

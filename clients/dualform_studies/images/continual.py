@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
 from dualform_studies.assignment import Assignment, Progress, named, or_silent
-from dualform_studies.claims import CHANCE, Beside, Claim, claims_table, is_gain, verdict_of
+from dualform_studies.claims import CHANCE, Beside, Claim, claims_table, is_gain, judged, verdict_of
 from dualform_studies.images.attention import LayerAttention
 from dualform_studies.images.datasets import Dataset, load_dataset
 from dualform_studies.images.dates import Period
@@ -100,20 +100,9 @@ def continual_findings(
     spoilt_ones = Prevalence(_SPOILT, _OUTPUT, among, mistaken, spoilt)
     spoilt_all = Prevalence(_SPOILT, _OUTPUT, wrongs, wrong, spoilt)
     claims = [
-        *prevalence_claim(
-            "section 5.4",
-            'At layer 2 the class of greatest sum of a "1" taken for a "3" is Fashion-MNIST\'s class 3, dress.',
-            "one example (Figures 8 and 9)",
-            dresses[-1],
-        ),
-        *prevalence_claim(
-            "section 5.4",
-            "Attention to Fashion-MNIST explains mistakes: of its classes, the one with the label that an MNIST image "
-            "is taken for draws the most at layer 2.",
-            "one example (Figures 8 and 9)",
-            of_label[-1],
-        ),
-        crossing_claim("section 5.4", crossed),
+        *prevalence_claim("continual.dress", dresses[-1]),
+        *prevalence_claim("continual.mistakes", of_label[-1]),
+        crossing_claim("continual.crossing", crossed),
     ]
     choice = choose_showing(dataset, given, [_of_spoilt(dresses[-1], spoilt)]) or choose_showing(
         dataset, given, [_of_spoilt(of_label[-1], spoilt)]
@@ -161,26 +150,22 @@ def forgetting_claims(recognised: Mapping[str, NDArray[np.bool_]]) -> list[Claim
     reached = f"{percent(after.mean())} after MNIST, {percent(end.mean())} at the end"
     test = f"beyond chance (paired sign test, p < {CHANCE:g})"
     return [
-        Claim(
-            "section 5.4",
-            "MNIST is forgotten when Fashion-MNIST is learned after it: the interference is severe.",
-            f"{percent(_AFTER, '.0f')} after MNIST, {percent(_END, '.0f')} at the end",
-            f"{reached}; of {len(after):,} test images {lost:,} are lost and {gained:,} gained",
+        judged(
+            "continual.forgetting",
             verdict_of(forgotten and fallen >= _SEVERE, forgotten),
-            f"the accuracy on MNIST falls {test} and by at least {100 * _SEVERE:.0f} points, half of what the paper's "
-            "falls by; in part, falls beyond chance",
-            HEADING,
+            f"{reached}; of {len(after):,} test images {lost:,} are lost and {gained:,} gained",
+            after=percent(_AFTER, ".0f"),
+            end=percent(_END, ".0f"),
+            test=test,
+            severe=100 * _SEVERE,
         ),
-        Claim(
-            "section 5.4",
-            "With the terms of Fashion-MNIST removed, the network is as good on MNIST as after the first part.",
-            f"{percent(_AFTER, '.0f')} after MNIST; removal is not tried",
-            f"{percent(masked.mean())} with them removed; {reached}",
+        judged(
+            "continual.removal",
             verdict_of(half and bool(near), half),
-            f"the accuracy falls {test}, at least half of the loss comes back, and what is reached is within "
-            f"{100 * _POINT:.0f} point of the accuracy after MNIST, as the paper's are whole per cents; in part, at "
-            "least half of the loss comes back",
-            HEADING,
+            f"{percent(masked.mean())} with them removed; {reached}",
+            after=percent(_AFTER, ".0f"),
+            test=test,
+            point=100 * _POINT,
         ),
     ]
 

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from dualform.methods import Answers
-from dualform_studies.claims import Claim, verdict
+from dualform_studies.claims import Claim, judge, judged, verdict
 from dualform_studies.figures import INK, MARKS
 from dualform_studies.images.attention import Datapoints, best_slots, sampled_rows
 from dualform_studies.images.query_figure import Query, query_figure
@@ -174,27 +174,24 @@ def date_claims(layers: Sequence[LayerDates]) -> list[Claim]:
     names = " and ".join(thirds)
     spread = [2 if min(shares) >= _LEAST else int(max(shares) <= _GREATEST) for shares in thirds.values()]
     return [
-        Claim(
-            "section 5.2",
-            f"The most recent datapoints are not more important at {names}.",
-            "no figure",
+        judged(
+            "single.recent",
+            verdict(sum(shares[2] <= _PREFERRED for shares in thirds.values()), len(behind), 1),
             f"{_listed({layer: _percent([shares[2]]) for layer, shares in thirds.items()})} {of} come from the last "
             "third of the updates",
-            verdict(sum(shares[2] <= _PREFERRED for shares in thirds.values()), len(behind), 1),
-            f"at most {_percent([_PREFERRED])} from the last third (even: {_percent([EVEN])}) at {names}; in part, at "
-            "one of them",
-            HEADING,
+            names=names,
+            preferred=_percent([_PREFERRED]),
+            even=_percent([EVEN]),
         ),
-        Claim(
-            "section 5.2",
-            f"The {BEST} best datapoints are rather spread out over time at {names}.",
-            "no figure",
+        judge(
+            "single.spread",
+            min(spread),
             f"{_listed({layer: _percent(shares) for layer, shares in thirds.items()})} {of} come from the first, "
             f"middle and last third of the updates; Kolmogorov distance to an even spread {_listed(distances)}",
-            verdict(min(spread), 2, 1),
-            f"each third has at least {in_fraction(_LEAST)} of them, half of an even share, at {names}; in part, none "
-            f"has more than {in_fraction(_GREATEST)}",
-            HEADING,
+            names=names,
+            best=BEST,
+            least=in_fraction(_LEAST),
+            greatest=in_fraction(_GREATEST),
         ),
     ]
 

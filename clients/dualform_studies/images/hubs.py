@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dualform.answers.influence import rank_correlation
 from dualform.methods import Answers
-from dualform_studies.claims import Claim, verdict, verdict_of
+from dualform_studies.claims import Claim, judge, judged, verdict_of
 from dualform_studies.documents import OftenFound
 from dualform_studies.figures import INK, MARKS, new_figure
 from dualform_studies.images.attention import TOP, Datapoints, LayerAttention, best_images, sampled_rows
@@ -242,7 +242,6 @@ def draw_hubs(path: Path, hubs: Mapping[str, Report], datasets: Sequence[Dataset
 
 
 _DIGITS, _ZERO = "mnist", 0
-_PAPER = 'a "0" (Figure 10a)'
 _SHARE = f"{in_fraction(OFTEN)} of a study's test images"
 SAME = (
     f"the same image is among the {TOP} best of at least {_SHARE}, at some layer, in at least two studies; in part, in "
@@ -300,22 +299,14 @@ def hub_claims(settings: Settings) -> list[Claim]:
     hub = hubs[0] if hubs else None
     ours = f"no image is among the {TOP} best of {_SHARE}" if hub is None else str(hub)
     return [
-        Claim(
-            "appendix A",
-            f"One training image is often found among the top-{TOP} matches in different settings.",
-            _PAPER,
+        judge(
+            "hubs.same",
+            len(hub.shares) if hub else 0,
             f"{ours}; studies: {', '.join(settings)}",
-            verdict(len(hub.shares) if hub else 0, 2, 1),
-            SAME,
-            HEADING,
+            top=TOP,
+            same=SAME,
         ),
-        Claim(
-            "appendix A",
-            f'The training image that is often found is a "{_ZERO}".',
-            _PAPER,
-            ours,
-            verdict_of(hub is not None and hub.is_zero, any(one.is_zero for one in hubs)),
-            ZERO,
-            HEADING,
+        judged(
+            "hubs.zero", verdict_of(hub is not None and hub.is_zero, any(one.is_zero for one in hubs)), ours, zero=ZERO
         ),
     ]

@@ -111,49 +111,14 @@ def joint_findings(
         *crossed,
     ]
     claims = [
-        *prevalence_claim(
-            "section 5.3",
-            f"At layer 0 the {TOP} best images of a recognised boot are boots.",
-            "one example (Figures 6 and 11)",
-            boot_own,
-        ),
-        *prevalence_claim(
-            "section 5.3",
-            "At layer 0 the class of greatest sum of a recognised boot is coat.",
-            "one example (Figure 7)",
-            boot_coat,
-        ),
-        *prevalence_claim(
-            "section 5.3",
-            "In later layers the sum of a boot's own class gains on the others.",
-            "one example (Figure 7)",
-            boot_gains,
-        ),
-        *prevalence_claim(
-            "section 5.3",
-            f"At layer 2 the {TOP} best images of a recognised boot contain some of MNIST.",
-            "one example (Figures 6 and 11)",
-            boot_near[-1],
-        ),
-        crossing_claim("section 5.3", crossed),
-        *prevalence_claim(
-            "appendix B.2",
-            "A recognised dress has no MNIST example among its best at any layer.",
-            "one example (Figure 16)",
-            dress_far[-1],
-        ),
-        *prevalence_claim(
-            "appendix B.2",
-            'A recognised sandal, class 5, has a "5" of MNIST among its best.',
-            "one example (Figure 19)",
-            sandal_five[-1],
-        ),
-        *prevalence_claim(
-            "appendix B.2",
-            "A recognised sandal's class of greatest sum is not the one that the network decides for.",
-            "one example (Figure 21)",
-            sandal_differs[-1],
-        ),
+        *prevalence_claim("joint.boots", boot_own),
+        *prevalence_claim("joint.coat", boot_coat),
+        *prevalence_claim("joint.gains", boot_gains),
+        *prevalence_claim("joint.digits", boot_near[-1]),
+        crossing_claim("joint.crossing", crossed),
+        *prevalence_claim("joint.dress", dress_far[-1]),
+        *prevalence_claim("joint.five", sandal_five[-1]),
+        *prevalence_claim("joint.sandal", sandal_differs[-1]),
     ]
     chosen = {
         "ankle-boot": choose_showing(dataset, given, [boot_coat, boot_gains, boot_near[-1], boot_own]),

@@ -34,7 +34,7 @@ from dualform.answers import Outputs
 from dualform.query.engine import Engine
 from dualform.store.snapshot import Snapshot
 from dualform_studies.assignment import Progress, or_silent
-from dualform_studies.claims import CHANCE, FAILS, HOLDS, IN_PART, Claim, Verdict, is_gain, mcnemar
+from dualform_studies.claims import CHANCE, FAILS, HOLDS, IN_PART, Claim, Verdict, is_gain, judged, mcnemar
 from dualform_studies.figures import INK, MARKS, new_figure
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.recorded_memory import layer_info, open_recorded
@@ -333,28 +333,20 @@ def _comparison(images: Examined, kernels: Sequence[Report], alone: Report) -> R
 HEADING = "Softmax in place of the inner product"
 ALONE = "without the sum: W_0 q + trained bias"
 _PLACES = {"last": "the last layer", "every": "every layer"}
-_CRITERION = (
-    "of the softmax that is best on held-out images: better than the inner product on the same test images by "
-    f"McNemar's test with p < {CHANCE:g}; in part: not that one, but another that was tried, with p < {CHANCE:g} over "
-    "the number tried"
-)
 
 
 def kernel_claims(report: Report) -> Iterator[Claim]:
     """Remark 3.2, at the last layer and at every layer."""
     for place, words in _PLACES.items():
         chosen, linear = report[place]["chosen"], report[place]["kernels"][0]
-        yield Claim(
-            "remark 3.2",
-            f"More powerful kernels, as softmax, might make better models: tried at {words}, after training with the "
-            "inner product.",
-            "a possibility, not tried",
+        yield judged(
+            "single.kernels",
+            kernel_verdict(report[place]),
             f"{_kernel(chosen)}: {percent(chosen['tested'])}; inner product: {percent(linear['tested'])}; of "
             f"{report[place]['images']['tested']:,} test images ({chosen['gained']} gained, {chosen['lost']} lost, "
             f"p = {chosen['p']:.2g})",
-            kernel_verdict(report[place]),
-            _CRITERION,
-            HEADING,
+            place=words,
+            chance=CHANCE,
         )
 
 

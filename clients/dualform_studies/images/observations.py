@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.claims import CHANCE, Claim, is_gain, verdict, verdict_of
+from dualform_studies.claims import CHANCE, Claim, is_gain, judge, judged, verdict_of
 from dualform_studies.images.attention import TOP, Datapoints, LayerAttention
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.query_figure import Query
@@ -18,8 +18,8 @@ from dualform_studies.report import Report, Table, in_fraction
 
 HEADING = "How often the observations hold"
 EVERY, SOME = "every layer", "some layer"
-MOST, MANY = 2 / 3, 1 / 3
-"""An observation of single images holds if it does of two thirds of those concerned, in part if of one third."""
+MOST = 2 / 3
+"""The share of images that makes a trend."""
 OFTEN = 1 / 20
 """What is said to happen, and not to be the rule, happens of this share of the test images at least."""
 
@@ -72,22 +72,16 @@ def over_layers(
     return found
 
 
-def prevalence_claim(
-    section: str, claim: str, paper: str, measured: Prevalence, holds: float = MOST, in_part: float = MANY
-) -> list[Claim]:
-    """The claim that an observation of single images is a common one, or none where no test image is concerned.
+_CRITERION = "{observation} ({where}): holds of at least {holds} of these test images; in part, of at least {in_part}"
 
-    `holds` and `in_part` are the least shares of the images concerned, by which it does.
-    """
+
+def prevalence_claim(name: str, measured: Prevalence) -> list[Claim]:
+    """The claim that an observation of single images is a common one, or none where no test image is concerned."""
     if not measured.total:
         return []
     where = measured.layer if measured.layer in (EVERY, SOME) else f"at {measured.layer}"
-    criterion = (
-        f"{measured.observation} ({where}): holds of at least {in_fraction(holds)} of these test images; in part, of "
-        f"at least {in_fraction(in_part)}"
-    )
-    judged = verdict(measured.share, holds, in_part)
-    return [Claim(section, claim, paper, str(measured), judged, criterion, HEADING)]
+    words = {"observation": measured.observation, "where": where, "top": TOP}
+    return [judge(name, measured.share, str(measured), _CRITERION, **words)]
 
 
 @dataclass(frozen=True)
@@ -196,20 +190,17 @@ def crossing_prevalence(attention: Sequence[LayerAttention], datapoints: Datapoi
     return over_layers(_NEAR, f"test images of {dataset}", everything, seen)
 
 
-def crossing_claim(section: str, near: Sequence[Prevalence]) -> Claim:
+def crossing_claim(name: str, near: Sequence[Prevalence]) -> Claim:
     """Whether attention of Fashion-MNIST to MNIST grows from layer to layer; `near` in the order of the layers."""
     often = near[-1].share >= OFTEN
     everywhere, at_all = all(_rises(*pair) for pair in pairwise(near)), _rises(near[0], near[-1])
-    return Claim(
-        section,
-        "Attention from Fashion-MNIST crosses to MNIST in late layers, as the output is shared.",
-        _EXAMPLES[section],
-        ", ".join(f"{100 * one.share:.1f} % at {one.layer}" for one in near) + f" of {near[0].total:,} {near[0].among}",
+    return judged(
+        name,
         verdict_of(often and everywhere, often and at_all),
-        f"the share of Fashion-MNIST test images with MNIST among their {TOP} best images is at least "
-        f"{in_fraction(OFTEN)} at the last layer, and rises from each layer to the next beyond chance (paired sign "
-        f"test, p < {CHANCE:g}); in part, rises so from the first layer to the last",
-        HEADING,
+        ", ".join(f"{100 * one.share:.1f} % at {one.layer}" for one in near) + f" of {near[0].total:,} {near[0].among}",
+        top=TOP,
+        often=in_fraction(OFTEN),
+        chance=CHANCE,
     )
 
 

@@ -26,16 +26,14 @@ from numpy.typing import NDArray
 from dualform.methods import Answers
 from dualform.query.engine import Engine
 from dualform_studies.assignment import Assignment, Progress, named, or_silent
-from dualform_studies.claims import Beside, Claim, claims_table, verdict
+from dualform_studies.claims import Beside, Claim, claims_table, judged, verdict
 from dualform_studies.images.attention import Datapoints, LayerAttention, ask_greatest
 from dualform_studies.images.datasets import Dataset, load_dataset
 from dualform_studies.images.dates import Period
 from dualform_studies.images.kernels import KernelsRecipe, ask_kernels, draw_kernels, kernel_claims, show_kernels
 from dualform_studies.images.observations import (
     EVERY,
-    MANY,
     MOST,
-    OFTEN,
     SOME,
     Findings,
     choose_showing,
@@ -111,15 +109,12 @@ def trend_claims(layers: Mapping[str, Report]) -> list[Claim]:
     without = sum(max(shares.values()) < MOST for shares in layers.values())
     told = (f"{words}: {', '.join(percent(one[kind]) for one in layers.values())}" for kind, words in TRENDS.items())
     return [
-        Claim(
-            "section 5.2",
-            "Attention weights times the norm of the error show no consistent trend.",
-            "no figure",
-            f"{'; '.join(told)} ({', '.join(layers)})",
+        judged(
+            "single.error-norm",
             verdict(without, len(layers), 1),
-            f"a trend is consistent where one of these holds of at least {in_fraction(MOST)} of the recognised test "
-            f"images: {'; '.join(TRENDS.values())}. Holds where no layer has one; in part, where not all have",
-            ERROR_NORM_HEADING,
+            f"{'; '.join(told)} ({', '.join(layers)})",
+            most=in_fraction(MOST),
+            trends="; ".join(TRENDS.values()),
         )
     ]
 
@@ -137,7 +132,6 @@ def trend_table(layers: Mapping[str, Report]) -> Table:
 SIX, ZERO, THREE = 6, 0, 3
 _CLOSE = 0.9
 """A weight is comparable to another from this share of it on."""
-_SECTION = "section 5.2"
 _LEADS = "the query's own class has the greatest sum"
 _ZERO = "the best datapoint of class 0 weighs at least as much as the best of class 6"
 _NEAR = f"the best datapoint of class 0 weighs at least {in_fraction(_CLOSE)} of the best of class 6"
@@ -189,33 +183,10 @@ def single_findings(
     others = [digit for digit in range(len(dataset.label_names)) if digit != SIX]
     by_digit = [over_layers(_LEADS, *of_digit(digit), leads, EVERY)[-1] for digit in others]
     claims = [
-        *prevalence_claim(
-            _SECTION,
-            "For a recognised 6, the training datapoints of class 6 draw the most attention in all, at every layer.",
-            "one example (Figure 5)",
-            six_leads[-1],
-        ),
-        *prevalence_claim(
-            _SECTION,
-            "Some datapoints of class 0 achieve scores comparable to, or higher than, those of the correct class 6.",
-            "one example (Figure 4)",
-            six_near[-1],
-        ),
-        *prevalence_claim(
-            _SECTION,
-            "In many cases the training datapoints of the highest scores are not from the correct class, while the "
-            "output is correct.",
-            "many cases; one example (Figure 4)",
-            any_other[-1],
-            MANY,
-            OFTEN,
-        ),
-        *prevalence_claim(
-            "appendix B.1",
-            "A recognised 3 shows what the 6 does: its class draws the most attention at every layer.",
-            "one example (Figure 15)",
-            three_leads[-1],
-        ),
+        *prevalence_claim("single.six-leads", six_leads[-1]),
+        *prevalence_claim("single.six-zeros", six_near[-1]),
+        *prevalence_claim("single.other-class", any_other[-1]),
+        *prevalence_claim("single.three-leads", three_leads[-1]),
     ]
     chosen = {
         f"digit-{SIX}": choose_showing(dataset, given, [six_leads[-1], six_near[-1]]),

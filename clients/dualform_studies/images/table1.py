@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dualform.methods import Answers
 from dualform.questions import QuerySetExamples
-from dualform_studies.claims import Beside, Claim, verdict
+from dualform_studies.claims import Beside, Claim, judge
 from dualform_studies.images.training import Checkpoint
 from dualform_studies.recorded_memory import open_recorded
 from dualform_studies.report import Cell, Report, Table
@@ -189,23 +189,12 @@ def table_1_claims(layers: Report) -> tuple[Claim, ...]:
     paper = " / ".join(f"{cell['paper'][0]:.1f}" for cell in right)
     ours = " / ".join(in_words(cell["mean"], None) for cell in right)
     return (
-        Claim(
-            "section 5.2",
-            "The class with the greatest sum of attention weights correlates well with the network's output.",
-            f"Table 1; where the network is right, {paper} % by layer",
-            f"{met} of {every} cells met; {ours} %",
-            verdict(met, every, 6),
-            f"all nine cells {MET}; in part: six",
-            HEADING,
-        ),
-        Claim(
-            "section 5.2",
-            "It does so especially in the late layers.",
-            f"{paper} % by layer where the network is right",
+        judge("table-1.correlates", met, f"{met} of {every} cells met; {ours} %", paper=paper, met=MET),
+        judge(
+            "table-1.late-layers",
+            sum(rising) / len(rising),
             f"rises from layer to layer in {sum(rising)} of {len(rising)} runs",
-            verdict(sum(rising) / len(rising), 1, 0.5),
-            "rises from each layer to the next in every run; in part: in half of them",
-            HEADING,
+            paper=paper,
         ),
     )
 

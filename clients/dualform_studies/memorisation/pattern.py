@@ -8,11 +8,12 @@ What it observes in one network is measured here in several, which are trained a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.claims import Claim, Criterion, mostly, plain_percent, section
+from dualform_studies.claims import Claim, judge, plain_percent
 from dualform_studies.memorisation.layer import (
     REACH,
     STRONGEST,
@@ -48,6 +49,7 @@ SPHERE = "The network on the torus"
 CHANCE = 0.05
 """Of all shifts: frontiers that fewer bring as near to the level lines lie there by more than chance."""
 _HEADS = 60
+_NEAR = f"within {REACH:.0f}°"
 _DIRECTIONS = 20_000
 
 
@@ -64,14 +66,13 @@ def polynomial_error(network: AttentionOnly, points: int) -> float:
 def polynomial_claims(networks: Sequence[AttentionOnly], points: int) -> list[Claim]:
     """That the pattern is a trigonometric polynomial, of so many harmonics and parameters."""
     error = max(polynomial_error(network, points) for network in networks)
-    small = Criterion("greatest difference, of the pattern's range", 1e-6, 1e-3, at_most=True, told=plain_percent)
     claims = [
-        Claim(
-            section("the attention layer"), "The raw attention pattern is a trigonometric polynomial.", "derived",
+        judge(
+            "memorisation.polynomial",
+            error,
             f"the two differ by {error:.0e} of the pattern's range at most, in {len(networks)} trained networks",
-            small.judge(error), str(small), POLYNOMIAL,
         )
-    ]  # fmt: skip
+    ]
     for dimension, harmonics, parameters in ((3, 11, 9), (1, 7, 5)):
         heads = list(random_heads(dimension, _HEADS))
         for what, said, found, remark in (
@@ -81,14 +82,9 @@ def polynomial_claims(networks: Sequence[AttentionOnly], points: int) -> list[Cl
             ),
             ("free parameters", parameters, np.array([count_parameters(head) for head in heads]), ""),
         ):  # fmt: skip
-            counted = mostly(f"random heads that have {said}")
-            claims.append(
-                Claim(
-                    section("the attention layer"), f"For a head of dimension {dimension} it has {said} {what}.",
-                    str(said), _counts(found) + remark, counted.judge(float((found == said).mean())), str(counted),
-                    POLYNOMIAL,
-                )
-            )  # fmt: skip
+            share = float((found == said).mean())
+            words: dict[str, Any] = {"dimension": dimension, "count": said, "what": what}
+            claims.append(judge("memorisation.parameters", share, _counts(found) + remark, **words))
     return claims
 
 
@@ -97,39 +93,16 @@ def edge_claims(measured: Sequence[EdgeMeasures]) -> list[Claim]:
 
     A claim that none of them can show is not made.
     """
-    near = f"within {REACH:.0f}°"
+    words = {"near": _NEAR, "strongest": plain_percent(STRONGEST)}
     claims = []
-    for sentence, values, criterion in (
-        (
-            "Each edge of the sum of the heads is an edge of a head's attention pattern.",
-            [one.explained for one in measured],
-            mostly(
-                f"the steepest {plain_percent(STRONGEST)} of the sum's points that lie {near} of a head's level line, "
-                "share beyond chance, median over networks"
-            ),
-        ),
-        (
-            "Each edge of a head's attention pattern is an edge of the sum of the heads.",
-            [one.covered for one in measured],
-            mostly(
-                f"the heads' level lines that lie {near} of an edge of the sum, over those that lie {near} of an edge "
-                "of their own head's map, shares beyond chance, median over networks"
-            ),
-        ),
-        (
-            "The frontiers are intricate mainly due to the attention pattern's expressivity.",
-            [one.shortened for one in measured],
-            Criterion(
-                "the part of the frontiers' length that is gone when every head attends everywhere as it does on "
-                "average, median over networks", 1 / 2, 1 / 4,
-            ),
-        ),
-    ):  # fmt: skip
+    for name, values in (
+        ("edges-of-sum", [one.explained for one in measured]),
+        ("edges-of-heads", [one.covered for one in measured]),
+        ("intricate", [one.shortened for one in measured]),
+    ):
         shares = _shown(values)
         if len(shares):
-            judged = criterion.judge(float(np.median(shares)))
-            told = ("seen in one network", _spread(shares), judged, str(criterion), LAYER)
-            claims.append(Claim(section("the attention layer"), sentence, *told))
+            claims.append(judge(f"memorisation.{name}", float(np.median(shares)), _spread(shares), **words))
     return claims + _frontier_claims(measured)
 
 
@@ -138,20 +111,14 @@ def _frontier_claims(measured: Sequence[EdgeMeasures]) -> list[Claim]:
     shares, shifted = _shown([one.frontiers for one in measured]), _shown([one.frontiers_shifted for one in measured])
     if not len(shares):
         return []
-    criterion = mostly(
-        f"networks of which at least {plain_percent(CHANCE)} of all shifts of the level lines around the torus bring "
-        f"as much of the frontiers within {REACH:.0f}° of them"
-    )
     return [
-        Claim(
-            section("the attention layer"),
-            "The frontiers between classes do not easily correlate with the heads' level lines.",
-            "seen in one network",
+        judge(
+            "memorisation.frontiers",
+            float((shifted >= CHANCE).mean()),
             f"{(shifted >= CHANCE).sum()} of {len(shifted)} networks. Share of the frontiers at the lines, beyond "
             f"chance: {_spread(shares)}; as much or more after {100 * np.median(shifted):.2g} % of the shifts (median)",
-            criterion.judge(float((shifted >= CHANCE).mean())),
-            str(criterion),
-            LAYER,
+            near=_NEAR,
+            chance=plain_percent(CHANCE),
         )
     ]
 
@@ -165,19 +132,12 @@ def voronoi_claim(networks: Sequence[AttentionOnly], facts: Sequence[Facts]) -> 
         winners = (directions @ rows.T).argmax(axis=1)
         plain.append(float((nearest(directions, rows, weighted=False) == winners).mean()))
         right.append(float(images_right(network, own).mean()))
-    criterion = Criterion(
-        "pairs whose image lies in the cell of their own next token, mean over networks", 0.99, 0.9, told=plain_percent
-    )
-    return Claim(
-        section("the network"),
-        "The unembedding partitions the sphere into weighted Voronoi cells that maximise accuracy.",
-        "derived, and seen in one network",
+    return judge(
+        "memorisation.voronoi",
+        float(np.mean(right)),
         f"the cells are weighted Voronoi cells by construction, and {100 * float(np.mean(right)):.1f} % of the pairs "
         f"lie in their own, in {len(networks)} networks; without the weights, {100 * float(np.median(plain)):.0f} % of "
         f"{_DIRECTIONS:,} directions would lie in the same cell (median)",
-        criterion.judge(float(np.mean(right))),
-        str(criterion),
-        SPHERE,
     )
 
 

@@ -14,12 +14,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.methods import Answers
-from dualform_studies.claims import FAILS, HOLDS, IN_PART, Beside, Claim, Verdict, verdict, verdict_at_most
+from dualform_studies.claims import (
+    FAILS,
+    HOLDS,
+    IN_PART,
+    Beside,
+    Claim,
+    Verdict,
+    judge,
+    judged,
+)
 from dualform_studies.report import Report, percent
 from dualform_studies.text.attention import BEST, Attention, Questions, Standard, best, count_best
 from dualform_studies.text.corpora import Tokens
@@ -30,8 +40,7 @@ LEADING = 100
 """Positions among which the paper's passages are looked for, where they are not among the best."""
 ENOUGH = 10
 """Cases that a verdict needs: of a form in the training text, or queries of the test text."""
-_MOST, _SOME = 2 / 3, 1 / 3
-_APART, _SOMEWHAT_APART = 0.75, 0.6
+_MOST = 2 / 3
 
 
 def claims_of(report: Report) -> list[Claim]:
@@ -84,15 +93,15 @@ def is_most(of_ten: int) -> bool:
 def _prevalent(told: Report, heading: str) -> Claim:
     queries = told["of_ten"]
     most = sum(map(is_most, queries))
-    return Claim(
-        f"section 5.5, Table {told['table']}",
-        f"The passages attended to by other queries that show {told['claim']} show it, too.",
-        "one query",
+    return judge(
+        "text.other-queries",
+        most / len(queries),
         f"{most} of {len(queries)} queries of the test text ({told['in_the_test_text']} others have the form); on "
         f"average {sum(queries) / len(queries):.1f} of their {BEST} best positions",
-        verdict(most / len(queries), _MOST, _SOME),
-        f"Of two thirds of the queries (in part: one third), two thirds of the {BEST} best are of the form.",
-        heading,
+        table=told["table"],
+        form=told["claim"],
+        best=BEST,
+        heading=heading,
     )
 
 
@@ -103,48 +112,37 @@ def heading_of(prompt: Report) -> str:
 
 
 def _of_table(prompt: Report, corpus: Report) -> Iterator[Claim]:
-    section, heading = f"section 5.5, Table {prompt['table']}", heading_of(prompt)
+    words = {"table": prompt["table"], "heading": heading_of(prompt), "best": BEST}
     shown = [row for row in prompt["published"] if row["leads"]]
     if any(row["rank_here"] is not None for row in shown):
         last = max(inf if row["rank_here"] is None else row["rank_here"] for row in shown)
-        yield Claim(
-            section,
-            f"The passages that get most of the attention of “{_words(prompt)}” are the three shown.",
-            "ranks 1, 2, 3",
-            f"{_ranks(shown)} of {corpus['tokens_read']:,} positions",
-            verdict_at_most(last, BEST, LEADING),
-            f"All are among the {BEST} positions with the greatest sums; in part: among {LEADING}. One that was not "
-            "read counts against it.",
-            heading,
-        )
+        ours = f"{_ranks(shown)} of {corpus['tokens_read']:,} positions"
+        yield judge("text.passages", last, ours, query=_words(prompt), **words)
     for form in prompt["forms"]:
         if form["of_all"] < ENOUGH:
             continue
-        yield Claim(
-            section,
-            f"The passages attended to most show {form['claim']}.",
-            f"3 of 3: {prompt['remark']}",
+        yield judge(
+            "text.form",
+            form["of_ten"] / BEST,
             f"{form['of_ten']} of the {BEST} best positions; of all {corpus['tokens_read']:,} positions "
             f"{form['of_all']} do",
-            verdict(form["of_ten"] / BEST, _MOST, _SOME),
-            f"Two thirds of the {BEST} best (in part: one third); counted where {form['rule']}.",
-            heading,
+            form=form["claim"],
+            remark=prompt["remark"],
+            rule=form["rule"],
+            **words,
         )
         if form["told_apart"] is not None and form["elsewhere"] >= ENOUGH:
-            yield Claim(
-                section,
-                "The attention is contextual: the same sentence structure on another topic gets less of it.",
-                "one example of another topic, not attended to",
+            yield judge(
+                "text.context",
+                form["told_apart"],
                 f"a case of the form has the greater sum in {percent(form['told_apart'], '.3g')} of the pairs of "
                 f"{form['of_all']:,} cases with {form['elsewhere']:,} that their page alone rules out",
-                verdict(form["told_apart"], _APART, _SOMEWHAT_APART),
-                f"In {percent(_APART, '.3g')} of all pairs (in part: {percent(_SOMEWHAT_APART, '.3g')}; chance: 50 %).",
-                heading,
+                **words,
             )
-    yield from _negative(prompt, section, heading)
+    yield from _negative(prompt, words)
 
 
-def _negative(prompt: Report, section: str, heading: str) -> Iterator[Claim]:
+def _negative(prompt: Report, words: Mapping[str, Any]) -> Iterator[Claim]:
     """The example of the paper that is not attended to, where the training text has it and passages that are."""
     read = [row for row in prompt["published"] if row["rank_here"] is not None]
     ranks = [row["rank_here"] for row in read if row["leads"]]
@@ -153,15 +151,8 @@ def _negative(prompt: Report, section: str, heading: str) -> Iterator[Claim]:
     for negative in (row["rank_here"] for row in read if not row["leads"]):
         behind = sum(negative > rank for rank in ranks)
         found: Verdict = FAILS if negative <= BEST else HOLDS if behind == len(ranks) else IN_PART
-        yield Claim(
-            section,
-            "The passage on a singer, of a similar structure, is not attended to.",
-            "not among the best",
-            f"rank {negative:,}, behind {behind} of the {len(ranks)} passages shown that were read",
-            found,
-            f"It is not among the {BEST} best, and behind all passages shown (in part: not among the {BEST} best).",
-            heading,
-        )
+        ours = f"rank {negative:,}, behind {behind} of the {len(ranks)} passages shown that were read"
+        yield judged("text.singer", found, ours, **words)
 
 
 def _ranks(rows: list[Report]) -> str:

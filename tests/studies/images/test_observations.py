@@ -15,8 +15,6 @@ from dualform_studies.images.datasets import Dataset, Images, every_row, load_da
 from dualform_studies.images.joint import joint_findings
 from dualform_studies.images.observations import (
     EVERY,
-    MANY,
-    OFTEN,
     SOME,
     Findings,
     Prevalence,
@@ -266,7 +264,7 @@ def seen_by(counts: tuple[int, ...]) -> list[Prevalence]:
     ],
 )
 def test_attention_across_grows_from_layer_to_layer_beyond_chance(counts: tuple[int, ...], verdict: str):
-    claim = crossing_claim("section 5.3", seen_by(counts))
+    claim = crossing_claim("joint.crossing", seen_by(counts))
     assert claim.verdict == verdict
     assert "at least 1/20 at the last layer" in claim.criterion
 
@@ -276,7 +274,7 @@ def test_a_rise_is_that_of_the_same_images():
     everything = np.ones(1000, dtype=bool)
     rows = [np.arange(1000) < 110, (np.arange(1000) >= 110) & (np.arange(1000) < 230), np.arange(1000) < 240]
     near = [Prevalence("near", name, "images", everything, seen) for name, seen in zip(LAYERS, rows, strict=True)]
-    assert crossing_claim("section 5.3", near).verdict == IN_PART
+    assert crossing_claim("joint.crossing", near).verdict == IN_PART
 
 
 YES, NO = True, False
@@ -305,7 +303,7 @@ def test_only_images_concerned_count():
 
 def test_an_observation_of_no_image_makes_no_claim():
     nobody = prevalence(flags(NO, NO), flags(YES, YES))
-    assert prevalence_claim("section 1", "It leads.", "one example", nobody) == []
+    assert prevalence_claim("single.six-leads", nobody) == []
     assert prevalence_table([nobody.plain()]).rows[0][-3:] == (0, 0, "-")
 
 
@@ -320,9 +318,7 @@ def test_layers_are_joined_as_asked():
 
 @pytest.mark.parametrize(("count", "expected"), [(6, HOLDS), (5, IN_PART), (3, IN_PART), (2, FAILS)])
 def test_two_thirds_hold_and_one_third_holds_in_part(count: int, expected: str):
-    (claim,) = prevalence_claim(
-        "section 1", "It leads.", "one example", prevalence(np.ones(9, dtype=bool), np.arange(9) < count)
-    )
+    (claim,) = prevalence_claim("single.six-leads", prevalence(np.ones(9, dtype=bool), np.arange(9) < count))
     assert claim.verdict == expected
     assert claim.ours == f"{count} of 9 sixes ({100 * count / 9:.1f} %)"
 
@@ -374,6 +370,6 @@ def test_what_the_query_lacks_is_what_is_not_seen_of_it(dataset: Dataset):
 
 def test_a_criterion_names_its_own_bounds():
     seen = prevalence(np.ones(20, dtype=bool), np.arange(20) < 1)
-    (claim,) = prevalence_claim("section 1", "It leads.", "many", seen, MANY, OFTEN)
+    (claim,) = prevalence_claim("single.other-class", seen)
     assert claim.verdict == IN_PART
     assert claim.criterion.endswith("holds of at least 1/3 of these test images; in part, of at least 1/20")
