@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dualform.query import network
 from dualform.query.weights import direct_outputs, slot_products
-from dualform.query.weights.slot_products import SlotSum, add_products
+from dualform.query.weights.slot_products import SlotCoefficients, SlotSum, add_products
 from dualform.query.weights.slot_sum import slot_coefficients
 from dualform.query.where import mask
 from tests.query import arrays
@@ -123,6 +123,28 @@ def test_a_few_outputs_of_a_sum_have_the_bits_that_they_have_among_all(seed, rep
     add_products(some, layer, keys, values, slots, lambda: None, np.array(outputs))
     assert some.weight[outputs].tobytes() == whole.weight[outputs].tobytes()
     assert some.biases[:, outputs].tobytes() == whole.biases[:, outputs].tobytes()
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_sum_has_the_same_bits_however_its_coefficients_lie(repeats):
+    """A BLAS adds up what lies side by side in another order on some processors: shards hold coefficients otherwise."""
+    memory, _ = recorded(4, 10.0, repeats)
+    view, layer = arrays.engine(memory)._view, memory.layer("fc")
+    slots = slot_coefficients(view, layer, mask.selection(view, layer, None), None)
+    for count in (7, 33, 512):
+        few = slots.slots[:count], slots.weights[:, :count], slots.biases[:, :count]
+        near = SlotCoefficients(few[0], *map(np.ascontiguousarray, few[1:]))
+        apart = SlotCoefficients(few[0], *map(_apart, few[1:]))
+        assert apart.biases.strides != near.biases.strides
+        found = [SlotSum(np.zeros((D_OUT, D_IN)), np.zeros((1, D_OUT))) for _ in range(2)]
+        for own, coefficients in zip(found, (apart, near), strict=True):
+            add_products(own, layer, memory.keys("fc"), memory.values("fc"), coefficients, lambda: None)
+        assert found[0].weight.tobytes() == found[1].weight.tobytes()
+        assert found[0].biases.tobytes() == found[1].biases.tobytes()
+
+
+def _apart(numbers):
+    return np.repeat(numbers, 2, axis=1)[:, ::2]
 
 
 @pytest.mark.parametrize("repeats", [False, True])

@@ -74,6 +74,8 @@ def add_products(
 ) -> None:
     """`outputs`: those that are asked for; None for all. Of others, some may be added up with them."""
     columns = [slice(weight.start, weight.stop) for weight in layer.weights]
+    # A product has other last bits with numbers that do not lie side by side, on some processors.
+    slots = SlotCoefficients(slots.slots, np.ascontiguousarray(slots.weights), np.ascontiguousarray(slots.biases))
     if layer.groups > 1:
         _by_group(found, layer.groups, keys, values, slots, check)
     elif (shared := _shared_rows(keys, slots)) is not None:
