@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -134,8 +134,15 @@ class Terms:
         )
 
 
-def terms_of(memory: Answers, info: MemoryInfo, state: State, layer: str, by: tuple[str, ...]) -> Terms:
-    """The terms of the groups with the largest attention, and one term for all other groups."""
+def terms_of(
+    memory: Answers,
+    info: MemoryInfo,
+    state: State,
+    layer: str,
+    by: tuple[str, ...],
+    named: Collection[tuple[Any, ...]] = (),
+) -> Terms:
+    """The terms of the groups with the largest attention, those of the groups `named`, and one for all other groups."""
     query, mask = query_of(memory, info, state, layer), where(info, state)
 
     def asked(by: tuple[str, ...], mask: str | None) -> Contributions:
@@ -159,7 +166,7 @@ def terms_of(memory: Answers, info: MemoryInfo, state: State, layer: str, by: tu
         else:
             return Terms(answer, answer.groups, answer.sums[0], answer.counts)
     largest_groups = largest()
-    chosen = [group for group, _, _ in largest_groups.ranked()]
+    chosen = dict.fromkeys([*(group for group, _, _ in largest_groups.ranked()), *named])
     condition = where_of([Chip.of(True, by, group) for group in chosen])
     own = asked(by, condition if mask is None else f"({mask}) AND ({condition})")
     whole = asked(("dataset",), mask)

@@ -14,6 +14,7 @@ import dualform
 from dualform.errors import BadInput, NotFound
 from dualform.query.weights import contributions
 from dualform.record import kept_outputs
+from dualform_explorer import groups as groups_room
 from dualform_explorer.address import completed
 from dualform_explorer.examples import examples_of, label_names, query_of
 from dualform_explorer.filter import Chip
@@ -89,22 +90,24 @@ def test_the_answer_is_that_of_the_token_whatever_layer_is_chosen(gpt, info, out
     assert [own.number for own in output.outputs if own.label] == ([] if label < 0 else [label])
 
 
-def test_of_many_groups_the_most_attended_have_parts_and_all_others_are_one(gpt, info):
+def test_of_many_groups_the_most_attended_have_parts_and_all_others_are_one(gpt, info, monkeypatch):
+    monkeypatch.setattr(groups_room, "_LARGEST", 3)  # so that the prediction and the label are not among them
     panel, query = answer_panel(gpt, info, STATE), f"held/2:{LAST}"
-    largest = gpt.group_sum("head", query, by="label", score="abs", k=20)
-    assert largest.total == panel.most_attended + int(panel.parts[-1].said[0].split()[0]) - 10
-    assert (panel.most_attended, panel.parts[-1].kind) == (20, "rest")
+    largest = gpt.group_sum("head", query, by="label", score="abs", k=3)
+    asked = {group for group, _, _ in largest.ranked()} | {(panel.predicted[0],), (panel.other[0],)}
     whole = gpt.contributions("head", query, by="label")
     along = whole.sums[0][:, panel.predicted[0]] - whole.sums[0][:, panel.other[0]]
     sums = dict(zip(whole.groups, along.tolist(), strict=True))
     chosen = [part for part in panel.parts if part.kind == "group"]
-    assert {part.said for part in chosen} <= {group for group, _, _ in largest.ranked()}
+    assert 3 < len(chosen) == panel.most_attended
+    assert {part.said for part in chosen} == asked & sums.keys()
+    assert panel.parts[-1].kind == "rest"
     for part in chosen:
         assert part.value == pytest.approx(sums.pop(part.said), abs=1e-9)
     assert panel.parts[-1].value == pytest.approx(sum(sums.values()), abs=1e-9)
     terms = terms_panel(gpt, info, STATE)
     groups = [term for term in terms.terms if term.kind in ("group", "rest")]
-    assert groups[-1].said == (f"{largest.total - 20} more",)
+    assert groups[-1].said == (f"{largest.total - 3} more",)
     assert sum(term.count for term in groups) == whole.counts.sum()
     np.testing.assert_allclose(np.sum([term.values for term in groups], axis=0), whole.sums[0].sum(axis=0), atol=1e-9)
 

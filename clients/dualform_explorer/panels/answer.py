@@ -220,9 +220,15 @@ def answer_panel(
     if found is None:
         return AnswerPanel("")
     by = state.by[:1]
+    tokens = tokens_of(memory, info, examples, found.name)
+    token = token_of(memory, info, examples, found.name, tokens, state)
+    label = examples.label_at(state.row, token, tokens)
+    if by == ("label",):  # the groups of the prediction and of the right answer are never among "others"
+        asked = pair or (examples.read_at(state.row, token, tokens), label)
+        named = [*named, *((own,) for own in asked if own is not None)]
     terms, why_no_parts = None, ""
     try:
-        terms = None if seconds is not None else terms_of(memory, info, state, found.name, by)
+        terms = None if seconds is not None else terms_of(memory, info, state, found.name, by, named)
     except BadInput as error:  # the layer is too wide for weights of groups
         if error.field != "by":
             raise
@@ -233,9 +239,6 @@ def answer_panel(
         output, status = np.asarray(given, dtype=np.float64)[0], given.status
     else:
         output, status = terms.output(state.initial), terms.answer.status
-    tokens = tokens_of(memory, info, examples, found.name)
-    token = token_of(memory, info, examples, found.name, tokens, state)
-    label = examples.label_at(state.row, token, tokens)
     if label is not None and label >= len(output):
         label = None
     whole = output
@@ -508,7 +511,8 @@ class PlaceboPanel:
         if not own.flips[0]:
             return f"The prediction stays {self.before}; {share} of the random removals change it."
         leads = f"{self.before} led by {rounded(margin)}, and is {rounded(-margin - change)} behind {self.after}"
-        little = ", so that alone says little" if flips > _OFTEN else ""
+        size = ", but the size of the change is unusual" if own.unusual[0] else ""
+        little = f", so the flip alone says little{size}" if flips > _OFTEN else ""
         return f"The prediction changes: {leads}. Of the random removals, {share} change it, too{little}."
 
     @property
