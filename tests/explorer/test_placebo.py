@@ -91,8 +91,8 @@ NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
         (
             panel(-3.0, becomes=1, flips=0.92),
             "unusual",
-            "0 led by 2.00, and is 1.00 behind 1. Of the random removals, 92\u202f% change it, too, so the flip alone says "
-            "little, but the size of the change is unusual.",
+            "0 led by 2.00, and is 1.00 behind 1. Of the random removals, 92\u202f% change it, too, so the flip alone "
+            "says little, but the size of the change is unusual.",
         ),
         (panel(-3.0, NINE), "as its siblings", "in 9 other removals of its kind (label = 0, label = 1, …). "),
         (panel(-3.0, NINE[:3]), "unusual", "at random. The prediction stays 0; none of the random removals change it."),
