@@ -32,29 +32,22 @@ from dualform_service.server import Server
 from dualform_studies.assignment import Progress, or_silent
 from dualform_studies.figures import HATCHES, INK, new_figure
 from dualform_studies.images.datasets import digits, permuted
-from dualform_studies.images.prediction import (
-    PaperFigures,
-    accuracy_table,
-    choose_interference,
-    choose_recognised,
-    draw_accuracies,
-    draw_example,
-    show_example,
-)
+from dualform_studies.images.prediction import PaperFigures, draw_example, show_example
+from dualform_studies.images.query_figure import Query
 from dualform_studies.images.training import (
     Pair,
     Recipe,
     TrainedNetwork,
     Verdict,
-    judge,
+    judge_moments,
     layer_names,
     moments,
     train_in_succession,
     weights_by_moment,
     without,
 )
-from dualform_studies.recorded_memory import reconstruction_report, reconstruction_table
-from dualform_studies.report import Page, Report, bytes_on_disk, check_free, report_folder, study_of
+from dualform_studies.recorded_memory import verify_report
+from dualform_studies.report import Page, Report, bytes_on_disk, check_free, percent, report_folder, study_of
 
 PRIMAL, DUAL = "primal-form", "dual-form"
 """Names of the figures' files, less their endings."""
@@ -194,7 +187,7 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
     say = or_silent(progress)
     with open_memory(out) as memory:
         say(_REBUILDING, 0, 1)
-        judged = judge(weights_by_moment(memory, trained, pair, recipe), pair, recipe)
+        judged = judge_moments(weights_by_moment(memory, trained, pair, recipe), pair, recipe)
         say(_REBUILDING, 1, 1)
         say(_ASKING, 0, 1)
         report = _ask_over_grpc(memory, judged, layer_names(recipe.widths(pair[0])), report_folder(out))
@@ -209,16 +202,17 @@ def run_demo(out: Path, progress: Progress | None = None, recipe: Recipe = DEMO_
         "disk_bytes": bytes_on_disk(out),
         "seconds": {"training": trained.seconds, "all": perf_counter() - start},
     }
-    draw_accuracies(report_folder(out) / "accuracy.png", judged.accuracy(), moments(pair))
     page = Page(out, "A demonstration on handwritten digits")
-    page.figure(report_folder(out) / "accuracy.png", "Test accuracy of each dataset.")
-    page.show(accuracy_table(report["accuracy"], moments(pair)))
-    page.show(
-        reconstruction_table(
-            report["verify"], report["cancellation"], f"the terms that the mask `{report['mask']}` leaves out"
-        )
+    page.table(
+        "accuracy",
+        "Test accuracy.",
+        ["network", *report["accuracy"]],
+        [
+            [words.replace("\n", " "), *(percent(by_moment[moment]) for by_moment in report["accuracy"].values())]
+            for moment, words in moments(pair).items()
+        ],
     )
-    show_example(page, "prediction", report["prediction"], PaperFigures())
+    show_example(page, report["prediction"], PaperFigures())
     page.write(report)
     return report
 
@@ -265,16 +259,14 @@ def _ask_over_grpc(memory: Engine, judged: Verdict, layers: tuple[str, ...], fol
 
 
 def _ask(client: Answers, judged: Verdict, layers: tuple[str, ...], folder: Path) -> Report:
-    first = judged.pair[0]
-    query = choose_interference(client, judged, layers[-1])
-    query = query or choose_recognised(first, judged.classes["final"][first.name])
-    assert query is not None, "a network of ten classes recognises some digit"
+    first, spoilt = judged.pair[0], judged.interfered()
+    # A digit that the second dataset spoils, where there is one.
+    row = int(spoilt[0]) if len(spoilt) else 0
+    query = Query(first, row, int(judged.classes["final"][first.name][row]))
     return {
         "slots": sum(client.info().slots.values()),
-        "verify": {name: reconstruction_report(reconstruction) for name, reconstruction in client.verify().items()},
-        "prediction": draw_example(
-            client, query, layers, judged.pair, folder, "prediction", PaperFigures(), masked=judged.masked(query)
-        ),
+        "verify": verify_report(client),
+        "prediction": draw_example(client, query, layers, judged.pair, folder, "prediction", PaperFigures()),
     }
 
 

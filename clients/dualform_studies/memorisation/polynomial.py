@@ -1,6 +1,4 @@
-"""A head's attention pattern as a trigonometric polynomial of two angles, and its level lines.
-
-The raw attention pattern of a head, as the trigonometric polynomial of two angles that it is.
+"""A head's raw attention pattern as a trigonometric polynomial of two angles, and its level lines.
 
 Raw is the difference of the last token's two attention logits, so the attention to the first token is its sigmoid.
 With the two words at the angles t1 and t2 of their circle, r(t) = (cos t, sin t), W = sqrt(d) [u v] with the circle's
@@ -54,7 +52,6 @@ from dualform_studies.memorisation.transformer import HEAD_WIDTH, LENGTH, WIDTH,
 class Harmonic:
     """cos or sin of `first * t1 + second * t2`."""
 
-    name: str
     first: int
     second: int
     sine: bool = False
@@ -65,20 +62,19 @@ class Harmonic:
 
 
 HARMONICS = (
-    Harmonic("1", 0, 0),
-    Harmonic("cos t₁", 1, 0),
-    Harmonic("sin t₁", 1, 0, sine=True),
-    Harmonic("cos t₂", 0, 1),
-    Harmonic("sin t₂", 0, 1, sine=True),
-    Harmonic("cos(t₁ - t₂)", 1, -1),
-    Harmonic("sin(t₁ - t₂)", 1, -1, sine=True),
-    Harmonic("cos(t₁ + t₂)", 1, 1),
-    Harmonic("sin(t₁ + t₂)", 1, 1, sine=True),
-    Harmonic("cos 2t₂", 0, 2),
-    Harmonic("sin 2t₂", 0, 2, sine=True),
+    Harmonic(0, 0),
+    Harmonic(1, 0),
+    Harmonic(1, 0, sine=True),
+    Harmonic(0, 1),
+    Harmonic(0, 1, sine=True),
+    Harmonic(1, -1),
+    Harmonic(1, -1, sine=True),
+    Harmonic(1, 1),
+    Harmonic(1, 1, sine=True),
+    Harmonic(0, 2),
+    Harmonic(0, 2, sine=True),
 )
-TIED = {"cos 2t₂": "cos(t₁ + t₂)", "sin 2t₂": "sin(t₁ + t₂)"}
-"""Harmonics whose coefficient is that of another with its sign changed."""
+"""The coefficients of the last two are those of t₁ + t₂ with their sign changed."""
 
 
 def coefficients(query: Tensor, key: Tensor, positions: Tensor) -> Tensor:
@@ -145,22 +141,6 @@ class OneDimensional:
     def __call__(self, first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
         keys = np.cos(first - self.key_phase) - np.cos(second - self.key_phase) + self.key_offset
         return np.asarray(self.scale * (np.cos(second - self.phase) + self.offset) * keys)
-
-    def terms(self) -> list[tuple[float, int, int, float]]:
-        """The product multiplied out: amplitude a, whole numbers m and n, and phase p of each a cos(m t1 + n t2 - p).
-
-        The last is the constant. Two have the same m and n, since no two terms are taken together here.
-        """
-        scale, half, both = self.scale, self.scale / 2, self.phase + self.key_phase
-        return [
-            (half, 1, 1, both),
-            (half, 1, -1, self.key_phase - self.phase),
-            (-half, 0, 2, both),
-            (scale * self.offset, 1, 0, self.key_phase),
-            (-scale * self.offset, 0, 1, self.key_phase),
-            (scale * self.key_offset, 0, 1, self.phase),
-            (scale * self.offset * self.key_offset - half * float(np.cos(self.phase - self.key_phase)), 0, 0, 0.0),
-        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,13 @@
-"""The accuracy over the simplex of head weights.
+"""The accuracy over the simplex of head weights, and the patterns that it shows.
 
-The accuracy when the contribution of each head varies. Shapes: W weightings of the heads, P pairs, N words.
-
-The weights of the three heads sum to 3, so the centre of the simplex, (1, 1, 1), is the network as trained, and a
-corner is one head alone, three times as strong.
-
-Which of four patterns the triangle of a class shows, by a rule that was fixed before any triangle was seen.
+Shapes: W weightings of the heads, P pairs, N words. The weights of the three heads sum to 3, so the centre of the
+simplex, (1, 1, 1), is the network as trained, and a corner is one head alone, three times as strong.
 
 The text names what one sees when one plays with seeds: the accuracy on a class is greater in one corner than in the
 others ("this head is mostly responsible"), large in two corners ("one head is useless"), large in between two heads
-("both heads are remembering together"), or there is no pattern.
-
-The rule. A corner is where one head has at least two thirds of the weight; between two heads is where both have at
-least a third and the third head at most a sixth. The accuracy of a place is its mean over the weightings there. An
+("both heads are remembering together"), or there is no pattern. A rule that was fixed before any triangle was seen
+tells them apart. A corner is where one head has at least two thirds of the weight; between two heads is where both have
+at least a third and the third head at most a sixth. The accuracy of a place is its mean over the weightings there. An
 accuracy is large from 2/3 on, and greater than another if it exceeds it by at least 1/4. The first of these that holds
 is the pattern:
 
