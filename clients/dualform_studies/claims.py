@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache
-from math import comb
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -163,14 +162,6 @@ def mcnemar(gained: int, lost: int) -> float:
 def is_gain(gained: int, lost: int, tried: int = 1) -> bool:
     """Whether more images are gained than lost, beyond chance, also where the best of so many that were tried is."""
     return gained > lost and mcnemar(gained, lost) < CHANCE / tried
-
-
-def more_often(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
-    """How likely `first`, bool[m], would be true so much more often than `second`, bool[n], were the true ones dealt
-    to both at random: Fisher's exact test, one-sided."""
-    true, drawn, both = int(first.sum() + second.sum()), len(first), len(first) + len(second)
-    ways = [comb(drawn, own) * comb(both - drawn, true - own) for own in range(min(true, drawn) + 1)]
-    return float(sum(ways[int(first.sum()) :]) / comb(both, true))
 
 
 def _tail(at_most: int, count: int) -> float:

@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from torch import Tensor
@@ -237,57 +236,25 @@ _STYLES: Any = ("-", "--", ":")
 _PLACED: Any = {"origin": "lower", "extent": (0, 360, 0, 360), "rasterized": True}
 
 
-def draw_head_maps(path: Path, maps: dict[str, LayerMaps], raw: NDArray[np.float64], head: int) -> Path:
-    """Positions, words and their sum for one head, in a row for each kind of pattern; `raw` [G, G] is its own."""
-    parts = [(one.positions[head], one.words[head]) for one in maps.values()]
-    colours = VectorColours.over(*[part for pair in parts for part in (*pair, sum(pair))])
-    with new_figure(path, 2.45 * len(maps) + 0.35 + _KEY_HEIGHT, shades=True) as figure:
-        above = _above_key(figure, 2.45 * len(maps) + 0.35, colours)
-        axes = above.subplots(len(maps), 3, sharex=True, sharey=True)
-        for row, (pattern, (positions, words)) in enumerate(zip(maps, parts, strict=True)):
-            titles = (f"positions, {pattern}", f"words, {pattern}", "positions + words")
-            for panel, title, vectors in zip(axes[row], titles, (positions, words, positions + words), strict=True):
-                _show(panel, colours, vectors)
-                _level_line(panel, raw)
-                name_angles(panel, up=panel is axes[row, 0], along=row == len(maps) - 1)
+Shown: TypeAlias = tuple[str, NDArray[np.float64], NDArray[np.float64] | None]
+"""A panel: its title, a map of vectors float64[G, G, 3], and the raw pattern float64[G, G] whose level line it has."""
+
+
+def draw_maps(path: Path, rows: Sequence[Sequence[Shown]], colours: VectorColours) -> Path:
+    """Maps of vectors in rows, above the key of their colours."""
+    height = 2.45 * len(rows) + 0.35
+    with new_figure(path, height + _KEY_HEIGHT, shades=True) as figure:
+        (above,), (key,) = figure.subfigures(2, 1, squeeze=False, height_ratios=(height, _KEY_HEIGHT))
+        colours.draw_key(key.subplots(1, len(_PARTS)))
+        axes = above.subplots(len(rows), len(rows[0]), sharex=True, sharey=True, squeeze=False)
+        for at, (panels, row) in enumerate(zip(axes, rows, strict=True)):
+            for panel, (title, vectors, raw) in zip(panels, row, strict=True):
+                panel.imshow(colours.of(vectors), interpolation="nearest", **_PLACED)
+                if raw is not None:
+                    _level_line(panel, raw)
+                name_angles(panel, up=panel is panels[0], along=at == len(rows) - 1)
                 panel.set_title(title)
     return path
-
-
-def draw_value_maps(path: Path, maps: dict[str, LayerMaps], raw: NDArray[np.float64], colours: VectorColours) -> Path:
-    """Each head after value and output, in a row for each kind of pattern; `raw` float64[H, G, G] are its own."""
-    with new_figure(path, 2.45 * len(maps) + 0.35 + _KEY_HEIGHT, shades=True) as figure:
-        axes = _above_key(figure, 2.45 * len(maps) + 0.35, colours).subplots(
-            len(maps), len(raw), sharex=True, sharey=True, squeeze=False
-        )
-        for at, (row, (pattern, one)) in enumerate(zip(axes, maps.items(), strict=True)):
-            for head, panel in enumerate(row):
-                _show(panel, colours, one.heads[head])
-                _level_line(panel, raw[head])
-                name_angles(panel, up=head == 0, along=at == len(maps) - 1)
-                panel.set_title(f"head {head + 1}, {pattern}")
-    return path
-
-
-def draw_layer_maps(path: Path, hard: LayerMaps, soft: LayerMaps, colours: VectorColours) -> Path:
-    """The sum of the heads, with hardmax and with softmax, and the layer."""
-    shown = {
-        "sum of the heads, hardmax": hard.heads_together,
-        "sum of the heads, softmax": soft.heads_together,
-        "and the second token's own stream": soft.layer,
-    }
-    with new_figure(path, 2.85 + _KEY_HEIGHT, shades=True) as figure:
-        axes = _above_key(figure, 2.85, colours).subplots(1, len(shown), sharey=True)
-        for panel, (title, vectors) in zip(axes, shown.items(), strict=True):
-            _show(panel, colours, vectors)
-            name_angles(panel, up=panel is axes[0])
-            panel.set_title(title)
-    return path
-
-
-def value_colours(hard: LayerMaps, soft: LayerMaps) -> VectorColours:
-    """One scale for the heads after value and output, with either pattern, and for all that they are added up to."""
-    return VectorColours.over(hard.heads, soft.heads, hard.heads_together, soft.heads_together, soft.layer)
 
 
 def draw_edges(path: Path, network: AttentionOnly, facts: Facts, angles: NDArray[np.float64], points: int) -> Path:
@@ -318,18 +285,6 @@ def draw_edges(path: Path, network: AttentionOnly, facts: Facts, angles: NDArray
         ]
         figure.legend(handles=lines, loc="outside lower center", ncols=3)
     return path
-
-
-def _above_key(figure: Figure, height: float, colours: VectorColours) -> SubFigure:
-    """The part of the figure, so many inches high, that is left above the key of its colours."""
-    (part,), (key,) = figure.subfigures(2, 1, squeeze=False, height_ratios=(height, _KEY_HEIGHT))
-    above: SubFigure = part
-    colours.draw_key(key.subplots(1, 3))
-    return above
-
-
-def _show(panel: Axes, colours: VectorColours, vectors: NDArray[np.float64]) -> None:
-    panel.imshow(colours.of(vectors), interpolation="nearest", **_PLACED)
 
 
 def _level_line(panel: Axes, raw: NDArray[np.float64], head: int | None = None) -> None:

@@ -16,15 +16,13 @@ from dualform_studies.memorisation.layer import (
     REACH,
     STRONGEST,
     EdgeMeasures,
+    VectorColours,
     draw_edges,
-    draw_head_maps,
-    draw_layer_maps,
+    draw_maps,
     draw_surfaces,
-    draw_value_maps,
     layer_maps,
     measure_edges,
     raw_patterns,
-    value_colours,
 )
 from dualform_studies.memorisation.polynomial import (
     count_harmonics,
@@ -40,7 +38,6 @@ from dualform_studies.report import Page, report_folder
 
 POLYNOMIAL = "The attention pattern's polynomial"
 LAYER = "What the layer adds up"
-SPHERE = "The network on the torus"
 """Headings of the page."""
 CHANCE = 0.05
 """Of all shifts: frontiers that fewer bring as near to the level lines lie there by more than chance."""
@@ -219,18 +216,38 @@ def _layer_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Rec
         "what a colour is apart from that grey adds up as the vectors do. One scale holds for all maps of a figure, "
         "chosen such that nothing is clipped. The thin line is where a head attends to both tokens alike."
     )
+    kinds = {"hardmax": hard, "softmax": soft}
+    before = [
+        [
+            (f"positions, {kind}", one.positions[shown], raw[shown]),
+            (f"words, {kind}", one.words[shown], raw[shown]),
+            ("positions + words", one.positions[shown] + one.words[shown], raw[shown]),
+        ]
+        for kind, one in kinds.items()
+    ]
     page.figure(
-        draw_head_maps(folder / "head-maps.png", {"hardmax": hard, "softmax": soft}, raw[shown], shown),
+        draw_maps(
+            folder / "head-maps.png", before, VectorColours.over(*[vectors for row in before for _, vectors, _ in row])
+        ),
         f"Head {shown + 1}, whose attention is the most decided, before its values: the positions, the words, and "
         "both, with all attention to the token that gets more (hardmax) and as the network has it (softmax).",
     )
-    colours = value_colours(hard, soft)
+    colours = VectorColours.over(hard.heads, soft.heads, hard.heads_together, soft.heads_together, soft.layer)
+    values = [
+        [(f"head {head + 1}, {kind}", vectors, raw[head]) for head, vectors in enumerate(one.heads)]
+        for kind, one in kinds.items()
+    ]
     page.figure(
-        draw_value_maps(folder / "value-maps.png", {"hardmax": hard, "softmax": soft}, raw, colours),
+        draw_maps(folder / "value-maps.png", values, colours),
         "Every head after value and output. These maps and those of the next figure share one scale.",
     )
+    together = [
+        ("sum of the heads, hardmax", hard.heads_together, None),
+        ("sum of the heads, softmax", soft.heads_together, None),
+        ("and the second token's own stream", soft.layer, None),
+    ]
     page.figure(
-        draw_layer_maps(folder / "layer-maps.png", hard, soft, colours),
+        draw_maps(folder / "layer-maps.png", [together], colours),
         "The sum of the three heads, and of the heads and the second token's own stream: the attention layer's output.",
     )
     page.figure(

@@ -235,8 +235,8 @@ def triangles_of(
 
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 3**0.5 / 2]])
 """Where head 1, 2 and 3 stand alone."""
-_PIXELS = 400
-"""Along the lower side."""
+_HEXAGON = 12
+"""Points of type, squared: those of a fine grid touch each other."""
 _ACCURACY: Any = {"vmin": 0, "vmax": 100, "cmap": "viridis"}
 
 
@@ -301,36 +301,12 @@ def draw_inputs(path: Path, simplex: Simplex, facts: Facts) -> Path:
 
 
 def _steps(panel: Axes, simplex: Simplex, heights: NDArray[np.float64]) -> Any:
-    """Every point in the colour of the weighting nearest to it; returns what a colour bar is made from."""
-    drawn = panel.imshow(
-        heights_at(simplex, heights, _PIXELS), extent=(0, 1, 0, _CORNERS[2, 1]), origin="lower",
-        interpolation="nearest", **_ACCURACY,
-    )  # fmt: skip
+    """A hexagon for each weighting; returns what a colour bar is made from."""
+    drawn = panel.scatter(*_places(simplex), c=heights, marker="H", s=_HEXAGON, linewidths=0, **_ACCURACY)
     alone = [heights[simplex.at(*(3.0 * (np.arange(3) == head)))] for head in range(3)]
     _outline(panel, [f"head {head}\n{accuracy:.0f} %" for head, accuracy in enumerate(alone, start=1)], 7)
     panel.set(xlim=(-0.18, 1.18), ylim=(-0.3, 1.12))
     return drawn
-
-
-def heights_at(simplex: Simplex, heights: NDArray[np.float64], pixels: int) -> NDArray[np.float64]:
-    """float64[rows, pixels]: the height float64[W] of the nearest weighting, by rows from below; NaN outside."""
-    side = round((np.sqrt(8 * len(heights) + 1) - 3) / 2)
-    rows = round(pixels * _CORNERS[2, 1])
-    y, x = (np.indices((rows, pixels)) + 0.5) / np.array([rows / _CORNERS[2, 1], pixels])[:, None, None]
-    third = y / _CORNERS[2, 1]
-    second = x - third / 2
-    places = np.stack([1 - second - third, second, third], axis=-1) * side
-    nearest = np.rint(places).astype(np.int64)
-    # Three numbers that are rounded need not add up as they did: the one that was rounded most gives way.
-    gives = np.abs(places - nearest).argmax(axis=-1)[..., None]
-    surplus = nearest.sum(axis=-1, keepdims=True) - side
-    np.put_along_axis(nearest, gives, np.take_along_axis(nearest, gives, axis=-1) - surplus, axis=-1)
-    table = np.full((side + 1, side + 1), np.nan)
-    at = np.rint(simplex.shares * side).astype(np.int64)
-    table[at[:, 0], at[:, 1]] = heights
-    inside = (places >= 0).all(axis=-1)
-    first, second = np.clip(nearest[..., :2], 0, side).transpose(2, 0, 1)
-    return np.where(inside, table[first, second], np.nan)
 
 
 def _outline(panel: Axes, names: Sequence[str], size: float) -> None:

@@ -171,18 +171,17 @@ _DOT = 8.0
 
 
 def draw_class_map(path: Path, drawn: ClassMap, facts: Facts, angles: NDArray[np.float64]) -> Path:
-    """The whole network, and beside it the circle on which the words lie."""
-    with new_figure(path, 4.3) as figure:
-        left, right = figure.subplots(1, 2, width_ratios=(1.45, 1))
-        paint(left, drawn, angles)
-        place_pairs(left, facts, angles, size=46)
-        name_angles(left)
-        beside = left.secondary_xaxis("top"), left.secondary_yaxis("right")
+    """The whole network; letters at the top and right say which words lie there."""
+    with new_figure(path, 5.0) as figure:
+        panel = figure.subplots()
+        paint(panel, drawn, angles)
+        place_pairs(panel, facts, angles, size=46)
+        name_angles(panel)
+        beside = panel.secondary_xaxis("top"), panel.secondary_yaxis("right")
         for axis, direction in zip(beside, "xy", strict=True):
             axis.set(**{f"{direction}ticks": np.degrees(angles), f"{direction}ticklabels": TOKENS})
             axis.tick_params(length=2)
             axis.spines[:].set_visible(False)
-        _circle(right, angles)
         figure.legend(handles=token_handles(), loc="outside lower center", ncols=len(TOKENS), handletextpad=0.2)
     return path
 
@@ -282,21 +281,6 @@ def token_handles() -> list[Line2D]:
     ]
 
 
-def _circle(panel: Axes, angles: NDArray[np.float64]) -> None:
-    around = np.linspace(0, 2 * np.pi, 200)
-    panel.plot(np.sqrt(3) * np.cos(around), np.sqrt(3) * np.sin(around), color="0.75", linewidth=1)
-    for token, angle in zip(TOKENS, angles, strict=True):
-        direction = np.array([np.cos(angle), np.sin(angle)]) * np.sqrt(3)
-        panel.plot(*direction, "o", color="0.2", markersize=5)
-        panel.annotate(token, direction * 1.17, ha="center", va="center", fontsize=10)
-    panel.set(xlim=(-2.25, 2.25), ylim=(-2.25, 2.25), aspect="equal")
-    panel.set_xticks([-1.73, 0, 1.73], ["-√3", "0", "√3"])
-    panel.set_yticks([-1.73, 0, 1.73], ["-√3", "0", "√3"])
-    panel.set_xlabel("along (1, -1, 0) / √2")
-    panel.set_ylabel("along (1, 1, -2) / √6")
-    panel.set_title("the words on their circle")
-
-
 def directions(vectors: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Longitude and latitude, in radians, of float64[n, 3]."""
     return np.arctan2(vectors[:, 1], vectors[:, 0]), np.arcsin(vectors[:, 2] / np.linalg.norm(vectors, axis=1))
@@ -362,9 +346,9 @@ def maps_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recip
     drawn = draw_class_map(folder / "class-map.png", class_map(network, recipe.grid), facts, angles)
     page.figure(
         drawn,
-        "Left: the most likely next token at each point of the torus, the fainter the less likely, with its letter; "
+        "The most likely next token at each point of the torus, the fainter the less likely, with its letter; "
         "each mark is a pair in the colour and shape of its true next token, and letters at the top and right say "
-        "which words. Right: the words.",
+        "which words.",
     )
     drawn = draw_sphere(folder / "unembedding.png", network, facts)
     page.figure(

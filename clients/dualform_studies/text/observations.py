@@ -30,8 +30,6 @@ from dualform_studies.text.corpora import Tokens
 from dualform_studies.text.prompts import CONTEXT, Cases, Form, Passage, Prompt, cut
 from dualform_studies.text.task import Task
 
-LEADING = 100
-"""Positions among which the paper's passages are looked for, where they are not among the best."""
 ENOUGH = 10
 """Cases that a verdict needs: of a form in the training text, or queries of the test text."""
 _MOST = 2 / 3
