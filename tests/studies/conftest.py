@@ -23,7 +23,7 @@ def made_up_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def coarse_figures() -> Iterator[None]:
     """PNGs have few dots: most of a study in miniature's time would go into their colours. SVGs are as always."""
     with pytest.MonkeyPatch.context() as patch:

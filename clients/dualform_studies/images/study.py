@@ -70,6 +70,7 @@ from dualform_studies.images.training import (
     record,
     train_in_succession,
     weights_by_moment,
+    without,
 )
 from dualform_studies.recorded_memory import open_recorded, verify_report
 from dualform_studies.report import Cell, Page, Report, bytes_on_disk, check_free, percent, report_folder
@@ -354,6 +355,7 @@ def _measure_continual(run: Run) -> Report:
             return replace(found, shown={**found.shown, **recognised})
 
         report = _ask(run, memory, 2 * run.recipe.steps, observe)
+        report |= {"mask": without(second), "cancellation": dict(memory.cancellation(where=without(second)))}
         masks = sweep(memory, chosen, retrained, trained, pair, run.recipe, run.progress)
     draw_masks(report_folder(run.out) / "masks.png", masks, pair)
     words = {moment: said.replace("\n", " ") for moment, said in moments(pair).items()}

@@ -168,11 +168,6 @@ class Circle:
         """float64[n]: the point at an angle in radians."""
         return np.asarray(self.centre + np.array([np.cos(angle), np.sin(angle)]) @ self.targets)
 
-    def angle_of(self, point: NDArray[np.float64]) -> float:
-        """The angle in radians, from 0 up to 2 pi, of a point of the circle."""
-        across, up = self.targets @ (point - self.centre)
-        return float(np.arctan2(up, across) % (2 * np.pi))
-
 
 def through_heads(coefficients: NDArray[np.float64]) -> Circle:
     """The circle through the patterns of three heads, float64[3, 11], each brought to length 1.
@@ -206,13 +201,12 @@ def draw_level_lines(path: Path, coefficients: NDArray[np.float64], frames: int 
     first, second = np.meshgrid(along, along)
     taken: list[Image.Image] = []
     with new_figure(path, 4.0) as figure:
-        left, dial, right = figure.subplots(1, 3, width_ratios=(1, 0.4, 1))
+        left, right = figure.subplots(1, 2)
         left.set_title("a head of dimension 3: all nine parameters")
         right.set_title("a head of dimension 1: three of five")
         for panel in (left, right):
             name_angles(panel, up=panel is left)
         right.set_yticklabels([])
-        _draw_dial(dial, [circle.angle_of(head / np.linalg.norm(head)) for head in coefficients])
         handles = [
             Patch(facecolor=ink, edgecolor="black", label=f"more attention to the {token} token")
             for token, ink in _SIDES.items()
@@ -224,7 +218,6 @@ def draw_level_lines(path: Path, coefficients: NDArray[np.float64], frames: int 
             drawn = [
                 *_draw(left, along, evaluate(circle.at(turn), first, second)),
                 *_draw(right, along, one_dimensional(turn)(first, second)),
-                *dial.plot(*_hand(turn), color="black", linewidth=1.6, marker="o", markevery=[1], markersize=4),
             ]
             if len(taken) < frames:
                 taken.append(_pixels(figure))
@@ -242,22 +235,6 @@ def _draw(panel: Axes, along: NDArray[np.float64], raw: NDArray[np.float64]) -> 
     style: Any = {"antialiased": False}
     filled = panel.contourf(degrees, degrees, raw, [-2 * most, 0, 2 * most], colors=list(_SIDES.values()), **style)
     return [filled, panel.contour(degrees, degrees, raw, [0], colors="black", linewidths=1.4, **style)]
-
-
-def _draw_dial(panel: Axes, stops: list[float]) -> None:
-    """How far round both are, and where the left one is the pattern of one of the network's heads."""
-    around = np.linspace(0, 2 * np.pi, 100)
-    panel.plot(np.sin(around), np.cos(around), color="0.6", linewidth=0.8)
-    for head, stop in enumerate(stops, start=1):
-        panel.plot(np.sin(stop), np.cos(stop), "o", color="0.45", markersize=4)
-        panel.text(2.1 * np.sin(stop), 1.4 * np.cos(stop), f"head {head}", ha="center", va="center", fontsize=7.5)
-    panel.set_title("the way round", fontsize=8)
-    panel.set(xlim=(-2.7, 2.7), ylim=(-1.8, 1.8), aspect="equal")
-    panel.set_axis_off()
-
-
-def _hand(turn: float) -> tuple[list[float], list[float]]:
-    return [0.0, float(np.sin(turn))], [0.0, float(np.cos(turn))]
 
 
 def _pixels(figure: Figure) -> Image.Image:

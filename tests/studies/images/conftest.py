@@ -21,7 +21,7 @@ FEWER = 500
 """Test images of the real data that a study in miniature looks at: it counts over all of them, time after time."""
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _coarse_figures(coarse_figures: None) -> None:
     """In all studies of images."""
 

@@ -130,7 +130,7 @@ def test_sources_name_a_hash_for_each_file():
 
 
 def test_unknown_name_lists_those_that_exist():
-    with pytest.raises(NotFound, match=r"there is no dataset 'cifar'\. Datasets: mnist, fashion-mnist\."):
+    with pytest.raises(NotFound, match=r"there is no dataset 'cifar'\. Datasets: mnist, fashion-mnist, cifar-10\."):
         load_dataset("cifar")
 
 

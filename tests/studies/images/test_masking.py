@@ -200,8 +200,8 @@ def test_a_class_left_out_is_not_trained_and_the_others_keep_their_order(pair: P
 
 
 def test_without_a_class_training_speaks_against_it(pair: Pair, trained: TrainedNetwork):
-    """Where no image is of a class, every error signal of its output is positive, and every update lowers its bias."""
+    """Where no image is of a class, every error signal of its output is positive, and its bias falls."""
     weights = leave_out(trained, 4, pair, RECIPE, seed=3)
     assert not same(weights, trained.final)
     bias = weights["layer-2.bias"] - trained.after_first["layer-2.bias"]
-    assert bias.argmin() == 4
+    assert bias[4] < 0

@@ -41,8 +41,9 @@ def test_a_circle_goes_through_its_three_points():
     circle = Circle.through(points)
     np.testing.assert_allclose(circle.at(0), points[0])
     np.testing.assert_allclose(circle.at(2 * np.pi), points[0])
-    for point in points:
-        np.testing.assert_allclose(circle.at(circle.angle_of(point)), point)
+    across, up = circle.targets @ (points[1:] - circle.centre).T
+    for turn, point in zip(np.arctan2(up, across), points[1:], strict=True):
+        np.testing.assert_allclose(circle.at(turn), point)
     radii = [np.linalg.norm(circle.at(turn) - circle.centre) for turn in np.linspace(0, 6, 7)]
     np.testing.assert_allclose(radii, radii[0])
 
