@@ -21,7 +21,6 @@ from torch import nn
 import dualform
 from dualform_client.cli import main
 from dualform_client.cli.printing import Importance, print_table
-from dualform_client.cli.tables import Column, broken, laid_out
 
 LAYER = "transformer.h.11.attn.c_attn.query"
 ANNOTATOR = "annotator 3 of the second round of labelling"
@@ -161,44 +160,45 @@ def test_columns_that_there_is_no_room_for_are_named(folder, on_terminal, dualfo
 TEXTS = st.text(st.sampled_from("ab.-_/ 漢é"), max_size=30)
 
 
-@given(st.lists(st.tuples(TEXTS, st.lists(TEXTS, min_size=2, max_size=2)), min_size=1, max_size=6), st.integers(12, 90))
+def printed(monkeypatch, columns: int, *table) -> str:
+    """A table as a terminal so wide shows it."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")
+    with redirect_stdout(_Terminal()) as shown:
+        print_table("t", *table)
+    return shown.getvalue()
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS, TEXTS), min_size=1, max_size=6), st.integers(12, 90))
 def test_cells_are_broken_and_never_cut(table, width):
-    columns = [Column(f"{name}{place}", cells, numeric=False) for place, (name, cells) in enumerate(table)]
-    kept = [column.name for column in columns[::2]]
-    layout = laid_out(columns, width, Importance(kept))
-    assert {column.name for column in layout.columns} >= set(kept)
-    assert [*layout.left_out] == [column.name for column in columns if column not in layout.columns]
-    if layout.widths is None:
-        assert list(layout.columns) == columns
-        return
-    assert sum(layout.widths) + 3 * (len(layout.widths) - 1) <= width
-    for column, own in zip(layout.columns, layout.widths, strict=True):
-        for text in (column.name, *column.cells):
-            lines = broken(text, own)
-            assert all(cell_len(line) <= own for line in lines)
-            assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    names, *rows = zip(*table, strict=True)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        shown = printed(monkeypatch, width, [f"{name}{place}" for place, name in enumerate(names)], rows)
+    assert all(cell_len(line) <= width for line in shown.splitlines())
+    headed = "─" in shown  # else each row is a list of names and cells
+    told = [*(names if headed else names * len(rows)), *(cell for row in rows for cell in row)]
+    assert [shown.count(letter) for letter in "ab漢é"] == ["".join(told).count(letter) for letter in "ab漢é"]
 
 
 @pytest.mark.parametrize("columns", [1, 12, 80])
-def test_no_cell_passes_for_another_row(columns, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("NO_COLOR", "1")
-    print_table("t", ["text", "na\nme"], [["a\nb", 1]])
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    assert sorted("".join(shown.split()).replace("─", "")) == sorted("t" + "text" + "na�me" + "a�b" + "1")
+def test_no_cell_passes_for_another_row(columns, monkeypatch):
+    shown = printed(monkeypatch, columns, ["text", "na\nme"], [["a\nb", 1]])
+    told = "".join(shown.split()).replace("─", "").replace(":", "")
+    assert sorted(told) == sorted("t" + "text" + "na�me" + "a�b" + "1")
     assert columns < 80 or len(shown.split("\n")[1:-2]) == 3
 
 
-def test_columns_go_by_importance_and_numbers_are_never_broken():
+def test_columns_go_by_importance_and_numbers_are_never_broken(monkeypatch):
     names = ["query", "call", "user", "step", "label", "empty"]
-    columns = [Column(name, ["1.23457e-05"], True) for name in names[:-1]] + [Column("empty", ["-"], False)]
-    importance = Importance(["query"], last=["label", "step"], first=["call"])
-    order = [set(laid_out(columns, width, importance).left_out) for width in range(100, 8, -1)]
-    seen = [one for n, one in enumerate(order) if one not in order[:n]]
-    assert seen == [set(), {"empty"}, {"empty", "call"}, {"empty", "call", "user"}, {"empty", "call", "user", "step"},
-                    {"empty", "call", "user", "step", "label"}]  # fmt: skip
-    assert laid_out(columns, 10, importance).widths is None
+    table = names, [[*[1.23457e-05] * 5, None]], Importance(["query"], last=["label", "step"], first=["call"])
+    shown = [printed(monkeypatch, width, *table) for width in range(100, 10, -1)]
+    numbers = {*names[:-1]}
+    assert all(text.count("1.23457e-05") == len(numbers & {*text.splitlines()[1].split()}) for text in shown)
+    left = [re.search("left out: (.*) [(]", text) for text in shown]
+    assert list(dict.fromkeys(found and found[1] for found in left)) == [
+        None, "empty", "call, empty", "call, user, empty", "call, user, step, empty", "call, user, step, label, empty"
+    ]  # fmt: skip
+    assert printed(monkeypatch, 10, *table).startswith("t\nquery: \n1.23457e-0\n5\n")
 
 
 def test_a_query_has_the_name_that_it_was_asked_by(dualform, folder, tmp_path):
