@@ -16,15 +16,9 @@ from pydantic import ValidationError
 
 from dualform.faults import as_dualform_error
 from dualform.methods import Answers
-from dualform_mcp.answer import ANSWER
-from dualform_mcp.bounds import MOST_MESSAGE, as_json, cut
-from dualform_mcp.group_sum import SUMS
-from dualform_mcp.info import INFO
-from dualform_mcp.output import OUTPUT
-from dualform_mcp.slots import SLOTS
-from dualform_mcp.sql import SQL, is_offered
-from dualform_mcp.tool import Tool
-from dualform_mcp.topk import TOPK
+from dualform_mcp.layer_tools import ANSWER, OUTPUT, SUMS, TOPK
+from dualform_mcp.memory_tools import INFO, SLOTS, SQL, is_offered
+from dualform_mcp.tool import MOST_MESSAGE, Tool, as_json, cut
 
 INSTRUCTIONS = """\
 A record of a neural network's training that answers exact questions. A linear layer trained by gradient descent is a

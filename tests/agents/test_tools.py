@@ -14,8 +14,8 @@ from torch import nn
 import dualform
 from dualform.answers import Columns
 from dualform.errors import BadInput, Inexact, ServiceError
-from dualform_mcp.bounds import MOST_BYTES, MOST_MESSAGE, MOST_ROWS, MOST_TEXT, bounded, plain
 from dualform_mcp.server import mcp_server
+from dualform_mcp.tool import MOST_BYTES, MOST_MESSAGE, MOST_ROWS, MOST_TEXT, bounded, plain
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.service import canned

@@ -103,8 +103,12 @@ def show(
 def _drawn(columns: Sequence[Column], wrapped: bool) -> Table:
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
-        justify, width = ("right", column.least) if column.numeric else ("left", None)
-        drawn.add_column(Text(column.name), justify=justify, width=width if wrapped else None, overflow="fold")
+        drawn.add_column(
+            Text(column.name),
+            justify="right" if column.numeric else "left",
+            width=column.least if column.numeric and wrapped else None,
+            overflow="fold",
+        )
     for row in zip(*(column.cells for column in columns), strict=True):
         drawn.add_row(*map(Text, row))
     return drawn
