@@ -21,16 +21,13 @@ class Answering(Protocol):
         """The question with each of its queries named, so that their number is known."""
 
 
-class Engine(Protocol):
+class Engine(Answering, Protocol):
     """`dualform.open` gives one."""
 
     def ask(
         self, question: Question[A], cancelled: Callable[[], bool] | None = None, bounds: QuestionBounds = UNBOUNDED
     ) -> A:
         """The answer; raises Cancelled soon after `cancelled` first says True, BadInput for what exceeds `bounds`."""
-
-    def counted(self, question: LayerQuestion[A]) -> LayerQuestion[A]:
-        """The question with each of its queries named, so that their number is known."""
 
     @property
     def recording(self) -> bool:

@@ -27,9 +27,9 @@ _log = logging.getLogger("dualform.service")
 class Gate:
     """On the loop. A right token is always let in, whatever came before it."""
 
-    def __init__(self, token: str | None, file: Path | None, metrics: Metrics) -> None:
-        """Raises BadInput for a file that cannot be used."""
-        self._file, self._metrics, self._shutter = file, metrics, Shutter(0)
+    def __init__(self, token: str | None, file: Path | None, metrics: Metrics, shutter: Shutter) -> None:
+        """`shutter`: of connections to the server's own port. Raises BadInput for a file that cannot be used."""
+        self._file, self._metrics, self._shutter = file, metrics, shutter
         self._mark = None if file is None else _mark(file)
         self._tokens = None if token is None else Tokens.one(token)
         if file is not None:
@@ -38,10 +38,6 @@ class Gate:
         self._wrong = OrderedDict[str, int]()
         """Tokens in a row, by connection."""
         self._unsaid, self._unsaid_shut, self._said = 0, 0, float("-inf")
-
-    def listens(self, shutter: Shutter) -> None:
-        """`shutter`: of connections to the server's own port."""
-        self._shutter = shutter
 
     @property
     def several(self) -> bool:

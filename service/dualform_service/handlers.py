@@ -82,6 +82,7 @@ class CallHandlers:
         config: ServiceConfig,
         gate: Gate,
         closing: Closing,
+        shutter: Shutter,
         metrics: Metrics,
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -94,7 +95,7 @@ class CallHandlers:
         self._call_places = Places(config.calls, "calls", "ServiceConfig.calls")
         self._open_calls = 0
         """That there are."""
-        self._shutter = Shutter(0)
+        self._shutter = shutter
 
     def handlers(self) -> dict[str, Handler]:
         """By method."""
@@ -106,16 +107,6 @@ class CallHandlers:
             self._open_calls,
             {**self._resources.waiting(), "scan": self._memories.waiting(), "reading": self._reads.waiting},
         )
-
-    def listens(self, port: int) -> None:
-        """Where the server does, so that its connections can be told from others."""
-        self._shutter = Shutter(port)
-        self._gate.listens(self._shutter)
-
-    def close(self) -> None:
-        """Returns when no call works any more."""
-        self._resources.close()
-        self._shutter.close()
 
     def _handler(self, method: str) -> Handler:
         async def handle(context: Context) -> None:

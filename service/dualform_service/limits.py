@@ -290,8 +290,9 @@ def raise_limit() -> None:
 class Shutter:
     """Shuts connections to one port, on a thread of its own, as it looks through all files of the process."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self) -> None:
+        self.port = 0
+        """That of the server, once it listens."""
         self._pool = ThreadPoolExecutor(1, "dualform-shut")
         self._wanted, self._found = SimpleQueue[str](), set[str]()
 
@@ -317,7 +318,7 @@ class Shutter:
             while True:
                 peers.add(self._wanted.get_nowait())
         if peers:
-            self._found |= shut(peers, self._port)
+            self._found |= shut(peers, self.port)
 
 
 def shut(peers: Collection[str], port: int) -> set[str]:

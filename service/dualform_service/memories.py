@@ -1,4 +1,4 @@
-"""The memories of a server, and how those that still grow are followed."""
+"""The memories of a server: how they are opened and named, and how those that still grow are followed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from dualform.errors import BadInput, DualformError, NotAMemory, NotFound
+from dualform.query.engine import Engine as OpenedEngine, open_memory
+from dualform.store.machine_memory import memory_bytes
+from dualform.store.ram_budget import RamBudget
 from dualform_proto.metadata import MEMORY, memory_of
 from dualform_service.engine import Engine
 from dualform_service.servicer import MemoryServicer
@@ -106,3 +109,24 @@ def named(paths: Iterable[Path]) -> dict[str, Path]:
             )
         found[name] = path
     return found
+
+
+SHARE = 5 / 8
+"""Of the machine's memory, that several take together: as one does of itself, a half for keys and values and an eighth
+for their codes."""
+
+
+def opening(ram: int | None, several: bool) -> Callable[[Path], OpenedEngine]:
+    """What opens a memory. `ram`: bytes that the process may take; None for as much as a memory takes of itself."""
+    if ram is None and not several:
+        return open_memory
+    budget = RamBudget.shared(int(SHARE * memory_bytes()) if ram is None else ram)
+    opened: list[Path] = []
+
+    def open_one(path: Path) -> OpenedEngine:
+        # All that the process holds already counts once, of each further memory what its own tables take.
+        engine = open_memory(path, ram=budget, whole_process=not opened)
+        opened.append(path)
+        return engine
+
+    return open_one

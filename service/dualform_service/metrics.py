@@ -12,7 +12,6 @@ import logging
 import socket
 import ssl
 import threading
-from collections import Counter as Tally, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +19,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.samples import Sample
 
 from dualform.errors import Forbidden, Unauthenticated
 from dualform.questions import LayerQuestion, Question
@@ -85,8 +83,8 @@ class Metrics:
     """Counts calls and the work of engines; safe to use from several threads."""
 
     def __init__(self) -> None:
-        own: dict[str, Any] = {"registry": Registry()}
-        self.registry: Registry = own["registry"]
+        self.registry = Registry()
+        own: dict[str, Any] = {"registry": self.registry}
         self._calls = Counter(
             "dualform_calls", "Calls that ended; the outcome is `ok` or the error's code.", (*CALL, "outcome"), **own
         )
@@ -141,28 +139,6 @@ class Metrics:
 
     def _label(self, memory: str, layer: str) -> str:
         return layer if (memory, layer) in self._layers else ""
-
-    def outcomes(self, method: str) -> dict[str, int]:
-        """Number of calls by outcome."""
-        found = Tally[str]()
-        for one in _samples(self._calls, "_total"):
-            if one.labels["method"] == method:
-                found[one.labels["outcome"]] += int(one.value)
-        return dict(found)
-
-    def lines(self) -> Iterator[str]:
-        """One line for each method that was called."""
-        seconds = defaultdict[str, float](float)
-        for one in _samples(self._seconds, "_sum"):
-            seconds[one.labels["method"]] += one.value
-        for method in sorted(seconds):
-            outcomes = self.outcomes(method)
-            counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-            yield f"{method}: {counts}; mean {seconds[method] / sum(outcomes.values()):.3g} s"
-
-
-def _samples(series: Counter | Histogram, ending: str) -> list[Sample]:
-    return [one for family in series.collect() for one in family.samples if one.name.endswith(ending)]
 
 
 class ServerSeries:

@@ -25,14 +25,13 @@ from dualform_service.config import ServiceConfig
 from dualform_service.engine import Engine
 from dualform_service.gate import Gate
 from dualform_service.handlers import CallHandlers
-from dualform_service.limits import Closing, Resources, raise_limit
-from dualform_service.listening import cannot_listen, check_free, server_credentials, web_context
+from dualform_service.limits import Closing, Resources, Shutter, raise_limit
 from dualform_service.memories import Follower, Memories, named
 from dualform_service.metrics import CountedEngine, LoopState, Metrics, MetricsPort, ServerSeries
 from dualform_service.servicer import MemoryServicer
 from dualform_service.standard_services import SERVICE, StandardServices
 from dualform_service.supervisor import Supervisor
-from dualform_service.transport import Transport
+from dualform_service.transport import Transport, cannot_listen, check_free, server_credentials, web_context
 
 LAST_SECONDS = 3.0
 """That questions get to stop once their grace is over, before `serve` ends the process."""
@@ -64,22 +63,29 @@ class Server:
         """host:port as bound; empty before `start`."""
         self.metrics_address = ""
         """Where metrics are scraped, likewise; empty for nowhere."""
-        self._gate = Gate(self.config.token, self.config.token_file, self.metrics)
-        self._closing = Closing()
+        self._shutter, self._closing = Shutter(), Closing()
+        self._gate = Gate(self.config.token, self.config.token_file, self.metrics, self._shutter)
         self._standard = StandardServices(self._gate, tuple(engines))
         self._followers = [
             Follower(own, self.config.follow, partial(self._found, name)) for name, own in engines.items()
         ]
-        resources = Resources(self.config)
+        self._resources = Resources(self.config)
         self.memories = Memories(
             {
-                name: MemoryServicer(CountedEngine(own, self.metrics, name, self.config.of_questions), resources)
+                name: MemoryServicer(CountedEngine(own, self.metrics, name, self.config.of_questions), self._resources)
                 for name, own in engines.items()
             }
         )
         observers = (*observers, *(() if log is None else (log.call,)))
         self._handlers = CallHandlers(
-            self.memories, resources, self.config, self._gate, self._closing, self.metrics, observers
+            self.memories,
+            self._resources,
+            self.config,
+            self._gate,
+            self._closing,
+            self._shutter,
+            self.metrics,
+            observers,
         )
         self._transport = Transport(self.config)
         self._metrics_port: MetricsPort | None = None
@@ -92,7 +98,7 @@ class Server:
         """Listens; returns the port. Raises ServiceError where the address is not to be had, BadInput for bad TLS."""
         port = self._bind()
         self.address = str(Address(self.config.listen.host, port))
-        self._handlers.listens(port)
+        self._shutter.port = port
         self._bind_metrics()
         self._transport.call(self._standard.serving)
         for follower in self._followers:
@@ -130,17 +136,10 @@ class Server:
 
     def _check_scraper(self, headers: list[tuple[str, str | bytes]]) -> None:
         """Raises Unauthenticated or Forbidden."""
-
-        async def check() -> None:
-            self._gate.caller(headers, None).check(METRICS)
-
-        self._transport.run(check())
+        self._transport.ask(lambda: self._gate.caller(headers, None).check(METRICS))
 
     def _loop_state(self) -> LoopState:
-        async def state() -> LoopState:
-            return self._handlers.state()
-
-        return self._transport.run(state())
+        return self._transport.ask(self._handlers.state)
 
     def stop(self, grace: float | None = None) -> None:
         """Takes no new questions, gives running ones `grace` seconds, then stops them. Returns when all have ended.
@@ -152,12 +151,11 @@ class Server:
             follower.stop()
         self._closing.close()
         self._transport.stop(self.config.grace if grace is None else grace, self._closing.cut)
-        self._handlers.close()
+        self._resources.close()
+        self._shutter.close()
         if self._metrics_port is not None:
             self._metrics_port.close()
         self._transport.close()
-        for line in self.metrics.lines():
-            _log.info("%s", line)
 
     def __enter__(self) -> Server:
         self.start()

@@ -2,13 +2,16 @@
 
 Every call is a stream of raw bytes in both directions, which on the wire is what a call of one message is. So a handler
 begins with the headers alone: it decides who may send a message before one is there, how long it may take, and what
-becomes of bytes that are none.
+becomes of bytes that are none. Below it are the addresses that a server listens at, and their certificates.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeAlias, TypeVar
@@ -16,9 +19,11 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
-from dualform.errors import DualformError
+from dualform.errors import DualformError, ServiceError
+from dualform_proto.address import Address
 from dualform_proto.errors import to_status
 from dualform_proto.metadata import REQUEST_ID, new_request_id, request_id_of
+from dualform_proto.pem import read_authorities, read_pair
 from dualform_service.config import METADATA_BYTES, ServiceConfig
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -102,6 +107,14 @@ class Transport:
         """What a coroutine returns on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def ask(self, function: Callable[[], T]) -> T:
+        """What a function returns on the loop."""
+
+        async def called() -> T:
+            return function()
+
+        return self.run(called())
+
 
 async def refuse(context: Context, error: DualformError) -> None:
     """Ends a call with the status of an error."""
@@ -155,3 +168,51 @@ def _options(config: ServiceConfig) -> list[tuple[str, Any]]:
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", _STREAM_BYTES),
     ]
+
+
+def check_free(address: Address, option: str = "--address") -> None:
+    """Raises ServiceError with the system's reason where the address cannot be listened on. `option` names another."""
+    try:
+        places = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise cannot_listen(address, f"the host is unknown: {error.strerror}", option) from None
+    for family, kind, protocol, _, place in places:
+        with socket.socket(family, kind, protocol) as trial:
+            # As gRPC does: connections of an earlier server that are still winding down do not hold the port.
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(place)
+            except OSError as error:
+                # The system's own words, without what some libraries add to them.
+                raise cannot_listen(address, os.strerror(error.errno or 0), option) from None
+
+
+def cannot_listen(address: Address, reason: str, option: str = "--address") -> ServiceError:
+    return ServiceError(
+        f"Cannot listen on {address}: {reason}.",
+        hint=f"Choose another address, for example with {option} 127.0.0.1:50052.",
+        field=option[2:],
+    )
+
+
+def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
+    """None where the configuration names no certificate. Raises BadInput where the files cannot be used."""
+    if config.certificate is None or config.key is None:
+        return None
+    certificate, key = read_pair(config.certificate, config.key)
+    if config.client_authority is None:
+        return grpc.ssl_server_credentials([(key, certificate)])
+    authorities = read_authorities(config.client_authority, "client_authority")
+    return grpc.ssl_server_credentials([(key, certificate)], authorities, require_client_auth=True)
+
+
+def web_context(config: ServiceConfig) -> ssl.SSLContext | None:
+    """The same for what speaks HTTP."""
+    if server_credentials(config) is None or config.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config.certificate, config.key, password="")
+    if config.client_authority is not None:
+        context.load_verify_locations(cafile=config.client_authority)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -19,6 +20,7 @@ from dualform.questions import GroupSum, QuerySetExamples, SlotKeys, TopK, Vecto
 from dualform_service.batching import Batches, Question
 from dualform_service.config import ANSWER_BYTES
 from dualform_service.scheduling import Asker as Who, Deadline, Lanes
+from dualform_service.server import Server
 
 ONE = Who("one")
 ASKED_ALONE = 1
@@ -160,6 +162,16 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def outcomes(server: Server, method: str) -> dict[str, int]:
+    """Number of calls that ended, by outcome."""
+    found = Counter[str]()
+    for family in server.metrics.registry.restricted_registry(["dualform_calls_total"]).collect():
+        for one in family.samples:
+            if one.labels["method"] == method:
+                found[one.labels["outcome"]] += int(one.value)
+    return dict(found)
 
 
 @pytest.fixture

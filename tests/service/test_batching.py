@@ -35,31 +35,22 @@ KINDS = [
     lambda query: TopK("fc", SlotKeys((query,)), by=("label",)),
     lambda query: GroupSum("fc", QuerySetExamples("test", (query,)), ("label",)),
     lambda query: Output("fc", Vectors(np.full((2, 3), query)), at_step=3),
+    lambda query: Output("fc", Vectors(np.full((1, 3), query)), kernel="softmax"),
+    lambda query: TopK("fc", QuerySetExamples("test", (1,) * 10)),
 ]
+SCANS = ([1, 19], [2, 38], [1, 19], [1, 19], [2, 38], [1, 16, 3], [10, 120, 70])
+"""Queries of each scan, of 20 questions: few of a softmax share one, and no scan takes more than it may."""
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=["vectors", "query set rows", "slots, by", "sums", "output"])
-def test_those_who_come_while_a_scan_is_under_way_share_the_next(engine, batches, kind):
+@pytest.mark.parametrize(("kind", "scans"), zip(KINDS, SCANS, strict=True))
+def test_those_who_come_while_a_scan_is_under_way_share_the_next(engine, batches, kind, scans):
     questions = [kind(query) for query in range(20)]
     askers = crowd(engine, batches, questions)
     engine.go.set()
     for asker, question in zip(askers, questions, strict=True):
         asker.join()
         assert same(asker.outcome, answer(question, Scan()))
-    assert [len(numbers(one)) for one in engine.asked] == [
-        len(numbers(questions[0])),
-        sum(len(numbers(one)) for one in questions[1:]),
-    ]
-
-
-def test_few_queries_of_a_softmax_share_a_pass(engine, batches):
-    questions = [Output("fc", Vectors(np.full((1, 3), query)), kernel="softmax") for query in range(40)]
-    askers = crowd(engine, batches, questions)
-    engine.go.set()
-    for asker, question in zip(askers, questions, strict=True):
-        asker.join()
-        assert same(asker.outcome, answer(question, Scan()))
-    assert [len(numbers(one)) for one in engine.asked] == [1, 16, 16, 7]
+    assert [len(numbers(one)) for one in engine.asked] == scans
 
 
 def test_a_lone_asker_is_asked_as_it_is(engine, batches):
@@ -139,15 +130,6 @@ def test_a_question_that_joins_a_kind_waits_in_its_own_turn_as_well(engine, batc
     for asker in (first, waits, joins):
         asker.join()
         assert asker.outcome.values.shape == (1, 2)
-
-
-def test_a_scan_takes_no_more_queries_than_it_may(engine, batches):
-    askers = crowd(engine, batches, [TopK("fc", QuerySetExamples("test", (1,) * 10)) for _ in range(1 + 30)])
-    engine.go.set()
-    for asker in askers:
-        asker.join()
-        assert asker.outcome.ids.tolist() == [1] * 10
-    assert [len(numbers(one)) for one in engine.asked] == [10, 120, 120, 60]
 
 
 @pytest.mark.parametrize("batches", [64], indirect=True)

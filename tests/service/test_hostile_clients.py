@@ -27,7 +27,7 @@ from dualform_service.scheduling import Asker
 from dualform_service.server import Server
 from dualform_service.standard_services import OWN_WATCHES
 from tests.reliability import report, rounds
-from tests.service.held_engine import until
+from tests.service.held_engine import outcomes, until
 from tests.service.http2 import Connection
 
 TOPK, SQL, CHECK = "/dualform.v1.Memory/TopK", "/dualform.v1.Memory/Sql", "/grpc.health.v1.Health/Check"
@@ -45,7 +45,7 @@ def test_calls_that_send_no_message_hold_nobody_up_and_end(engine):
         for _ in range(3):
             assert client.info().snapshot == 7
             assert is_serving(server.address)
-        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": count})
+        until(lambda: outcomes(server, "TopK") == {"timed_out": count})
     report("calls that send headers and nothing more", seed=0, count=2 * count, outcome=f"{ANSWERED}; these ended")
 
 
@@ -61,7 +61,7 @@ def test_messages_of_which_halves_come_hold_nobody_up_and_end(engine):
         assert client.info().snapshot == 7
         assert is_serving(server.address)
         assert resident_bytes() - before < 40e6 + count * 200e3
-        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": count})
+        until(lambda: outcomes(server, "TopK") == {"timed_out": count})
     report(
         "connections that send a sixteenth of a message and stall",
         seed=0,
@@ -114,7 +114,7 @@ def test_more_calls_than_there_may_be_are_refused_unread(engine):
         held = [asking.submit(client.topk, "fc", "test") for _ in range(3)]
         until(lambda: len(engine.asked) + server._handlers._resources.lanes.heavy.waiting == 3)
         silent.call(TOPK)
-        until(lambda: server.metrics.outcomes("TopK") == {"overloaded": 1})
+        until(lambda: outcomes(server, "TopK") == {"overloaded": 1})
         with pytest.raises(Overloaded, match="has no free place for another call"):
             client.info()
         engine.hold.set()
@@ -133,12 +133,12 @@ def test_of_calls_without_a_message_those_of_the_connection_with_the_most_give_w
         until(lambda: server._handlers._open_calls == 6)
         with Client(server.address) as client:
             assert client.info().snapshot == 7
-        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 1})
+        until(lambda: outcomes(server, "TopK") == {"timed_out": 1})
         assert server._handlers._open_calls == 5
         silent[0].call(TOPK)
         until(lambda: server._handlers._open_calls == 6)
         silent[0].call(TOPK)
-        until(lambda: server.metrics.outcomes("TopK") == {"timed_out": 1, "overloaded": 1})
+        until(lambda: outcomes(server, "TopK") == {"timed_out": 1, "overloaded": 1})
 
 
 def test_bytes_of_questions_that_are_held_are_bounded(engine):
@@ -172,7 +172,7 @@ def test_a_wrong_token_is_refused_before_a_message_comes(engine):
             assert connection.frames()
         connection.call(TOPK)
         assert connection.frames()
-        until(lambda: server.metrics.outcomes("TopK") == {"unauthenticated": 2})
+        until(lambda: outcomes(server, "TopK") == {"unauthenticated": 2})
 
 
 @pytest.mark.skipif(not resident_bytes(), reason="the system does not say what a process holds")
@@ -205,12 +205,12 @@ def test_answers_that_nobody_reads_are_let_go_with_their_connections(engine, win
         stuck = [readers.enter_context(Connection(server.address, window)) for _ in range(4)]
         for connection in stuck:
             connection.message(connection.call(SQL), b"\x0a\x06SELECT")
-        until(lambda: room.free < free or server.metrics.outcomes("Sql"))
+        until(lambda: room.free < free or outcomes(server, "Sql"))
         assert client.info().snapshot == 7
         assert [connection.frames() for connection in stuck] == [[]] * 4
         until(lambda: room.free == free)
         # The server ended these, and not their callers.
-        until(lambda: server.metrics.outcomes("Sql") == {"timed_out": 4})
+        until(lambda: outcomes(server, "Sql") == {"timed_out": 4})
         assert client.info().snapshot == 7
     report(
         f"answers of which {window:,} bytes are read, and no more",

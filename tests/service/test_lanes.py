@@ -208,12 +208,3 @@ def test_what_a_mask_takes_on_its_own_thread_counts(monkeypatch, fails):
         pass
     assert costs.light("slow mask") is False
     assert costs.light("its thread's next scan") is True
-
-
-def test_so_many_kinds_are_remembered(monkeypatch):
-    monkeypatch.setattr(scheduling, "KINDS", 3)
-    costs = ScanCosts()
-    for kind in "abcad":
-        with costs.noted(kind):
-            pass
-    assert [costs.light(kind) for kind in "abcd"] == [True, None, True, True]

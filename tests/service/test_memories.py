@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -18,19 +17,15 @@ from dualform.errors import BadInput, NotAMemory, NotFound, Unauthenticated
 from dualform.store.ram_budget import RamBudget
 from dualform_client import AsyncClient, Client
 from dualform_client.connection import is_serving
-from dualform_proto.address import is_served
-from dualform_proto.metadata import MEMORY, encode_memory, memory_of
 from dualform_service.call_record import JsonLog
 from dualform_service.config import ServiceConfig
-from dualform_service.memories import named
-from dualform_service.opening import opening
+from dualform_service.memories import named, opening
 from dualform_service.server import Server
-from tests.cli.test_serve import serving
 from tests.service.canned import INFO, Canned
 from tests.service.held_engine import until
 from tests.store import small_memory
 
-NAMES = ("a", "b c/ü%")
+NAMES = ("a", "b c/ü%日本")
 QUICK = ServiceConfig("127.0.0.1:0", follow=0.02)
 
 
@@ -67,7 +62,7 @@ def test_a_call_that_names_none_of_several_is_told_their_names(server):
     with Client(server.address) as client, pytest.raises(BadInput) as told:
         client.info()
     assert str(told.value) == (
-        "This server serves several memories, and the call does not name one. Memories: a, b c/ü%. Ask at "
+        "This server serves several memories, and the call does not name one. Memories: a, b c/ü%日本. Ask at "
         "host:port/NAME, or "
         "send the metadata dualform-memory."
     )
@@ -115,17 +110,6 @@ def test_a_wrong_token_learns_no_names(engines):
             with Client(f"{server.address}/{name}", token="wrong") as client, pytest.raises(Unauthenticated) as told:
                 client.info()
             assert "The token is wrong." in str(told.value)
-
-
-def test_names_come_through_metadata():
-    for name in (*NAMES, "x" * 200, "日本"):
-        assert memory_of([(MEMORY, encode_memory(name))]) == name
-
-
-def test_a_target_with_a_name_is_a_servers():
-    assert is_served("localhost:1/a")
-    assert is_served("[::1]:1")
-    assert not is_served("runs/a")
 
 
 def test_two_folders_of_one_name_are_refused():
@@ -190,23 +174,6 @@ def test_all_draw_on_one_budget(tmp_path, monkeypatch):
     assert engines[0]._budget._taken < 2 * 10**9
     for engine in engines:
         engine.close()
-
-
-def test_serve_of_several_runs(tmp_path):
-    for name, rows in (("a", [4]), ("b", [4, 4])):
-        small_memory.write(tmp_path / name, rows)
-    with serving(tmp_path / "a", str(tmp_path / "b")) as (process, line):
-        address = line.split()[-1]
-        assert line.startswith(f"serving {tmp_path / 'a'}, {tmp_path / 'b'} at ")
-        for name, slots in (("a", 4), ("b", 8)):
-            with Client(f"{address}/{name}") as client:
-                assert list(client.info().slots.values()) == [slots]
-        with Client(address) as client, pytest.raises(BadInput) as told:
-            client.info()
-        assert str(tmp_path) not in str(told.value)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    assert process.returncode == 0
 
 
 def test_a_memory_that_grows_is_seen_though_it_had_ended(tmp_path):

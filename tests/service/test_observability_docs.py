@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from dualform_client import Client
 from dualform_service.call_record import CallRecord, JsonLog
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from tests.service.held_engine import until
+from tests.service.held_engine import outcomes, until
 from tests.service.test_metrics import asked
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,7 +35,7 @@ def scraped():
     config = ServiceConfig("127.0.0.1:0", metrics="127.0.0.1:0")
     with Server(Canned(), config) as server, Client(server.address) as client:
         client.topk("fc", "test")
-        until(lambda: server.metrics.outcomes("TopK"))
+        until(lambda: outcomes(server, "TopK"))
         return list(text_string_to_metric_families(asked(server.metrics_address)[1]))
 
 
@@ -91,31 +90,6 @@ def test_the_dashboard_shows_every_family(registry):
     shown = {name for expression in EXPRESSIONS for name in SERIES.findall(expression)}
     for name, _, _ in ROWS:
         assert {name, name + "_bucket", name + "_sum"} & shown, name
-
-
-def test_the_dashboard_is_whole():
-    panels = DASHBOARD["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "instance", "memory"}
-    places = [panel["gridPos"] for panel in panels]
-    cells = [
-        (x, y)
-        for place in places
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(set(cells)) == len(cells)
-    assert max(x for x, _ in cells) < 24
-
-
-def test_what_is_scraped_is_said_to_prometheus():
-    (job,) = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
-    assert (job["scheme"], job.get("metrics_path", "/metrics")) == ("https", "/metrics")
-    assert job["authorization"].get("type", "Bearer") == "Bearer"
-    (block,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert yaml.safe_load(block)["scrape_configs"][0]["static_configs"] == [{"targets": ["127.0.0.1:9464"]}]
-    for name in ("datasources", "dashboards"):
-        assert yaml.safe_load((ROOT / "deploy" / "grafana" / f"{name}.yml").read_text())["apiVersion"] == 1
 
 
 def test_the_line_that_is_shown_is_such_a_line(tmp_path):

@@ -28,8 +28,10 @@ def told(server: Server, metadata=(), method: str = INFO, message: bytes = b"") 
         return [value for key, value in ended.trailing_metadata() if key == REQUEST_ID]
 
 
-@pytest.mark.parametrize("own", ["a", "A.b_c-9", "x" * 64])
-@pytest.mark.parametrize(("method", "message"), [(INFO, b""), (INFO, b"\xff"), (CHECK, b""), (CHECK, b"\xff")])
+@pytest.mark.parametrize(
+    ("own", "method", "message"),
+    [("a", INFO, b""), ("A.b_c-9", INFO, b"\xff"), ("x" * 64, CHECK, b""), ("a", CHECK, b"\xff")],
+)
 def test_the_callers_own_comes_back_behind_answers_and_refusals(server, own, method, message):
     assert told(server, ((REQUEST_ID, own),), method, message) == [own]
 
@@ -63,6 +65,7 @@ def test_an_unforeseen_error_and_the_log_name_the_same(engine, client, caplog):
     assert MADE.fullmatch(own)
     assert caught.value.hint == f"The server's log says why, under the request {own}."
     assert f"Info failed, request {own}" in caplog.text
+    assert "/secret/place" in caplog.text
 
 
 async def test_errors_of_both_clients_have_it(engine, server):

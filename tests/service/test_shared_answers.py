@@ -129,7 +129,7 @@ def test_absolute_sums_are_shared_to_their_own_precision(engine):
 COUNTS = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(counts=COUNTS, k=st.integers(1, 9), by=st.sampled_from([(), ("label",)]), rows=st.randoms(use_true_random=False))
 def test_the_parts_of_a_joined_question_are_the_answers_to_its_parts(engine, counts, k, by, rows):
     for kind in (
@@ -146,7 +146,7 @@ def test_the_parts_of_a_joined_question_are_the_answers_to_its_parts(engine, cou
 def test_an_answer_is_of_the_snapshot_that_it_names_while_the_memory_grows(tmp_path):
     rng = np.random.default_rng(5)
     inputs = rng.normal(size=(12, 6)).astype(np.float32)
-    queries = rng.normal(size=(40, 5)).astype(np.float32)
+    queries = rng.normal(size=(16, 5)).astype(np.float32)
     writer = small_memory.open_writer(tmp_path / "run")
     writer.append(small_memory.batch(rng, 0, 20, inputs))
     writer.commit()
@@ -160,11 +160,11 @@ def test_an_answer_is_of_the_snapshot_that_it_names_while_the_memory_grows(tmp_p
                 while not done.is_set():
                     got.append((i, client.topk("layer-1", queries[i])))
 
-        with Server(slow, ServiceConfig("127.0.0.1:0", follow=600)) as server, ThreadPoolExecutor(40) as pool:
-            asking = [pool.submit(ask, i) for i in range(40)]
+        with Server(slow, ServiceConfig("127.0.0.1:0", follow=600)) as server, ThreadPoolExecutor(16) as pool:
+            asking = [pool.submit(ask, i) for i in range(16)]
             for step in range(1, 5):
                 seen = len(got)
-                while len(got) < seen + 80:
+                while len(got) < seen + 32:
                     time.sleep(0.001)
                 writer.append(small_memory.batch(rng, step, 20, inputs))
                 writer.commit()

@@ -44,7 +44,7 @@ print("ended")
 """
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("count", [1, 4, 32])
 def test_a_signal_in_any_line_of_the_wait_ends_it(count):
     done = subprocess.run([sys.executable, "-c", WAITING, str(count)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
@@ -96,8 +96,7 @@ print("ended")
 """
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)])
 def test_a_second_signal_ends_a_server_that_drains_at_once(first, second):
     server = subprocess.Popen(
         [sys.executable, "-c", SERVING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1

@@ -20,7 +20,7 @@ from dualform_client.connection import is_serving
 from dualform_proto.pem import names_of
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from tests.service.held_engine import until
+from tests.service.held_engine import outcomes, until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
 
@@ -123,22 +123,10 @@ def test_mutual_tls_asks_for_a_certificate_of_its_authority_beside_the_token(eng
             with client(mine, token) as refused, pytest.raises(Unauthenticated):
                 refused.info()
         assert engine.asked == []
-        until(lambda: server.metrics.outcomes("Info") == {"unauthenticated": 2})
+        until(lambda: outcomes(server, "Info") == {"unauthenticated": 2})
         with client(mine) as let_in:
             assert let_in.info().snapshot == 7
         assert is_serving(server.address, authority=chain, certificate=mine[0], key=mine[1])
-
-
-def test_an_awaiting_client_has_a_certificate_too(engine, pairs):
-    (chain, key), (other, other_key) = pairs
-    config = ServiceConfig("127.0.0.1:0", certificate=chain, key=key, client_authority=other)
-
-    async def ask(address: str) -> int:
-        async with AsyncClient(address, authority=chain, certificate=other, key=other_key) as client:
-            return (await client.info()).snapshot
-
-    with Server(engine, config) as server:
-        assert asyncio.run(ask(server.address)) == 7
 
 
 def test_metrics_ask_for_a_certificate_too(engine, pairs):

@@ -16,7 +16,7 @@ from dualform_client import Client
 from dualform_proto.calls import call_of
 from dualform_service.auth import READ, new_token
 from dualform_service.scheduling import Asker
-from tests.service.held_engine import until
+from tests.service.held_engine import outcomes, until
 from tests.service.http2 import Connection
 from tests.service.test_tokens import served, write
 
@@ -87,7 +87,7 @@ def test_one_token_has_half_of_the_calls(engine, file):
     ):
         for _ in range(8):  # that send headers and nothing more
             silent.call("/dualform.v1.Memory/Info", token=one)
-        until(lambda: server._handlers._open_calls + sum(server.metrics.outcomes("Info").values()) == 8)
+        until(lambda: server._handlers._open_calls + sum(outcomes(server, "Info").values()) == 8)
         assert bob.info()
         with pytest.raises(Overloaded, match=r"holds 4 calls of this token, half of all"):
             alice.info()

@@ -85,11 +85,11 @@ def _opening(
 ) -> Callable[[Path], AbstractContextManager[Engine]]:
     """A function that opens a memory in this process, or on a Ray cluster."""
     if ray is None:
-        from dualform_service.opening import opening
+        from dualform_service.memories import opening
 
         return opening(ram, runs > 1)
     from dualform_service.scheduling import ENGINE_THREADS
-    from dualform_service.shards.opening import opened_on_ray
+    from dualform_service.shards.ray import opened_on_ray
 
     def opened(path: Path) -> AbstractContextManager[Engine]:
         return opened_on_ray(path, ray, shard_deadline, ENGINE_THREADS)

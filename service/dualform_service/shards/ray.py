@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dualform.errors import DualformError, TimedOut
 from dualform.extras import optional
-from dualform.query.shards.shard_engine import Reply, ShardEngine, open_shard
+from dualform.query.shards.front import Front, open_front
+from dualform.query.shards.shard_engine import Reply, ShardEngine, names_of_shards, open_shard
 from dualform.query.shards.shards import ShardQuestion
-from dualform_service.shards.fleet import Launch, ShardAnswerer
+from dualform_service.shards.fleet import SECONDS, Fleet, Launch, ShardAnswerer
 
 QUESTIONS = 8
 """That an actor works on at once."""
@@ -126,3 +128,17 @@ class _Launch:
         actor, self._reserve = self._reserve, self._start()
         actor.open.remote(number)
         return RayAnswerer(self._ray, actor)
+
+
+@contextmanager
+def opened_on_ray(
+    path: str | Path, address: str | None = None, seconds: float = SECONDS, questions: int = QUESTIONS
+) -> Iterator[Front]:
+    """An engine in front of actors that answer for the shards of the memory at `path`.
+
+    `seconds`: in which an actor must say its share; one that misses that is replaced. The other arguments are those of
+    `ray_answerers`. Raises as dualform.open, and MissingPackage.
+    """
+    launch = ray_answerers(path, address, questions=questions)
+    with Fleet(launch, lambda: names_of_shards(path), seconds) as fleet, open_front(path, fleet) as front:
+        yield front

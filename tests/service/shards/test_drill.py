@@ -1,6 +1,6 @@
 """Processes killed or frozen while they are asked: each is named in time, and replaced.
 
-Every turn starts a process, which imports all that an engine needs: `make test` has fifteen turns, `make drill` fifty.
+Every turn starts a process, which imports all that an engine needs: `make test` has six turns, `make drill` fifty.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.service.shards.local_process import local_processes
 
 NAMES = ["shard-00000", "shard-00001"]
 DEADLINE = 0.4
-TURNS = int(os.environ.get("DUALFORM_DRILL", "15"))
+TURNS = int(os.environ.get("DUALFORM_DRILL", "6"))
 _log = logging.getLogger(__name__)
 QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
 
