@@ -30,19 +30,18 @@ from tests.service.held_engine import (
 )
 
 KINDS = [
-    lambda query: TopK("fc", Vectors(np.full((1, 3), query))),
-    lambda query: TopK("fc", QuerySetExamples("test", (query, query + 1))),
-    lambda query: TopK("fc", SlotKeys((query,)), by=("label",)),
-    lambda query: GroupSum("fc", QuerySetExamples("test", (query,)), ("label",)),
-    lambda query: Output("fc", Vectors(np.full((2, 3), query)), at_step=3),
-    lambda query: Output("fc", Vectors(np.full((1, 3), query)), kernel="softmax"),
-    lambda query: TopK("fc", QuerySetExamples("test", (1,) * 10)),
+    (lambda query: TopK("fc", Vectors(np.full((1, 3), query))), [1, 19]),
+    (lambda query: TopK("fc", QuerySetExamples("test", (query, query + 1))), [2, 38]),
+    (lambda query: TopK("fc", SlotKeys((query,)), by=("label",)), [1, 19]),
+    (lambda query: GroupSum("fc", QuerySetExamples("test", (query,)), ("label",)), [1, 19]),
+    (lambda query: Output("fc", Vectors(np.full((2, 3), query)), at_step=3), [2, 38]),
+    (lambda query: Output("fc", Vectors(np.full((1, 3), query)), kernel="softmax"), [1, 16, 3]),
+    (lambda query: TopK("fc", QuerySetExamples("test", (1,) * 10)), [10, 120, 70]),
 ]
-SCANS = ([1, 19], [2, 38], [1, 19], [1, 19], [2, 38], [1, 16, 3], [10, 120, 70])
-"""Queries of each scan, of 20 questions: few of a softmax share one, and no scan takes more than it may."""
+"""The question of a number, and the queries of each scan of 20: no scan takes more than it may, of a softmax few."""
 
 
-@pytest.mark.parametrize(("kind", "scans"), zip(KINDS, SCANS, strict=True))
+@pytest.mark.parametrize(("kind", "scans"), KINDS)
 def test_those_who_come_while_a_scan_is_under_way_share_the_next(engine, batches, kind, scans):
     questions = [kind(query) for query in range(20)]
     askers = crowd(engine, batches, questions)
