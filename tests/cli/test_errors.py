@@ -96,22 +96,6 @@ def test_a_folder_that_is_no_memory(dualform, tmp_path):
     assert dualform("serve", tmp_path, "--address", "127.0.0.1:0", "--json").json["error"]["code"] == "not_a_memory"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("nix",), ("topk",), ("topk", "x"), ("info", "x", "--nix"), ("output", "x", "--at-step", "y")],
-    ids=lambda arguments: " ".join(arguments),
-)
-def test_wrong_usage(dualform, arguments):
-    told = dualform(*arguments)
-    assert told.code == 2
-    assert told.out == ""
-    assert told.err.startswith("error: ")
-    error = dualform(*arguments, "--json")
-    assert error.code == 2
-    assert error.json["error"]["code"] == "usage"
-    assert error.json["error"]["hint"].startswith("Try 'dualform")
-
-
 def test_an_empty_name_to_group_by(dualform):
     told = dualform("group-sum", "127.0.0.1:1", "--layer", "l", "--query", "test", "--by", "label,", "--json")
     assert told.json["error"]["message"] == "--by 'label,' holds an empty name."
@@ -214,12 +198,15 @@ def test_a_file_in_a_folder_that_is_not_there_is_one_clear_line(dualform, folder
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        ("topk RUN --layer 2 --query test/1 -k 0", "-k must be at least 1, not 0.", ""),
-        ("group-sum RUN --layer 2 --query test/1 --by label --top -1", "--top must be at least 1, not -1.", ""),
+        (
+            "topk RUN --layer 2 --query test/1 -k 0",
+            "Invalid value for '-k': 0 is not in the range x>=1.",
+            "Try 'dualform topk --help'.",
+        ),
         (
             "topk RUN --layer 2 --query test/1 --score foo",
-            "Unknown score 'foo'.",
-            "Choose dot, abs, cosine or gradient. For contributions, give --target N.",
+            "Invalid value for '--score': 'foo' is not one of 'dot', 'abs', 'cosine', 'gradient', 'contribution'.",
+            "Try 'dualform topk --help'.",
         ),
         (
             "topk RUN --layer 2 --query test/1 --at-step 3",

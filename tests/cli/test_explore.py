@@ -46,13 +46,15 @@ def test_what_cannot_be_is_refused(dualform, folder, arguments, message):
     assert message in told.err
 
 
-def test_an_address_that_is_taken_is_refused(dualform, folder):
+@pytest.mark.parametrize("command", [["explore"], ["serve", "--address", "127.0.0.1:0", "--explore"]], ids=" ".join)
+def test_an_address_that_is_taken_is_refused(dualform, folder, command):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        told = dualform("explore", folder, "--address", address)
-    assert told.code == 2
+        given = ["--address"] if command == ["explore"] else []
+        told = dualform(command[0], folder, *command[1:], *given, address)
+    assert (told.code, told.out) == (2, "")
     assert f"Nothing can listen at {address}" in told.err
 
 
@@ -61,14 +63,15 @@ def test_a_folder_that_is_no_memory_is_refused_at_once(dualform, tmp_path):
     assert "A TARGET is given twice." in dualform("explore", tmp_path, tmp_path).err
 
 
-def test_without_its_extra_the_command_names_it(folder):
+@pytest.mark.parametrize("options", [["explore"], ["serve", "--explore", "127.0.0.1:0"]], ids=" ".join)
+def test_without_its_extra_the_command_names_it(folder, options):
     code = """
 import sys
 sys.modules["starlette"] = None
 from dualform_client.cli import main
-sys.exit(main(["explore", sys.argv[1]]))
+sys.exit(main(sys.argv[1:]))
 """
-    told = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    told = subprocess.run([sys.executable, "-c", code, *options, str(folder)], capture_output=True, text=True)
     assert told.returncode == 1
     assert "the extra [explore] brings it" in told.stderr
     assert "Traceback" not in told.stderr

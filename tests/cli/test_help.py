@@ -100,10 +100,18 @@ def test_the_share_of_memory_for_codes_is_said(dualform, command):
         (["info", "x", "--jso"], "Unknown option '--jso'.", "Did you mean --json? Try 'dualform info --help'."),
         (["--verison"], "Unknown option '--verison'.", "Did you mean --version? Try 'dualform --help'."),
         (["topk", "x"], "Missing option '--query'.", "Try 'dualform topk --help'."),
+        (["topk"], "Missing argument 'TARGET'.", "Try 'dualform topk --help'."),
+        (
+            ["output", "x", "--query", "test", "--at-step", "y"],
+            "Invalid value for '--at-step': 'y' is not a valid integer.",
+            "Try 'dualform output --help'.",
+        ),
     ],
 )
 def test_what_is_mistyped_is_told_with_what_is_near(dualform, words, message, hint):
     assert dualform(*words) == (2, "", f"error: {message}\nhint: {hint}\n")
+    told = dualform(*words, "--json")
+    assert (told.code, told.json["error"]) == (2, {"code": "usage", "message": message, "hint": hint})
 
 
 def test_the_page_has_the_help_of_every_command():

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from dualform.query.score import backends
 from dualform_client import Client
@@ -27,56 +27,38 @@ def serving(folder, *options):
 
 
 def test_serves_until_told_to_stop(folder, tmp_path):
-    token, line = new_token("alice", ["read", "sql"])
+    token, line = new_token("alice", ["read", "sql", "metrics"])
     (tmp_path / "tokens").write_text(f"{line}\n")
-    with serving(folder, "--json", "--sql", "--token-file", str(tmp_path / "tokens")) as (process, line):
+    options = ("--json", "--sql", "--log", "json", "--metrics", "127.0.0.1:0", "--token-file", str(tmp_path / "tokens"))
+    with serving(folder, *options) as (process, line):
         address = json.loads(line)["address"]
         assert is_serving(address)
         with Client(address, token=token) as client:
-            assert client.info().steps == 6
-            assert client.sql("SELECT 1 AS a")["a"].tolist() == [1]
-        process.send_signal(signal.SIGTERM)
-        _, logged = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "draining" in logged
-    assert backends.described(backends.choose()) in logged
-    assert "Info: 1 ok" in logged
-    assert "Traceback" not in logged
-    assert token not in logged
-
-
-def test_with_log_json_stderr_is_json_line_by_line(folder):
-    with serving(folder, "--json", "--log", "json") as (process, line):
-        with Client(json.loads(line)["address"]) as client:
-            assert client.info().steps == 6
-        process.send_signal(signal.SIGTERM)
-        _, logged = process.communicate(timeout=60)
-    assert process.returncode == 0
-    lines = [json.loads(line) for line in logged.splitlines()]
-    calls = [line for line in lines if line["kind"] == "call"]
-    assert [(call["method"], call["outcome"]) for call in calls] == [("Info", "ok")]
-    said = [line["message"] for line in lines if line["kind"] == "log"]
-    assert "draining: a second signal ends the server at once" in said
-    assert said[-1].startswith("Info: 1 ok; mean ")
-
-
-def test_metrics_are_scraped_where_it_says(folder):
-    with serving(folder, "--metrics", "127.0.0.1:0") as (process, line):
-        assert line.startswith(f"serving {folder} at 127.0.0.1:")
-        with Client(line.rpartition(" at ")[2].strip()) as client:
             layer = client.info().layers[0]
             client.topk(layer.name, [[1.0] * layer.d_in], k=1)
-        said = next(line for line in process.stderr if "metrics at " in line)
-        with urlopen(said.split("metrics at ")[1].strip(), timeout=60) as page:
+            assert client.sql("SELECT 1 AS a")["a"].tolist() == [1]
+        logged = [process.stderr.readline() for _ in range(2)]
+        url = json.loads(logged[1])["message"].removeprefix("metrics at ")
+        with urlopen(Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=60) as page:
             text = page.read().decode()
-    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert (
-        lines[f'dualform_calls_total{{layer="{layer.name}",memory="{folder.name}",method="TopK",outcome="ok"}}']
-        == "1.0"
-    )
-    assert float(lines["dualform_read_bytes_total"]) > 0
-    assert float(lines[f'dualform_screened_queries_total{{memory="{folder.name}"}}']) == 1
-    assert "dualform_ram_limit_bytes" not in lines
+        process.send_signal(signal.SIGTERM)
+        logged += process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in logged]
+    calls = [(line["method"], line["token"], line["outcome"]) for line in lines if line["kind"] == "call"]
+    assert calls == [("Info", "alice", "ok"), ("TopK", "alice", "ok"), ("Sql", "alice", "ok")]
+    assert [line["message"] for line in lines if line["kind"] == "log"] == [
+        backends.described(backends.choose()),
+        f"metrics at {url}",
+        "draining: a second signal ends the server at once",
+    ]
+    assert token not in "".join(logged)
+    series = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    own = f'layer="{layer.name}",memory="{folder.name}",method="TopK",outcome="ok"'
+    assert series[f"dualform_calls_total{{{own}}}"] == "1.0"
+    assert float(series["dualform_read_bytes_total"]) > 0
+    assert float(series[f'dualform_screened_queries_total{{memory="{folder.name}"}}']) == 1
+    assert "dualform_ram_limit_bytes" not in series
 
 
 def test_health(dualform, address):

@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -220,17 +219,6 @@ def test_what_cannot_be_is_refused(dualform, folder, options, message):
     assert message in told.err
 
 
-def test_an_address_that_is_taken_is_refused_before_anything_is_served(dualform, folder):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        told = dualform("serve", folder, "--address", "127.0.0.1:0", "--explore", address)
-    assert told.code == 2
-    assert f"Nothing can listen at {address}" in told.err
-    assert told.out == ""
-
-
 def test_pages_have_no_certificate_to_ask_with(dualform, folder, tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / name).write_text("x")
@@ -238,16 +226,3 @@ def test_pages_have_no_certificate_to_ask_with(dualform, folder, tmp_path):
     told = dualform("serve", folder, "--explore", "127.0.0.1:0", *files)
     assert told.code == 2
     assert "its pages have no certificate" in told.err
-
-
-def test_without_its_extra_the_option_names_it(folder):
-    code = """
-import sys
-sys.modules["starlette"] = None
-from dualform_client.cli import main
-sys.exit(main(["serve", sys.argv[1], "--address", "127.0.0.1:0", "--explore", "127.0.0.1:0"]))
-"""
-    told = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
-    assert told.returncode == 1
-    assert "the extra [explore] brings it" in told.stderr
-    assert "Traceback" not in told.stderr

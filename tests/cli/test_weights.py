@@ -74,26 +74,6 @@ def test_a_file_is_replaced_only_by_force(dualform, folder, tmp_path):
     assert "0.weight" in load_file(out)
 
 
-def test_weights_into_a_folder_that_is_not_there(dualform, folder, tmp_path):
-    told = dualform("weights", folder, "--out", tmp_path / "nowhere" / "w.safetensors", "--json")
-    assert told.code == 1
-    assert "nowhere" in told.json["error"]["message"]
-
-
-def test_a_server_gives_the_weights_of_its_folder(dualform, folder, tmp_path):
-    files = [tmp_path / "folder.safetensors", tmp_path / "server.safetensors"]
-    asked = ("--where", "step < 3", "--at-step", 5, "--json")
-    with dualform_package.open(folder) as memory, Server(memory) as server:
-        told = [
-            dualform("weights", target, *asked, "--out", file).json
-            for target, file in zip((folder, server.address), files, strict=True)
-        ]
-    one, other = map(load_file, files)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert {**told[0], "out": ""} == {**told[1], "out": ""}
-
-
 def test_what_a_server_is_asked_and_says(dualform, address, engine, tmp_path):
     asked = ["weights", address, "--where-space", "sample", "step < 3", "--at-step", 2, "--allow-inexact", "--force"]
     told = dualform(*asked, "--out", tmp_path / "w.safetensors", "--json").json

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -13,9 +10,7 @@ import pytest
 
 import dualform_client
 from dualform.errors import BadInput, ServiceError, Unavailable
-from dualform.methods import Answers
 from dualform_client import AsyncClient, Client
-from dualform_client.connection import is_serving
 from dualform_service.server import Server
 from tests.service.canned import Canned
 
@@ -32,25 +27,6 @@ def test_exported_names():
     assert dualform_client.__all__ == ["AsyncClient", "Client", "connect"]
 
 
-def test_importing_the_client_loads_neither_torch_nor_faiss_nor_duckdb():
-    code = (
-        "import sys, dualform_client, dualform_client.cli\n"
-        "print(sorted({'torch', 'faiss', 'duckdb', 'pyarrow', 'pandas', 'matplotlib'} & set(sys.modules)))"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("client", [Client, AsyncClient])
-def test_has_the_methods_of_the_protocol_with_the_same_arguments(client):
-    # A widget's changes are answered as they come, without a loop that could wait.
-    without = {"explorer"} if client is AsyncClient else set()
-    for name, method in inspect.getmembers(Answers, inspect.isfunction):
-        if not name.startswith("_") and name not in without:
-            own = inspect.signature(getattr(client, name))
-            assert own.parameters == inspect.signature(method).parameters, name
-
-
 def test_who_is_not_there_is_named_with_the_command_that_starts_one():
     started = time.monotonic()
     with Client(NOBODY) as client, pytest.raises(Unavailable) as error:
@@ -64,11 +40,6 @@ async def test_the_same_with_await():
     async with AsyncClient(NOBODY) as client:
         with pytest.raises(Unavailable, match=f"Cannot connect to {NOBODY}"):
             await client.info()
-
-
-def test_a_health_check_of_nobody_is_an_error():
-    with pytest.raises(Unavailable):
-        is_serving(NOBODY)
 
 
 def test_finds_a_server_that_starts_later():

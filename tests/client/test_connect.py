@@ -60,9 +60,9 @@ def test_the_memory_of_a_server_is_not_bounded_from_here(run):
 
 def test_connecting_to_a_server_loads_neither_torch_nor_faiss_nor_duckdb(run):
     code = (
-        "import sys, dualform\n"
+        "import sys, dualform, dualform_client.cli\n"
         "dualform.connect('127.0.0.1:1').close()\n"
-        "print(sorted({'torch', 'faiss', 'duckdb', 'pyarrow'} & set(sys.modules)))"
+        "print(sorted({'torch', 'faiss', 'duckdb', 'pyarrow', 'pandas', 'matplotlib'} & set(sys.modules)))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "[]\n"

@@ -33,7 +33,7 @@ from dualform_client.cli.layer_answers import (
     takes_score,
 )
 from dualform_client.cli.options import (
-    AtLeast,
+    COUNT,
     abs_option,
     asks_target,
     asks_two_targets,
@@ -183,7 +183,7 @@ def _hits(hits: Hits, slots: dict[int, dict[str, Any]]) -> Iterator[dict[str, An
 @query_option
 @by_option("Group by these slot columns.", required=True)
 @takes_filter()
-@click.option("--top", type=AtLeast(1), metavar="K", show_default="all", help="Print only the K largest sums.")
+@click.option("--top", type=COUNT, metavar="K", show_default="all", help="Print only the K largest sums.")
 @takes_score
 @json_option
 def group_sum(
@@ -259,7 +259,7 @@ def _largest(answer: GroupSums) -> Iterator[dict[str, Any]]:
     "--points",
     default=24,
     show_default=True,
-    type=AtLeast(11),
+    type=click.IntRange(min=11),
     metavar="N",
     help="Print N ranks, 11 or more.",
 )

@@ -11,7 +11,7 @@ import click
 
 from dualform.errors import BadInput, DualformError
 from dualform_client.cli.help import command, complete_folder
-from dualform_client.cli.options import AtLeast, by_option, check_run, json_option, named_function
+from dualform_client.cli.options import COUNT, by_option, check_run, json_option, named_function
 from dualform_client.cli.printing import print_json, print_line, print_note, print_table, progress_bars
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _name = click.option("--name", metavar="NAME", help="Keep the result in RUN, for
 @command()
 @click.argument("run", shell_complete=complete_folder)
 @_program
-@click.option("-k", "k", default=10, show_default=True, type=AtLeast(1), metavar="N", help="List N samples per query.")
+@click.option("-k", "k", default=10, show_default=True, type=COUNT, metavar="N", help="List N samples per query.")
 @by_option("Sum over samples of equal values of these columns.")
 @_name
 @_checkpoint
@@ -101,9 +101,7 @@ def _sums(found: Adjoint, by: tuple[str, ...]) -> list[dict[str, Any]]:
 @click.argument("run", shell_complete=complete_folder)
 @_program
 @click.option("--without", multiple=True, metavar="SQL", help="Leave out samples for which this is true; repeatable.")
-@click.option(
-    "--random", "count", default=25, show_default=True, type=AtLeast(1), metavar="N", help="Else N random sets."
-)
+@click.option("--random", "count", default=25, show_default=True, type=COUNT, metavar="N", help="Else N random sets.")
 @click.option(
     "--share", default=0.01, show_default=True, type=float, metavar="X", help="Of the samples, in a random set."
 )

@@ -15,7 +15,7 @@ from dualform.answers.table import counted
 from dualform.errors import BadInput, Damaged, DualformError
 from dualform.methods import Answers
 from dualform_client.cli.help import FAILED, command, complete_folder
-from dualform_client.cli.options import FOLDER, AtLeast, asks_target, check_run, json_option, named_function
+from dualform_client.cli.options import COUNT, FOLDER, asks_target, check_run, json_option, named_function
 from dualform_client.cli.printing import (
     Importance,
     print_json,
@@ -233,9 +233,9 @@ def sql(memory: Answers, statement: str, as_json: bool) -> None:
 
 @command()
 @click.argument("training", metavar="MODULE:FUNCTION")
-@click.option("--steps", type=AtLeast(1), required=True, metavar="N", help="Predict for a training of N steps.")
+@click.option("--steps", type=COUNT, required=True, metavar="N", help="Predict for a training of N steps.")
 @click.option(
-    "--samples", type=AtLeast(1), metavar="N", show_default="all", help="Expect N distinct inputs over all epochs."
+    "--samples", type=COUNT, metavar="N", show_default="all", help="Expect N distinct inputs over all epochs."
 )
 @click.option(
     "--layers",
@@ -248,7 +248,7 @@ def sql(memory: Answers, statement: str, as_json: bool) -> None:
 @click.option(
     "--trial-steps",
     "tried",
-    type=AtLeast(1),
+    type=COUNT,
     metavar="N",
     default=20,
     show_default=True,

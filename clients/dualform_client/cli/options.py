@@ -35,20 +35,8 @@ SCORES = ("dot", "abs", "cosine", "gradient", "contribution")
 FOLDER = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path)
 SECONDS = click.FloatRange(0, min_open=True)
+COUNT = click.IntRange(min=1)
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-class AtLeast(click.IntRange):
-    """A whole number with a lower bound."""
-
-    name = "n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        number = int(click.INT.convert(value, param, ctx))
-        if param is not None and self.min is not None and number < self.min:
-            said = f"{param.opts[0]} must be at least {self.min:g}, not {number}."
-            raise BadInput(said, field=param.name or "")
-        return number
 
 
 def _as_queries(_context: click.Context, _option: click.Parameter, value: str) -> Queries:
@@ -66,16 +54,6 @@ def _as_names(_context: click.Context, option: click.Parameter, value: str | Non
             field=option.name or "",
         )
     return names
-
-
-def _as_score(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is not None and value not in SCORES:
-        raise BadInput(
-            f"Unknown score {value!r}.",
-            hint="Choose dot, abs, cosine or gradient. For contributions, give --target N.",
-            field="score",
-        )
-    return value
 
 
 def read_queries(file: Path) -> Vectors:
@@ -132,7 +110,7 @@ abs_option = click.option("--abs", "absolute", is_flag=True, help="Short for --s
 score_option = click.option(
     "--score",
     metavar="NAME",
-    callback=_as_score,
+    type=click.Choice(SCORES),
     show_default="dot",
     help="Use dot, abs, cosine or gradient.",
 )
@@ -140,7 +118,7 @@ force_option = click.option("--force", is_flag=True, help="Replace the file if i
 
 
 def k_option(says: str) -> Decorator:
-    return click.option("-k", default=10, show_default=True, type=AtLeast(1), help=says)
+    return click.option("-k", default=10, show_default=True, type=COUNT, metavar="N", help=says)
 
 
 def where_option(says: str = "Use only slots that match.") -> Decorator:

@@ -32,8 +32,8 @@ from dualform_client.cli.layer_answers import (
     share,
 )
 from dualform_client.cli.options import (
+    COUNT,
     FILE,
-    AtLeast,
     allow_inexact_option,
     asks_target,
     at_step_option,
@@ -63,7 +63,7 @@ _NOTHING = "moves nothing"
 @layer_option
 @query_option
 @takes_filter("Add up only slots that match.")
-@click.option("--placebo", type=AtLeast(1), metavar="N", help="Compare with N random sets, and with siblings.")
+@click.option("--placebo", type=COUNT, metavar="N", help="Compare with N random sets, and with siblings.")
 @at_step_option
 @allow_inexact_option
 @click.option(
