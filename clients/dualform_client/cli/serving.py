@@ -89,7 +89,7 @@ def _opening(
 
         return opening(ram, runs > 1)
     from dualform_service.scheduling import ENGINE_THREADS
-    from dualform_service.shards.ray import opened_on_ray
+    from dualform_service.shards import opened_on_ray
 
     def opened(path: Path) -> AbstractContextManager[Engine]:
         return opened_on_ray(path, ray, shard_deadline, ENGINE_THREADS)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dualform.query.shards.shard_engine import Reply, open_shard
 from dualform.query.shards.shards import ShardQuestion
-from dualform_service.shards.fleet import Launch
+from dualform_service.shards import Launch
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["pytest", "tests.service.shards.local_process"])

@@ -1,4 +1,4 @@
-"""What the fleet makes of answerers that answer, err, die, say nothing or cannot be started; without processes."""
+"""What the fleet makes of answerers that answer, err, die, say nothing or cannot be started; and what is given up."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+import dualform
 from dualform.errors import BadInput, Cancelled, Inexact, MissingPackage, TimedOut, Unavailable
-from dualform.query.shards.shard_engine import Reply
+from dualform.query.score.backends import choose
+from dualform.query.shards import shard_engine
+from dualform.query.shards.front import open_front
+from dualform.query.shards.shard_engine import Reply, ShardEngine
 from dualform.query.shards.shards import ShardQuestion
-from dualform_service.shards import fleet as fleet_module, ray as ray_room
-from dualform_service.shards.fleet import Fleet
-from dualform_service.shards.ray import _Actor, ray_answerers
+from dualform.questions import TopK, Vectors
+from dualform.store.runs import opened
+from dualform_client import Client
+from dualform_service import shards
+from dualform_service.server import Server
+from dualform_service.shards import Fleet, _Actor, ray_answerers
+from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import write
+from tests.service.shards.local_process import local_processes
 
 
 class Made:
@@ -124,7 +136,7 @@ def test_one_that_starts_is_given_time_and_is_not_asked_what_nobody_waits_for(mo
 
 
 def test_one_that_never_begins_is_replaced(monkeypatch):
-    monkeypatch.setattr(fleet_module, "START_SECONDS", 0.0)
+    monkeypatch.setattr(shards, "START_SECONDS", 0.0)
     with fleet_of([Made(None, ready=False), Made(Reply("new"))]) as fleet:
         with pytest.raises(Unavailable, match="did not answer"), hurried(fleet):
             fleet(ASKED, [0], never)
@@ -245,8 +257,104 @@ def test_an_actor_that_cannot_open_its_shard_fails_so_that_it_is_replaced(monkey
     def stale(*_):
         raise OSError(116, "Stale file handle")
 
-    monkeypatch.setattr(ray_room, "open_shard", stale)
+    monkeypatch.setattr(shards, "open_shard", stale)
     actor = _Actor("memory", "numpy")
     actor.open(0)
     with pytest.raises(OSError, match="Stale"):
         actor.reply(None, 60.0)
+
+
+QUERIES = np.random.default_rng(1).normal(size=(2, 5)).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class Endless:
+    """A share that works until it is stopped, and leaves a file when it begins."""
+
+    begun: Path
+
+    def answer(self, shard, check):
+        self.begun.touch()
+        while True:
+            check()
+            time.sleep(0.001)
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("shards") / "memory"
+    write(path, [[3, 4, 2], [2, 2, 4]])
+    return path
+
+
+@pytest.fixture
+def engine(memory):
+    with ShardEngine(opened(memory), 0, choose("numpy")) as engine:
+        yield engine
+
+
+def test_a_share_ends_when_it_is_given_up_or_takes_too_long(engine, tmp_path):
+    asked = ShardQuestion(Endless(tmp_path / "begun"), engine._shard.whole.snapshot.moment)
+    late = engine.reply(asked, 0.01)
+    assert isinstance(late.error, TimedOut)
+    replies = []
+    worker = threading.Thread(target=lambda: replies.append(engine.reply(asked, 60.0)))
+    worker.start()
+    engine.give_up(asked.name)
+    worker.join(60)
+    assert isinstance(replies[0].error, Cancelled)
+
+
+def test_a_share_that_was_given_up_before_it_came_does_not_begin(engine, tmp_path):
+    asked = ShardQuestion(Endless(tmp_path / "begun"), engine._shard.whole.snapshot.moment)
+    engine.give_up(asked.name)
+    assert isinstance(engine.reply(asked, 60.0).error, Cancelled)
+    assert not (tmp_path / "begun").exists()
+
+
+def test_names_that_came_too_late_are_not_kept_for_ever(engine, monkeypatch):
+    monkeypatch.setattr(shard_engine, "_NAMES", 3)
+    for number in range(9):
+        engine.give_up(str(number))
+    assert list(engine._given_up) == ["6", "7", "8"]
+
+
+def test_a_process_goes_on_with_the_next_question_once_one_is_given_up(memory, tmp_path):
+    begun, started = tmp_path / "begun", {}
+
+    def gone():
+        if begun.exists():
+            raise Cancelled("gone")
+
+    with Fleet(local_processes(memory, started), lambda: ["shard-00000", "shard-00001"], 60.0) as fleet:
+        with open_front(memory, fleet, "numpy") as front:
+            first = front.topk("plain", QUERIES, 5)
+            processes = {number: one.process.pid for number, one in started.items()}
+            with pytest.raises(Cancelled):
+                fleet(ShardQuestion(Endless(begun), front._view.snapshot.moment), [0, 1], gone)
+            asked = time.monotonic()
+            again = front.ask(TopK("plain", Vectors(QUERIES), 5), lambda: time.monotonic() > asked + 60)
+        assert again.ids.tobytes() == first.ids.tobytes()
+        assert {number: one.process.pid for number, one in started.items()} == processes
+
+
+def test_answers_and_missing_shards_cross_the_wire(tmp_path):
+    write(tmp_path / "memory", [[3, 4, 2], [2, 2, 4]])
+    front, shards = front_of(tmp_path / "memory")
+    with (
+        dualform.open(tmp_path / "memory", backend="numpy") as one,
+        Server(front, "127.0.0.1:0") as server,
+        Client(server.address) as client,
+    ):
+        found, expected = (each.topk("plain", QUERIES, 4, by="label") for each in (client, one))
+        assert (found.ids.tobytes(), found.flat_scores.tobytes()) == (
+            expected.ids.tobytes(),
+            expected.flat_scores.tobytes(),
+        )
+        assert found.scan.missing == ()
+        shards.dead = {1}
+        with pytest.raises(Unavailable, match="shard-00001 did not answer"):
+            client.topk("plain", QUERIES, 4)
+        assert client.topk("plain", QUERIES, 4, allow_partial=True).scan.missing == ("shard-00001",)
+        assert client.group_sum("plain", QUERIES, "label", allow_partial=True).scan.missing == ("shard-00001",)
+    front.close()

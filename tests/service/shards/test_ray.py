@@ -16,10 +16,9 @@ from dualform.query.shards.front import open_front
 from dualform.query.shards.shards import ShardQuestion
 from dualform_client import Client
 from dualform_service.server import Server
-from dualform_service.shards.fleet import Fleet
-from dualform_service.shards.ray import ray_answerers
+from dualform_service.shards import Fleet, ray_answerers
 from tests.query.shards.memories import write
-from tests.service.shards.test_giving_up import Endless
+from tests.service.shards.test_fleet import Endless
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'dualform[ray]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
