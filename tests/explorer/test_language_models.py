@@ -114,7 +114,7 @@ def test_of_many_groups_the_most_attended_have_parts_and_all_others_are_one(gpt,
 
 def test_where_weights_of_groups_are_too_large_the_words_are_still_named(path, outputs, monkeypatch):
     monkeypatch.setattr(contributions, "_MOST_WORK", 0)
-    monkeypatch.setattr(contributions, "has_slot_shares", lambda view, layer: False)
+    monkeypatch.setattr(contributions, "why_no_slot_shares", lambda view, layer: "it has none")
     with dualform.open(path) as memory:
         for where in ("", "step <> 3"):
             panel = answer_panel(memory, memory.info(), replace(STATE, where=where))
