@@ -345,6 +345,7 @@ class Rated:
     rows: NDArray[np.int64]
     """int64[n]: examples, or tokens of all examples, spread evenly over those whose label is an output."""
     answer: Placebos
+    total: int
     of_tokens: bool = False
 
     @property
@@ -358,6 +359,7 @@ class Rated:
         found, random = self.answer, slice(1, 1 + self.answer.random)
         return BaseRates(
             len(self.rows),
+            self.total,
             int(found.corrected[0]),
             found.misclassified,
             int(found.broken[0]),
@@ -380,6 +382,8 @@ def _median(counts: NDArray[np.int64]) -> float:
 @dataclass(frozen=True)
 class BaseRates:
     examples: int
+    total: int
+    """The number of examples, or tokens, with a known label, over which those that were asked are evenly spread."""
     corrected: int
     misclassified: int
     """The number of misclassified examples before, of which some are corrected."""
@@ -417,7 +421,7 @@ def rated(
     rows = known[np.linspace(0, len(known) - 1, most).round().astype(int)]
     named = map(str, rows.tolist()) if each is None else (f"{row // each}:{row % each}" for row in rows.tolist())
     query = f"{examples.query_set}/{','.join(named)}"
-    return Rated(rows, memory.placebo(layer, query, where, SETS, at, inexact), each is not None)
+    return Rated(rows, memory.placebo(layer, query, where, SETS, at, inexact), len(known), each is not None)
 
 
 MOST_OUTPUTS = 12

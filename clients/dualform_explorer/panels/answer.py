@@ -40,6 +40,8 @@ _TOLD, _NAMED = 6, 4
 _OFTEN = 0.05
 """If more random removals than this share change a prediction, a change of it is not unusual."""
 _OF_SLOTS = ("group", "rest")
+_WHOLE = frozenset(("dataset", "sample", "row", "step", "call"))
+"""Columns whose conditions remove all tokens of a sample."""
 _NEXT = 5
 """The number of a token's outputs that are named."""
 
@@ -139,8 +141,10 @@ class AnswerPanel:
     """Why the output has no parts."""
     seconds: float | None = None
     """The approximate seconds for the parts, if they wait to be asked for."""
-    past: bool = True
-    """Whether it is about the end of training, so that the network made this prediction."""
+    at: int | None = None
+    """The page's step. Before the end it is no prediction of the network: only the output layer goes back in time."""
+    asked: bool = False
+    """Whether the reader chose the pair of outputs."""
 
     @property
     def target(self) -> str:
@@ -160,13 +164,18 @@ class AnswerPanel:
             begin = "Under this filter the output is " if self.becomes else "The output is "
             return [("text", begin), margin]
         top, other = called(self.predicted), called(self.other)
-        if self.becomes:
-            stays = "stays" if self.becomes == self.predicted else "changes to"
-            said = [("text", f"Under this filter the prediction {stays} "), *called(self.becomes), ("text", "; "), *top]
-            said += [("text", " less "), *other, ("text", " is "), margin]
+        begin = "" if self.at is None else f"As of step {self.at}, "
+        if self.becomes or self.asked:
+            said: list[tuple[str, Any]] = [("text", begin)]
+            if self.becomes and not self.asked:
+                stays = "stays" if self.becomes == self.predicted else "changes to"
+                what = "prediction" if self.at is None else "largest output"
+                said = [("text", f"{begin}{'u' if begin else 'U'}nder this filter the {what} {stays} ")]
+                said += [*called(self.becomes), ("text", "; ")]
+            said += [*top, ("text", " less "), *other, ("text", " is "), margin]
             before = [("text", " ("), ("number", self.margin_before), ("text", " before)")]
             return said if self.margin_before is None else [*said, *before]
-        said = [("text", "Predicted " if self.past else "Predicts "), *top]
+        said = [("text", "Predicted "), *top] if self.at is None else [("text", begin), *top, ("text", " is the largest")]
         if self.wrong:
             return [*said, ("text", ", not "), *other, ("text", ", by "), margin]
         labelled = ", as labelled" if self.label is not None else ""
@@ -177,7 +186,12 @@ class AnswerPanel:
         """The sentence and the parts as plain text."""
         head = "".join(f"{value:.4g}" if kind == "number" else value for kind, value in self.sentence)
         parts = (f"{' '.join(map(str, part.said))} {part.value:+.4g}" for part in self.told)
-        return f"{head}: {', '.join(parts)}." if self.parts else f"{head}."
+        return f"{head}. {self.lead} {', '.join(parts)}." if self.parts else f"{head}."
+
+    @property
+    def lead(self) -> str:
+        """What the parts after the sentence are."""
+        return f"By {self.by[0]} of the training data:"
 
     @property
     def wrong(self) -> bool:
@@ -212,14 +226,16 @@ def answer_panel(
     named: Collection[tuple[Any, ...]] = (),
     seconds: float | None = None,
 ) -> AnswerPanel:
-    """`pair`: the two outputs of the margin, in place of the prediction and its label or runner-up. `named`: groups
-    with a separate part, besides the largest. `seconds`: the approximate time for the parts, which are then left out.
+    """`pair`: the two outputs of the margin, in place of the prediction and its label or runner-up, or of a margin that
+    is the page's target. `named`: groups with a separate part, besides the largest. `seconds`: the approximate time for
+    the parts, which are then left out.
     """
     examples = examples_of(memory, info, state.query_set)
     found = output_layer(memory, info, examples)
     if found is None:
         return AnswerPanel("")
-    by = state.by[:1]
+    by, chosen = state.by[:1], chosen_pair(state, found.name)
+    pair = pair or chosen
     tokens = tokens_of(memory, info, examples, found.name)
     token = token_of(memory, info, examples, found.name, tokens, state)
     label = examples.label_at(state.row, token, tokens)
@@ -245,12 +261,8 @@ def answer_panel(
     if state.masked:
         query = query_of(memory, info, state, found.name)
         whole = np.asarray(memory.output(found.name, query, None, state.at, state.inexact))[0]
-    order = np.argsort(-whole, kind="stable")
-    top = int(order[0])
-    other = None if len(output) < 2 else int(order[1]) if label is None or label == top else label
-
-    if pair is not None:
-        top, other = pair
+    default = default_pair(whole, label)
+    top, other = pair or default
 
     def along(values: NDArray[np.float64]) -> Any:
         return values[..., top] - (0.0 if other is None else values[..., other])
@@ -281,8 +293,23 @@ def answer_panel(
         most_attended=len(terms.groups) if terms is not None and terms.others else None,
         why_no_parts=why_no_parts,
         seconds=seconds,
-        past=state.at is None,
+        at=state.at,
+        asked=chosen not in (None, default),
     )
+
+
+def chosen_pair(state: State, output_layer: str) -> tuple[int, int] | None:
+    """The two outputs of a margin of the network's outputs that the reader's contributions are measured along."""
+    if state.score != "contribution" or state.layer != output_layer or "-" not in state.target:
+        return None
+    top, other = map(int, state.target.split("-"))
+    return top, other
+
+
+def default_pair(outputs: NDArray[np.float64], label: int | None) -> tuple[int, int | None]:
+    """The largest of float64[d_out], and the label if it is another one, or else the second largest."""
+    top, second = [*np.argsort(-outputs, kind="stable")[:2].tolist(), None][:2]
+    return top, label if second is not None and label not in (None, top) else second
 
 
 def _next(output: NDArray[np.float64], names: LabelNames) -> tuple[tuple[int, str, float], ...]:
@@ -458,7 +485,7 @@ class Null:
 
     @property
     def range(self) -> str:
-        """The range of the central 95 %."""
+        """The range of the central 95 %, as verdicts have it."""
         low, high = central(self.changes[None])[:, 0].tolist()
         return f"{rounded(low)} to {rounded(high)}"
 
@@ -476,15 +503,29 @@ class PlaceboPanel:
     after: str = ""
     note: str = ""
     """Why there is no answer."""
+    of_tokens: bool = False
+    """Whether the filter may remove some tokens of a sample, where random sets remove samples whole."""
+    at: int | None = None
+    """The page's step."""
 
     @property
     def verdict(self) -> str:
-        """Whether the margin's change is unusual; empty without an answer."""
-        if self.answer is None:
+        """Where the margin's change is among others; empty without an answer, and with none that are alike."""
+        own = self.answer
+        if own is None:
             return ""
-        if self.answer.unusual[0]:
+        siblings = len(own.siblings) >= FEWEST_SIBLINGS
+        if self.of_tokens:
+            within = not outside(own.change, own.sibling_changes)[0]
+            return "" if not siblings else "usual among its siblings" if within else "unusual among its siblings"
+        if own.unusual[0]:
             return "unusual"
-        return "as its siblings" if outside(self.answer.change, self.answer.random_changes)[0] else "as random"
+        outer = outside(own.change, own.random_changes)[0]
+        return "more than random, usual among its siblings" if outer else "within the random range"
+
+    @property
+    def unusual(self) -> bool:
+        return self.verdict.startswith("unusual")
 
     @property
     def nulls(self) -> tuple[Null, ...]:
@@ -493,10 +534,13 @@ class PlaceboPanel:
         if own is None:
             return ()
         random = f"{own.random} removals of about {rounded(own.removed)} of {rounded(own.total)} {own.unit} at random"
-        found = [Null(random, own.random_changes[0], True)]
+        if self.of_tokens:
+            random += ", each whole: another kind of removal than of some tokens"
+        found = [Null(random, own.random_changes[0], not self.of_tokens)]
         if count := len(own.siblings):
             some = ", ".join(own.siblings[:2])
-            siblings = f"{count} other removals of its kind ({some}{', …' if count > 2 else ''})"
+            siblings = f"{count} other removal{'s' if count > 1 else ''} of its kind ({some}"
+            siblings += f"{', …' if count > 2 else ''})"
             found.append(Null(siblings, own.sibling_changes[0], count >= FEWEST_SIBLINGS))
         return tuple(found)
 
@@ -508,12 +552,13 @@ class PlaceboPanel:
             return ""
         flips, change, margin = float(own.random_flips[0]), own.change.item(), own.margin.item()
         share = "none" if not flips else "all" if flips == 1 else f"{100 * flips:.0f}\N{NARROW NO-BREAK SPACE}%"
+        what = "prediction" if self.at is None else "largest output"
         if not own.flips[0]:
-            return f"The prediction stays {self.before}; {share} of the random removals change it."
+            return f"The {what} stays {self.before}; {share} of the random removals change it."
         leads = f"{self.before} led by {rounded(margin)}, and is {rounded(-margin - change)} behind {self.after}"
-        size = ", but the size of the change is unusual" if own.unusual[0] else ""
+        size = ", but the size of the change is unusual" if self.unusual else ""
         little = f", so the flip alone says little{size}" if flips > _OFTEN else ""
-        return f"The prediction changes: {leads}. Of the random removals, {share} change it, too{little}."
+        return f"The {what} changes: {leads}. Of the random removals, {share} change it, too{little}."
 
     @property
     def words(self) -> str:
@@ -547,9 +592,13 @@ def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPan
         if error.field == "where":
             raise
         return PlaceboPanel(True, note=f"No random sets: {error.message}")
-    names = label_names(memory, info)
+    names, own = label_names(memory, info), layer_of(info, layer)
+    of_tokens = own is not None and own.space != "sample"
+    quoted = "“{}”" if of_tokens else "{}"  # a word may be a comma
     before, after = (
-        " ".join(filter(None, (str(number), names.of(number))))
+        " ".join((str(number), *(quoted.format(own) for own in (names.of(number),) if own)))
         for number in (int(answer.predicted[0]), int(answer.outcomes[0, 0]))
     )
-    return PlaceboPanel(True, answer, None if whole is None else whole.rates, before, after)
+    parts = of_tokens and any(own.column not in _WHOLE for chip in state.chips for own in chip.conditions)
+    rates = None if whole is None else whole.rates
+    return PlaceboPanel(True, answer, rates, before, after, of_tokens=parts or (of_tokens and bool(state.where)), at=state.at)
