@@ -41,7 +41,7 @@ from dualform.errors import BadInput, BadMask, DualformError, NotFound
 from dualform.methods import Answers
 from dualform_explorer import map as map_page, search
 from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, default_by
-from dualform_explorer.compare import SIDES, Page, another, compare_link, compare_panel, params_of
+from dualform_explorer.compare import SIDES, Page, compare_link, compare_panel, default_sides, params_of
 from dualform_explorer.examples import NAMES, examples_of, layer_of, layers_of, output_layer
 from dualform_explorer.filter import enclosed
 from dualform_explorer.groups import groupings_of, where_before
@@ -367,6 +367,8 @@ class Pages:
         sides = [await self._page(request, side=key) for key in SIDES]
         searched = next((own.state for own in sides if search.searchable(own.info)), None)
         context = {"sides": sides, "names": self._memories.names, "to": link, "searched": searched}
+        layers = (layer_of(own.info, own.state.layer) for own in sides)
+        context["tokens"] = [own is not None and own.space != "sample" for own in layers]
         same = (*((own.name, own.info.snapshot, own.state) for own in sides), "compare")
         jobs = {"compare": self._begin("compare", "Side by side", partial(compare_panel, *sides), context, same)}
         return self._filled("compare.html", context, jobs)
@@ -479,7 +481,7 @@ class Pages:
             "searchable": search.searchable(info),
             "link": partial(link, state),
             "to": link,
-            "compare": compare_link(state, another(info, state)),
+            "compare": compare_link(*default_sides(info, state)),
             "as_python": as_python,
             "as_command": as_command,
             "sample_at": SampleAddress(state.memory, None, 0, state.query_set, layer=layer.name if layer else None).at,

@@ -175,7 +175,9 @@ class AnswerPanel:
             said += [*top, ("text", " less "), *other, ("text", " is "), margin]
             before = [("text", " ("), ("number", self.margin_before), ("text", " before)")]
             return said if self.margin_before is None else [*said, *before]
-        said = [("text", "Predicted "), *top] if self.at is None else [("text", begin), *top, ("text", " is the largest")]
+        said = [("text", "Predicted "), *top]
+        if self.at is not None:
+            said = [("text", begin), *top, ("text", " is the largest output")]
         if self.wrong:
             return [*said, ("text", ", not "), *other, ("text", ", by "), margin]
         labelled = ", as labelled" if self.label is not None else ""
@@ -599,6 +601,6 @@ def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPan
         " ".join((str(number), *(quoted.format(own) for own in (names.of(number),) if own)))
         for number in (int(answer.predicted[0]), int(answer.outcomes[0, 0]))
     )
-    parts = of_tokens and any(own.column not in _WHOLE for chip in state.chips for own in chip.conditions)
-    rates = None if whole is None else whole.rates
-    return PlaceboPanel(True, answer, rates, before, after, of_tokens=parts or (of_tokens and bool(state.where)), at=state.at)
+    columns = [own.column for chip in state.chips for own in chip.conditions]
+    some = of_tokens and (bool(state.where) or any(own not in _WHOLE for own in columns))
+    return PlaceboPanel(True, answer, None if whole is None else whole.rates, before, after, "", some, state.at)
