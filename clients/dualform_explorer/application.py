@@ -473,6 +473,8 @@ class Pages:
 
     def _context(self, info: MemoryInfo, name: str, state: State) -> dict[str, Any]:
         layers, layer = [own.name for own in layers_of(info, state.query_set)], layer_of(info, state.layer)
+        item = state.item if state.token is None else f"{state.item}:{state.token}"
+        sample = SampleAddress(state.memory, None, 0, state.query_set, False, layer.name if layer else None, item)
         return {
             "state": state,
             "info": info,
@@ -484,7 +486,7 @@ class Pages:
             "compare": compare_link(*default_sides(info, state)),
             "as_python": as_python,
             "as_command": as_command,
-            "sample_at": SampleAddress(state.memory, None, 0, state.query_set, layer=layer.name if layer else None).at,
+            "sample_at": sample.at,
             "scores": SCORES,
             "ks": KS,
             "groupings": groupings_of(info, state),
@@ -504,7 +506,7 @@ class Pages:
             told = Told(memory)
             make = partial(panel_of, key, told, info, state)
             same = (context["memory"], info.snapshot, state, key, "alone" in context)
-            jobs[key] = self._begin(key, PANELS[key].title, make, {**context, "told": told}, same)
+            jobs[key] = self._begin(key, PANELS[key].heading(state), make, {**context, "told": told}, same)
         return jobs
 
     def _begin(

@@ -228,7 +228,7 @@ class _Drawing:
 
     def _panel(self, key: str, context: dict[str, Any]) -> str:
         state: State = context["state"]
-        context = {**context, "name": key, "title": PANELS[key].title}
+        context = {**context, "name": key, "title": PANELS[key].heading(state)}
         template = self._templates.select_template([f"export/panels/{key}.html", f"panels/{key}.html"])
         try:
             panel = PANELS[key].make(self._memory, self._info, state)

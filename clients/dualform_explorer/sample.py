@@ -41,7 +41,7 @@ MOST_NUMBERS = 1 << 23
 """The most outputs of all those examples."""
 NEIGHBOURS = 12
 _SHOWN = 8
-_NAMES = ("memory", "dataset", "sample", "set", "layer")
+_NAMES = ("memory", "dataset", "sample", "set", "layer", "from")
 _LONGEST = 400
 
 
@@ -57,15 +57,24 @@ class SampleAddress:
     """Whether this sample has no dataset, but others have one."""
     layer: str | None = None
     """The layer in which samples are compared; None for the one with the shortest keys."""
+    item: str = ""
+    """The example, or its token as SET/EXAMPLE:TOKEN, from whose page the reader came; empty if unknown."""
 
     def link(self, **changes: str) -> str:
         written = {"memory": self.memory, "dataset": self.dataset, "sample": str(self.sample), "set": self.query_set}
-        written |= {"layer": self.layer, **changes}
+        written |= {"layer": self.layer, "from": self.item, **changes}
         return "sample?" + query_string({name: own for name, own in written.items() if own})
 
     def at(self, dataset: str | None, sample: int) -> str:
         """A link to the page of another sample."""
         return replace(self, dataset=dataset, sample=sample).link()
+
+    @property
+    def back(self) -> str:
+        """The address of the page that the reader came from; empty if unknown."""
+        item, _, token = self.item.partition(":")
+        written = {"memory": self.memory, "item": item, "token": token, "layer": self.layer}
+        return "explore?" + query_string({name: own for name, own in written.items() if own}) if item else ""
 
     @property
     def chip(self) -> Chip:
@@ -99,7 +108,7 @@ def read_sample(params: Params, info: MemoryInfo, memory: str) -> SampleAddress 
         dataset, *others = info.datasets
         if others and not reading.faults:
             reading.fault("dataset", "Each dataset has its own samples. Name one.", info.datasets)
-    return reading.faults or SampleAddress(memory, dataset, int(number), query_set, apart, layer)
+    return reading.faults or SampleAddress(memory, dataset, int(number), query_set, apart, layer, said.get("from", ""))
 
 
 @dataclass(frozen=True)

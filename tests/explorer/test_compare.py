@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform_explorer.compare import Page, another, compare_link, compare_panel, params_of
+from dualform_explorer.compare import Page, compare_link, compare_panel, default_sides, params_of
 from dualform_explorer.filter import Chip
 from dualform_explorer.state import State
 from tests.explorer.served import served
@@ -30,6 +30,8 @@ def test_parts_are_contributions_along_the_margin_of_the_first(memory, info, oth
     panel = compare_panel(Page(memory, info, "run", ONE), Page(memory, info, "run", other))
     first, second = (side.answer for side in panel.sides)
     top, rival = first.predicted[0], first.other[0]
+    swapped = compare_panel(Page(memory, info, "run", replace(ONE, at=0)), Page(memory, info, "run", other))
+    assert (swapped.sides[0].answer.predicted, swapped.sides[0].answer.other) == (first.predicted, first.other)
     assert not panel.why
     where = "dataset <> 'noise <b>'" if other.chips else None
     for state, answer, mask, side in ((ONE, first, None, "one"), (other, second, where, "other")):
@@ -46,17 +48,24 @@ def test_an_address_holds_both_sides_and_leads_back(folder, info):
     address = compare_link(ONE, OTHERS["an earlier step"])
     params = [tuple(own.split("=", 1)) for own in address.removeprefix("compare?").split("&")]
     assert params_of(params, "a") == ONE.params()
-    assert another(info, ONE) == replace(ONE, at=info.steps // 2)
-    assert another(info, OTHERS["a filter"]) == ONE
+    assert default_sides(info, ONE) == (replace(ONE, at=info.steps // 2), ONE), "the earlier step is at the left"
+    assert default_sides(info, OTHERS["an earlier step"]) == (OTHERS["an earlier step"], ONE)
+    assert default_sides(info, OTHERS["a filter"]) == (OTHERS["a filter"], ONE)
     with served({"run": lambda: dualform.open(folder), "again": lambda: dualform.open(folder)}) as pages:
         page = pages.get("/explore?memory=run&item=shapes/22").text
         link = unescape(re.search(r'href="(compare\?[^"]+)"', page)[1])
-        assert link == compare_link(*(replace(own, memory="run") for own in (ONE, another(info, ONE))))
+        assert link == compare_link(*(replace(own, memory="run") for own in default_sides(info, ONE)))
         both = pages.get("/" + link.replace("b.memory=run", "b.memory=again"))
         assert both.status == 200
         assert "data-failure" not in both.text
         assert both.text.count('data-part="margin"') == 1
         assert "<option selected>again</option>" in both.text
+        words = re.sub(r"\s+", " ", unescape(re.sub("<[^>]*>", "", both.text)))
+        assert re.search(r"as of step 30 of only layer 4 label \d \w+, largest output \d \w+ ", words), (
+            "no prediction then"
+        )
+        assert re.search(r"at the end label \d \w+, predicted \d \w+ ", words)
+        assert both.text.count('action="compare"') == 1, "one form holds the edits of both sides"
         assert pages.get("/compare?a.memory=run&a.item=shapes/3&b.memory=run&b.item=none/3").status == 400
         assert pages.get("/compare?a.memory=none").status == 404
 

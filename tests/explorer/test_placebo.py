@@ -59,7 +59,7 @@ def test_a_verdict_is_the_memorys(memory, info, row, at):
     )
     assert random.range == f"{rounded(float(low))} to {rounded(float(high))}"
     assert not siblings.judges, "three siblings decide nothing"
-    assert panel.verdict == ("unusual" if found.unusual[0] else "as random")
+    assert panel.verdict == ("unusual" if found.unusual[0] else "within the random range")
     assert ("The prediction changes" in panel.prediction) == found.flips[0]
 
 
@@ -88,7 +88,7 @@ NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
     [
         (
             panel(0.5),
-            "as random",
+            "within the random range",
             f"changes by 0.500; by {MINUS}0.950 to 0.950 in 50 removals of about 6 of 60 samples at random. ",
         ),
         (
@@ -97,7 +97,11 @@ NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
             "0 led by 2.00, and is 1.00 behind 1. Of the random removals, 92\u202f% change it, too, so the flip alone "
             "says little, but the size of the change is unusual.",
         ),
-        (panel(-3.0, NINE), "as its siblings", "in 9 other removals of its kind (label = 0, label = 1, …). "),
+        (
+            panel(-3.0, NINE),
+            "more than random, usual among its siblings",
+            "in 9 other removals of its kind (label = 0, label = 1, …). ",
+        ),
         (panel(-3.0, NINE[:3]), "unusual", "at random. The prediction stays 0; none of the random removals change it."),
     ],
 )
@@ -141,7 +145,7 @@ def test_the_page_shows_it_only_under_a_filter(folder):
     part = re.compile(r'<section id="panel-placebo".*?</section>', re.DOTALL)
     assert part.search(plain)[0].endswith("hidden></section>")
     own = part.search(filtered)[0]
-    assert re.search(r'id="verdict">(unusual|as random)<', own)
+    assert re.search(r'id="verdict">(unusual|within the random range)<', own)
     assert re.search(r"50 removals of about [\d,]+ of [\d,]+ samples at random", re.sub("<[^>]*>", "", own))
     assert part.search(wrong)[0].endswith("hidden></section>")
 
@@ -159,8 +163,8 @@ def test_a_change_stands_next_to_base_rates_over_its_query_set(folder, memory):
     counts = [((after == labels) & wrong).sum(), wrong.sum(), ((after != labels) & right).sum(), right.sum()]
     said = (
         f"In all of shapes, corrected: {counts[0]} of {counts[1]} misclassified (random removals: "
-        f"{rounded(random[0])} in the median, as many in {as_many[0]} of 50); broken: {counts[2]} of {counts[3]} "
-        f"correct (random removals: {rounded(random[1])} in the median, as many in {as_many[1]} of 50)."
+        f"{rounded(random[0])} in the median, at least as many in {as_many[0]} of 50); broken: {counts[2]} of {counts[3]} "
+        f"correct (random removals: {rounded(random[1])} in the median, at least as many in {as_many[1]} of 50)."
     )
     assert counts[0] > 0
     with served({"run": lambda: dualform.open(folder)}) as pages:

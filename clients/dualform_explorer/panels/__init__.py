@@ -30,6 +30,11 @@ class Panel:
     """The heading; the template adds details after it."""
     place: Place
     make: PanelMaker
+    of_contributions: str = ""
+    """The heading if the page's score is the contribution; empty for the same one."""
+
+    def heading(self, state: State) -> str:
+        return self.of_contributions if self.of_contributions and state.score == "contribution" else self.title
 
 
 PANELS: dict[str, Panel] = {
@@ -41,7 +46,7 @@ PANELS: dict[str, Panel] = {
     "adjoint": Panel("Was it this data?", "first", adjoint_panel),
     "sums": Panel("Sums by group", "data", sums_panel),
     "samples": Panel("Samples of a group", "data", samples_panel),
-    "slots": Panel("Most similar training examples", "data", slots_panel),
+    "slots": Panel("Most similar training examples", "data", slots_panel, "Largest contributions"),
     "terms": Panel("Contributions to the output", "data", terms_panel),
     "scores": Panel("Scores of other packages", "data", scores_panel),
     "layers": Panel("Layers", "layers", layers_panel),
