@@ -224,11 +224,11 @@ class Pages:
                 chosen = CELL.fullmatch(asked[2]) or asked[2] in (ALL, MISCLASSIFIED)
                 cell = asked[2] if asked[:2] == [shown, query_set.name] and chosen else ""
                 same = ("start", name, info.snapshot, query_set.name)
-                make = partial(query_set_panel, memory, info, query_set.name, cell)
+                make = partial(query_set_panel, Snapshot(memory, info), query_set.name, cell)
                 jobs["query_set", name, query_set.name] = self._begin(
                     "query_set", query_set.name, make, context, (*same, cell)
                 )
-                more = partial(corrections_panel, memory, info, query_set.name)
+                more = partial(corrections_panel, Snapshot(memory, info), query_set.name)
                 later[name, query_set.name] = partial(
                     self._begin, "corrections", query_set.name, more, context, (*same, "corrections")
                 )
@@ -264,7 +264,7 @@ class Pages:
         context |= {"layers": [*layers], "sql": sql}
         jobs = self._jobs(memory, info, state, context, ("query",))
         for key, own in layers.items():
-            make = partial(paper_panel, memory, info, state, own)
+            make = partial(paper_panel, View(memory, info, state), own)
             jobs[key] = self._begin(key, own, make, context, (name, info.snapshot, state, key), "paper")
         return self._filled("paper.html", context, jobs)
 
@@ -288,7 +288,7 @@ class Pages:
             "most": (search.MOST_SAMPLES, search.MOST_LINES),
         }
         seconds = min(search.SECONDS, self._threads.seconds / 2)
-        make = partial(search.search_panel, memory, info, state, phrase, start, seconds)
+        make = partial(search.search_panel, View(memory, info, state), phrase, start, seconds)
         same = (name, info.snapshot, state, "search", phrase, start)
         return self._filled("search.html", context, {"search": self._begin("search", "Search", make, context, same)})
 
@@ -313,14 +313,14 @@ class Pages:
         reading = Reading(_params(request), info, map_page.PARAMETERS)
         axes = reading.choice("axes", "pca", map_page.axes_known())
         state = await self._read(reading, memory, name, "map")
-        make = partial(map_page.map_points, memory, info, state, axes)
+        make = partial(map_page.map_points, View(memory, info, state), axes)
         return await self._json(make, (name, info.snapshot, state, "points", axes))
 
     async def preview(self, request: Request) -> Response:
         """The preview of one training sample, for the map's tooltip."""
         memory, info, name = await self._asked(request)
         params = _params(request)
-        return await self._json(partial(map_page.preview_of, memory, info, params), (name, info.snapshot, *params))
+        return await self._json(partial(map_page.preview_of, Snapshot(memory, info), params), (name, info.snapshot, *params))
 
     async def _json(self, make: Callable[[], str], same: Hashable) -> Response:
         """Run `make` in a thread and return its JSON text."""
@@ -463,7 +463,7 @@ class Pages:
             raise Invalid(reading.faults, page, name, reading.info)
         if reading.complete:
             return reading.state
-        work = partial(completed, memory, reading.info, reading.state, reading.move)
+        work = partial(completed, View(memory, reading.info, reading.state), reading.move)
         state: State = await self._threads.shared(work)
         return state
 
@@ -584,7 +584,7 @@ def _warm(memories: Memories, name: str) -> None:
         memory = memories.one(name)
         info = memory.info()
         for query_set in info.query_sets[:1]:
-            found = output_layer(memory, info, examples_of(memory, info, query_set.name))
+            found = output_layer(Snapshot(memory, info), examples_of(Snapshot(memory, info), query_set.name))
             if found is not None:
                 panel_of("answer", memory, info, State("", query_set.name, 0, found.name, default_by(info)))
 

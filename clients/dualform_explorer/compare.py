@@ -100,9 +100,9 @@ def compare_panel(one: Page, other: Page) -> ComparePanel:
         why = f"The left side is grouped by {first.answer.by[0]}, the right side by {second.answer.by[0]}."
         return ComparePanel((first, second), (), why)
     pair = _pair(one, first.answer)
-    right = answer_panel(other.memory, other.info, other.state, pair)
-    left = answer_panel(one.memory, one.info, one.state, pair, _groups(right))
-    right = answer_panel(other.memory, other.info, other.state, pair, _groups(left))
+    right = answer_panel(View(other.memory, other.info, other.state), pair)
+    left = answer_panel(View(one.memory, one.info, one.state), pair, _groups(right))
+    right = answer_panel(View(other.memory, other.info, other.state), pair, _groups(left))
     first, second = replace(first, answer=left), replace(second, answer=right)
     return ComparePanel((first, second), _parts(left, right))
 
@@ -118,7 +118,7 @@ def _pair(side: Page, answer: AnswerPanel) -> tuple[int, int | None]:
     """
     if answer.asked and answer.other is not None:
         return answer.predicted[0], answer.other[0]
-    query = query_of(side.memory, side.info, side.state, answer.layer)
+    query = query_of(View(side.memory, side.info, side.state), answer.layer)
     outputs = side.memory.output(answer.layer, query, None, None, side.state.inexact)
     return default_pair(np.asarray(outputs, dtype=np.float64)[0], answer.label)
 

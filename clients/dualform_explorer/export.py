@@ -71,13 +71,13 @@ def _state(memory: Answers, info: MemoryInfo, item: str) -> State:
     state = reading.state
     if state is None:
         raise BadInput(" ".join(fault.message for fault in reading.faults), field="item")
-    examples = examples_of(memory, info, state.query_set)
+    examples = examples_of(Snapshot(memory, info), state.query_set)
     if state.row >= examples.count:
         raise BadInput(
             f"The query set {state.query_set} has no example {state.row}: it has 0 to {examples.count - 1}.",
             field="item",
         )
-    found = output_layer(memory, info, examples)
+    found = output_layer(Snapshot(memory, info), examples)
     return state if found is None else replace(state, layer=found.name)
 
 
@@ -87,7 +87,7 @@ def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]
     """
     query_sets = [query_set for query_set in info.query_sets if layers_of(info, query_set)]
     names = [query_set.name for query_set in query_sets]
-    parts = [(name, corrections_panel(memory, info, name), query_set_panel(memory, info, name)) for name in names]
+    parts = [(name, corrections_panel(Snapshot(memory, info), name), query_set_panel(Snapshot(memory, info), name)) for name in names]
     corrected = [[(name, card.row) for own in one.corrections for card in own.cards] for name, one, _ in parts]
     others = [[(name, card.row) for card in one.cards] for name, _, one in parts]
     turns = chain(zip_longest(*corrected), zip_longest(*others))
@@ -282,7 +282,7 @@ class _Drawing:
         for query_set in dict.fromkeys(own.query_set for own in self._choice.items):
             numbers = [number for number, own in enumerate(self._choice.items) if own.query_set == query_set]
             rows = np.array([self._choice.items[number].row for number in numbers], dtype=np.int64)
-            cards, _ = example_cards(self._memory, self._info, examples_of(self._memory, self._info, query_set), rows)
+            cards, _ = example_cards(Snapshot(self._memory, self._info), examples_of(Snapshot(self._memory, self._info), query_set), rows)
             found[query_set] = [(_view_name(number, 0), card) for number, card in zip(numbers, cards, strict=True)]
         return found
 

@@ -123,31 +123,31 @@ class SamplePanel:
     """For each bar of the timeline its first and last step, and the number of slots."""
 
 
-def sample_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> SamplePanel:
+def sample_panel(snapshot: Snapshot, address: SampleAddress) -> SamplePanel:
     """Raises NotFound if the sample has no slot."""
-    layer, asked = _asked(memory, info, replace(address, layer=None))
+    layer, asked = _asked(View(snapshot.memory, snapshot.info, @@replace(address, layer=None)@@))
     try:
-        steps = memory.group_sum(**asked, by="step")
+        steps = snapshot.memory.group_sum(**asked, by="step")
     except EmptyMask:
         raise NotFound(f"No training on {address.chip.words} is recorded.", field="sample") from None
-    labels = memory.group_sum(**asked, by="label").groups if "label" in info.columns[layer.space] else ()
+    labels = snapshot.memory.group_sum(**asked, by="label").groups if "label" in snapshot.info.columns[layer.space] else ()
     label = labels[0][0] if len(labels) == 1 else None
     visits = tuple((int(step), count) for (step,), count in zip(steps.groups, steps.counts.tolist(), strict=True))
     slot = {"dataset": address.dataset, "sample": address.sample, "label": label}
-    shown = shown_of_slots(memory, info, [slot])
-    hue = hue_of(info, default_by(info), [slot.get(column) for column in default_by(info)])
-    each, bars = bars_of(info.steps)
+    shown = shown_of_slots(snapshot, [slot])
+    hue = hue_of(snapshot.info, default_by(snapshot.info), [slot.get(column) for column in default_by(snapshot.info)])
+    each, bars = bars_of(snapshot.info.steps)
     counts = np.zeros(bars)
     for step, count in visits:
         counts[step // each] += count
     return SamplePanel(
         label=label,
-        label_name=label_names(memory, info).of(label, address.dataset),
+        label_name=label_names(snapshot).of(label, address.dataset),
         preview=shown[0],
         missing=shown.missing,
         visits=visits,
         drawn=[
-            (bar * each, min((bar + 1) * each, info.steps) - 1, [(hue, count)], count)
+            (bar * each, min((bar + 1) * each, snapshot.info.steps) - 1, [(hue, count)], count)
             for bar, count in enumerate(counts.tolist())
         ],
     )
@@ -164,18 +164,18 @@ class NeighboursPanel:
     missing: str
 
 
-def neighbours_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> NeighboursPanel:
+def neighbours_panel(snapshot: Snapshot, address: SampleAddress) -> NeighboursPanel:
     """Other samples whose keys are similar to this sample's last key."""
-    layer, asked = _asked(memory, info, address)
-    by = tuple(name for name in ("step", "position") if name in info.columns[layer.space])
-    last = memory.group_sum(**asked, by=by).groups[-1]
-    own = memory.topk(**{**asked, "where": f"{asked['where']} AND {Chip.of(True, by, last).sql(())}"}, k=1)
-    others = f"sample IS NOT NULL AND {address.chip.sql(complete_columns(info))}"
-    hits = memory.topk(layer.name, SlotKeys(own.slots[0]), NEIGHBOURS, others, score="cosine", distinct="sample")
-    found = zip(memory.slots(hits).records(), hits.scores[0].tolist(), strict=True)
+    layer, asked = _asked(View(snapshot.memory, snapshot.info, @@address@@))
+    by = tuple(name for name in ("step", "position") if name in snapshot.info.columns[layer.space])
+    last = snapshot.memory.group_sum(**asked, by=by).groups[-1]
+    own = snapshot.memory.topk(**{**asked, "where": f"{asked['where']} AND {Chip.of(True, by, last).sql(())}"}, k=1)
+    others = f"sample IS NOT NULL AND {address.chip.sql(complete_columns(snapshot.info))}"
+    hits = snapshot.memory.topk(layer.name, SlotKeys(own.slots[0]), NEIGHBOURS, others, score="cosine", distinct="sample")
+    found = zip(snapshot.memory.slots(hits).records(), hits.scores[0].tolist(), strict=True)
     rows = [{"dataset": None, **row, "value": score} for row, score in found]
-    previews = shown_of_slots(memory, info, rows)
-    samples = samples_with_values(memory, info, address.state(info, layer.name), rows, previews)
+    previews = shown_of_slots(snapshot, rows)
+    samples = samples_with_values(View(snapshot.memory, snapshot.info, @@address.state(info, layer.name)@@), rows, previews)
     return NeighboursPanel(layer.name, last[0], samples, previews.kind, previews.missing)
 
 
@@ -207,24 +207,24 @@ class MovedPanel:
     status: Status | None = None
 
 
-def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> MovedPanel:
+def moved_panel(snapshot: Snapshot, address: SampleAddress) -> MovedPanel:
     """The margin of an example is the output of its label, or its largest output if it has no label, minus the largest
     other output, all from the complete training.
     """
-    examples = examples_of(memory, info, address.query_set)
-    found = output_layer(memory, info, examples)
+    examples = examples_of(snapshot, address.query_set)
+    found = output_layer(snapshot, examples)
     if found is None:
         return MovedPanel("")
-    layer = layer_of(info, found.name)
+    layer = layer_of(snapshot.info, found.name)
     most = MOST_TRIED if layer is None else max(1, min(MOST_TRIED, MOST_NUMBERS // layer.d_out))
     rows = evenly(examples.count, most)
-    tokens = tokens_of(memory, info, examples, found.name)
+    tokens = tokens_of(snapshot, examples, found.name)
     at = [None if tokens == 1 else examples.default_token(row, tokens) for row in rows.tolist()]
     named = (str(row) if own is None else f"{row}:{own}" for row, own in zip(rows, at, strict=True))
     query = f"{address.query_set}/{','.join(named)}"
-    answer = memory.output(found.name, query)
+    answer = snapshot.memory.output(found.name, query)
     whole = np.asarray(answer, dtype=np.float64)
-    left = np.asarray(memory.output(found.name, query, address.chip.sql(complete_columns(info))), dtype=np.float64)
+    left = np.asarray(snapshot.memory.output(found.name, query, address.chip.sql(complete_columns(snapshot.info))), dtype=np.float64)
     every, becomes = np.arange(len(rows)), left.argmax(axis=1)
     own, labelled = whole.argmax(axis=1), False
     flips = becomes != own
@@ -240,7 +240,7 @@ def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> Mo
     order = np.argsort(changes, kind="stable")
     helped = [place for place in order[:_SHOWN] if changes[place] < 0]
     hurt = [place for place in order[::-1][:_SHOWN] if changes[place] > 0]
-    cards, _ = example_cards(memory, info, examples, rows[[*helped, *hurt]])
+    cards, _ = example_cards(snapshot, examples, rows[[*helped, *hurt]])
     moved = tuple(
         Moved(card, float(changes[place]), int(becomes[place]) if flips[place] else None)
         for place, card in zip([*helped, *hurt], cards, strict=True)
@@ -258,16 +258,16 @@ def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> Mo
     )
 
 
-def _asked(memory: Answers, info: MemoryInfo, address: SampleAddress) -> tuple[LayerInfo, dict[str, Any]]:
+def _asked(snapshot: Snapshot, address: SampleAddress) -> tuple[LayerInfo, dict[str, Any]]:
     """A layer, and the common arguments of questions about the sample's slots in it. By default the output layer, which
     is the smallest, or another one that has samples.
     """
-    own = layers_of(info, address.query_set)
-    own = [layer for layer in own if not of_no_sample(memory, info, layer)] or own
+    own = layers_of(snapshot.info, address.query_set)
+    own = [layer for layer in own if not of_no_sample(snapshot, layer)] or own
     own = [layer for layer in own if layer.name == address.layer] or own
     if not own:
         raise NotFound("This memory has no query set, by whose layers slots are counted.")
     layer = min(own, key=lambda one: one.d_in)
-    query = query_of(memory, info, State("", address.query_set, 0, layer.name, ()))
+    query = query_of(View(snapshot.memory, snapshot.info, @@State("", address.query_set, 0, layer.name, ())@@))
     only = Chip(True, address.chip.conditions).sql(())
     return layer, {"layer": layer.name, "queries": query, "where": only}

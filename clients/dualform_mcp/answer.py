@@ -42,7 +42,7 @@ def answer(memory: Answers, asked: AnswerArguments) -> Mapping[str, Any]:
         fault = reading.faults[0]
         raise BadInput(fault.message, field=field.get(fault.parameter, fault.parameter))
     state = replace(reading.state, inexact=asked.allow_inexact)
-    found = answer_panel(memory, info, state)
+    found = answer_panel(View(memory, info, state))
     if not found.layer:
         raise Inexact(
             "No recorded layer gives the network's outputs for this query set.",
@@ -65,7 +65,7 @@ def answer(memory: Answers, asked: AnswerArguments) -> Mapping[str, Any]:
         record["why_no_parts"] = found.why_no_parts
     if found.becomes is None:
         return record
-    placebo = placebo_panel(memory, info, state)
+    placebo = placebo_panel(View(memory, info, state))
     return {
         **record,
         "becomes": _named(found.becomes),

@@ -43,7 +43,7 @@ class WidgetState:
                 hint=" ".join(filter(None, map(_choices, reading.faults))),
                 field=reading.faults[0].parameter,
             )
-        return replace(completed(memory, info, reading.state, 0), k=self.k)
+        return replace(completed(View(memory, info, reading.state), 0), k=self.k)
 
     def _params(self) -> list[tuple[str, str]]:
         said = {

@@ -32,8 +32,8 @@ def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     info = memory.info()
     memory = OneSnapshot(memory, info.snapshot)
     state = asked.page(memory, info)
-    query = query_panel(memory, info, state)
-    sums, slots = sums_panel(memory, info, state), slots_panel(memory, info, state)
+    query = query_panel(View(memory, info, state))
+    sums, slots = sums_panel(View(memory, info, state)), slots_panel(View(memory, info, state))
     query_set, layer = query_set_of(info, state.query_set), layer_of(info, state.layer)
     assert query_set is not None, "a state names a query set that there is"
     assert layer is not None, "and a layer"
@@ -73,14 +73,14 @@ def placebo_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     state = asked.page(memory, info)
     if state.layer != info.output_layer:
         return {}
-    panel = placebo_panel(OneSnapshot(memory, info.snapshot), info, state)
+    panel = placebo_panel(View(OneSnapshot(memory, info.snapshot), info, state))
     return {"verdict": panel.verdict, "words": panel.words} if panel.asked else {}
 
 
 def _answer(memory: Answers, info: MemoryInfo, state: State) -> dict[str, Any] | None:
     """The page's first panel; None where no recorded layer gives the network's outputs."""
     try:
-        panel = answer_panel(memory, info, state)
+        panel = answer_panel(View(memory, info, state))
     except Inexact as refused:
         return {"note": refused.message}
     if not panel.layer:

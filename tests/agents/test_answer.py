@@ -32,7 +32,7 @@ async def test_parts_are_contributions_and_add_up_to_the_margin(memory, argument
 async def test_the_sentence_is_that_of_the_page(memory):
     told = (await asked(memory, "answer", query="test/1")).structured_content
     state = read_state([("item", "test/1")], memory.info()).state
-    panel = answer_panel(memory, memory.info(), state)
+    panel = answer_panel(View(memory, memory.info(), state))
     assert told["sentence"] == panel.words
     assert told["sentence"].startswith(f"Predicted {panel.predicted[0]}")
     assert all(f"{part.value:+.4g}" in told["sentence"] for part in panel.told)

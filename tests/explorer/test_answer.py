@@ -26,7 +26,7 @@ WHERE = "dataset <> 'noise <b>'"
 @pytest.mark.parametrize("row", range(0, 60, 7))
 @pytest.mark.parametrize(("state", "where", "at"), [(PLAIN, None, None), (WITHOUT, WHERE, None), (PLAIN, None, 40)])
 def test_parts_are_those_of_contributions_and_add_up(memory, info, row, state, where, at):
-    panel = answer_panel(memory, info, replace(state, row=row, at=at, layer="0"))
+    panel = answer_panel(View(memory, info, replace(state, row=row, at=at, layer="0")))
     answer = memory.contributions("4", f"shapes/{row}", ("dataset",), where, at)
     output, label = answer.output[0], int(memory.query_set("shapes").labels[row])
     whole = np.asarray(memory.output("4", f"shapes/{row}", None, at))[0]  # a filter does not change what is explained
@@ -45,13 +45,13 @@ def test_parts_are_those_of_contributions_and_add_up(memory, info, row, state, w
 
 
 def test_without_the_initial_weights(memory, info):
-    panel = answer_panel(memory, info, replace(PLAIN, initial=False))
+    panel = answer_panel(View(memory, info, replace(PLAIN, initial=False)))
     assert {part.kind for part in panel.parts} == {"group"}
     assert panel.parts[-1].end == pytest.approx(panel.margin, abs=1e-5)
 
 
 def test_of_many_groups_the_others_are_one_part(memory, info):
-    panel = answer_panel(memory, info, replace(PLAIN, by=("sample", "label")))
+    panel = answer_panel(View(memory, info, replace(PLAIN, by=("sample", "label"))))
     groups = [part for part in panel.parts if part.kind == "group"]
     rest = [part for part in panel.parts if part.kind == "rest"]
     assert (len(groups), [part.said for part in rest]) == (10, [("50 more",)])
@@ -66,7 +66,7 @@ def test_one_group_more_than_are_drawn_has_its_own_bar(memory, info, monkeypatch
     count = len({own[0] for own in memory.contributions("4", "shapes/3", "sample").groups})
     for most, rest in ((count - 1, 0), (count - 2, 2)):
         monkeypatch.setattr(answer, "_MOST", most)
-        panel = answer_panel(memory, info, replace(PLAIN, by=("sample",)))
+        panel = answer_panel(View(memory, info, replace(PLAIN, by=("sample",))))
         assert [part.said for part in panel.parts if part.kind == "rest"] == [(f"{rest} more",)] * (rest > 0)
 
 
@@ -87,12 +87,12 @@ def test_a_page_says_it_in_a_sentence_and_a_bar_removes_its_group(folder):
 
 def test_a_page_leads_from_a_new_winner_to_what_speaks_for_it(folder, memory, info):
     def third(chip: Chip, row: int) -> bool:
-        panel = answer_panel(memory, info, replace(PLAIN, row=row, chips=(chip,)))
+        panel = answer_panel(View(memory, info, replace(PLAIN, row=row, chips=(chip,))))
         return panel.becomes[0] not in (panel.predicted[0], panel.other[0])
 
     labels = [Chip.of(False, ("label",), (own,)) for own in range(4)]
     state = next(replace(PLAIN, row=row, chips=(chip,)) for chip in labels for row in range(60) if third(chip, row))
-    panel = answer_panel(memory, info, state)
+    panel = answer_panel(View(memory, info, state))
     target = f"{panel.becomes[0]}-{panel.other[0]}"
     with served({"run": lambda: dualform.open(folder)}) as pages:
         text = pages.get(f"/explore?{state.query()}").text
@@ -122,7 +122,7 @@ def test_outputs_that_no_recorded_layer_gives_have_no_answer(tmp_path):
                 optimizer.step()
         recorder.query_set("test", x)
     with dualform.open(tmp_path / "run") as memory:
-        assert answer_panel(memory, memory.info(), State("", "test", 0, "layer", ("label",))).layer == ""
+        assert answer_panel(View(memory, memory.info(), State("", "test", 0, "layer", ("label",)))).layer == ""
     with served({"run": lambda: dualform.open(tmp_path / "run")}) as pages:
         text = pages.get("/explore?item=test/0").text
     assert re.search(r'<section id="panel-answer"[^>]* hidden>', text)

@@ -49,8 +49,8 @@ def info(memory):
 @pytest.mark.parametrize("layer", ["0", "4"])
 def test_the_samples_of_a_group_are_what_its_bar_is(memory, info, layer, at, chips):
     state = replace(STATE, layer=layer, at=at, chips=chips, within=GROUP)
-    found = samples_panel(memory, info, state)
-    (bar,) = [row.group for row in sums_panel(memory, info, state).rows if row.group.values == ("shapes", 1)]
+    found = samples_panel(View(memory, info, state))
+    (bar,) = [row.group for row in sums_panel(View(memory, info, state)).rows if row.group.values == ("shapes", 1)]
     where = "label <> 2" if chips else None
     by_output = memory.contributions(layer, "shapes/3", ("dataset", "label", "sample"), where, at)
     own = {
@@ -69,17 +69,17 @@ def test_the_samples_of_a_group_are_what_its_bar_is(memory, info, layer, at, chi
 
 
 def test_more_samples_than_are_shown_are_one_bar(memory, info):
-    found = samples_panel(memory, info, replace(STATE, within=Chip.of(True, ("dataset",), ("shapes",))))
+    found = samples_panel(View(memory, info, replace(STATE, within=Chip.of(True, ("dataset",), ("shapes",)))))
     assert len(found.samples) == 24
     assert found.others > 0
     assert found.rest + sum(sample.value for sample in found.samples) == pytest.approx(found.total)
 
 
 def test_the_best_slots_and_their_ranks_are_there(memory, info):
-    found = slots_panel(memory, info, STATE)
+    found = slots_panel(View(memory, info, STATE))
     hits = memory.topk("4", "shapes/3", 24, score="contribution", target="1-2")
     assert [slot.slot for slot in found.slots] == hits.slots[0].tolist()
-    assert ranks_panel(memory, info, STATE).count == info.layers[-1].slots
+    assert ranks_panel(View(memory, info, STATE)).count == info.layers[-1].slots
 
 
 def test_the_group_is_in_the_address_and_filters_nothing_else(memory, info):

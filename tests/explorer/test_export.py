@@ -137,7 +137,7 @@ def test_of_nothing_named_those_of_the_start_page_are_taken_and_each_dataset_is_
     choice = choose(memory, info, (), ())
     assert [chips[0].words for chips in choice.masks[1:]] == [f"dataset {name}" for name in info.datasets]
     assert choice.masks[0] == ()
-    panels = {name: corrections_panel(memory, info, name) for name in ("shapes", "noise")}
+    panels = {name: corrections_panel(Snapshot(memory, info), name) for name in ("shapes", "noise")}
     corrected = {(name, card.row) for name, own in panels.items() for part in own.corrections for card in part.cards}
     chosen = [(state.query_set, state.row) for state in choice.items]
     assert len(chosen) == len(set(chosen)) <= 12

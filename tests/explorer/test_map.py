@@ -49,7 +49,7 @@ def points_of(memory: Answers, kind: str = "pca", **params: str) -> dict:
     info = memory.info()
     reading = read_state([*params.items()], info)
     assert reading.state, reading.faults
-    return json.loads(map_points(memory, info, reading.state, kind))
+    return json.loads(map_points(View(memory, info, reading.state), kind))
 
 
 def plain(text: str) -> str:

@@ -45,7 +45,7 @@ class Counted(Answers):
 @pytest.mark.parametrize("row", [3, 4, 7])
 @pytest.mark.parametrize("at", [None, 40])
 def test_a_verdict_is_the_memorys(memory, info, row, at):
-    panel = placebo_panel(memory, info, replace(STATE, row=row, at=at))
+    panel = placebo_panel(View(memory, info, replace(STATE, row=row, at=at)))
     found = memory.placebo("4", f"shapes/{row}", WHERE, SETS, at)
     own = panel.answer
     assert own is not None
@@ -64,7 +64,7 @@ def test_a_verdict_is_the_memorys(memory, info, row, at):
 
 
 def test_it_is_asked_of_the_output_layer_whatever_layer_the_page_shows(memory, info):
-    assert placebo_panel(memory, info, replace(STATE, layer="0")).words == placebo_panel(memory, info, STATE).words
+    assert placebo_panel(View(memory, info, replace(STATE, layer="0"))).words == placebo_panel(View(memory, info, STATE)).words
 
 
 def panel(change: float, siblings: tuple[float, ...] = (), flips: float = 0.0, becomes: int = 0) -> PlaceboPanel:
@@ -120,20 +120,20 @@ def test_a_verdict_in_words(own, verdict, words):
 )
 def test_nothing_is_asked_that_says_nothing(memory, info, changes, note):
     counted = Counted(memory)
-    panel = placebo_panel(counted, info, replace(STATE, **changes))
+    panel = placebo_panel(View(counted, info, replace(STATE, **changes)))
     assert (panel.answer, panel.verdict, panel.note, panel.asked) == (None, "", note, bool(note))
     assert counted.asked == 0
 
 
 def test_without_a_known_output_layer_the_panel_says_so(memory, info):
     counted = Counted(memory)
-    panel = placebo_panel(counted, replace(info, output_layer=""), STATE)
+    panel = placebo_panel(View(counted, replace(info, output_layer=""), STATE))
     assert (panel.note, counted.asked) == ("Random sets are drawn only for the output layer.", 0)
 
 
 @pytest.mark.parametrize("kind", [BadInput, Inexact, ServiceError])
 def test_a_refusal_is_a_short_note(memory, info, kind):
-    panel = placebo_panel(Counted(memory, kind("this server draws none.")), info, STATE)
+    panel = placebo_panel(View(Counted(memory, kind("this server draws none.")), info, STATE))
     assert (panel.answer, panel.words) == (None, "No random sets: this server draws none.")
 
 

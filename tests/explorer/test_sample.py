@@ -21,7 +21,7 @@ def test_steps_are_those_of_its_slots(memory, info, dataset):
     (first, *_) = memory.sql(
         f"SELECT sample, any_value(label) AS label FROM slots WHERE {own} GROUP BY sample ORDER BY 1"
     )
-    panel = sample_panel(memory, info, SampleAddress("", dataset, first["sample"], "shapes"))
+    panel = sample_panel(Snapshot(memory, info), SampleAddress("", dataset, first["sample"], "shapes"))
     rows = memory.sql(
         f"SELECT step, count(*) AS n FROM slots WHERE {own} AND sample = {first['sample']} GROUP BY step ORDER BY step"
     )
@@ -34,7 +34,7 @@ def test_steps_are_those_of_its_slots(memory, info, dataset):
 @pytest.mark.parametrize("query_set", ["shapes", "noise"])
 def test_changes_are_what_its_terms_bring_to_the_margin(memory, info, query_set):
     """Contributions of the sample, and what it brought to the bias, are another way to the same numbers."""
-    panel = moved_panel(memory, info, SampleAddress("", "shapes", 5, query_set))
+    panel = moved_panel(Snapshot(memory, info), SampleAddress("", "shapes", 5, query_set))
     labels = memory.query_set(query_set).labels
     assert (panel.layer, panel.tried, panel.count) == ("4", len(labels), len(labels))
     found = {}
@@ -60,7 +60,7 @@ def test_changes_are_what_its_terms_bring_to_the_margin(memory, info, query_set)
 
 @pytest.mark.parametrize("layer", [None, "0", "2"])
 def test_neighbours_are_those_with_the_largest_cosine(memory, info, layer):
-    panel = neighbours_panel(memory, info, SampleAddress("", "shapes", 5, "shapes", layer=layer))
+    panel = neighbours_panel(Snapshot(memory, info), SampleAddress("", "shapes", 5, "shapes", layer=layer))
     assert panel.layer == (layer or "4")
     rows = [*memory.sql("SELECT slot, step, dataset, sample FROM slots ORDER BY slot")]
     keys = np.asarray(memory.keys(panel.layer, [row["slot"] for row in rows]), dtype=np.float64)
@@ -80,7 +80,7 @@ def test_neighbours_are_those_with_the_largest_cosine(memory, info, layer):
 
 def test_a_sample_that_was_never_trained_on_is_named(memory, info):
     with pytest.raises(NotFound, match="sample 99999"):
-        sample_panel(memory, info, SampleAddress("", "shapes", 99999, "shapes"))
+        sample_panel(Snapshot(memory, info), SampleAddress("", "shapes", 99999, "shapes"))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_number_without_a_dataset_is_no_sample_of_a_dataset(info, tmp_path):
         told = memory.info()
         for params, steps in (([], (1, 2)), ([("dataset", "a")], (0,))):
             address = read_sample([("sample", "3"), *params], told, "")
-            assert tuple(step for step, _ in sample_panel(memory, told, address).visits) == steps
+            assert tuple(step for step, _ in sample_panel(Snapshot(memory, told), address).visits) == steps
             own = "dataset = 'a'" if params else "dataset IS NULL"
             without = memory.output("", "test/0", address.state(told, "").mask())
             np.testing.assert_array_equal(without, memory.output("", "test/0", f"({own} AND sample = 3) IS NOT TRUE"))

@@ -97,7 +97,7 @@ def pages(text_folder, tmp_path_factory) -> Iterator[Served]:
 
 def found_by(shelf: Shelf, phrase: str, start: int = 0, seconds: float = 60.0):
     info = shelf.info()
-    return search_panel(shelf, info, read_state([], info).state, phrase, start, seconds)
+    return search_panel(View(shelf, info, read_state([], info).state), phrase, start, seconds)
 
 
 LETTERS = st.text("aAb%_.*\\é É\n<&'", max_size=12)

@@ -157,10 +157,10 @@ def test_a_memory_among_several_stands_in_the_address(info):
 
 
 def test_the_reader_moves_on_among_the_examples_that_are_gone_through(memory, info):
-    misclassified = examples_of(memory, info, "shapes").misclassified.tolist()
+    misclassified = examples_of(Snapshot(memory, info), "shapes").misclassified.tolist()
     assert len(misclassified) > 3
     state = replace(START, row=misclassified[1], among="misclassified")
-    rows = [moved(memory, info, state, by).row for by in (0, 1, 2, -1, -5, 10**5)]
+    rows = [moved(View(memory, info, state), by).row for by in (0, 1, 2, -1, -5, 10**5)]
     assert rows == [
         misclassified[1],
         misclassified[2],
@@ -172,7 +172,7 @@ def test_the_reader_moves_on_among_the_examples_that_are_gone_through(memory, in
     between = next(row for row in range(misclassified[0], 60) if row not in misclassified)
     place = sum(row < between for row in misclassified)
     beside = replace(state, row=between)
-    assert moved(memory, info, beside, 1).row == misclassified[place]
-    assert moved(memory, info, beside, -1).row == misclassified[place - 1]
+    assert moved(View(memory, info, beside), 1).row == misclassified[place]
+    assert moved(View(memory, info, beside), -1).row == misclassified[place - 1]
     assert read("item=shapes/3&move=2", info).move == 2
     assert "move is 'x'" in faults("move=x", info)["move"]

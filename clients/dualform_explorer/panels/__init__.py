@@ -86,4 +86,4 @@ def panel_of(name: str, memory: Answers, info: MemoryInfo, state: State) -> Any:
     seconds = 0.0 if state.compute else expected_seconds(name, info, state)
     if seconds <= PATIENCE:
         return PANELS[name].make(memory, info, state)
-    return answer_panel(memory, info, state, seconds=seconds) if name == "answer" else Waiting(seconds)
+    return answer_panel(View(memory, info, state), seconds=seconds) if name == "answer" else Waiting(seconds)

@@ -221,9 +221,7 @@ class AnswerPanel:
 
 
 def answer_panel(
-    memory: Answers,
-    info: MemoryInfo,
-    state: State,
+    view: View,
     pair: tuple[int, int | None] | None = None,
     named: Collection[tuple[Any, ...]] = (),
     seconds: float | None = None,
@@ -232,58 +230,58 @@ def answer_panel(
     is the page's target. `named`: groups with a separate part, besides the largest. `seconds`: the approximate time for
     the parts, which are then left out.
     """
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
+    examples = examples_of(view, view.state.query_set)
+    found = output_layer(view, examples)
     if found is None:
         return AnswerPanel("")
-    by, chosen = state.by[:1], chosen_pair(state, found.name)
+    by, chosen = view.state.by[:1], chosen_pair(view.state, found.name)
     pair = pair or chosen
-    tokens = tokens_of(memory, info, examples, found.name)
-    token = token_of(memory, info, examples, found.name, tokens, state)
-    label = examples.label_at(state.row, token, tokens)
+    tokens = tokens_of(view, examples, found.name)
+    token = token_of(view, examples, found.name, tokens, view.state)
+    label = examples.label_at(view.state.row, token, tokens)
     if by == ("label",):  # the groups of the prediction and of the right answer are never among "others"
-        asked = pair or (examples.read_at(state.row, token, tokens), label)
+        asked = pair or (examples.read_at(view.state.row, token, tokens), label)
         named = [*named, *((own,) for own in asked if own is not None)]
     terms, why_no_parts = None, ""
     try:
-        terms = None if seconds is not None else terms_of(memory, info, state, found.name, by, named)
+        terms = None if seconds is not None else terms_of(view, found.name, by, named)
     except BadInput as error:  # the layer is too wide for weights of groups
         if error.field != "by":
             raise
         why_no_parts = error.message
     if terms is None:
-        query = query_of(memory, info, state, found.name)
-        given = memory.output(found.name, query, where(info, state), state.at, state.inexact, initial=state.initial)
+        query = query_of(view, found.name)
+        given = view.memory.output(found.name, query, where(view.info, view.state), view.state.at, view.state.inexact, initial=view.state.initial)
         output, status = np.asarray(given, dtype=np.float64)[0], given.status
     else:
-        output, status = terms.output(state.initial), terms.answer.status
+        output, status = terms.output(view.state.initial), terms.answer.status
     if label is not None and label >= len(output):
         label = None
     whole = output
-    if state.masked:
-        query = query_of(memory, info, state, found.name)
-        whole = np.asarray(memory.output(found.name, query, None, state.at, state.inexact))[0]
+    if view.state.masked:
+        query = query_of(view, found.name)
+        whole = np.asarray(view.memory.output(found.name, query, None, view.state.at, view.state.inexact))[0]
     default = default_pair(whole, label)
     top, other = pair or default
 
     def along(values: NDArray[np.float64]) -> Any:
         return values[..., top] - (0.0 if other is None else values[..., other])
 
-    names = label_names(memory, info)
+    names = label_names(view)
     listed = []
     if terms is not None:
         most = _MOST + (not terms.others and len(terms.groups) == _MOST + 1)
-        listed = _listed(info, by, names, terms, np.abs(along(terms.sums)), most, named)
-    shown = [term for term in listed if term.kind in _OF_SLOTS or (state.initial and along(term.values))]
+        listed = _listed(view.info, by, names, terms, np.abs(along(terms.sums)), most, named)
+    shown = [term for term in listed if term.kind in _OF_SLOTS or (view.state.initial and along(term.values))]
     values = [float(along(term.values)) for term in shown]
     return AnswerPanel(
         layer=found.name,
         predicted=(top, names.of(top)),
-        becomes=(int(output.argmax()), names.of(int(output.argmax()))) if state.masked else None,
+        becomes=(int(output.argmax()), names.of(int(output.argmax()))) if view.state.masked else None,
         other=None if other is None else (other, names.of(other)),
         label=label,
         margin=float(along(output)),
-        margin_before=float(along(whole)) if state.masked else None,
+        margin_before=float(along(whole)) if view.state.masked else None,
         by=by,
         parts=tuple(
             Part(term.kind, term.said, term.name, value, begin, term.hue)
@@ -295,7 +293,7 @@ def answer_panel(
         most_attended=len(terms.groups) if terms is not None and terms.others else None,
         why_no_parts=why_no_parts,
         seconds=seconds,
-        at=state.at,
+        at=view.state.at,
         asked=chosen not in (None, default),
     )
 
@@ -343,16 +341,16 @@ class TermsPanel:
         return max((float(np.abs(term.values[shown]).max(initial=0.0)) for term in self.terms), default=0.0)
 
 
-def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
-    layer = state.layer if found is None else found.name
-    terms = terms_of(memory, info, state, layer, state.by)
-    answer, output = terms.answer, terms.output(state.initial)
-    names = label_names(memory, info)
+def terms_panel(view: View) -> TermsPanel:
+    examples = examples_of(view, view.state.query_set)
+    found = output_layer(view, examples)
+    layer = view.state.layer if found is None else found.name
+    terms = terms_of(view, layer, view.state.by)
+    answer, output = terms.answer, terms.output(view.state.initial)
+    names = label_names(view)
     sizes = np.abs(terms.sums).max(axis=1, initial=0.0)
-    listed = _listed(info, state.by, names, terms, sizes, MOST_GROUPS)
-    shown = _shown(output, None, label_in(memory, info, state, examples, layer) if found is not None else None)
+    listed = _listed(view.info, view.state.by, names, terms, sizes, MOST_GROUPS)
+    shown = _shown(output, None, label_in(view, examples, layer) if found is not None else None)
     return TermsPanel(
         layer=layer,
         outputs=tuple((number, names.of(number) if found is not None else "") for number in shown),
@@ -416,25 +414,25 @@ class OutputPanel:
         return self.network and self.stored is not None and self.stored != self.full
 
 
-def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel:
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
-    name = state.layer if found is None else found.name
-    layer = layer_of(info, name)
+def output_panel(view: View) -> OutputPanel:
+    examples = examples_of(view, view.state.query_set)
+    found = output_layer(view, examples)
+    name = view.state.layer if found is None else found.name
+    layer = layer_of(view.info, name)
     if layer is None:
         raise NotFound(f"There is no layer {name!r}.", field="layer")
-    query = query_of(memory, info, state, name)
-    answer = memory.output(name, query, None, state.at, state.inexact)
+    query = query_of(view, name)
+    answer = view.memory.output(name, query, None, view.state.at, view.state.inexact)
     full = np.asarray(answer, dtype=np.float64)[0]
     masked = None
-    if state.masked:
-        answer = memory.output(name, query, where(info, state), state.at, state.inexact, initial=state.initial)
+    if view.state.masked:
+        answer = view.memory.output(name, query, where(view.info, view.state), view.state.at, view.state.inexact, initial=view.state.initial)
         masked = np.asarray(answer, dtype=np.float64)[0]
-    label = label_in(memory, info, state, examples, name) if found is not None and len(full) > 1 else None
+    label = label_in(view, examples, name) if found is not None and len(full) > 1 else None
     if label is not None and label >= len(full):
         label = None
-    names, tokens = label_names(memory, info), tokens_of(memory, info, examples, name)
-    stored = examples.read_at(state.row, token_of(memory, info, examples, name, tokens, state), tokens)
+    names, tokens = label_names(view), tokens_of(view, examples, name)
+    stored = examples.read_at(view.state.row, token_of(view, examples, name, tokens, view.state), tokens)
     outputs = tuple(
         Output(
             number,
@@ -572,35 +570,35 @@ class PlaceboPanel:
         return f"{'; '.join((change, *nulls))}. {self.prediction}"
 
 
-def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPanel:
+def placebo_panel(view: View) -> PlaceboPanel:
     """Asked only about the output layer, and only under a filter, because the first question needs a pass over its
     training.
     """
-    kept = where(info, state)
+    kept = where(view.info, view.state)
     if kept is None:
         return PlaceboPanel(False)
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
-    layer = state.layer if found is None else found.name
-    if layer != info.output_layer:
+    examples = examples_of(view, view.state.query_set)
+    found = output_layer(view, examples)
+    layer = view.state.layer if found is None else found.name
+    if layer != view.info.output_layer:
         return PlaceboPanel(True, note="Random sets are drawn only for the output layer.")
-    if not state.initial:
+    if not view.state.initial:
         return PlaceboPanel(True, note="Random sets are drawn only with the initial weights and the bias.")
     try:
-        query = query_of(memory, info, state, layer)
-        answer = memory.placebo(layer, query, kept, SETS, state.at, state.inexact)
-        whole = None if found is None else rated(memory, examples, layer, kept, state.at, state.inexact)
+        query = query_of(view, layer)
+        answer = view.memory.placebo(layer, query, kept, SETS, view.state.at, view.state.inexact)
+        whole = None if found is None else rated(view.memory, examples, layer, kept, view.state.at, view.state.inexact)
     except (BadInput, Inexact, ServiceError) as error:
         if error.field == "where":
             raise
         return PlaceboPanel(True, note=f"No random sets: {error.message}")
-    names, own = label_names(memory, info), layer_of(info, layer)
+    names, own = label_names(view), layer_of(view.info, layer)
     of_tokens = own is not None and own.space != "sample"
     quoted = "“{}”" if of_tokens else "{}"  # a word may be a comma
     before, after = (
         " ".join((str(number), *(quoted.format(own) for own in (names.of(number),) if own)))
         for number in (int(answer.predicted[0]), int(answer.outcomes[0, 0]))
     )
-    columns = [own.column for chip in state.chips for own in chip.conditions]
-    some = of_tokens and (bool(state.where) or any(own not in _WHOLE for own in columns))
-    return PlaceboPanel(True, answer, None if whole is None else whole.rates, before, after, "", some, state.at)
+    columns = [own.column for chip in view.state.chips for own in chip.conditions]
+    some = of_tokens and (bool(view.state.where) or any(own not in _WHOLE for own in columns))
+    return PlaceboPanel(True, answer, None if whole is None else whole.rates, before, after, "", some, view.state.at)

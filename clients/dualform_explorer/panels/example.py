@@ -82,41 +82,41 @@ class QueryPanel:
         return self.label is not None and self.read is not None and self.label != self.read
 
 
-def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
-    examples = examples_of(memory, info, state.query_set)
-    tokens = tokens_of(memory, info, examples, state.layer)
-    token, remark = token_of(memory, info, examples, state.layer, tokens, state), ""
-    if (shared := shared_row(memory, info, state, state.layer)) is not None:
+def query_panel(view: View) -> QueryPanel:
+    examples = examples_of(view, view.state.query_set)
+    tokens = tokens_of(view, examples, view.state.layer)
+    token, remark = token_of(view, examples, view.state.layer, tokens, view.state), ""
+    if (shared := shared_row(view, view.state.layer)) is not None:
         (place, rows_of_layer), tokens = shared, examples.tokens or 1
-        token = token_of(memory, info, examples, state.layer, tokens, state)
+        token = token_of(view, examples, view.state.layer, tokens, view.state)
         remark = (
-            f"The stored queries of layer {state.layer} are of no example, but of all: number {place} of "
+            f"The stored queries of layer {view.state.layer} are of no example, but of all: number {place} of "
             f"{rows_of_layer} is asked."
         )
-    elif state.token is not None and token is not None and token != state.token:
-        remark = f"Layer {state.layer} has {tokens} places in an example: {token} is asked, not {state.token}."
-    names = label_names(memory, info)
-    rows = examples.among(state.among)
-    at = int(np.searchsorted(rows, state.row))
-    here = at < len(rows) and rows[at] == state.row
+    elif view.state.token is not None and token is not None and token != view.state.token:
+        remark = f"Layer {view.state.layer} has {tokens} places in an example: {token} is asked, not {view.state.token}."
+    names = label_names(view)
+    rows = examples.among(view.state.among)
+    at = int(np.searchsorted(rows, view.state.row))
+    here = at < len(rows) and rows[at] == view.state.row
     after = at + 1 if here else at
-    label = examples.label_at(state.row, token, tokens)
-    read = examples.read_at(state.row, token, tokens)
-    previews, missing = previews_of_examples(memory, info, state.query_set, [state.row])
-    marked, losses, chance = token, examples.losses(state.row), None
+    label = examples.label_at(view.state.row, token, tokens)
+    read = examples.read_at(view.state.row, token, tokens)
+    previews, missing = previews_of_examples(view, view.state.query_set, [view.state.row])
+    marked, losses, chance = token, examples.losses(view.state.row), None
     if token is not None and previews and previews[0].offsets is not None:
         length = previews[0].first + len(previews[0].offsets)
-        why_unmarked = unmarked(memory, info)
-        if why_unmarked and not (tokens == length and _alone(memory, info, examples, state.layer, length)):
+        why_unmarked = unmarked(view)
+        if why_unmarked and not (tokens == length and _alone(view, examples, view.state.layer, length)):
             marked, missing = None, missing or why_unmarked
     if losses is not None and examples.of_tokens is not None:
         chance = log(examples.of_tokens.width)
-    places = places_of(info, state.query_set, layer_of(info, state.layer))
+    places = places_of(view.info, view.state.query_set, layer_of(view.info, view.state.layer))
     loss = None if losses is None or token is None or token >= len(losses) else float(losses[token])
     shown = [] if losses is None or tokens != examples.tokens else losses.tolist()
     return QueryPanel(
-        query_set=state.query_set,
-        row=state.row,
+        query_set=view.state.query_set,
+        row=view.state.row,
         count=examples.count,
         label=label,
         label_name=names.of(label),
@@ -140,15 +140,15 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     )
 
 
-def _alone(memory: Answers, info: MemoryInfo, examples: Examples, layer: str, places: int) -> bool:
+def _alone(snapshot: Snapshot, examples: Examples, layer: str, places: int) -> bool:
     """Whether this layer is the only kind that has so many positions in an example."""
-    query_set, found = query_set_of(info, examples.query_set), layer_of(info, layer)
-    own = [] if query_set is None else layers_of(info, query_set)
+    query_set, found = query_set_of(snapshot.info, examples.query_set), layer_of(snapshot.info, layer)
+    own = [] if query_set is None else layers_of(snapshot.info, query_set)
     others = {other.space: other for other in own if found is not None and other.space not in ("sample", found.space)}
     return not any(
-        tokens_of(memory, info, examples, other.name) == places
+        tokens_of(snapshot, examples, other.name) == places
         for other in others.values()
-        if not of_no_sample(memory, info, other)
+        if not of_no_sample(snapshot, other)
     )
 
 
@@ -170,25 +170,25 @@ class FilterPanel:
     """The number of recorded steps."""
 
 
-def filter_panel(memory: Answers, info: MemoryInfo, state: State) -> FilterPanel:
-    layer = layer_of(info, state.layer)
-    columns = {} if layer is None else dict(info.columns[layer.space])
+def filter_panel(view: View) -> FilterPanel:
+    layer = layer_of(view.info, view.state.layer)
+    columns = {} if layer is None else dict(view.info.columns[layer.space])
     try:
-        return _asked(memory, info, state, columns)
+        return _asked(view, columns)
     except DualformError as error:  # the layer has no answer, but the filter can still be cleared
         slots = 0 if layer is None else layer.slots
-        return FilterPanel("", 0, error.message, slots, columns, (), info.steps)
+        return FilterPanel("", 0, error.message, slots, columns, (), view.info.steps)
 
 
-def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, str]) -> FilterPanel:
-    query = query_of(memory, info, state)
-    offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(info.datasets) > 1)]
-    sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
-    whole = memory.group_sum(state.layer, query, by="dataset", k=MOST_GROUPS)
+def _asked(view: View, columns: dict[str, str]) -> FilterPanel:
+    query = query_of(view)
+    offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(view.info.datasets) > 1)]
+    sums = {by: view.memory.group_sum(view.state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
+    whole = view.memory.group_sum(view.state.layer, query, by="dataset", k=MOST_GROUPS)
     condition, matching, trouble = None, whole.scan.slots_matching, ""
     try:
-        if (condition := where_before(info, state)) is not None:
-            matching = _matching(memory, info, state, condition)
+        if (condition := where_before(view.info, view.state)) is not None:
+            matching = _matching(view, condition)
     except (BadInput, NotFound) as error:
         matching, trouble = 0, error.message
     return FilterPanel(
@@ -197,19 +197,19 @@ def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, s
         trouble=trouble,
         slots=whole.scan.slots_scanned,
         columns=columns,
-        groups=tuple(groups_of(memory, info, (by,), sums[by]) for by in offered),
-        steps=info.steps,
+        groups=tuple(groups_of(view, (by,), sums[by]) for by in offered),
+        steps=view.info.steps,
     )
 
 
-def _matching(memory: Answers, info: MemoryInfo, state: State, condition: str) -> int:
+def _matching(view: View, condition: str) -> int:
     """The number of slots that the filter keeps in the page's layer. If the Output panel asks about all steps, its
     question answers this soon.
     """
-    query, layer = query_of(memory, info, state), layer_of(info, state.layer)
-    outputs = layer is not None and layer.values and state.layer == info.output_layer and state.at is None
-    if outputs and info.optimizer == "SGD":
+    query, layer = query_of(view), layer_of(view.info, view.state.layer)
+    outputs = layer is not None and layer.values and view.state.layer == view.info.output_layer and view.state.at is None
+    if outputs and view.info.optimizer == "SGD":
         with suppress(Inexact):
-            output = memory.output(state.layer, query, condition, None, state.inexact, initial=state.initial)
+            output = view.memory.output(view.state.layer, query, condition, None, view.state.inexact, initial=view.state.initial)
             return output.scan.slots_matching
-    return memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching
+    return view.memory.group_sum(view.state.layer, query, by="dataset", where=condition).scan.slots_matching

@@ -22,12 +22,12 @@ class RecordPanel:
     """The scan for the best slots."""
 
 
-def record_panel(memory: Answers, info: MemoryInfo, state: State) -> RecordPanel:
-    layer = layer_of(info, state.layer)
+def record_panel(view: View) -> RecordPanel:
+    layer = layer_of(view.info, view.state.layer)
     if layer is None:
-        raise NotFound(f"There is no layer {state.layer!r}.", field="layer")
-    reconstruction = memory.verify()[layer.name].reconstruction_error if state.verify else None
-    scan = memory.topk(**scored(memory, info, state), k=state.k + 1).scan
+        raise NotFound(f"There is no layer {view.state.layer!r}.", field="layer")
+    reconstruction = view.memory.verify()[layer.name].reconstruction_error if view.state.verify else None
+    scan = view.memory.topk(**scored(view), k=view.state.k + 1).scan
     return RecordPanel(layer, reconstruction, scan)
 
 
@@ -44,12 +44,12 @@ class RemovalPanel:
     """Why there is neither; empty without a filter."""
 
 
-def removal_panel(memory: Answers, info: MemoryInfo, state: State) -> RemovalPanel:
-    mask, layer = where(info, state), layer_of(info, state.layer)
+def removal_panel(view: View) -> RemovalPanel:
+    mask, layer = where(view.info, view.state), layer_of(view.info, view.state.layer)
     if mask is None or layer is None:
-        return RemovalPanel(state.layer, state.masked, None, None, "")
+        return RemovalPanel(view.state.layer, view.state.masked, None, None, "")
     try:
-        removed = memory.cancellation(mask, state.at, layer.name, state.inexact)
+        removed = view.memory.cancellation(mask, view.state.at, layer.name, view.state.inexact)
     except Inexact as error:
         return RemovalPanel(layer.name, True, None, None, error.message)
     concentration = removed.concentrations.get(layer.name)

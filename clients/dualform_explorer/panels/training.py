@@ -58,24 +58,24 @@ def bars_of(steps: int) -> tuple[int, int]:
     return each, -(-steps // each)
 
 
-def steps_panel(memory: Answers, info: MemoryInfo, state: State) -> StepsPanel:
-    by = ("dataset", "step") if info.datasets else ("step",)
-    sums = memory.group_sum(**scored(memory, info, state), by=by)
+def steps_panel(view: View) -> StepsPanel:
+    by = ("dataset", "step") if view.info.datasets else ("step",)
+    sums = view.memory.group_sum(**scored(view), by=by)
     steps = np.array([group[-1] for group in sums.groups], dtype=np.int64)
     datasets = [group[0] if len(by) == 2 else None for group in sums.groups]
-    each, bars = bars_of(info.steps)
+    each, bars = bars_of(view.info.steps)
     names = sorted(set(datasets), key=lambda own: (own is None, own or ""))
     parts = np.zeros((len(names), bars))
     counts = np.zeros(bars, dtype=np.int64)
     place = {name: number for number, name in enumerate(names)}
     np.add.at(parts, (np.array([place[name] for name in datasets], dtype=np.int64), steps // each), sums.sums[0])
     np.add.at(counts, steps // each, sums.counts)
-    hues = {name: hue_of(info, ("dataset",), (name,)) for name in names}
+    hues = {name: hue_of(view.info, ("dataset",), (name,)) for name in names}
     return StepsPanel(
         bars=tuple(
             StepBar(
                 first=bar * each,
-                last=min((bar + 1) * each, info.steps) - 1,
+                last=min((bar + 1) * each, view.info.steps) - 1,
                 sum=float(parts[:, bar].sum()),
                 count=int(counts[bar]),
                 parts=tuple(
@@ -84,7 +84,7 @@ def steps_panel(memory: Answers, info: MemoryInfo, state: State) -> StepsPanel:
             )
             for bar in range(bars)
         ),
-        steps=info.steps,
+        steps=view.info.steps,
         each=each,
         total=float(sums.sums[0].sum()),
         datasets=tuple((name, hues[name]) for name in names),
@@ -116,29 +116,29 @@ class TimelinePanel:
     """Margins of outputs: each output minus the largest other one. The prediction is the one above zero."""
 
 
-def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelinePanel:
+def timeline_panel(view: View) -> TimelinePanel:
     """Ignores the page's filter. Only the output layer goes back in time, with the inputs stored at the end."""
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
+    examples = examples_of(view, view.state.query_set)
+    found = output_layer(view, examples)
     if found is None:
         return TimelinePanel("")
-    query = query_of(memory, info, state, found.name)
-    steps = np.unique(np.linspace(0, info.steps, POINTS).round().astype(int))
+    query = query_of(view, found.name)
+    steps = np.unique(np.linspace(0, view.info.steps, POINTS).round().astype(int))
     outputs: dict[int, np.ndarray] = {}
     end = monotonic() + SECONDS
     for step in _from_coarse_to_fine(steps.tolist()):
         if outputs and monotonic() > end:
             break
-        at = None if step == info.steps else step
-        outputs[step] = np.asarray(memory.output(found.name, query, None, at, state.inexact), dtype=np.float64)[0]
+        at = None if step == view.info.steps else step
+        outputs[step] = np.asarray(view.memory.output(found.name, query, None, at, view.state.inexact), dtype=np.float64)[0]
     shown = sorted(outputs)
     every = np.array([outputs[step] for step in shown])
-    names = label_names(memory, info)
-    drawn = _worth_drawing(every, label_in(memory, info, state, examples, found.name))
+    names = label_names(view)
+    drawn = _worth_drawing(every, label_in(view, examples, found.name))
     hues = _apart(drawn)
     return TimelinePanel(
         layer=found.name,
-        at=info.steps if state.at is None else state.at,
+        at=view.info.steps if view.state.at is None else view.state.at,
         steps=tuple(shown),
         asked=len(steps),
         margins=tuple(
