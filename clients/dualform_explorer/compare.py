@@ -6,17 +6,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dualform.answers import MemoryInfo
-from dualform.methods import Answers
-from dualform_explorer.address import Params
-from dualform_explorer.examples import query_of
 from dualform_explorer.panels.answer import AnswerPanel, OutputPanel, Part, answer_panel, default_pair, output_panel
 from dualform_explorer.panels.example import QueryPanel, query_panel
-from dualform_explorer.state import State, query_string
+from dualform_explorer.state import Params, State, query_string
+from dualform_explorer.view import View
 
 SIDES = ("a", "b")
 _REST = ("rest",)
@@ -43,19 +41,9 @@ def default_sides(info: MemoryInfo, state: State) -> tuple[State, State]:
     return replace(state, at=info.steps // 2), state
 
 
-class Page(NamedTuple):
-    """The page of one example."""
-
-    memory: Answers
-    info: MemoryInfo
-    name: str
-    """The name of the memory."""
-    state: State
-
-
 @dataclass(frozen=True)
 class ComparedSide:
-    side: Page
+    side: View
     query: QueryPanel
     answer: AnswerPanel
     output: OutputPanel
@@ -88,7 +76,7 @@ class ComparePanel:
         return max((abs(own.difference) for own in self.parts), default=0.0)
 
 
-def compare_panel(one: Page, other: Page) -> ComparePanel:
+def compare_panel(one: View, other: View) -> ComparePanel:
     first, second = _compared(one), _compared(other)
     if not (first.answer.layer and second.answer.layer):
         return ComparePanel((first, second), (), "A side has no layer that gives the network's outputs.")
@@ -100,25 +88,24 @@ def compare_panel(one: Page, other: Page) -> ComparePanel:
         why = f"The left side is grouped by {first.answer.by[0]}, the right side by {second.answer.by[0]}."
         return ComparePanel((first, second), (), why)
     pair = _pair(one, first.answer)
-    right = answer_panel(View(other.memory, other.info, other.state), pair)
-    left = answer_panel(View(one.memory, one.info, one.state), pair, _groups(right))
-    right = answer_panel(View(other.memory, other.info, other.state), pair, _groups(left))
+    right = answer_panel(other, pair)
+    left = answer_panel(one, pair, _groups(right))
+    right = answer_panel(other, pair, _groups(left))
     first, second = replace(first, answer=left), replace(second, answer=right)
     return ComparePanel((first, second), _parts(left, right))
 
 
-def _compared(side: Page) -> ComparedSide:
-    own = (side.memory, side.info, side.state)
-    return ComparedSide(side, query_panel(*own), answer_panel(*own), output_panel(*own))
+def _compared(side: View) -> ComparedSide:
+    return ComparedSide(side, query_panel(side), answer_panel(side), output_panel(side))
 
 
-def _pair(side: Page, answer: AnswerPanel) -> tuple[int, int | None]:
+def _pair(side: View, answer: AnswerPanel) -> tuple[int, int | None]:
     """The outputs that are compared: those of the trained network for the side's example, at whatever steps and under
     whatever filters the sides are. A margin that the reader chose is kept.
     """
     if answer.asked and answer.other is not None:
         return answer.predicted[0], answer.other[0]
-    query = query_of(View(side.memory, side.info, side.state), answer.layer)
+    query = side.query(answer.layer)
     outputs = side.memory.output(answer.layer, query, None, None, side.state.inexact)
     return default_pair(np.asarray(outputs, dtype=np.float64)[0], answer.label)
 

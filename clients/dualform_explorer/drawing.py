@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from dualform_explorer.numbers import rounded
+from dualform_explorer.words import rounded
 
 _WIDTH, _HEIGHT = 200.0, 12.0
 

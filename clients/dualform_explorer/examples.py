@@ -291,5 +291,3 @@ class BaseRates:
     as_broken: int
     of_tokens: bool = False
     """Whether tokens were counted instead of examples."""
-
-

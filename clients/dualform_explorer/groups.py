@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from dualform.answers import Contributions, GroupKey, GroupSums, MemoryInfo
 from dualform.answers.outputs import estimated_seconds
 from dualform.errors import BadInput
-from dualform.methods import Answers
-from dualform_explorer.examples import LabelNames, label_names, layer_of, query_of
-from dualform_explorer.filter import OF_PLACE, Chip, alike, complete_columns, where_of
-from dualform_explorer.state import State
+from dualform_explorer.examples import LabelNames
+from dualform_explorer.filter import OF_PLACE, Chip, alike, where_of
+from dualform_explorer.state import State, layer_of
+from dualform_explorer.view import Snapshot, View
 
 HUES = 10
 MOST_GROUPS = 24
@@ -44,13 +44,20 @@ class Group:
 
 def groups_of(snapshot: Snapshot, by: Sequence[str], sums: GroupSums) -> tuple[Group, ...]:
     """The groups of one query's answer. A few groups are ordered by value, many by size of the sum."""
-    names = label_names(snapshot) if "label" in by else LabelNames()
+    names = snapshot.names if "label" in by else LabelNames()
     ranked = sums.ranked()
     if (sums.total or len(sums.groups)) <= MOST_GROUPS:
         place = {group: number for number, group in enumerate(sums.groups)}
         ranked.sort(key=lambda own: place[own[0]])
     return tuple(
-        Group(tuple(by), tuple(map(alike, values)), name_of(names, by, values), hue_of(snapshot.info, by, values), total, count)
+        Group(
+            tuple(by),
+            tuple(map(alike, values)),
+            name_of(names, by, values),
+            hue_of(snapshot.info, by, values),
+            total,
+            count,
+        )
         for values, total, count in ranked
     )
 
@@ -141,7 +148,7 @@ def terms_of(
     named: Collection[tuple[Any, ...]] = (),
 ) -> Terms:
     """The terms of the groups with the largest attention, those of the groups `named`, and one for all other groups."""
-    query, mask = query_of(view, layer), where(view.info, view.state)
+    query, mask = view.query(layer), view.where
 
     def asked(by: tuple[str, ...], mask: str | None) -> Contributions:
         return view.memory.contributions(layer, query, by, mask, view.state.at, view.state.inexact)
@@ -152,7 +159,7 @@ def terms_of(
         return sums.total or len(sums.groups)
 
     def largest() -> GroupSums:
-        return view.memory.group_sum(layer, query, by=by, where=where_before(view.info, view.state), score="abs", k=_LARGEST)
+        return view.memory.group_sum(layer, query, by=by, where=view.where_before, score="abs", k=_LARGEST)
 
     # A filter leaves no more groups than there are. Other panels ask this question too.
     if total(view.memory.group_sum(layer, query, by=by, k=MOST_GROUPS)) <= most or total(largest()) <= most:
@@ -173,8 +180,9 @@ def terms_of(
     return Terms(whole, own.groups, own.sums[0], own.counts, others, rest, int(whole.counts.sum() - own.counts.sum()))
 
 
-def expected_seconds(panel: str, info: MemoryInfo, state: State) -> float:
+def expected_seconds(panel: str, view: View) -> float:
     """The approximate time for a panel's contributions on one core, in seconds; 0 for other panels."""
+    info, state = view.info, view.state
     contributes = state.score == "contribution" and panel in ("sums", "slots", "samples", "ranks", "steps")
     whole = panel in ("answer", "terms")
     layer = layer_of(info, (info.output_layer or state.layer) if whole else state.layer)

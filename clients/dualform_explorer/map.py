@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, Inexact, NotFound
 from dualform.methods import Answers
-from dualform_explorer.address import SINGLE, Params
-from dualform_explorer.examples import evenly, examples_of, label_names, query_of, tokens_of
+from dualform_explorer.examples import evenly
 from dualform_explorer.filter import narrowed
-from dualform_explorer.groups import hue_of, scored, where_before
+from dualform_explorer.groups import hue_of
 from dualform_explorer.previews import shown_of_slots
-from dualform_explorer.state import State
+from dualform_explorer.state import SINGLE, Params
+from dualform_explorer.view import Snapshot, View
 
 PARAMETERS = (*SINGLE, "colour", "axes")
 """Of its address."""
@@ -106,7 +106,9 @@ def map_points(view: View, kind: str = "pca") -> str:
     """
     queries = view.memory.query_set(view.state.query_set, view.state.layer).queries
     if queries is None:
-        raise NotFound(f"The query set {view.state.query_set} has no queries of layer {view.state.layer!r}.", field="item")
+        raise NotFound(
+            f"The query set {view.state.query_set} has no queries of layer {view.state.layer!r}.", field="item"
+        )
     axes = axes_of(queries) if kind == "pca" else axes_of(queries, min(UMAP_DIRECTIONS, *queries.shape))
     query = _query(view, queries)
     best, why = _best(view)
@@ -116,7 +118,7 @@ def map_points(view: View, kind: str = "pca") -> str:
     coordinates = along[:, :-1] - lines[:-1].astype(np.float64) @ axes.mean
     scores: Sequence[float] = []
     if not why:
-        own = view.memory.topk(**{**scored(view), "where": chosen}, k=MOST)
+        own = view.memory.topk(**{**view.scored(), "where": chosen}, k=MOST)
         each = np.zeros(len(slots))  # a slot whose gradient no update used brought nothing, and has no contribution
         each[np.searchsorted(slots, own.slots[0])] = own.scores[0]
         scores = [float(f"{score:.6g}") for score in each.tolist()]
@@ -152,10 +154,10 @@ def map_points(view: View, kind: str = "pca") -> str:
 
 def _query(view: View, queries: NDArray[np.float32]) -> NDArray[np.float32]:
     """float32[d]: the stored query of the page's example, of float32[n, d]."""
-    asked = query_of(view)
+    asked = view.query()
     if not isinstance(asked, str):  # of a table that is looked up once for all examples
         return asked.reshape(-1)
-    tokens = tokens_of(view, examples_of(view, view.state.query_set), view.state.layer)
+    tokens = view.tokens(view.state.layer)
     _, _, token = asked.rpartition("/")[2].partition(":")
     own: NDArray[np.float32] = queries[view.state.row * tokens + int(token or 0)]
     return own
@@ -239,7 +241,7 @@ def _share(
 def _best(view: View) -> tuple[list[int], str]:
     """The best slots of the query, best first; or none, and the reason, if single slots lack this score."""
     try:
-        return view.memory.topk(**scored(view), k=BEST).slots[0].tolist(), ""
+        return view.memory.topk(**view.scored(), k=BEST).slots[0].tolist(), ""
     except (BadInput, Inexact) as error:
         if error.field == "where":
             raise
@@ -250,7 +252,7 @@ def _chosen(view: View, best: Sequence[int], most: int) -> tuple[int, str | None
     """The number of slots that the page's filter keeps, and the condition for those to draw: all of them, or at most
     `most` that are evenly spread and include the best.
     """
-    own, query = where_before(view.info, view.state), query_of(view)
+    own, query = view.where_before, view.query()
     matching = view.memory.group_sum(view.state.layer, query, by="dataset", where=own).scan.slots_matching
     if matching <= most:
         return matching, own
@@ -272,7 +274,7 @@ def _columns(snapshot: Snapshot, slots: NDArray[np.int64], space: str) -> dict[s
     for name in ("step", "sample", "position"):  # one that no slot has is left empty
         values = columns[name].tolist() if name in columns else []
         found[name] = values if any(value is not None for value in values) else []
-    names = label_names(snapshot)
+    names = snapshot.names
     for name in ("label", "dataset"):
         values = columns[name].tolist() if name in columns else [None] * len(slots)
         counts = Counter(values).most_common()

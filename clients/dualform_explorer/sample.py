@@ -13,27 +13,16 @@ import numpy as np
 
 from dualform.answers import LayerInfo, MemoryInfo, Status
 from dualform.errors import EmptyMask, NotFound
-from dualform.methods import Answers
 from dualform.questions import SlotKeys
-from dualform_explorer.address import Fault, Params, Reading, default_by
-from dualform_explorer.examples import (
-    evenly,
-    examples_of,
-    label_names,
-    layer_of,
-    layers_of,
-    of_no_sample,
-    output_layer,
-    query_of,
-    tokens_of,
-)
+from dualform_explorer.examples import evenly
 from dualform_explorer.filter import Chip, complete_columns
 from dualform_explorer.groups import hue_of
 from dualform_explorer.panels.data import Sample, samples_with_values
 from dualform_explorer.panels.training import bars_of
 from dualform_explorer.previews import ShownPreview, shown_of_slots
 from dualform_explorer.start import ExampleCard, example_cards
-from dualform_explorer.state import State, query_string
+from dualform_explorer.state import Fault, Params, Reading, State, default_by, layers_of, query_string
+from dualform_explorer.view import Snapshot
 
 MOST_TRIED = 1000
 """The most examples that are asked with and without the sample, evenly spread."""
@@ -125,12 +114,14 @@ class SamplePanel:
 
 def sample_panel(snapshot: Snapshot, address: SampleAddress) -> SamplePanel:
     """Raises NotFound if the sample has no slot."""
-    layer, asked = _asked(View(snapshot.memory, snapshot.info, @@replace(address, layer=None)@@))
+    layer, asked = _asked(snapshot, replace(address, layer=None))
     try:
         steps = snapshot.memory.group_sum(**asked, by="step")
     except EmptyMask:
         raise NotFound(f"No training on {address.chip.words} is recorded.", field="sample") from None
-    labels = snapshot.memory.group_sum(**asked, by="label").groups if "label" in snapshot.info.columns[layer.space] else ()
+    labels = (
+        snapshot.memory.group_sum(**asked, by="label").groups if "label" in snapshot.info.columns[layer.space] else ()
+    )
     label = labels[0][0] if len(labels) == 1 else None
     visits = tuple((int(step), count) for (step,), count in zip(steps.groups, steps.counts.tolist(), strict=True))
     slot = {"dataset": address.dataset, "sample": address.sample, "label": label}
@@ -142,7 +133,7 @@ def sample_panel(snapshot: Snapshot, address: SampleAddress) -> SamplePanel:
         counts[step // each] += count
     return SamplePanel(
         label=label,
-        label_name=label_names(snapshot).of(label, address.dataset),
+        label_name=snapshot.names.of(label, address.dataset),
         preview=shown[0],
         missing=shown.missing,
         visits=visits,
@@ -166,16 +157,18 @@ class NeighboursPanel:
 
 def neighbours_panel(snapshot: Snapshot, address: SampleAddress) -> NeighboursPanel:
     """Other samples whose keys are similar to this sample's last key."""
-    layer, asked = _asked(View(snapshot.memory, snapshot.info, @@address@@))
+    layer, asked = _asked(snapshot, address)
     by = tuple(name for name in ("step", "position") if name in snapshot.info.columns[layer.space])
     last = snapshot.memory.group_sum(**asked, by=by).groups[-1]
     own = snapshot.memory.topk(**{**asked, "where": f"{asked['where']} AND {Chip.of(True, by, last).sql(())}"}, k=1)
-    others = f"sample IS NOT NULL AND {address.chip.sql(complete_columns(snapshot.info))}"
-    hits = snapshot.memory.topk(layer.name, SlotKeys(own.slots[0]), NEIGHBOURS, others, score="cosine", distinct="sample")
+    others = f"sample IS NOT NULL AND {address.chip.sql(snapshot.complete)}"
+    hits = snapshot.memory.topk(
+        layer.name, SlotKeys(own.slots[0]), NEIGHBOURS, others, score="cosine", distinct="sample"
+    )
     found = zip(snapshot.memory.slots(hits).records(), hits.scores[0].tolist(), strict=True)
     rows = [{"dataset": None, **row, "value": score} for row, score in found]
     previews = shown_of_slots(snapshot, rows)
-    samples = samples_with_values(View(snapshot.memory, snapshot.info, @@address.state(info, layer.name)@@), rows, previews)
+    samples = samples_with_values(snapshot.page(address.state(snapshot.info, layer.name)), rows, previews)
     return NeighboursPanel(layer.name, last[0], samples, previews.kind, previews.missing)
 
 
@@ -211,20 +204,18 @@ def moved_panel(snapshot: Snapshot, address: SampleAddress) -> MovedPanel:
     """The margin of an example is the output of its label, or its largest output if it has no label, minus the largest
     other output, all from the complete training.
     """
-    examples = examples_of(snapshot, address.query_set)
-    found = output_layer(snapshot, examples)
+    examples = snapshot.examples_of(address.query_set)
+    found = snapshot.output_layer(examples)
     if found is None:
         return MovedPanel("")
-    layer = layer_of(snapshot.info, found.name)
-    most = MOST_TRIED if layer is None else max(1, min(MOST_TRIED, MOST_NUMBERS // layer.d_out))
-    rows = evenly(examples.count, most)
-    tokens = tokens_of(snapshot, examples, found.name)
+    rows = evenly(examples.count, max(1, min(MOST_TRIED, MOST_NUMBERS // found.d_out)))
+    tokens = snapshot.tokens_of(examples, found.name)
     at = [None if tokens == 1 else examples.default_token(row, tokens) for row in rows.tolist()]
     named = (str(row) if own is None else f"{row}:{own}" for row, own in zip(rows, at, strict=True))
     query = f"{address.query_set}/{','.join(named)}"
     answer = snapshot.memory.output(found.name, query)
     whole = np.asarray(answer, dtype=np.float64)
-    left = np.asarray(snapshot.memory.output(found.name, query, address.chip.sql(complete_columns(snapshot.info))), dtype=np.float64)
+    left = np.asarray(snapshot.memory.output(found.name, query, address.chip.sql(snapshot.complete)), dtype=np.float64)
     every, becomes = np.arange(len(rows)), left.argmax(axis=1)
     own, labelled = whole.argmax(axis=1), False
     flips = becomes != own
@@ -263,11 +254,11 @@ def _asked(snapshot: Snapshot, address: SampleAddress) -> tuple[LayerInfo, dict[
     is the smallest, or another one that has samples.
     """
     own = layers_of(snapshot.info, address.query_set)
-    own = [layer for layer in own if not of_no_sample(snapshot, layer)] or own
+    own = [layer for layer in own if not snapshot.of_no_sample(layer)] or own
     own = [layer for layer in own if layer.name == address.layer] or own
     if not own:
         raise NotFound("This memory has no query set, by whose layers slots are counted.")
     layer = min(own, key=lambda one: one.d_in)
-    query = query_of(View(snapshot.memory, snapshot.info, @@State("", address.query_set, 0, layer.name, ())@@))
+    query = snapshot.page(State("", address.query_set, 0, layer.name, ())).query()
     only = Chip(True, address.chip.conditions).sql(())
     return layer, {"layer": layer.name, "queries": query, "where": only}

@@ -15,12 +15,11 @@ import numpy as np
 from dualform.answers import MemoryInfo, Preview
 from dualform.answers.contents import IMAGES
 from dualform.errors import BadInput, BadMask, DualformError, Forbidden
-from dualform.methods import Answers
-from dualform_explorer.address import LONGEST, SINGLE
-from dualform_explorer.examples import LabelNames, examples_of, label_names
+from dualform_explorer.examples import LabelNames
 from dualform_explorer.filter import literal, narrowed, samples_filter
 from dualform_explorer.sample import SampleAddress
-from dualform_explorer.state import State, link, query_string
+from dualform_explorer.state import LONGEST, SINGLE, State, link, query_string
+from dualform_explorer.view import Snapshot
 
 PARAMETERS = (*SINGLE, "q", "from")
 """The parameters of its address, including those of the example that the reader came from."""
@@ -108,13 +107,13 @@ def searchable(info: MemoryInfo) -> bool:
 
 
 def search_panel(
-    view: View, phrase: str, start: int, seconds: float = SECONDS
+    snapshot: Snapshot, state: State | None, phrase: str, start: int, seconds: float = SECONDS
 ) -> SearchPanel:
     """`state`: the example that the reader came from, for whose page the filter is; None in a memory without query
     sets. `seconds`: the time limit for reading previews.
     """
-    until, names = monotonic() + seconds, label_names(view)
-    sources, troubles = _sources(view)
+    until, names = monotonic() + seconds, snapshot.names
+    sources, troubles = _sources(snapshot)
     total = sum(own.count for own in sources)
     start = place = min(start, total)
     lines: list[Line] = []
@@ -125,7 +124,7 @@ def search_panel(
         if full or not first <= place < last:
             continue
         try:
-            for preview, label in _read(view, source, place - first, start + MOST_SAMPLES - place):
+            for preview, label in _read(snapshot, source, place - first, start + MOST_SAMPLES - place):
                 place, blank = place + 1, blank + (not preview.known)
                 lines += _line(preview, source, label, pattern, names)
                 full = len(lines) == MOST_LINES or place - start == MOST_SAMPLES or monotonic() > until
@@ -137,10 +136,10 @@ def search_panel(
         if not full:  # it could not be read, or a running training has fewer samples than were counted
             place, unread = last, unread + last - place
     found = SearchPanel(tuple(lines), start, place, total, unread, blank, tuple(troubles))
-    if view.state is None or not found.samples:
+    if state is None or not found.samples:
         return found
     try:
-        keep, remove = (filtered(view.state, found.samples, only) for only in (True, False))
+        keep, remove = (filtered(state, found.samples, only) for only in (True, False))
     except BadMask as error:
         return replace(found, refused=error.message)
     return replace(found, keep=keep, remove=remove)
@@ -158,13 +157,11 @@ def _sources(snapshot: Snapshot) -> tuple[list[_Source], list[str]]:
     found = [_Source(counts[name], name or None) for name in sorted(own) if counts.get(name)]
     for query_set in snapshot.info.query_sets:
         if query_set.previews not in ("", IMAGES):
-            found.append(_Source(examples_of(snapshot, query_set.name).count, query_set=query_set.name))
+            found.append(_Source(snapshot.examples_of(query_set.name).count, query_set=query_set.name))
     return found, troubles
 
 
-def _read(
-    snapshot: Snapshot, source: _Source, start: int, most: int
-) -> Iterator[tuple[Preview, int | None]]:
+def _read(snapshot: Snapshot, source: _Source, start: int, most: int) -> Iterator[tuple[Preview, int | None]]:
     """The previews of a source from a place on, each with its label. Skips images."""
     labels = _labels(snapshot, source, start, most)
     samples, done, size = [*labels], 0, _BATCH
@@ -186,7 +183,7 @@ def _read(
 def _labels(snapshot: Snapshot, source: _Source, start: int, most: int) -> dict[int, int | None]:
     """The label of each sample, in the order of their numbers."""
     if source.query_set is not None:
-        examples = examples_of(snapshot, source.query_set)
+        examples = snapshot.examples_of(source.query_set)
         return {row: examples.label(row) for row in range(start, min(start + most, source.count))}
     dataset = "NULL" if source.dataset is None else literal(source.dataset)
     rows = snapshot.memory.sql(_SAMPLES.format(dataset=dataset, start=start, most=most))

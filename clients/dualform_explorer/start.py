@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import MemoryInfo
 from dualform.errors import DualformError, NotFound
-from dualform.methods import Answers
-from dualform_explorer.address import default_by
-from dualform_explorer.examples import (
-    BaseRates,
-    Examples,
-    examples_of,
-    label_names,
-    layers_of,
-    output_layer,
-    rated,
-)
-from dualform_explorer.filter import Chip, complete_columns, where_of
+from dualform_explorer.examples import BaseRates, Examples
+from dualform_explorer.filter import Chip, where_of
 from dualform_explorer.groups import hue_of
 from dualform_explorer.previews import ShownPreview, shown_of_examples
-from dualform_explorer.state import ALL, MISCLASSIFIED
+from dualform_explorer.state import ALL, MISCLASSIFIED, default_by, layers_of
+from dualform_explorer.view import Snapshot
 
 _SHOWN = 12
 _OF_CELL = 60
@@ -91,8 +80,6 @@ class QuerySetPanel:
     misclassified."""
     missing: str
     """Why previews are missing; empty if none is."""
-    trouble: str
-    """Why the layer that gives the outputs is unknown."""
 
     @property
     def more(self) -> bool:
@@ -116,14 +103,10 @@ def query_set_panel(snapshot: Snapshot, name: str, cell: str = "") -> QuerySetPa
     own = layers_of(snapshot.info, name)
     if not own:
         raise NotFound(f"The query set {name} has queries of no recorded layer.")
-    examples = examples_of(snapshot, name)
+    examples = snapshot.examples_of(name)
     known = examples.labels is not None and examples.read is not None
     misclassified = examples.misclassified
-    found, trouble = None, ""
-    try:
-        found = output_layer(snapshot, examples)
-    except DualformError as error:
-        trouble = str(error)
+    found = snapshot.output_layer(examples)
     among = cell if cell == ALL or (known and cell) else MISCLASSIFIED if len(misclassified) else ALL
     rows = examples.among(among)
     cards, missing = example_cards(snapshot, examples, rows[: _OF_CELL if among == cell else _SHOWN])
@@ -137,17 +120,15 @@ def query_set_panel(snapshot: Snapshot, name: str, cell: str = "") -> QuerySetPa
         chosen=len(rows),
         cards=cards,
         missing=missing,
-        trouble=trouble,
     )
 
 
 def corrections_panel(snapshot: Snapshot, name: str) -> CorrectionsPanel:
     """Slower than the rest of the page, because it asks for a placebo for each dataset."""
-    examples = examples_of(snapshot, name)
+    examples = snapshot.examples_of(name)
     found, corrections, trouble = None, tuple[Correction, ...](), ""
     if len(examples.misclassified) and 1 < len(snapshot.info.datasets) <= MOST_DATASETS:
-        with suppress(DualformError):  # shown by the panel before this one
-            found = output_layer(snapshot, examples)
+        found = snapshot.output_layer(examples)
     try:
         if found is not None:
             corrections = _corrections(snapshot, examples, found.name)
@@ -167,7 +148,7 @@ def _confusion(snapshot: Snapshot, examples: Examples) -> Confusion | None:
         return None
     counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
     np.add.at(counts, tuple(places.reshape(pairs.shape)), 1)
-    names = label_names(snapshot)
+    names = snapshot.names
     return Confusion(
         tuple(classes.tolist()), tuple(map(names.of, classes.tolist())), tuple(map(tuple, counts.tolist()))
     )
@@ -179,8 +160,8 @@ def _corrections(snapshot: Snapshot, examples: Examples, layer: str) -> tuple[Co
     """
     found: list[Correction] = []
     for dataset in snapshot.info.datasets:
-        mask = where_of([Chip.of(False, ("dataset",), (dataset,))], complete=complete_columns(snapshot.info))
-        own = rated(snapshot.memory, examples, layer, mask or "")
+        mask = where_of([Chip.of(False, ("dataset",), (dataset,))], complete=snapshot.complete)
+        own = snapshot.rated(examples, layer, mask or "")
         if own is not None and own.rates.corrected:  # skip filters that correct nothing
             cards, _ = example_cards(snapshot, examples, own.corrected_rows[:_SHOWN])
             found.append(Correction(dataset, hue_of(snapshot.info, ("dataset",), (dataset,)), own.rates, cards))
@@ -191,7 +172,7 @@ def example_cards(
     snapshot: Snapshot, examples: Examples, rows: NDArray[np.int64]
 ) -> tuple[tuple[ExampleCard, ...], str]:
     """Cards for some examples, `rows` int64[n], and why previews are missing."""
-    names, read = label_names(snapshot), examples.read
+    names, read = snapshot.names, examples.read
     previews = shown_of_examples(snapshot, examples.query_set, rows.tolist())
     cards = tuple(
         ExampleCard(

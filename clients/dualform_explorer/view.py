@@ -57,7 +57,9 @@ class Snapshot:
         datasets: set[str | None] = {*self.info.datasets}
         if datasets and "dataset" not in self.complete:
             datasets.add(None)
-        return LabelNames({(row["dataset"], row["label"]): str(row["name"]) for row in rows}, frozenset(datasets), words)
+        return LabelNames(
+            {(row["dataset"], row["label"]): str(row["name"]) for row in rows}, frozenset(datasets), words
+        )
 
     @cached_property
     def complete(self) -> frozenset[str]:
@@ -174,6 +176,11 @@ class View(Snapshot):
     name: str = ""
     """The name of the memory."""
 
+    @property
+    def same(self) -> tuple[str, int, State]:
+        """Equal for pages with equal answers."""
+        return self.name, self.info.snapshot, self.state
+
     def changed(self, **changes: Any) -> View:
         """The view of the page with some fields changed."""
         return replace(self, state=replace(self.state, **changes))
@@ -241,9 +248,12 @@ class View(Snapshot):
         return np.asarray(answer.sums.sum(axis=1), dtype=np.float64)
 
     def label(self, layer: str) -> int | None:
-        """The label of the page's example, or of the token that a layer is asked about."""
+        """The label of the page's example, or of the token that a layer is asked about. None if it is unknown, and if
+        it is none of the layer's outputs.
+        """
         tokens = self.tokens(layer)
-        return self.examples.label_at(self.state.row, self.token(layer, tokens), tokens)
+        label = self.examples.label_at(self.state.row, self.token(layer, tokens), tokens)
+        return label if label is None or label < self.layer_named(layer).d_out else None
 
     def predicted(self, layer: str) -> int | None:
         """The network's largest output for the example, or for that token, when the query set was stored."""
@@ -336,4 +346,4 @@ class View(Snapshot):
         read, label = self.predicted(found.name), self.label(found.name)
         if read is None:
             return "0"
-        return f"{read}-{label}" if label is not None and label != read and label < found.d_out else str(read)
+        return str(read) if label in (None, read) else f"{read}-{label}"

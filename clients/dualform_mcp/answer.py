@@ -11,8 +11,9 @@ from pydantic import Field
 from dualform.answers.outputs import WHAT_AN_ABLATION_MEANS
 from dualform.errors import BadInput, Inexact
 from dualform.methods import Answers
-from dualform_explorer.address import read_state
 from dualform_explorer.panels.answer import answer_panel, placebo_panel
+from dualform_explorer.state import read_state
+from dualform_explorer.view import View
 from dualform_mcp.questions import WHERE
 from dualform_mcp.status import told
 from dualform_mcp.tool import Arguments, Tool
@@ -42,7 +43,8 @@ def answer(memory: Answers, asked: AnswerArguments) -> Mapping[str, Any]:
         fault = reading.faults[0]
         raise BadInput(fault.message, field=field.get(fault.parameter, fault.parameter))
     state = replace(reading.state, inexact=asked.allow_inexact)
-    found = answer_panel(View(memory, info, state))
+    view = View(memory, info, state)
+    found = answer_panel(view)
     if not found.layer:
         raise Inexact(
             "No recorded layer gives the network's outputs for this query set.",
@@ -65,12 +67,12 @@ def answer(memory: Answers, asked: AnswerArguments) -> Mapping[str, Any]:
         record["why_no_parts"] = found.why_no_parts
     if found.becomes is None:
         return record
-    placebo = placebo_panel(View(memory, info, state))
+    placebo = placebo_panel(view)
     return {
         **record,
         "becomes": _named(found.becomes),
         "what_an_ablation_means": WHAT_AN_ABLATION_MEANS,
-        "placebo": {"verdict": placebo.verdict, "words": placebo.words} if placebo.verdict else None,
+        "placebo": {"verdict": placebo.verdict, "words": placebo.words} if placebo.answer else None,
         "placebo_unmeasured": placebo.note,
     }
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualform_explorer.address import read_state
 from dualform_explorer.panels.answer import answer_panel
+from dualform_explorer.state import read_state
+from dualform_explorer.view import View
 from tests.agents.test_tools import asked
 
 WHERE = "label <> 1"

@@ -17,6 +17,7 @@ from dualform.questions import SqlStatement
 from dualform_explorer.export import choose, exported_page
 from dualform_explorer.panels.data import SAMPLES, adjoint_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
 from tests.explorer.recorded import NAMES, STEPS, images_of, network
 from tests.explorer.served import served
 
@@ -117,16 +118,20 @@ def test_the_page_and_an_export_show_it_where_something_was_kept(kept, memory, i
         (none,) = PART.findall(pages.get("/explore?item=shapes/3").text)
     (part,) = PART.findall(found)
     assert 'href="explore?item=shapes/1&amp;layer=4&amp;by=dataset,label&amp;kept=a-pair"' in part
-    assert "<code>dualform adjoint run --program MODULE:FUNCTION --name NAME</code> predicts it" in none
+    assert none.rstrip().endswith("hidden>\n</section>"), "nothing stands in its place"
     shown = re.findall(r'<td class="right change"><data class="n" value="([^"]+)"', part)
     changes = np.sort(retrained.changes[:, 1]).tolist()
     assert [*map(float, shown)] == [*changes[:15], *changes[-15:]]
     assert ("10</data> more" in part, 'id="agreement"' in part) == (True, True)
-    exported = exported_page(own, own.info(), "run", choose(own, own.info(), ("shapes/1",), ("label:2",)))
+    exported = exported_page(
+        Snapshot(own, own.info()), "run", choose(Snapshot(own, own.info()), ("shapes/1",), ("label:2",))
+    )
     assert exported.failed == 0
     assert "Did harm" in PART.search(exported.html)[0]
-    (part,) = PART.findall(exported_page(memory, info, "run", choose(memory, info, ("shapes/3",), ("label:2",))).html)
-    assert "Not computed for this example" in part
+    (part,) = PART.findall(
+        exported_page(Snapshot(memory, info), "run", choose(Snapshot(memory, info), ("shapes/3",), ("label:2",))).html
+    )
+    assert part.rstrip().endswith("hidden>\n</section>")
 
 
 class WithoutSql(Answers):

@@ -16,6 +16,7 @@ from dualform_explorer.filter import Chip
 from dualform_explorer.panels import answer
 from dualform_explorer.panels.answer import answer_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from tests.explorer.served import served
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
@@ -75,7 +76,8 @@ def test_a_page_says_it_in_a_sentence_and_a_bar_removes_its_group(folder):
         text = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
     sentence = " ".join(re.sub("<[^>]*>", "", re.search(r'id="sentence">(.*?)</p>', text, re.DOTALL)[1]).split())
     assert re.fullmatch(
-        r"Predicted 3( frame)?, as labelled, ahead of \d( \w+)? by [\d.]+: initial weights [+\u2212][\d.]+, "
+        r"Predicted 3( frame)?, as labelled, ahead of \d( \w+)? by [\d.]+\. By dataset of the training data: "
+        r"initial weights [+\u2212][\d.]+, "
         r"bias [+\u2212][\d.]+, noise &lt;b&gt; [+\u2212]?[\d.]+, shapes [+\u2212]?[\d.]+\.",
         sentence,
     ), sentence
@@ -132,3 +134,28 @@ def test_a_bar_spans_what_it_adds():
     assert 'x="50.00" y="2" width="100.00"' in span(0.0, 2.0, (-1.0, 3.0), "part")
     assert 'x="0.00" y="2" width="150.00"' in span(2.0, -1.0, (-1.0, 3.0), "part")
     assert 'x1="50.00"' in span(2.0, -1.0, (-1.0, 3.0), "part")
+
+
+def test_a_margin_that_is_the_target_is_the_question_of_the_answer(memory, info):
+    state = replace(STATE, score="contribution", target="2-1")
+    panel = answer_panel(View(memory, info, state))
+    output = memory.output("4", state.item)[0]
+    assert (panel.predicted[0], panel.other[0], panel.asked) == (2, 1, True)
+    assert panel.margin == pytest.approx(output[2] - output[1])
+    assert re.match(r"2 less 1 is ", panel.words.replace(" three", "").replace(" two", ""))
+    for other in (replace(state, score="dot"), replace(state, layer="2"), replace(state, target="2")):
+        assert not answer_panel(View(memory, info, other)).asked
+
+
+def test_before_the_end_nothing_is_called_a_prediction(memory, info, folder):
+    state = replace(STATE, at=20)
+    panels = [answer_panel(View(memory, info, replace(state, chips=own))) for own in ((), (WITHOUT,))]
+    assert all(
+        re.match("As of step 20, (under this filter the largest output|.* is the largest output)", own.words)
+        for own in panels
+    )
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        text = pages.get("/explore?item=shapes/3&at=20&without=label:1&open=training").text
+    answers = re.sub("<[^>]*>", "", text[text.index('id="answers"') :])
+    assert "of layer 4 as of step 20" in answers
+    assert not re.findall(r"[^.]*(?<!not )\bpredict\w*[^.]*", answers.replace("at the end the prediction", ""))

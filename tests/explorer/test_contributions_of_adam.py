@@ -11,14 +11,14 @@ import torch
 
 import dualform
 from dualform_explorer import panels
-from dualform_explorer.address import read_state
 from dualform_explorer.filter import Chip
 from dualform_explorer.groups import expected_seconds
-from dualform_explorer.numbers import lasting
 from dualform_explorer.panels import PANELS, Waiting, panel_of
 from dualform_explorer.panels.data import samples_panel, slots_panel, sums_panel
 from dualform_explorer.panels.layers import ranks_panel
-from dualform_explorer.state import State, link
+from dualform_explorer.state import State, link, read_state
+from dualform_explorer.view import View
+from dualform_explorer.words import lasting
 from tests.explorer.recorded import record
 from tests.explorer.served import served
 

@@ -11,10 +11,9 @@ import pytest
 import dualform
 from dualform.errors import NotFound
 from dualform.methods import Answers
-from dualform_explorer.address import read_state
-from dualform_explorer.examples import examples_of, moved, query_of
 from dualform_explorer.panels.example import query_panel
-from dualform_explorer.state import State
+from dualform_explorer.state import State, read_state
+from dualform_explorer.view import Snapshot, View
 from tests.explorer.recorded_text import WORDS
 
 EXAMPLES = 8
@@ -35,12 +34,12 @@ def older(info):
 @pytest.mark.parametrize("query_set", QUERY_SETS)
 def test_a_query_set_has_as_many_examples_as_it_was_given(texts, query_set):
     info, state = texts.info(), State("", query_set, 3, "3", ("label",))
-    assert examples_of(Snapshot(texts, info), query_set).count == EXAMPLES
+    assert Snapshot(texts, info).examples_of(query_set).count == EXAMPLES
     panel = query_panel(View(texts, info, state))
     assert (panel.count, panel.tokens, panel.token, panel.after) == (EXAMPLES, WORDS, WORDS - 1, 4)
-    assert query_of(View(texts, info, state)) == f"{query_set}/3:{WORDS - 1}"
+    assert View(texts, info, state).query() == f"{query_set}/3:{WORDS - 1}"
     assert query_panel(View(texts, info, replace(state, row=EXAMPLES - 1))).after is None
-    assert moved(View(texts, info, state), 100).row == EXAMPLES - 1
+    assert View(texts, info, state).moved(100).row == EXAMPLES - 1
 
 
 @pytest.mark.parametrize("query_set", QUERY_SETS)
@@ -62,9 +61,9 @@ def test_the_label_of_a_token_is_that_of_its_example(texts):
 def test_where_a_record_does_not_say_how_many_each_stored_row_stands_for_itself(texts):
     info = older(texts.info())
     for query_set in QUERY_SETS:
-        assert examples_of(Snapshot(texts, info), query_set).count == EXAMPLES * WORDS
+        assert Snapshot(texts, info).examples_of(query_set).count == EXAMPLES * WORDS
     state = State("", "unseen", 3, "3", ("label",))
-    assert query_of(View(texts, info, state)) == "unseen/3"
+    assert View(texts, info, state).query() == "unseen/3"
     (fault,) = read_state([("item", "unseen/64")], info).faults
     assert fault.message == "The query set unseen has no example '64': it has no more than 64."
     assert [name for name, _ in fault.choices] == ["unseen/0"]
@@ -73,4 +72,4 @@ def test_where_a_record_does_not_say_how_many_each_stored_row_stands_for_itself(
 
 
 def test_where_a_record_does_not_say_how_many_outputs_or_labels_do(memory, info):
-    assert examples_of(Snapshot(memory, older(info)), "shapes").count == 60
+    assert Snapshot(memory, older(info)).examples_of("shapes").count == 60

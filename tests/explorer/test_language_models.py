@@ -15,8 +15,6 @@ from dualform.errors import BadInput, NotFound
 from dualform.query.weights import contributions
 from dualform.record import kept_outputs
 from dualform_explorer import groups as groups_room
-from dualform_explorer.address import completed
-from dualform_explorer.examples import examples_of, label_names, query_of
 from dualform_explorer.filter import Chip
 from dualform_explorer.memories import Beside, RememberedAnswers
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
@@ -25,6 +23,7 @@ from dualform_explorer.panels.example import query_panel
 from dualform_explorer.sample import SampleAddress, moved_panel, sample_panel
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
 from dualform_explorer.words import Words, visible
 from tests.explorer.recorded_gpt import HELD, LENGTH, VOCABULARY, WORDS, following, record, tokens
 from tests.explorer.served import served
@@ -130,7 +129,7 @@ def test_where_weights_of_groups_are_too_large_the_words_are_still_named(path, o
 
 
 def test_surprise_is_the_loss_at_each_token(gpt, info, outputs):
-    examples, labels = examples_of(Snapshot(gpt, info), "held"), following(tokens()[:HELD])
+    examples, labels = Snapshot(gpt, info).examples_of("held"), following(tokens()[:HELD])
     for row in range(HELD):
         loss = cross_entropy(torch.tensor(outputs[row]), labels[row], reduction="none", ignore_index=-1)
         found = examples.losses(row)
@@ -150,7 +149,7 @@ def test_tokens_can_be_picked_with_several_kinds_of_positions(gpt, info, outputs
     assert [own.position for own in panel.passage if own.marked] == [LAST]
     assert (panel.token, panel.tokens, panel.missing) == (LAST, LENGTH, "")
     assert (panel.read, panel.label) == (outputs[2, LAST].argmax(), following(tokens()[:HELD])[2, LAST])
-    losses = examples_of(Snapshot(gpt, info), "held").losses(2)
+    losses = Snapshot(gpt, info).examples_of("held").losses(2)
     assert [own.loss for own in panel.passage] == [None if np.isnan(own) else own for own in losses.tolist()]
     assert panel.chance == np.log(WORDS)
     for own in panel.passage[: LENGTH - 2]:
@@ -166,7 +165,9 @@ def test_a_layer_whose_rows_are_of_no_example_is_asked_by_the_row_of_the_tokens_
     stored = gpt.query_set("held", "places").queries
     assert len(stored) == LENGTH
     for token in (0, 4):
-        np.testing.assert_array_equal(query_of(View(gpt, info, replace(STATE, layer="places", token=token))), stored[[token]])
+        np.testing.assert_array_equal(
+            View(gpt, info, replace(STATE, layer="places", token=token)).query(), stored[[token]]
+        )
     asked = []
     ask = gpt._answers.ask
     gpt._answers.ask = lambda question: asked.append(question) or ask(question)
@@ -183,7 +184,7 @@ def test_a_layer_whose_rows_are_of_no_example_is_asked_by_the_row_of_the_tokens_
 def test_contributions_go_to_what_the_token_reads_less_its_label(gpt, info, outputs):
     for token in range(LENGTH):
         read, label = outputs[2, token].argmax(), int(following(tokens()[:HELD])[2, token])
-        state = completed(View(gpt, info, replace(STATE, score="contribution", token=token)), 0)
+        state = View(gpt, info, replace(STATE, score="contribution", token=token)).completed(0)
         assert state.target == (f"{read}-{label}" if label not in (-1, read) else str(read))
 
 
@@ -201,7 +202,9 @@ def test_a_samples_page_asks_each_example_at_its_last_token_with_a_label(gpt, in
         assert one.change == pytest.approx(changes[one.card.row], abs=1e-5)
     assert {own.card.row for own in (*panel.helped, *panel.hurt)} == set(np.flatnonzero(changes).tolist())
     assert (
-        sum(count for _, count in sample_panel(Snapshot(gpt, info), SampleAddress("", "texts", 3, "held")).visits) % LENGTH == 0
+        sum(count for _, count in sample_panel(Snapshot(gpt, info), SampleAddress("", "texts", 3, "held")).visits)
+        % LENGTH
+        == 0
     )
 
 
@@ -223,7 +226,7 @@ def test_words_of_a_tokenizer_name_what_the_memory_does_not(tmp_path):
     with RememberedAnswers(dualform.open(tmp_path / "run"), Beside(words)) as memory:
         panel = answer_panel(View(memory, memory.info(), STATE))
         assert [own[1] for own in panel.next] == [f"␣word{own[0]:02}" for own in panel.next]
-        assert label_names(Snapshot(memory, memory.info())).of(7, "texts") == "␣word07"
+        assert Snapshot(memory, memory.info()).names.of(7, "texts") == "␣word07"
         queries = query_panel(View(memory, memory.info(), replace(STATE, layer="places")))
         assert "are of no example" in queries.remark
         assert len(memory.query_set("held", "places").queries) == 3 * LENGTH  # of each batch

@@ -25,11 +25,11 @@ from dualform_explorer.panels.answer import output_panel, terms_panel
 from dualform_explorer.panels.data import slots_panel, sums_panel
 from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, paper_panel, ranks_panel
-from dualform_explorer.panels.record import record_panel, removal_panel
-from dualform_explorer.panels.training import steps_panel
+from dualform_explorer.panels.training import record_panel, removal_panel, steps_panel
 from dualform_explorer.rendering import percent
 from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
 WITHOUT = replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),))
@@ -96,7 +96,9 @@ def test_a_label_has_a_name_where_all_datasets_that_it_may_be_of_give_it_that_na
         shown = {row.group.values: row.group.name for row in sums_panel(View(memory, info, state)).rows}
         lists = {**named, "tools": ["", ""], None: ["", ""]}
         assert shown == {(dataset, label): names[label] for dataset, names in lists.items() for label in (0, 1)}
-        assert {(own.dataset, own.label): own.label_name for own in slots_panel(View(memory, info, state)).slots} == shown
+        assert {
+            (own.dataset, own.label): own.label_name for own in slots_panel(View(memory, info, state)).slots
+        } == shown
         by_label = sums_panel(View(memory, info, replace(state, by=("label",))))
         assert [row.group.name for row in by_label.rows] == ["", ""]
         assert query_panel(View(memory, info, state)).label_name == ""
@@ -161,7 +163,10 @@ def test_groups_keep_their_places_where_all_that_is_left_is_among_those_without_
 
 
 def test_by_sample_each_sample_stands_once_at_its_best_slot(memory, info):
-    slots, samples = slots_panel(View(memory, info, PLAIN)), slots_panel(View(memory, info, replace(PLAIN, by_sample=True)))
+    slots, samples = (
+        slots_panel(View(memory, info, PLAIN)),
+        slots_panel(View(memory, info, replace(PLAIN, by_sample=True))),
+    )
     best = {}
     for own in slots.slots:
         best.setdefault((own.dataset, own.sample), own)
@@ -273,8 +278,12 @@ def test_it_flips_where_the_largest_output_is_another_one_under_the_mask(memory,
     rows = ",".join(map(str, range(60)))
     full = np.asarray(memory.output("4", f"shapes/{rows}")).argmax(axis=1)
     masked = np.asarray(memory.output("4", f"shapes/{rows}", WHERE)).argmax(axis=1)
-    flips = {output_panel(View(memory, info, replace(WITHOUT, row=row))).flips for row in np.flatnonzero(full != masked)[:3]}
-    stays = {output_panel(View(memory, info, replace(WITHOUT, row=row))).flips for row in np.flatnonzero(full == masked)[:3]}
+    flips = {
+        output_panel(View(memory, info, replace(WITHOUT, row=row))).flips for row in np.flatnonzero(full != masked)[:3]
+    }
+    stays = {
+        output_panel(View(memory, info, replace(WITHOUT, row=row))).flips for row in np.flatnonzero(full == masked)[:3]
+    }
     assert (flips, stays) == ({True}, {False})
 
 

@@ -16,9 +16,10 @@ from dualform.methods import Answers
 from dualform.questions import Placebo
 from dualform_explorer.examples import SETS
 from dualform_explorer.filter import Chip
-from dualform_explorer.numbers import rounded
 from dualform_explorer.panels.answer import PlaceboPanel, placebo_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
+from dualform_explorer.words import rounded
 from tests.explorer.served import served
 
 WHERE = "label <> 1"
@@ -64,10 +65,15 @@ def test_a_verdict_is_the_memorys(memory, info, row, at):
 
 
 def test_it_is_asked_of_the_output_layer_whatever_layer_the_page_shows(memory, info):
-    assert placebo_panel(View(memory, info, replace(STATE, layer="0"))).words == placebo_panel(View(memory, info, STATE)).words
+    assert (
+        placebo_panel(View(memory, info, replace(STATE, layer="0"))).words
+        == placebo_panel(View(memory, info, STATE)).words
+    )
 
 
-def panel(change: float, siblings: tuple[float, ...] = (), flips: float = 0.0, becomes: int = 0) -> PlaceboPanel:
+def panel(
+    change: float, siblings: tuple[float, ...] = (), flips: float = 0.0, becomes: int = 0, of_tokens: bool = False
+) -> PlaceboPanel:
     """Of a filter under which the margin changes so; random sets change it by -1 to 1, and a share of them `flips`."""
     random = np.linspace(-1.0, 1.0, 50)
     outcomes = [becomes, *(np.arange(50) < 50 * flips).astype(int).tolist(), *(0 for _ in siblings)]
@@ -76,7 +82,7 @@ def panel(change: float, siblings: tuple[float, ...] = (), flips: float = 0.0, b
         one, one, one + 1, np.array([2.0]), np.array([[change, *random, *siblings]]), np.array([outcomes]), 50,
         tuple(f"label = {number}" for number in range(len(siblings))), "", 6, 60, "samples",
     )  # fmt: skip
-    return PlaceboPanel(True, answer, None, "0", str(becomes))
+    return PlaceboPanel(True, answer, None, "0", str(becomes), of_tokens=of_tokens)
 
 
 MINUS = "\N{MINUS SIGN}"
@@ -102,6 +108,8 @@ NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
             "more than random, usual among its siblings",
             "in 9 other removals of its kind (label = 0, label = 1, …). ",
         ),
+        (panel(-3.0, NINE, of_tokens=True), "usual among its siblings", "in 9 other removals of its kind"),
+        (panel(-3.0, NINE[:1], of_tokens=True), "", "The margin changes by \N{MINUS SIGN}3.00. The prediction stays"),
         (panel(-3.0, NINE[:3]), "unusual", "at random. The prediction stays 0; none of the random removals change it."),
     ],
 )
@@ -163,8 +171,8 @@ def test_a_change_stands_next_to_base_rates_over_its_query_set(folder, memory):
     counts = [((after == labels) & wrong).sum(), wrong.sum(), ((after != labels) & right).sum(), right.sum()]
     said = (
         f"In all of shapes, corrected: {counts[0]} of {counts[1]} misclassified (random removals: "
-        f"{rounded(random[0])} in the median, at least as many in {as_many[0]} of 50); broken: {counts[2]} of {counts[3]} "
-        f"correct (random removals: {rounded(random[1])} in the median, at least as many in {as_many[1]} of 50)."
+        f"{rounded(random[0])} in the median, at least as many in {as_many[0]} of 50); broken: {counts[2]} of "
+        f"{counts[3]} correct (random removals: {rounded(random[1])} in the median, at least as many in {as_many[1]} of 50)."
     )
     assert counts[0] > 0
     with served({"run": lambda: dualform.open(folder)}) as pages:

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import dualform
-from dualform_explorer.examples import query_of
+from dualform_explorer.examples import places_of
 from dualform_explorer.panels.data import slots_panel
 from dualform_explorer.panels.example import query_panel
 from dualform_explorer.panels.layers import places_panel
-from dualform_explorer.places import places_of
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from tests.cases import some
 from tests.explorer.recorded_cnn import HEIGHT, WIDTH, images_of, record
 from tests.explorer.served import served
@@ -50,8 +50,8 @@ def test_each_place_has_the_attention_of_all_slots(cnn, info, layer, grid, where
         assert panel.sums[place] == pytest.approx(sums.sums.sum(), rel=1e-9, abs=1e-9)
     whole = places_panel(View(cnn, info, replace(STATE, layer=layer))).sums
     assert panel.token == int(np.argmax(whole))
-    assert query_of(View(cnn, info, replace(STATE, layer=layer))) == f"test/2:{panel.token}"
-    assert query_of(View(cnn, info, replace(STATE, layer=layer, token=1))) == "test/2:1"
+    assert View(cnn, info, replace(STATE, layer=layer)).query() == f"test/2:{panel.token}"
+    assert View(cnn, info, replace(STATE, layer=layer, token=1)).query() == "test/2:1"
     assert (panel.exact, bool(panel.image)) == (layer == "0", True)
 
 

@@ -29,6 +29,7 @@ from dualform_explorer.panels.data import slots_panel
 from dualform_explorer.panels.example import query_panel
 from dualform_explorer.preview_function import GIVEN, AnswersWithPreviews, coded_preview
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer.served import Served

@@ -20,6 +20,7 @@ from dualform_explorer.panels.example import query_panel
 from dualform_explorer.previews import shown_of_examples, shown_preview, tokens_of_passage
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
 from tests.explorer import recorded_table
 from tests.explorer.recorded_text import HOSTILE, WORDS, offsets, passages
 

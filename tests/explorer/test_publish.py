@@ -16,9 +16,9 @@ import pytest
 import dualform
 from dualform.errors import DualformError
 from dualform_client.cli import main
+from dualform_explorer.export import Told, as_command, as_python
 from dualform_explorer.filter import Chip
 from dualform_explorer.panels import PANELS
-from dualform_explorer.publish import Told, as_command, as_python
 from dualform_explorer.state import State
 from tests.cases import pairwise, some
 from tests.explorer.served import served

@@ -20,6 +20,7 @@ from dualform_explorer import memories
 from dualform_explorer.memories import Memories, OneSnapshot, RememberedAnswers
 from dualform_explorer.panels.training import steps_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer.served import served

@@ -12,6 +12,7 @@ from torch import nn
 import dualform
 from dualform.errors import NotFound
 from dualform_explorer.sample import NEIGHBOURS, SampleAddress, moved_panel, neighbours_panel, read_sample, sample_panel
+from dualform_explorer.view import Snapshot
 from tests.explorer.served import served
 
 

@@ -11,11 +11,11 @@ import pytest
 
 import dualform
 from dualform.errors import BadInput
-from dualform_explorer.memories import Beside, RememberedAnswers
+from dualform_explorer.memories import Beside, RememberedAnswers, read_scores
 from dualform_explorer.panels.data import scores_panel
-from dualform_explorer.scores import read_scores
 from dualform_explorer.server import explore
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from tests.explorer.served import Served
 
 STATE = State("", "shapes", 3, "4", ("dataset", "label"))

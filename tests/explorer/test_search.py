@@ -21,9 +21,10 @@ from dualform.methods import Answers
 from dualform.questions import Inventory, PreviewLookup, SqlStatement
 from dualform_client import Client
 from dualform_explorer import search
-from dualform_explorer.address import LONGEST, read_state
 from dualform_explorer.filter import narrowed, samples_filter
 from dualform_explorer.search import AROUND, around, filtered, search_panel
+from dualform_explorer.state import LONGEST, read_state
+from dualform_explorer.view import View
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer import recorded_table

@@ -10,6 +10,7 @@ import pytest
 from dualform_explorer.panels import training
 from dualform_explorer.panels.training import timeline_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 
 STATE = State("", "shapes", 3, "4", ("dataset", "label"))
 

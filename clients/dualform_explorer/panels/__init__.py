@@ -8,18 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dualform.answers import MemoryInfo
-from dualform.methods import Answers
 from dualform_explorer.groups import expected_seconds
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
 from dualform_explorer.panels.data import adjoint_panel, samples_panel, scores_panel, slots_panel, sums_panel
 from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, places_panel, ranks_panel
-from dualform_explorer.panels.record import record_panel, removal_panel
-from dualform_explorer.panels.training import steps_panel, timeline_panel
+from dualform_explorer.panels.training import record_panel, removal_panel, steps_panel, timeline_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 
-PanelMaker: TypeAlias = Callable[[Answers, MemoryInfo, State], Any]
+PanelMaker: TypeAlias = Callable[[View], Any]
 Place: TypeAlias = Literal["side", "first", "data", "layers", "training", "record"]
 """The column at the left, the top of the page, or one of its sections, which are folded at first."""
 
@@ -81,9 +79,9 @@ class Waiting:
     seconds: float
 
 
-def panel_of(name: str, memory: Answers, info: MemoryInfo, state: State) -> Any:
+def panel_of(name: str, view: View) -> Any:
     """The content of a panel."""
-    seconds = 0.0 if state.compute else expected_seconds(name, info, state)
+    seconds = 0.0 if view.state.compute else expected_seconds(name, view)
     if seconds <= PATIENCE:
-        return PANELS[name].make(memory, info, state)
-    return answer_panel(View(memory, info, state), seconds=seconds) if name == "answer" else Waiting(seconds)
+        return PANELS[name].make(view)
+    return answer_panel(view, seconds=seconds) if name == "answer" else Waiting(seconds)

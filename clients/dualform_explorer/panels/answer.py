@@ -12,26 +12,12 @@ from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo, Placebos, Status
 from dualform.answers.outputs import FEWEST_SIBLINGS, central, outside
-from dualform.errors import BadInput, Inexact, NotFound, ServiceError
-from dualform.methods import Answers
-from dualform_explorer.examples import (
-    MOST_OUTPUTS,
-    SETS,
-    BaseRates,
-    LabelNames,
-    examples_of,
-    label_in,
-    label_names,
-    layer_of,
-    output_layer,
-    query_of,
-    rated,
-    token_of,
-    tokens_of,
-)
-from dualform_explorer.groups import MOST_GROUPS, Terms, hue_of, name_of, terms_of, where
-from dualform_explorer.numbers import rounded
+from dualform.errors import BadInput, Inexact, ServiceError
+from dualform_explorer.examples import SETS, BaseRates, LabelNames
+from dualform_explorer.groups import MOST_GROUPS, Terms, hue_of, name_of, terms_of
 from dualform_explorer.state import State
+from dualform_explorer.view import View
+from dualform_explorer.words import rounded
 
 _MOST = 10
 """The number of groups with separate bars. A single further group gets one too, in place of "1 more"."""
@@ -42,6 +28,8 @@ _OFTEN = 0.05
 _OF_SLOTS = ("group", "rest")
 _WHOLE = frozenset(("dataset", "sample", "row", "step", "call"))
 """Columns whose conditions remove all tokens of a sample."""
+MOST_OUTPUTS = 12
+"""The most outputs that a page shows of a layer."""
 _NEXT = 5
 """The number of a token's outputs that are named."""
 
@@ -230,17 +218,14 @@ def answer_panel(
     is the page's target. `named`: groups with a separate part, besides the largest. `seconds`: the approximate time for
     the parts, which are then left out.
     """
-    examples = examples_of(view, view.state.query_set)
-    found = output_layer(view, examples)
+    found, names = view.outputs, view.names
     if found is None:
         return AnswerPanel("")
     by, chosen = view.state.by[:1], chosen_pair(view.state, found.name)
     pair = pair or chosen
-    tokens = tokens_of(view, examples, found.name)
-    token = token_of(view, examples, found.name, tokens, view.state)
-    label = examples.label_at(view.state.row, token, tokens)
+    token, label = view.token(found.name), view.label(found.name)
     if by == ("label",):  # the groups of the prediction and of the right answer are never among "others"
-        asked = pair or (examples.read_at(view.state.row, token, tokens), label)
+        asked = pair or (view.predicted(found.name), label)
         named = [*named, *((own,) for own in asked if own is not None)]
     terms, why_no_parts = None, ""
     try:
@@ -250,24 +235,19 @@ def answer_panel(
             raise
         why_no_parts = error.message
     if terms is None:
-        query = query_of(view, found.name)
-        given = view.memory.output(found.name, query, where(view.info, view.state), view.state.at, view.state.inexact, initial=view.state.initial)
+        given = view.output(found.name)
         output, status = np.asarray(given, dtype=np.float64)[0], given.status
     else:
         output, status = terms.output(view.state.initial), terms.answer.status
-    if label is not None and label >= len(output):
-        label = None
     whole = output
     if view.state.masked:
-        query = query_of(view, found.name)
-        whole = np.asarray(view.memory.output(found.name, query, None, view.state.at, view.state.inexact))[0]
+        whole = np.asarray(view.output(found.name, masked=False))[0]
     default = default_pair(whole, label)
     top, other = pair or default
 
     def along(values: NDArray[np.float64]) -> Any:
         return values[..., top] - (0.0 if other is None else values[..., other])
 
-    names = label_names(view)
     listed = []
     if terms is not None:
         most = _MOST + (not terms.others and len(terms.groups) == _MOST + 1)
@@ -342,15 +322,13 @@ class TermsPanel:
 
 
 def terms_panel(view: View) -> TermsPanel:
-    examples = examples_of(view, view.state.query_set)
-    found = output_layer(view, examples)
+    found, names = view.outputs, view.names
     layer = view.state.layer if found is None else found.name
     terms = terms_of(view, layer, view.state.by)
     answer, output = terms.answer, terms.output(view.state.initial)
-    names = label_names(view)
     sizes = np.abs(terms.sums).max(axis=1, initial=0.0)
     listed = _listed(view.info, view.state.by, names, terms, sizes, MOST_GROUPS)
-    shown = _shown(output, None, label_in(view, examples, layer) if found is not None else None)
+    shown = _shown(output, None, view.label(layer) if found is not None else None)
     return TermsPanel(
         layer=layer,
         outputs=tuple((number, names.of(number) if found is not None else "") for number in shown),
@@ -383,10 +361,6 @@ class OutputPanel:
     layer: str
     network: bool
     """Whether the layer's outputs are the network's."""
-    difference: float | None
-    """The largest difference from the network's outputs, over the examples that were compared; None if they are not the
-    network's."""
-    tried: int
     outputs: tuple[Output, ...]
     """The outputs to show, by number."""
     total: int
@@ -415,24 +389,15 @@ class OutputPanel:
 
 
 def output_panel(view: View) -> OutputPanel:
-    examples = examples_of(view, view.state.query_set)
-    found = output_layer(view, examples)
+    found, names, masked = view.outputs, view.names, None
+    layer = view.layer if found is None else found
     name = view.state.layer if found is None else found.name
-    layer = layer_of(view.info, name)
-    if layer is None:
-        raise NotFound(f"There is no layer {name!r}.", field="layer")
-    query = query_of(view, name)
-    answer = view.memory.output(name, query, None, view.state.at, view.state.inexact)
+    answer = view.output(name, masked=False)
     full = np.asarray(answer, dtype=np.float64)[0]
-    masked = None
     if view.state.masked:
-        answer = view.memory.output(name, query, where(view.info, view.state), view.state.at, view.state.inexact, initial=view.state.initial)
+        answer = view.output(name)
         masked = np.asarray(answer, dtype=np.float64)[0]
-    label = label_in(view, examples, name) if found is not None and len(full) > 1 else None
-    if label is not None and label >= len(full):
-        label = None
-    names, tokens = label_names(view), tokens_of(view, examples, name)
-    stored = examples.read_at(view.state.row, token_of(view, examples, name, tokens, view.state), tokens)
+    label = view.label(name) if found is not None and len(full) > 1 else None
     outputs = tuple(
         Output(
             number,
@@ -447,13 +412,11 @@ def output_panel(view: View) -> OutputPanel:
     return OutputPanel(
         layer=name,
         network=found is not None,
-        difference=None if found is None else found.difference,
-        tried=0 if found is None else found.tried,
         outputs=outputs,
         total=layer.d_out,
         full=largest,
         masked=left,
-        stored=stored,
+        stored=view.predicted(name),
         status=answer.status,
         unrecorded_change=answer.unrecorded_change,
     )
@@ -574,26 +537,26 @@ def placebo_panel(view: View) -> PlaceboPanel:
     """Asked only about the output layer, and only under a filter, because the first question needs a pass over its
     training.
     """
-    kept = where(view.info, view.state)
+    kept = view.where
     if kept is None:
         return PlaceboPanel(False)
-    examples = examples_of(view, view.state.query_set)
-    found = output_layer(view, examples)
+    found, names = view.outputs, view.names
     layer = view.state.layer if found is None else found.name
     if layer != view.info.output_layer:
         return PlaceboPanel(True, note="Random sets are drawn only for the output layer.")
     if not view.state.initial:
         return PlaceboPanel(True, note="Random sets are drawn only with the initial weights and the bias.")
     try:
-        query = query_of(view, layer)
+        query = view.query(layer)
         answer = view.memory.placebo(layer, query, kept, SETS, view.state.at, view.state.inexact)
-        whole = None if found is None else rated(view.memory, examples, layer, kept, view.state.at, view.state.inexact)
+        whole = None
+        if found is not None:
+            whole = view.rated(view.examples, layer, kept, view.state.at, view.state.inexact)
     except (BadInput, Inexact, ServiceError) as error:
         if error.field == "where":
             raise
         return PlaceboPanel(True, note=f"No random sets: {error.message}")
-    names, own = label_names(view), layer_of(view.info, layer)
-    of_tokens = own is not None and own.space != "sample"
+    of_tokens = view.layer_named(layer).space != "sample"
     quoted = "“{}”" if of_tokens else "{}"  # a word may be a comma
     before, after = (
         " ".join((str(number), *(quoted.format(own) for own in (names.of(number),) if own)))

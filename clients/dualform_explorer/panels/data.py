@@ -11,27 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from dualform.answers import MemoryInfo, Status
+from dualform.answers import Status
 from dualform.answers.influence import FEWEST_RETRAININGS, rank_correlation
 from dualform.errors import Forbidden
-from dualform.methods import Answers
-from dualform_explorer.examples import label_names, layer_of
-from dualform_explorer.filter import STANDARD, complete_columns, where_of
-from dualform_explorer.groups import (
-    MOST_GROUPS,
-    Group,
-    GroupRow,
-    groups_of,
-    hue_of,
-    name_of,
-    rows_of,
-    scored,
-    where_before,
-)
+from dualform_explorer.filter import STANDARD, where_of
+from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, name_of, rows_of
 from dualform_explorer.memories import beside_of
-from dualform_explorer.places import places_of
 from dualform_explorer.previews import ShownPreview, ShownPreviews, shown_of_slots
-from dualform_explorer.state import State
+from dualform_explorer.view import View
 
 
 @dataclass(frozen=True)
@@ -49,11 +36,11 @@ class SumsPanel:
 
 
 def sums_panel(view: View) -> SumsPanel:
-    sums = view.memory.group_sum(**scored(view), by=view.state.by, k=MOST_GROUPS)
+    sums = view.memory.group_sum(**view.scored(), by=view.state.by, k=MOST_GROUPS)
     groups = groups_of(view, view.state.by, sums)
     whole: tuple[Group, ...] = ()
     if view.state.chips or view.state.where:
-        answer = view.memory.group_sum(**scored(view, masked=False), by=view.state.by, k=MOST_GROUPS)
+        answer = view.memory.group_sum(**view.scored(masked=False), by=view.state.by, k=MOST_GROUPS)
         whole = groups_of(view, view.state.by, answer)
     every = [group.sum for group in (*groups, *whole)]
     return SumsPanel(
@@ -103,8 +90,8 @@ def samples_panel(view: View) -> SamplesPanel:
     group = view.state.within
     if group is None:
         return SamplesPanel()
-    kept = where_of([group], where_before(view.info, view.state) or "", None, complete_columns(view.info))
-    asked = {**scored(view), "where": kept}
+    kept = where_of([group], view.where_before or "", None, view.complete)
+    asked = {**view.scored(), "where": kept}
     by = ("dataset", "sample") if view.info.datasets else ("sample",)
     found, whole = (view.memory.group_sum(**asked, by=own, k=MOST_GROUPS) for own in (by, group.columns))
     ranked = [own for own in found.ranked() if own[0][-1] is not None]
@@ -170,12 +157,12 @@ class SlotsPanel:
 
 
 def slots_panel(view: View) -> SlotsPanel:
-    hits = view.memory.topk(**scored(view), k=view.state.k + 1)
+    hits = view.memory.topk(**view.scored(), k=view.state.k + 1)
     ids, scores = hits.slots[0].tolist(), hits.scores[0].tolist()
     shown = min(view.state.k, len(ids))
     rows = view.memory.slots(hits.slots[0][:shown], hits.space).records() if shown else []
-    names = label_names(view)
-    places = places_of(view.info, view.state.query_set, layer_of(view.info, view.state.layer))
+    names = view.names
+    places = view.places
     previews = shown_of_slots(view, rows, places)
     # Without samples, each slot counts by itself.
     keys = [_sample(row) or (None, None, slot) for row, slot in zip(rows, ids, strict=False)]
@@ -295,7 +282,7 @@ def adjoint_panel(view: View) -> AdjointPanel:
         groups=tuple(
             {
                 **one,
-                "called": name_of(label_names(view), by, [one["said"]]),
+                "called": name_of(view.names, by, [one["said"]]),
                 "hue": hue_of(view.info, by, [one["said"]]),
                 "change": measured.get((one["said"], one["samples"])),
             }
@@ -310,11 +297,9 @@ def adjoint_panel(view: View) -> AdjointPanel:
     )
 
 
-def samples_with_values(
-    view: View, rows: Sequence[Mapping[str, Any]], previews: ShownPreviews
-) -> tuple[Sample, ...]:
+def samples_with_values(view: View, rows: Sequence[Mapping[str, Any]], previews: ShownPreviews) -> tuple[Sample, ...]:
     """Samples from rows with the columns of slots and a `value`."""
-    names = label_names(view)
+    names = view.names
     return tuple(
         Sample(
             sample=row["sample"],
@@ -385,6 +370,6 @@ def scores_panel(view: View) -> ScoresPanel:
 def _sums_by_sample(view: View) -> dict[tuple[Any, Any], float]:
     """The sums of the page's score over all slots of its layer, by sample."""
     by = ("dataset", "sample") if view.info.datasets else ("sample",)
-    sums = view.memory.group_sum(**scored(view, masked=False), by=by)
+    sums = view.memory.group_sum(**view.scored(masked=False), by=by)
     keys = (group if view.info.datasets else (None, *group) for group in sums.groups)
     return dict(zip(keys, sums.sums[0].tolist(), strict=True))

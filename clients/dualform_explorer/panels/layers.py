@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from dualform.answers import GroupKey, LayerInfo, MemoryInfo
-from dualform.errors import DualformError, NotFound
-from dualform.methods import Answers
-from dualform_explorer.examples import evenly, examples_of, layer_of, layers_of, query_set_of, token_of, tokens_of
+from dualform.answers import GroupKey, LayerInfo
+from dualform.errors import DualformError
+from dualform_explorer.examples import evenly
 from dualform_explorer.filter import alike
-from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, scored, where_before
+from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of
 from dualform_explorer.panels.data import Slot, SumsPanel, slots_panel, sums_panel
-from dualform_explorer.places import attention_by_place, places_of
 from dualform_explorer.previews import NOTHING, previews_of_examples, shown_preview
-from dualform_explorer.state import State
+from dualform_explorer.state import layer_of, layers_of
+from dualform_explorer.view import View
 
 _NAMED = (10, 100, 1000, 10_000, 100_000)
 """Ranks whose shares are stated in words."""
@@ -42,7 +41,7 @@ class RanksPanel:
 
 
 def ranks_panel(view: View) -> RanksPanel:
-    answer = view.memory.distribution(**scored(view))
+    answer = view.memory.distribution(**view.scored())
     columns = (answer.ranks.tolist(), answer.scores[0].tolist(), answer.shares[0].tolist())
     points = tuple(RankPoint(*own) for own in zip(*columns, strict=True))
     named = [next(own for own in points if own.rank >= rank) for rank in _NAMED if rank < answer.count]
@@ -87,18 +86,15 @@ class LayersPanel:
 
 
 def layers_panel(view: View) -> LayersPanel:
-    query_set = query_set_of(view.info, view.state.query_set)
-    if query_set is None:
-        raise NotFound(f"There is no query set {view.state.query_set!r}.", field="item")
     score = "dot" if view.state.score == "contribution" else view.state.score
-    own, chosen = layers_of(view.info, query_set), layer_of(view.info, view.state.layer)
+    own, chosen = layers_of(view.info, view.state.query_set), layer_of(view.info, view.state.layer)
     spread = evenly(len(own), _MOST_SUMMED)
     found, every, total = list[LayerFlow](), dict[GroupKey, Group](), 0
     for layer in (one for place, one in enumerate(own) if place in spread or one is chosen):
         flow = LayerFlow(layer, layer is chosen)
         try:  # the same question as the sums by group of the chosen layer
-            there = replace(view.state, layer=layer.name, score=score)
-            sums = view.memory.group_sum(**scored(View(view.memory, view.info, @@there@@)), by=view.state.by, k=MOST_GROUPS)
+            there = view.changed(layer=layer.name, score=score)
+            sums = view.memory.group_sum(**there.scored(), by=view.state.by, k=MOST_GROUPS)
         except DualformError as error:
             if error.field == "where":
                 raise
@@ -139,18 +135,18 @@ class PaperPanel:
 def paper_panel(view: View, layer: str) -> PaperPanel:
     """Contributions belong to one layer. Other layers show the dot score."""
     score = view.state.score if layer == view.state.layer or view.state.score != "contribution" else "dot"
-    own = replace(view.state, layer=layer, score=score, k=120, by_sample=True)
-    sums = sums_panel(View(view.memory, view.info, @@own@@))
+    own = view.changed(layer=layer, score=score, k=120, by_sample=True)
+    sums = sums_panel(own)
     rows = [row for row in sums.rows if not row.gone]
     largest = max(rows, key=lambda row: abs(row.group.sum), default=None)
     ranked = _RANKED if len(rows) * _RANKED <= _MOST_POINTS else _FEWER
     curves: list[tuple[GroupRow, tuple[float, ...]]] = []
     if sums.total <= MOST_GROUPS:
-        hits = view.memory.topk(**scored(View(view.memory, view.info, @@own@@)), k=ranked, by=view.state.by)
+        hits = view.memory.topk(**own.scored(), k=ranked, by=view.state.by)
         groups = [tuple(map(alike, group)) for group in hits.groups or ()]
         scores = dict(zip(groups, hits.scores[0], strict=True))
         curves = [(row, tuple(map(float, scores.get(row.group.values, ())))) for row in sums.rows]
-    best = slots_panel(View(view.memory, view.info, @@own@@)).slots[:_BEST]
+    best = slots_panel(own).slots[:_BEST]
     return PaperPanel(layer, best, sums, largest, tuple(curves), ranked)
 
 
@@ -174,14 +170,12 @@ class PlacesPanel:
 
 def places_panel(view: View) -> PlacesPanel:
     """All places of the example in one question."""
-    examples, layer = examples_of(view, view.state.query_set), layer_of(view.info, view.state.layer)
-    tokens = tokens_of(view, examples, view.state.layer)
-    places = places_of(view.info, view.state.query_set, layer)
+    tokens, places = view.tokens(view.state.layer), view.places
     if places is None or places.count != tokens or tokens > _MOST_CELLS:
         return PlacesPanel((0, 0))
-    token = token_of(view, examples, view.state.layer, tokens, view.state)
+    token = view.token(view.state.layer, tokens)
     score = "dot" if view.state.score == "contribution" else view.state.score
-    sums = attention_by_place(view.memory, view.state.layer, view.state.item, where_before(view.info, view.state), score)
+    sums = view.attention_by_place(view.state.layer, view.where_before, score)
     previews, _ = previews_of_examples(view, view.state.query_set, [view.state.row])
     shown = shown_preview(previews[0], token, places) if previews else NOTHING
     return PlacesPanel(
