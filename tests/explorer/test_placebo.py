@@ -109,7 +109,7 @@ NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
             "in 9 other removals of its kind (label = 0, label = 1, …). ",
         ),
         (panel(-3.0, NINE, of_tokens=True), "usual among its siblings", "in 9 other removals of its kind"),
-        (panel(-3.0, NINE[:1], of_tokens=True), "", "The margin changes by \N{MINUS SIGN}3.00. The prediction stays"),
+        (panel(-3.0, NINE[:1], of_tokens=True), "", f"The margin changes by {MINUS}3.00. The prediction stays"),
         (panel(-3.0, NINE[:3]), "unusual", "at random. The prediction stays 0; none of the random removals change it."),
     ],
 )
