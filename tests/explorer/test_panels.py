@@ -500,7 +500,7 @@ def test_the_start_page_has_examples_that_a_mask_corrects(memory, info):
 def test_what_a_mask_may_not_say_is_an_error(memory, info, state, error):
     for panel in (sums_panel, slots_panel, steps_panel, output_panel, terms_panel, record_panel):
         with pytest.raises(error) as raised:
-            panel(memory, info, state)
+            panel(View(memory, info, state))
     assert filter_panel(View(memory, info, state)).trouble == raised.value.message  # and it can be cleared there
 
 

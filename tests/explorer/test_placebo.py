@@ -172,7 +172,8 @@ def test_a_change_stands_next_to_base_rates_over_its_query_set(folder, memory):
     said = (
         f"In all of shapes, corrected: {counts[0]} of {counts[1]} misclassified (random removals: "
         f"{rounded(random[0])} in the median, at least as many in {as_many[0]} of 50); broken: {counts[2]} of "
-        f"{counts[3]} correct (random removals: {rounded(random[1])} in the median, at least as many in {as_many[1]} of 50)."
+        f"{counts[3]} correct (random removals: {rounded(random[1])} in the median, at least as many in {as_many[1]} "
+        "of 50)."
     )
     assert counts[0] > 0
     with served({"run": lambda: dualform.open(folder)}) as pages:
