@@ -222,11 +222,12 @@ def answer_panel(
     if found is None:
         return AnswerPanel("")
     by, chosen = view.state.by[:1], chosen_pair(view.state, found.name)
-    pair = pair or chosen
     token, label = view.token(found.name), view.label(found.name)
-    if by == ("label",):  # the groups of the prediction and of the right answer are never among "others"
-        asked = pair or (view.predicted(found.name), label)
-        named = [*named, *((own,) for own in asked if own is not None)]
+    whole = np.asarray(view.output(found.name, masked=False), dtype=np.float64)[0]
+    default = default_pair(whole, label)
+    top, other = pair or chosen or default
+    if by == ("label",):  # the groups of the two outputs are never among "others"
+        named = [*named, *((own,) for own in (top, other) if own is not None)]
     terms, why_no_parts = None, ""
     try:
         terms = None if seconds is not None else terms_of(view, found.name, by, named)
@@ -239,11 +240,6 @@ def answer_panel(
         output, status = np.asarray(given, dtype=np.float64)[0], given.status
     else:
         output, status = terms.output(view.state.initial), terms.answer.status
-    whole = output
-    if view.state.masked:
-        whole = np.asarray(view.output(found.name, masked=False))[0]
-    default = default_pair(whole, label)
-    top, other = pair or default
 
     def along(values: NDArray[np.float64]) -> Any:
         return values[..., top] - (0.0 if other is None else values[..., other])
