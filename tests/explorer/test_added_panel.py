@@ -29,7 +29,7 @@ def classes_before(text: str, part: str) -> str:
 
 @pytest.fixture(params=["side", "first", "data", "record"])
 def place(request, monkeypatch) -> Place:
-    monkeypatch.setitem(PANELS, "count", Panel("Count of layers", request.param, lambda _, info, __: len(info.layers)))
+    monkeypatch.setitem(PANELS, "count", Panel("Count of layers", request.param, lambda view: len(view.info.layers)))
     added = DictLoader({"panels/count.html": TEMPLATE})
     monkeypatch.setattr(rendering, "PackageLoader", lambda *own: ChoiceLoader([PackageLoader(*own), added]))
     return request.param

@@ -81,5 +81,6 @@ def test_labels_beyond_the_outputs_are_not_counted_as_misclassified_before_an_ab
     beyond = replace(examples, labels=labels)
     found = Snapshot(memory, info).rated(beyond, "4", "dataset <> 'noise <b>'")
     assert found.rows.tolist() == list(range(5, len(labels)))
+    assert found.rates.examples == found.rates.total == len(labels) - 5
     wrong = found.answer.labels != found.answer.predicted
     assert found.rates.misclassified == int(wrong.sum()) == len(beyond.misclassified)

@@ -104,7 +104,7 @@ def test_what_is_wrong_in_an_address_is_named(info, params, wrong):
 
 def test_thumbnails_lead_there_and_examples_lead_on_without_the_sample(folder):
     with served({"run": lambda: dualform.open(folder)}) as pages:
-        page = pages.get("/explore?item=shapes/3&open=data").text
+        page = pages.get("/explore?item=shapes/3&token=0&open=data").text
         links = re.findall(r'<a href="(sample\?[^"]+)">#(\d+)</a>', page)
         assert len(links) == 24
         address, number = links[0]
@@ -112,6 +112,8 @@ def test_thumbnails_lead_there_and_examples_lead_on_without_the_sample(folder):
         assert there.status == 200
         assert f"Training sample {number}" in there.text
         assert "data-failure" not in there.text
+        back = re.search(r'<a id="back" href="([^"]+)">([^<]+)<', there.text)
+        assert back.groups() == ("explore?item=shapes/3&amp;token=0&amp;layer=4", "back to shapes/3, token 0")
         assert len(re.findall(r'<a href="sample\?[^"]+">#\d+</a>', there.text)) == NEIGHBOURS
         on = re.search(r'href="(explore\?[^"]+)" data-row', there.text)[1].replace("&amp;", "&")
         chip = pages.get("/" + on)
