@@ -112,11 +112,11 @@ def test_a_page_looks_into_a_group_without_scripts(adamw, memory):
 
 def test_what_takes_long_waits_for_a_click(adamw, info, monkeypatch):
     monkeypatch.setattr(panels, "PATIENCE", 1e-4)
-    long = [name for name in PANELS if expected_seconds(name, info, replace(STATE, within=GROUP))]
+    long = [name for name in PANELS if expected_seconds(name, View(None, info, replace(STATE, within=GROUP)))]
     assert long == ["answer", "sums", "samples", "slots", "terms", "ranks", "steps"]
-    assert not expected_seconds("sums", info, replace(STATE, score="dot"))
-    assert not expected_seconds("sums", replace(info, optimizer="SGD"), STATE)
-    assert isinstance(panel_of("sums", None, info, STATE), Waiting), "the memory is not asked"
+    assert not expected_seconds("sums", View(None, info, replace(STATE, score="dot")))
+    assert not expected_seconds("sums", View(None, replace(info, optimizer="SGD"), STATE))
+    assert isinstance(panel_of("sums", View(None, info, STATE)), Waiting), "the memory is not asked"
     with served({"run": lambda: dualform.open(adamw)}) as pages:
         text = page_of(pages, STATE)
         assert 'id="sums"' not in text
