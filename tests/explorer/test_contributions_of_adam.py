@@ -120,7 +120,7 @@ def test_what_takes_long_waits_for_a_click(adamw, info, monkeypatch):
     with served({"run": lambda: dualform.open(adamw)}) as pages:
         text = page_of(pages, STATE)
         assert 'id="sums"' not in text
-        assert 'id="sentence">Predict' in text, "which needs no parts"
+        assert re.search(r'id="sentence">(Predict|<b>1</b>)', text), "which needs no parts"
         assert 'id="waterfall"' not in text
         offered = re.findall(r'<a class="act compute" href="([^"]+)">compute \(about 1 s\)</a>', text)
         assert len(offered) == 4, "answer, sums, slots and terms"
