@@ -22,7 +22,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,53 +38,41 @@ from starlette.staticfiles import StaticFiles
 
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, BadMask, DualformError, NotFound
-from dualform.methods import Answers
 from dualform_explorer import map as map_page, search
-from dualform_explorer.address import LONGEST, Fault, Params, Reading, completed, default_by
-from dualform_explorer.compare import SIDES, Page, another, compare_link, compare_panel, params_of
-from dualform_explorer.examples import NAMES, examples_of, layer_of, layers_of, output_layer
+from dualform_explorer.compare import SIDES, compare_link, compare_panel, default_sides, params_of
+from dualform_explorer.examples import NAMES
+from dualform_explorer.export import Told, as_command, as_csv, as_python
 from dualform_explorer.filter import enclosed
-from dualform_explorer.groups import groupings_of, where_before
+from dualform_explorer.groups import groupings_of
 from dualform_explorer.memories import Memories, OneSnapshot
 from dualform_explorer.panels import PANELS, Waiting, panel_of, panels_in, panels_of
 from dualform_explorer.panels.layers import paper_panel
-from dualform_explorer.publish import Told, as_command, as_csv, as_python
-from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
+from dualform_explorer.rendering import KEYS, Failure, layer_in_words, layer_name, templates
 from dualform_explorer.sample import SampleAddress, moved_panel, neighbours_panel, read_sample, sample_panel
 from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import (
     ALL,
     CELL,
     KS,
+    LONGEST,
     MISCLASSIFIED,
     SCORES,
     SECTIONS,
-    State,
+    Fault,
+    Params,
+    Reading,
     cell_link,
     item_link,
+    layer_of,
+    layers_of,
     link,
     query_string,
+    read_state,
 )
+from dualform_explorer.view import Snapshot, View
 
 _THREADS = 12
 log = logging.getLogger("dualform_explorer")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Shown in place of a panel."""
-
-    message: str
-    hint: str = ""
-    code: str = ""
-    field: str = ""
-    """The argument of the question that caused the error."""
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        if isinstance(error, DualformError):
-            return cls(error.message, error.hint, error.code, error.field or "")
-        return cls(f"{type(error).__name__}: {error}", "This is a fault of dualform; the log has more.", "internal")
 
 
 class Invalid(Exception):
@@ -214,21 +202,21 @@ class Pages:
         asked = [request.query_params.get(key, "") for key in ("memory", "set", "cell")]
         for name in self._memories.names:
             try:
-                memory, info = await self._opened(name, newest=True)
+                snapshot = await self._opened(name, newest=True)
             except (DualformError, TimeoutError) as error:
                 opened[name] = self._failure(error, name)
                 continue
-            opened[name], shown = info, self._written(name)
-            for query_set in info.query_sets:
+            opened[name], shown = snapshot.info, self._written(name)
+            for query_set in snapshot.info.query_sets:
                 context = {"memory": shown, "link": partial(item_link, shown), "cell": partial(cell_link, shown)}
                 chosen = CELL.fullmatch(asked[2]) or asked[2] in (ALL, MISCLASSIFIED)
                 cell = asked[2] if asked[:2] == [shown, query_set.name] and chosen else ""
-                same = ("start", name, info.snapshot, query_set.name)
-                make = partial(query_set_panel, memory, info, query_set.name, cell)
+                same = ("start", name, snapshot.info.snapshot, query_set.name)
+                make = partial(query_set_panel, snapshot, query_set.name, cell)
                 jobs["query_set", name, query_set.name] = self._begin(
                     "query_set", query_set.name, make, context, (*same, cell)
                 )
-                more = partial(corrections_panel, memory, info, query_set.name)
+                more = partial(corrections_panel, snapshot, query_set.name)
                 later[name, query_set.name] = partial(
                     self._begin, "corrections", query_set.name, more, context, (*same, "corrections")
                 )
@@ -244,43 +232,42 @@ class Pages:
 
     async def explore(self, request: Request) -> Response:
         """The page of one example."""
-        memory, info, name = await self._asked(request, newest=True)
-        reading = Reading(_params(request), info)
-        state = await self._read(reading, memory, name, "explore")
+        snapshot, name = await self._asked(request, newest=True)
+        reading = Reading(_params(request), snapshot.info)
+        view = await self._read(reading, snapshot, name, "explore")
         if reading.forms or not reading.complete:
-            return RedirectResponse(link(state), _SEE_OTHER)
-        context = self._context(info, name, state)
-        return self._filled("explore.html", context, self._jobs(memory, info, state, context, panels_of(state)))
+            return RedirectResponse(link(view.state), _SEE_OTHER)
+        context = self._context(view)
+        return self._filled("explore.html", context, self._jobs(view, context, panels_of(view.state)))
 
     async def paper(self, request: Request) -> Response:
         """One example in all of its layers."""
-        memory, info, name, state = await self._page(request)
-        layers = {f"layer-{n}": own.name for n, own in enumerate(layers_of(info, state.query_set))}
-        context = self._context(info, name, state)
+        view = await self._page(request)
+        layers = {f"layer-{n}": own.name for n, own in enumerate(layers_of(view.info, view.state.query_set))}
+        context = self._context(view)
         try:
-            sql = where_before(info, state)
+            sql = view.where_before
         except BadMask:  # shown by each layer
-            sql = state.where
+            sql = view.state.where
         context |= {"layers": [*layers], "sql": sql}
-        jobs = self._jobs(memory, info, state, context, ("query",))
+        jobs = self._jobs(view, context, ("query",))
         for key, own in layers.items():
-            make = partial(paper_panel, memory, info, state, own)
-            jobs[key] = self._begin(key, own, make, context, (name, info.snapshot, state, key), "paper")
+            jobs[key] = self._begin(key, own, partial(paper_panel, view, own), context, (*view.same, key), "paper")
         return self._filled("paper.html", context, jobs)
 
     async def search(self, request: Request) -> Response:
         """Search previews for a phrase. A memory without query sets can be searched too."""
-        memory, info, name = await self._asked(request, newest=True)
-        reading = Reading(_params(request), info, search.PARAMETERS)
+        snapshot, name = await self._asked(request, newest=True)
+        reading = Reading(_params(request), snapshot.info, search.PARAMETERS)
         phrase, start = reading.one("q").strip() and reading.one("q"), reading.number("from") or 0
         state = None
-        if info.query_sets or reading.faults:
-            state = await self._read(reading, memory, name, "search")
+        if snapshot.info.query_sets or reading.faults:
+            state = (await self._read(reading, snapshot, name, "search")).state
         here = partial(search.search_address, state, self._written(name), phrase)
         context = {
             "state": state,
             "memory": name,
-            **self._searching(info, name),
+            **self._searching(snapshot.info, name),
             "phrase": phrase,
             "to": link,
             "on": here,
@@ -288,39 +275,40 @@ class Pages:
             "most": (search.MOST_SAMPLES, search.MOST_LINES),
         }
         seconds = min(search.SECONDS, self._threads.seconds / 2)
-        make = partial(search.search_panel, memory, info, state, phrase, start, seconds)
-        same = (name, info.snapshot, state, "search", phrase, start)
+        make = partial(search.search_panel, snapshot, state, phrase, start, seconds)
+        same = (name, snapshot.info.snapshot, state, "search", phrase, start)
         return self._filled("search.html", context, {"search": self._begin("search", "Search", make, context, same)})
 
     async def map(self, request: Request) -> Response:
         """The map of a layer's slots, drawn by a script."""
-        memory, info, name = await self._asked(request, newest=True)
-        reading = Reading(_params(request), info, map_page.PARAMETERS)
-        colour = reading.choice("colour", map_page.COLOURS[0], map_page.COLOURS)
-        axes = reading.choice("axes", "pca", map_page.axes_known())
-        state = await self._read(reading, memory, name, "map")
+        view, colour, axes = await self._mapped(request)
         own = ""
         with suppress(BadMask):  # the script shows the error
-            own = enclosed(state.where) if state.where else ""
-        context = self._context(info, name, state)
+            own = enclosed(view.state.where) if view.state.where else ""
+        context = self._context(view)
         context |= {"colour": colour, "colours": map_page.COLOURS, "longest": LONGEST, "own": own}
         context |= {"axes": axes, "kinds": map_page.axes_known()}
         return self._filled("map.html", context)
 
+    async def _mapped(self, request: Request) -> tuple[View, str, str]:
+        """The page of a map, its colour and its axes."""
+        snapshot, name = await self._asked(request, newest=True)
+        reading = Reading(_params(request), snapshot.info, map_page.PARAMETERS)
+        colour = reading.choice("colour", map_page.COLOURS[0], map_page.COLOURS)
+        axes = reading.choice("axes", "pca", map_page.axes_known())
+        return await self._read(reading, snapshot, name, "map"), colour, axes
+
     async def points(self, request: Request) -> Response:
         """The data of the map."""
-        memory, info, name = await self._asked(request, newest=True)
-        reading = Reading(_params(request), info, map_page.PARAMETERS)
-        axes = reading.choice("axes", "pca", map_page.axes_known())
-        state = await self._read(reading, memory, name, "map")
-        make = partial(map_page.map_points, memory, info, state, axes)
-        return await self._json(make, (name, info.snapshot, state, "points", axes))
+        view, _, axes = await self._mapped(request)
+        return await self._json(partial(map_page.map_points, view, axes), (*view.same, "points", axes))
 
     async def preview(self, request: Request) -> Response:
         """The preview of one training sample, for the map's tooltip."""
-        memory, info, name = await self._asked(request)
+        snapshot, name = await self._asked(request)
         params = _params(request)
-        return await self._json(partial(map_page.preview_of, memory, info, params), (name, info.snapshot, *params))
+        make = partial(map_page.preview_of, snapshot, params)
+        return await self._json(make, (name, snapshot.info.snapshot, *params))
 
     async def _json(self, make: Callable[[], str], same: Hashable) -> Response:
         """Run `make` in a thread and return its JSON text."""
@@ -338,10 +326,9 @@ class Pages:
         has the page's title and address. With `panel=NAME`, only that panel.
         """
         waited = request.query_params.get("panel")
-        memory, info, name, state = await self._page(request, newest=False)
-        context = self._context(info, name, state)
-        names = [name for name in panels_of(state) if waited in (None, name)]
-        jobs = self._jobs(memory, info, state, context, names)
+        view = await self._page(request, newest=False)
+        context = self._context(view)
+        jobs = self._jobs(view, context, [name for name in panels_of(view.state) if waited in (None, name)])
         bar, sections = [
             await self._templates.get_template(own).render_async({**context, "panel": _empty})
             for own in ("bar.html", "sections.html")
@@ -353,7 +340,7 @@ class Pages:
                 return {"panel": key, "html": str(await job)}
 
             try:
-                yield json.dumps({"address": link(state), **said}) + "\n"
+                yield json.dumps({"address": link(view.state), **said}) + "\n"
                 for done in asyncio.as_completed([named(*both) for both in jobs.items()]):
                     yield json.dumps(await done) + "\n"
             finally:
@@ -367,27 +354,29 @@ class Pages:
         sides = [await self._page(request, side=key) for key in SIDES]
         searched = next((own.state for own in sides if search.searchable(own.info)), None)
         context = {"sides": sides, "names": self._memories.names, "to": link, "searched": searched}
-        same = (*((own.name, own.info.snapshot, own.state) for own in sides), "compare")
+        context["tokens"] = [own.layer.space != "sample" for own in sides]
+        same = (*(own.same for own in sides), "compare")
         jobs = {"compare": self._begin("compare", "Side by side", partial(compare_panel, *sides), context, same)}
         return self._filled("compare.html", context, jobs)
 
     async def sample(self, request: Request) -> Response:
         """The page of one training sample."""
-        memory, info, name = await self._asked(request, newest=True)
+        snapshot, name = await self._asked(request, newest=True)
+        info = snapshot.info
         address = read_sample(_params(request), info, self._written(name))
         if isinstance(address, list):
             raise Invalid(address, "sample", name, info)
         context = {"address": address, "info": info, "memory": name, "to": link, **self._searching(info, name)}
         context |= {"sample_at": address.at, "layer_names": [own.name for own in layers_of(info, address.query_set)]}
-        jobs = {}
         makers = {
             "sample": ("Sample", sample_panel),
             "neighbours": ("Most similar samples", neighbours_panel),
             "moved": ("Predictions without it", moved_panel),
         }
-        for key, (title, panel) in makers.items():
-            make = partial(panel, memory, info, address)
-            jobs[key] = self._begin(key, title, make, context, (name, info.snapshot, address, key))
+        jobs = {
+            key: self._begin(key, title, partial(make, snapshot, address), context, (name, info.snapshot, address, key))
+            for key, (title, make) in makers.items()
+        }
         return self._filled("sample.html", context, jobs)
 
     async def csv(self, request: Request) -> Response:
@@ -395,14 +384,14 @@ class Pages:
         panel, number = (request.query_params.get(key, "") for key in ("panel", "question"))
         if panel not in PANELS or not (number.isascii() and number.isdecimal() and len(number) < 4):
             return await _nowhere(request, KeyError())
-        memory, info, _, state = await self._page(request, newest=False)
+        view = await self._page(request, newest=False)
 
         def written() -> str:
-            told = Told(memory)
-            PANELS[panel].make(told, info, state)
+            told = Told(view.memory)
+            PANELS[panel].make(replace(view, memory=told))
             if int(number) >= len(told.questions):
                 raise NotFound(f"The part {panel} asks {len(told.questions)} questions.", field="question")
-            return as_csv(memory.ask(told.questions[int(number)]))
+            return as_csv(view.memory.ask(told.questions[int(number)]))
 
         saved = {"Content-Disposition": f'attachment; filename="{panel}.csv"'}
         return PlainTextResponse(await self._threads.shared(written), media_type="text/csv", headers=saved)
@@ -412,9 +401,9 @@ class Pages:
         panel = request.query_params.get("panel")
         if panel not in PANELS:
             return await _nowhere(request, KeyError())
-        memory, info, name, state = await self._page(request, newest=False)
-        context = {**self._context(info, name, state), "alone": panel}
-        return self._filled("alone.html", context, self._jobs(memory, info, state, context, (panel,)))
+        view = await self._page(request, newest=False)
+        context = {**self._context(view), "alone": panel}
+        return self._filled("alone.html", context, self._jobs(view, context, (panel,)))
 
     async def news(self, request: Request) -> Response:
         """How many steps have been recorded, for pages of a running training."""
@@ -430,47 +419,48 @@ class Pages:
         """The memory's name as links have it: empty if there is only one."""
         return name if len(self._memories.names) > 1 else ""
 
-    async def _opened(self, name: str, newest: bool = False) -> tuple[Answers, MemoryInfo]:
-        """A memory and its info: the newest, or as the reader last saw it."""
+    async def _opened(self, name: str, newest: bool = False) -> Snapshot:
+        """A memory: the newest, or as the reader last saw it."""
 
-        def opened() -> tuple[Answers, MemoryInfo]:
+        def opened() -> Snapshot:
             memory = self._memories.newest(name) if newest else self._memories.one(name)
             info = memory.info()
-            return OneSnapshot(memory, info.snapshot), info
+            return Snapshot(OneSnapshot(memory, info.snapshot), info)
 
-        found: tuple[Answers, MemoryInfo] = await self._threads.shared(opened)
+        found: Snapshot = await self._threads.shared(opened)
         return found
 
-    async def _asked(self, request: Request, newest: bool = False) -> tuple[Answers, MemoryInfo, str]:
-        """The memory that an address names."""
+    async def _asked(self, request: Request, newest: bool = False) -> tuple[Snapshot, str]:
+        """The memory that an address names, and its name."""
         name = self._name(_params(request))
-        return *await self._opened(name, newest), name
+        return await self._opened(name, newest), name
 
-    async def _page(self, request: Request, newest: bool = True, side: str = "") -> Page:
+    async def _page(self, request: Request, newest: bool = True, side: str = "") -> View:
         """The example's page that an address names; `side` is "a" or "b" of a comparison."""
         params = params_of(_params(request), side) if side else _params(request)
         name = self._name(params)
-        memory, info = await self._opened(name, newest)
-        state = await self._read(Reading(params, info), memory, name, "explore")
-        return Page(memory, info, name, state)
+        snapshot = await self._opened(name, newest)
+        return await self._read(Reading(params, snapshot.info), snapshot, name, "explore")
 
-    async def _read(self, reading: Reading, memory: Answers, name: str, page: str) -> State:
-        """The state of a page. Raises Invalid if the address has faults, and any error of the memory."""
+    async def _read(self, reading: Reading, snapshot: Snapshot, name: str, page: str) -> View:
+        """The page of an example. Raises Invalid if the address has faults, and any error of the memory."""
         reading.read(self._written(name))
         if reading.state is None:
             raise Invalid(reading.faults, page, name, reading.info)
+        view = View(snapshot.memory, snapshot.info, reading.state, name)
         if reading.complete:
-            return reading.state
-        work = partial(completed, memory, reading.info, reading.state, reading.move)
-        state: State = await self._threads.shared(work)
-        return state
+            return view
+        return replace(view, state=await self._threads.shared(partial(view.completed, reading.move)))
 
     def _searching(self, info: MemoryInfo, name: str) -> dict[str, Any]:
         """The context that a page's search field needs."""
         return {"searchable": search.searchable(info), "written": [name] if self._written(name) else []}
 
-    def _context(self, info: MemoryInfo, name: str, state: State) -> dict[str, Any]:
+    def _context(self, view: View) -> dict[str, Any]:
+        info, name, state = view.info, view.name, view.state
         layers, layer = [own.name for own in layers_of(info, state.query_set)], layer_of(info, state.layer)
+        item = state.item if state.token is None else f"{state.item}:{state.token}"
+        sample = SampleAddress(state.memory, None, 0, state.query_set, False, layer.name if layer else None, item)
         return {
             "state": state,
             "info": info,
@@ -479,10 +469,10 @@ class Pages:
             "searchable": search.searchable(info),
             "link": partial(link, state),
             "to": link,
-            "compare": compare_link(state, another(info, state)),
+            "compare": compare_link(*default_sides(info, state)),
             "as_python": as_python,
             "as_command": as_command,
-            "sample_at": SampleAddress(state.memory, None, 0, state.query_set, layer=layer.name if layer else None).at,
+            "sample_at": sample.at,
             "scores": SCORES,
             "ks": KS,
             "groupings": groupings_of(info, state),
@@ -494,15 +484,13 @@ class Pages:
             "page_title": " \N{MIDDLE DOT} ".join((state.item, layer_name(state.layer), name, "dualform")),
         }
 
-    def _jobs(
-        self, memory: Answers, info: MemoryInfo, state: State, context: dict[str, Any], panels: Iterable[str]
-    ) -> dict[str, asyncio.Task[Markup]]:
+    def _jobs(self, view: View, context: dict[str, Any], panels: Iterable[str]) -> dict[str, asyncio.Task[Markup]]:
         jobs = {}
         for key in panels:
-            told = Told(memory)
-            make = partial(panel_of, key, told, info, state)
-            same = (context["memory"], info.snapshot, state, key, "alone" in context)
-            jobs[key] = self._begin(key, PANELS[key].title, make, {**context, "told": told}, same)
+            told = Told(view.memory)
+            make = partial(panel_of, key, replace(view, memory=told))
+            same = (*view.same, key, "alone" in context)
+            jobs[key] = self._begin(key, PANELS[key].heading(view.state), make, {**context, "told": told}, same)
         return jobs
 
     def _begin(
@@ -578,11 +566,9 @@ def _begin_sql(memories: Memories, name: str) -> None:
 def _warm(memories: Memories, name: str) -> None:
     with suppress(DualformError):
         memory = memories.one(name)
-        info = memory.info()
-        for query_set in info.query_sets[:1]:
-            found = output_layer(memory, info, examples_of(memory, info, query_set.name))
-            if found is not None:
-                panel_of("answer", memory, info, State("", query_set.name, 0, found.name, default_by(info)))
+        reading = read_state([], memory.info())
+        if reading.state is not None:
+            panel_of("answer", View(memory, reading.info, reading.state))
 
 
 def _empty(key: str) -> Markup:

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from dualform.answers import MemoryInfo
-from dualform.methods import Answers
-from dualform_explorer.address import Params
-from dualform_explorer.panels.answer import AnswerPanel, OutputPanel, Part, answer_panel, output_panel
+from dualform_explorer.panels.answer import AnswerPanel, OutputPanel, Part, answer_panel, default_pair, output_panel
 from dualform_explorer.panels.example import QueryPanel, query_panel
-from dualform_explorer.state import State, query_string
+from dualform_explorer.state import Params, State, query_string
+from dualform_explorer.view import View
 
 SIDES = ("a", "b")
 _REST = ("rest",)
@@ -29,26 +30,20 @@ def compare_link(one: State, other: State) -> str:
     return "compare?" + query_string([(f"{side}.{key}", own) for side, state in states for key, own in state.params()])
 
 
-def another(info: MemoryInfo, state: State) -> State:
-    """The default page to compare with: without the filter, at the end of training, or half way."""
+def default_sides(info: MemoryInfo, state: State) -> tuple[State, State]:
+    """A page and the one to compare it with by default: without its filter, or at the end of training or half way. The
+    earlier step is at the left.
+    """
     if state.masked:
-        return replace(state, chips=(), where="", initial=True)
-    return replace(state, at=None if state.at is not None else info.steps // 2)
-
-
-class Page(NamedTuple):
-    """The page of one example."""
-
-    memory: Answers
-    info: MemoryInfo
-    name: str
-    """The name of the memory."""
-    state: State
+        return state, replace(state, chips=(), where="", initial=True)
+    if state.at is not None:
+        return state, replace(state, at=None)
+    return replace(state, at=info.steps // 2), state
 
 
 @dataclass(frozen=True)
 class ComparedSide:
-    side: Page
+    side: View
     query: QueryPanel
     answer: AnswerPanel
     output: OutputPanel
@@ -71,7 +66,8 @@ class ComparedPart:
 class ComparePanel:
     sides: tuple[ComparedSide, ComparedSide]
     parts: tuple[ComparedPart, ...]
-    """Parts of the first side's margin; empty if either side has no answer, or their outputs differ."""
+    """Parts of the margin at the end of training of the first side's example; empty if either side has no answer, or
+    their outputs differ."""
     why: str = ""
     """Why `parts` is empty."""
 
@@ -80,7 +76,7 @@ class ComparePanel:
         return max((abs(own.difference) for own in self.parts), default=0.0)
 
 
-def compare_panel(one: Page, other: Page) -> ComparePanel:
+def compare_panel(one: View, other: View) -> ComparePanel:
     first, second = _compared(one), _compared(other)
     if not (first.answer.layer and second.answer.layer):
         return ComparePanel((first, second), (), "A side has no layer that gives the network's outputs.")
@@ -91,17 +87,27 @@ def compare_panel(one: Page, other: Page) -> ComparePanel:
     if first.answer.by != second.answer.by:
         why = f"The left side is grouped by {first.answer.by[0]}, the right side by {second.answer.by[0]}."
         return ComparePanel((first, second), (), why)
-    pair = first.answer.predicted[0], None if first.answer.other is None else first.answer.other[0]
-    right = answer_panel(other.memory, other.info, other.state, pair)
-    left = answer_panel(one.memory, one.info, one.state, pair, _groups(right))
-    right = answer_panel(other.memory, other.info, other.state, pair, _groups(left))
+    pair = _pair(one, first.answer)
+    right = answer_panel(other, pair)
+    left = answer_panel(one, pair, _groups(right))
+    right = answer_panel(other, pair, _groups(left))
     first, second = replace(first, answer=left), replace(second, answer=right)
     return ComparePanel((first, second), _parts(left, right))
 
 
-def _compared(side: Page) -> ComparedSide:
-    own = (side.memory, side.info, side.state)
-    return ComparedSide(side, query_panel(*own), answer_panel(*own), output_panel(*own))
+def _compared(side: View) -> ComparedSide:
+    return ComparedSide(side, query_panel(side), answer_panel(side), output_panel(side))
+
+
+def _pair(side: View, answer: AnswerPanel) -> tuple[int, int | None]:
+    """The outputs that are compared: those of the trained network for the side's example, at whatever steps and under
+    whatever filters the sides are. A margin that the reader chose is kept.
+    """
+    if answer.asked and answer.other is not None:
+        return answer.predicted[0], answer.other[0]
+    query = side.query(answer.layer)
+    outputs = side.memory.output(answer.layer, query, None, None, side.state.inexact)
+    return default_pair(np.asarray(outputs, dtype=np.float64)[0], answer.label)
 
 
 def _groups(answer: AnswerPanel) -> list[tuple[Any, ...]]:

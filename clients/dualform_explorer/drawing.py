@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from dualform_explorer.numbers import rounded
+from dualform_explorer.words import rounded
 
 _WIDTH, _HEIGHT = 200.0, 12.0
 
@@ -122,19 +122,25 @@ _LINES_WIDTH, _LINES_HEIGHT = 1000.0, 160.0
 _HISTOGRAM_HEIGHT = 100.0
 
 
-def lines(at: Sequence[int], several: Sequence[tuple[int, Sequence[float]]], ends: tuple[float, float]) -> Markup:
-    """Lines over the steps `at`, each with a hue and values, on an axis with the given `ends` and a rule at zero."""
+def lines(
+    at: Sequence[int], several: Sequence[tuple[int, Sequence[float]]], ends: tuple[float, float], few: bool = False
+) -> Markup:
+    """Lines over the steps `at`, each with a hue and values, on an axis with the given `ends` and a rule at zero.
+    `few`: steps are missing, so that those at hand are dots on a dashed line.
+    """
     low, high = ends
     first, last = at[0], max(at[-1], at[0] + 1)
     up = _LINES_HEIGHT / ((high - low) or 1.0)
     drawn = []
     for hue, values in several:
-        places = " ".join(
+        places = [
             f"{_LINES_WIDTH * (step - first) / (last - first):.1f},{(high - value) * up:.1f}"
             for step, value in zip(at, values, strict=True)
             if math.isfinite(value)
-        )
-        drawn.append(f'<polyline points="{places}" class="h{hue}"/>')
+        ]
+        drawn.append(f'<polyline points="{" ".join(places)}" class="h{hue}{" dashed" if few else ""}"/>')
+        if few:  # a line without length and with a round end is a dot, however the figure is stretched
+            drawn.append(f'<path d="{" ".join(f"M{own}h0" for own in places)}" class="dots h{hue}"/>')
     zero = high * up
     rule = f'<line x1="0" x2="{_LINES_WIDTH:g}" y1="{zero:.1f}" y2="{zero:.1f}" class="zero"/>'
     cursor = f'<line class="cursor" x1="0" x2="0" y1="0" y2="{_LINES_HEIGHT:g}"/>'

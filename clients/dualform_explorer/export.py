@@ -1,34 +1,41 @@
-"""One HTML file with chosen predictions, each under every chosen filter. It needs no server."""
+"""What a reader takes along: one HTML file with chosen predictions, each under every chosen filter, without a server;
+and of a panel its questions, as Python and as commands, and their answers as CSV.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+import shlex
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
 from itertools import chain, product, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
 
 from dualform.answers import MemoryInfo
-from dualform.errors import BadInput, DualformError
+from dualform.answers.table import Table
+from dualform.errors import BadInput, DualformError, NotFound
 from dualform.methods import Answers
-from dualform_explorer.address import read_state
-from dualform_explorer.application import Failure
-from dualform_explorer.examples import examples_of, layer_of, layers_of, output_layer
+from dualform.questions import Contribution, Distribution, GroupSum, Output, Placebo, QuerySetExamples, TopK
+from dualform.questions.question import Question
 from dualform_explorer.filter import Chip, read_chip
+from dualform_explorer.memories import beside_of
 from dualform_explorer.panels import PANELS, panels_in
 from dualform_explorer.panels.example import QueryPanel
-from dualform_explorer.rendering import templates
+from dualform_explorer.rendering import Failure, templates
 from dualform_explorer.start import MOST_DATASETS, ExampleCard, corrections_panel, example_cards, query_set_panel
-from dualform_explorer.state import SCORES, SECTIONS, State
+from dualform_explorer.state import SCORES, SECTIONS, State, layer_of, layers_of, read_state
+from dualform_explorer.view import Snapshot
 
 _MOST = 12
 """The default number of predictions."""
@@ -49,45 +56,45 @@ class Choice:
         return len(self.items) * len(self.masks)
 
 
-def choose(memory: Answers, info: MemoryInfo, items: Sequence[str], without: Sequence[str]) -> Choice:
+def choose(snapshot: Snapshot, items: Sequence[str], without: Sequence[str]) -> Choice:
     """`items`: QUERY_SET/EXAMPLE each; by default the examples of the start page. `without`: COLUMN:VALUE each; by
     default each dataset if there are several.
 
     Raises BadInput for unknown names.
     """
+    info = snapshot.info
     if not info.query_sets:
         raise BadInput(
             "This memory has no query set, whose predictions would be exported.",
             hint="Store examples with recorder.query_set while you record.",
             field="item",
         )
-    chosen = items or [f"{query_set}/{row}" for query_set, row in _worth_looking_at(memory, info)]
-    states = list(dict.fromkeys(_state(memory, info, item) for item in chosen))
+    chosen = items or [f"{query_set}/{row}" for query_set, row in _worth_looking_at(snapshot)]
+    states = list(dict.fromkeys(_state(snapshot, item) for item in chosen))
     return Choice(tuple(states), ((), *_masks(info, states, without)))
 
 
-def _state(memory: Answers, info: MemoryInfo, item: str) -> State:
-    reading = read_state([("item", item)], info)
+def _state(snapshot: Snapshot, item: str) -> State:
+    reading = read_state([("item", item)], snapshot.info)
     state = reading.state
     if state is None:
         raise BadInput(" ".join(fault.message for fault in reading.faults), field="item")
-    examples = examples_of(memory, info, state.query_set)
+    examples = snapshot.examples_of(state.query_set)
     if state.row >= examples.count:
         raise BadInput(
             f"The query set {state.query_set} has no example {state.row}: it has 0 to {examples.count - 1}.",
             field="item",
         )
-    found = output_layer(memory, info, examples)
+    found = snapshot.output_layer(examples)
     return state if found is None else replace(state, layer=found.name)
 
 
-def _worth_looking_at(memory: Answers, info: MemoryInfo) -> list[tuple[str, int]]:
+def _worth_looking_at(snapshot: Snapshot) -> list[tuple[str, int]]:
     """For each query set: misclassified examples that a filter corrects, then other misclassified ones, or the first
     ones.
     """
-    query_sets = [query_set for query_set in info.query_sets if layers_of(info, query_set)]
-    names = [query_set.name for query_set in query_sets]
-    parts = [(name, corrections_panel(memory, info, name), query_set_panel(memory, info, name)) for name in names]
+    names = [own.name for own in snapshot.info.query_sets if layers_of(snapshot.info, own)]
+    parts = [(name, corrections_panel(snapshot, name), query_set_panel(snapshot, name)) for name in names]
     corrected = [[(name, card.row) for own in one.corrections for card in own.cards] for name, one, _ in parts]
     others = [[(name, card.row) for card in one.cards] for name, _, one in parts]
     turns = chain(zip_longest(*corrected), zip_longest(*others))
@@ -158,8 +165,7 @@ class ExportedPage:
 
 
 def exported_page(
-    memory: Answers,
-    info: MemoryInfo,
+    snapshot: Snapshot,
     name: str,
     choice: Choice,
     most_bytes: int = MOST_BYTES,
@@ -169,7 +175,7 @@ def exported_page(
 
     Raises BadInput as soon as the file would be larger than `most_bytes`.
     """
-    drawing = _Drawing(memory, info, name, choice)
+    drawing = _Drawing(snapshot, name, choice)
     views: list[str] = []
     size = len(drawing.page(views).encode())
     for view in drawing.views():
@@ -188,12 +194,12 @@ def exported_page(
 
 
 class _Drawing:
-    def __init__(self, memory: Answers, info: MemoryInfo, name: str, choice: Choice) -> None:
-        self._memory, self._info, self._name, self._choice = memory, info, name, choice
+    def __init__(self, snapshot: Snapshot, name: str, choice: Choice) -> None:
+        self._snapshot, self._info, self._name, self._choice = snapshot, snapshot.info, name, choice
         self._templates: Environment = templates()
         self._verify = False
         with suppress(DualformError):  # a server asks for a permission for reconstruction errors
-            self._verify = bool(memory.verify())
+            self._verify = bool(snapshot.memory.verify())
         self._places = list(product(range(len(choice.items)), range(len(choice.masks))))
         self._names = {self._state(*place): _view_name(*place) for place in self._places}
         self.failed = 0
@@ -228,10 +234,10 @@ class _Drawing:
 
     def _panel(self, key: str, context: dict[str, Any]) -> str:
         state: State = context["state"]
-        context = {**context, "name": key, "title": PANELS[key].title}
+        context = {**context, "name": key, "title": PANELS[key].heading(state)}
         template = self._templates.select_template([f"export/panels/{key}.html", f"panels/{key}.html"])
         try:
-            panel = PANELS[key].make(self._memory, self._info, state)
+            panel = PANELS[key].make(self._snapshot.page(state))
         except DualformError as error:
             self.failed += 1
             failure = replace(Failure.of(error), field="")  # a file has no form in which to show it
@@ -282,7 +288,7 @@ class _Drawing:
         for query_set in dict.fromkeys(own.query_set for own in self._choice.items):
             numbers = [number for number, own in enumerate(self._choice.items) if own.query_set == query_set]
             rows = np.array([self._choice.items[number].row for number in numbers], dtype=np.int64)
-            cards, _ = example_cards(self._memory, self._info, examples_of(self._memory, self._info, query_set), rows)
+            cards, _ = example_cards(self._snapshot, self._snapshot.examples_of(query_set), rows)
             found[query_set] = [(_view_name(number, 0), card) for number, card in zip(numbers, cards, strict=True)]
         return found
 
@@ -293,3 +299,95 @@ def _view_name(item: int, mask: int) -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + b64encode(sha256(text.encode()).digest()).decode()
+
+
+A = TypeVar("A")
+_METHODS = {
+    TopK: "topk",
+    GroupSum: "group_sum",
+    Distribution: "distribution",
+    Output: "output",
+    Contribution: "contributions",
+    Placebo: "placebo",
+}
+_OPTIONS = {"queries": "--query", "k": "-k", "n": "--placebo"}
+"""Command-line options whose names differ from the arguments."""
+
+
+class Told(Answers):
+    """Passes questions on to a memory, and keeps those that a page can show."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self.beside = beside_of(answers)
+        self.questions: list[Any] = []
+        """The questions about a single stored example, in order."""
+
+    def ask(self, question: Question[A]) -> A:
+        queries = getattr(question, "queries", None)
+        single = isinstance(queries, QuerySetExamples) and queries.count == 1
+        if single and type(question) in _METHODS and question not in self.questions:
+            self.questions.append(question)
+        return self._answers.ask(question)
+
+    def close(self) -> None:
+        self._answers.close()
+
+
+def as_python(question: Question[Any]) -> str:
+    """The method call that asks it."""
+    said = ", ".join(f"{name}={value!r}" for name, value in _arguments(question))
+    return f"memory.{_METHODS[type(question)]}({said})"
+
+
+def as_command(question: Question[Any], target: str) -> str:
+    """The command that asks the memory at `target`."""
+    name = _METHODS[type(question)].replace("_", "-")
+    parts = ["dualform", "output" if isinstance(question, Placebo) else name, target]
+    for argument, value in _arguments(question):
+        option = _OPTIONS.get(argument, f"--{argument.replace('_', '-')}")
+        if isinstance(question, GroupSum) and argument == "k":
+            option = "--top"
+        if isinstance(value, bool):
+            parts.append("--no-initial" if argument == "initial" else option)
+        else:
+            parts += [option, ",".join(value) if isinstance(value, list) else str(value)]
+    return shlex.join(parts)
+
+
+def as_csv(answer: object) -> str:
+    """All rows of the answer's table. Raises NotFound if it has none."""
+    if not isinstance(answer, Table):
+        raise NotFound("This answer is no table.", field="panel")
+    columns = answer.table()
+    written = io.StringIO()
+    csv.writer(written).writerows([columns.keys(), *(row.values() for row in columns)])
+    return written.getvalue()
+
+
+def _arguments(question: Question[Any]) -> list[tuple[str, Any]]:
+    """The arguments that differ from the defaults."""
+    found: list[tuple[str, Any]] = []
+    for own in fields(question):  # type: ignore[arg-type]
+        value = getattr(question, own.name)
+        if value is None or (own.default is not MISSING and value == own.default):
+            continue
+        if own.name == "target":
+            found.append(("target", str(value.output) if value.minus is None else f"{value.output}-{value.minus}"))
+            found += [("at_step", value.at_step)] if value.at_step is not None else []
+            found += [("allow_inexact", True)] if value.allow_inexact else []
+            continue
+        if isinstance(value, QuerySetExamples):
+            value = _written(value)
+        elif isinstance(value, tuple):
+            value = value[0] if len(value) == 1 else list(value)
+        found.append((own.name, value))
+    return found
+
+
+def _written(queries: QuerySetExamples) -> str:
+    tokens = queries.tokens or ("",) * len(queries.examples or ())
+    examples = ",".join(
+        f"{example}:{token}".rstrip(":") for example, token in zip(queries.examples or (), tokens, strict=True)
+    )
+    return queries.query_set if queries.examples is None else f"{queries.query_set}/{examples}"

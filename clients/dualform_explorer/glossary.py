@@ -84,6 +84,10 @@ GLOSSARY: dict[str, Word] = {
     "rerun": Word("A second run of the training, which makes keys that were not stored.", "howto/rerun.md"),
     "residual": Word("The part of an output that the listed terms leave unexplained.", "howto/contributions.md"),
     "sample": Word("One example of your training data, by the number passed to step().", "recording.md"),
+    "score": Word(
+        "How slots are rated for a query: attention, its absolute size, or the contribution to an output.",
+        "howto/search.md",
+    ),
     "share": Word("The part of all absolute scores that the slots up to a rank hold together.", "howto/search.md"),
     "sibling": Word(
         "An ablation of the same kind with other values of the same columns, or another span of as many steps.",

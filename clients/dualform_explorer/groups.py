@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from dualform.answers import Contributions, GroupKey, GroupSums, MemoryInfo
 from dualform.answers.outputs import estimated_seconds
 from dualform.errors import BadInput
-from dualform.methods import Answers
-from dualform_explorer.examples import LabelNames, label_names, layer_of, query_of
-from dualform_explorer.filter import OF_PLACE, Chip, alike, complete_columns, where_of
-from dualform_explorer.state import State
+from dualform_explorer.examples import LabelNames
+from dualform_explorer.filter import OF_PLACE, Chip, alike, where_of
+from dualform_explorer.state import State, layer_of
+from dualform_explorer.view import Snapshot, View
 
 HUES = 10
 MOST_GROUPS = 24
@@ -42,15 +42,22 @@ class Group:
         return "/".join("" if value is None else str(value) for value in self.values)
 
 
-def groups_of(memory: Answers, info: MemoryInfo, by: Sequence[str], sums: GroupSums) -> tuple[Group, ...]:
+def groups_of(snapshot: Snapshot, by: Sequence[str], sums: GroupSums) -> tuple[Group, ...]:
     """The groups of one query's answer. A few groups are ordered by value, many by size of the sum."""
-    names = label_names(memory, info) if "label" in by else LabelNames()
+    names = snapshot.names if "label" in by else LabelNames()
     ranked = sums.ranked()
     if (sums.total or len(sums.groups)) <= MOST_GROUPS:
         place = {group: number for number, group in enumerate(sums.groups)}
         ranked.sort(key=lambda own: place[own[0]])
     return tuple(
-        Group(tuple(by), tuple(map(alike, values)), name_of(names, by, values), hue_of(info, by, values), total, count)
+        Group(
+            tuple(by),
+            tuple(map(alike, values)),
+            name_of(names, by, values),
+            hue_of(snapshot.info, by, values),
+            total,
+            count,
+        )
         for values, total, count in ranked
     )
 
@@ -135,29 +142,27 @@ class Terms:
 
 
 def terms_of(
-    memory: Answers,
-    info: MemoryInfo,
-    state: State,
+    view: View,
     layer: str,
     by: tuple[str, ...],
     named: Collection[tuple[Any, ...]] = (),
 ) -> Terms:
     """The terms of the groups with the largest attention, those of the groups `named`, and one for all other groups."""
-    query, mask = query_of(memory, info, state, layer), where(info, state)
+    query, mask = view.query(layer), view.where
 
     def asked(by: tuple[str, ...], mask: str | None) -> Contributions:
-        return memory.contributions(layer, query, by, mask, state.at, state.inexact)
+        return view.memory.contributions(layer, query, by, mask, view.state.at, view.state.inexact)
 
-    most = _MOST_SUMMED if info.optimizer == "SGD" else _MOST_SHARED
+    most = _MOST_SUMMED if view.info.optimizer == "SGD" else _MOST_SHARED
 
     def total(sums: GroupSums) -> int:
         return sums.total or len(sums.groups)
 
     def largest() -> GroupSums:
-        return memory.group_sum(layer, query, by=by, where=where_before(info, state), score="abs", k=_LARGEST)
+        return view.memory.group_sum(layer, query, by=by, where=view.where_before, score="abs", k=_LARGEST)
 
     # A filter leaves no more groups than there are. Other panels ask this question too.
-    if total(memory.group_sum(layer, query, by=by, k=MOST_GROUPS)) <= most or total(largest()) <= most:
+    if total(view.memory.group_sum(layer, query, by=by, k=MOST_GROUPS)) <= most or total(largest()) <= most:
         try:
             answer = asked(by, mask)
         except BadInput as error:
@@ -175,21 +180,9 @@ def terms_of(
     return Terms(whole, own.groups, own.sums[0], own.counts, others, rest, int(whole.counts.sum() - own.counts.sum()))
 
 
-def scored(memory: Answers, info: MemoryInfo, state: State, masked: bool = True) -> dict[str, Any]:
-    """Arguments for questions about scores in the page's layer."""
-    asked: dict[str, Any] = {
-        "layer": state.layer,
-        "queries": query_of(memory, info, state),
-        "where": where_before(info, state) if masked else where_unmasked(state),
-        "score": state.score,
-    }
-    if state.score == "contribution":
-        asked |= {"target": state.target, "at_step": state.at, "allow_inexact": state.inexact}
-    return asked
-
-
-def expected_seconds(panel: str, info: MemoryInfo, state: State) -> float:
+def expected_seconds(panel: str, view: View) -> float:
     """The approximate time for a panel's contributions on one core, in seconds; 0 for other panels."""
+    info, state = view.info, view.state
     contributes = state.score == "contribution" and panel in ("sums", "slots", "samples", "ranks", "steps")
     whole = panel in ("answer", "terms")
     layer = layer_of(info, (info.output_layer or state.layer) if whole else state.layer)
@@ -202,16 +195,3 @@ def expected_seconds(panel: str, info: MemoryInfo, state: State) -> float:
     # Of too many labels, some are asked for separately and then all together, each also under the filter.
     runs = (2 if whole and layer.d_out > _MOST_SHARED else 1) * (2 if state.masked else 1)
     return runs * estimated_seconds(layer.slots, info.steps, d_in, d_out, d_out if whole else 2)
-
-
-def where(info: MemoryInfo, state: State) -> str | None:
-    return state.mask(complete_columns(info))
-
-
-def where_before(info: MemoryInfo, state: State) -> str | None:
-    return state.mask_before(complete_columns(info))
-
-
-def where_unmasked(state: State) -> str | None:
-    """A condition for all slots up to the page's step."""
-    return None if state.at is None else f"step < {state.at}"

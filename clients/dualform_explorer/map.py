@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, Inexact, NotFound
 from dualform.methods import Answers
-from dualform_explorer.address import SINGLE, Params
-from dualform_explorer.examples import evenly, examples_of, label_names, query_of, tokens_of
+from dualform_explorer.examples import evenly
 from dualform_explorer.filter import narrowed
-from dualform_explorer.groups import hue_of, scored, where_before
+from dualform_explorer.groups import hue_of
 from dualform_explorer.previews import shown_of_slots
-from dualform_explorer.state import State
+from dualform_explorer.state import SINGLE, Params
+from dualform_explorer.view import Snapshot, View
 
 PARAMETERS = (*SINGLE, "colour", "axes")
 """Of its address."""
@@ -100,28 +100,30 @@ def axes_of(queries: NDArray[np.float32], count: int = 2) -> Axes:
     return Axes(mean, found, tuple(shares), len(rows))
 
 
-def map_points(memory: Answers, info: MemoryInfo, state: State, kind: str = "pca") -> str:
+def map_points(view: View, kind: str = "pca") -> str:
     """What the script of the page draws, as JSON: of each slot its coordinates, columns and score, and the query.
     `kind`: of axes.
     """
-    queries = memory.query_set(state.query_set, state.layer).queries
+    queries = view.memory.query_set(view.state.query_set, view.state.layer).queries
     if queries is None:
-        raise NotFound(f"The query set {state.query_set} has no queries of layer {state.layer!r}.", field="item")
+        raise NotFound(
+            f"The query set {view.state.query_set} has no queries of layer {view.state.layer!r}.", field="item"
+        )
     axes = axes_of(queries) if kind == "pca" else axes_of(queries, min(UMAP_DIRECTIONS, *queries.shape))
-    query = _query(memory, info, state, queries)
-    best, why = _best(memory, info, state)
-    matching, chosen = _chosen(memory, info, state, best, MOST if kind == "pca" else MOST_UMAP)
+    query = _query(view, queries)
+    best, why = _best(view)
+    matching, chosen = _chosen(view, best, MOST if kind == "pca" else MOST_UMAP)
     lines = axes.lines
-    slots, along, space = _scores(memory, state.layer, lines, chosen, "dot")
+    slots, along, space = _scores(view.memory, view.state.layer, lines, chosen, "dot")
     coordinates = along[:, :-1] - lines[:-1].astype(np.float64) @ axes.mean
     scores: Sequence[float] = []
     if not why:
-        own = memory.topk(**{**scored(memory, info, state), "where": chosen}, k=MOST)
+        own = view.memory.topk(**{**view.scored(), "where": chosen}, k=MOST)
         each = np.zeros(len(slots))  # a slot whose gradient no update used brought nothing, and has no contribution
         each[np.searchsorted(slots, own.slots[0])] = own.scores[0]
         scores = [float(f"{score:.6g}") for score in each.tolist()]
     star = (query.astype(np.float64) - axes.mean) @ axes.directions.T
-    share = _share(memory, state.layer, axes, chosen, coordinates, along)
+    share = _share(view.memory, view.state.layer, axes, chosen, coordinates, along)
     if kind == "umap":
         if len(slots) < _UMAP_LEAST:
             raise BadInput(f"A UMAP needs at least {_UMAP_LEAST} slots.", hint="Widen the filter.", field="axes")
@@ -132,7 +134,7 @@ def map_points(memory: Answers, info: MemoryInfo, state: State, kind: str = "pca
     x, y = np.round(coordinates, digits).T.tolist()
     return json.dumps(
         {
-            "about": " ".join(filter(None, _about(info, axes, kind, queries, matching, len(x), share, why))),
+            "about": " ".join(filter(None, _about(view.info, axes, kind, queries, matching, len(x), share, why))),
             "shares": axes.shares,
             "share": share,
             "matching": matching,
@@ -143,21 +145,21 @@ def map_points(memory: Answers, info: MemoryInfo, state: State, kind: str = "pca
             "why": why,
             "query": np.round(star, digits).tolist(),
             "best": np.searchsorted(slots, best).tolist(),
-            **_columns(memory, info, slots, space),
+            **_columns(view, slots, space),
         },
         allow_nan=False,
         separators=(",", ":"),
     )
 
 
-def _query(memory: Answers, info: MemoryInfo, state: State, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+def _query(view: View, queries: NDArray[np.float32]) -> NDArray[np.float32]:
     """float32[d]: the stored query of the page's example, of float32[n, d]."""
-    asked = query_of(memory, info, state)
+    asked = view.query()
     if not isinstance(asked, str):  # of a table that is looked up once for all examples
         return asked.reshape(-1)
-    tokens = tokens_of(memory, info, examples_of(memory, info, state.query_set), state.layer)
+    tokens = view.tokens(view.state.layer)
     _, _, token = asked.rpartition("/")[2].partition(":")
-    own: NDArray[np.float32] = queries[state.row * tokens + int(token or 0)]
+    own: NDArray[np.float32] = queries[view.state.row * tokens + int(token or 0)]
     return own
 
 
@@ -236,22 +238,22 @@ def _share(
     return min(1.0, float((coordinates[known] ** 2).sum()) / whole) if whole > 0 else None
 
 
-def _best(memory: Answers, info: MemoryInfo, state: State) -> tuple[list[int], str]:
+def _best(view: View) -> tuple[list[int], str]:
     """The best slots of the query, best first; or none, and the reason, if single slots lack this score."""
     try:
-        return memory.topk(**scored(memory, info, state), k=BEST).slots[0].tolist(), ""
+        return view.memory.topk(**view.scored(), k=BEST).slots[0].tolist(), ""
     except (BadInput, Inexact) as error:
         if error.field == "where":
             raise
         return [], error.message
 
 
-def _chosen(memory: Answers, info: MemoryInfo, state: State, best: Sequence[int], most: int) -> tuple[int, str | None]:
+def _chosen(view: View, best: Sequence[int], most: int) -> tuple[int, str | None]:
     """The number of slots that the page's filter keeps, and the condition for those to draw: all of them, or at most
     `most` that are evenly spread and include the best.
     """
-    own, query = where_before(info, state), query_of(memory, info, state)
-    matching = memory.group_sum(state.layer, query, by="dataset", where=own).scan.slots_matching
+    own, query = view.where_before, view.query()
+    matching = view.memory.group_sum(view.state.layer, query, by="dataset", where=own).scan.slots_matching
     if matching <= most:
         return matching, own
     share = (most - _SPARE) / matching
@@ -259,27 +261,27 @@ def _chosen(memory: Answers, info: MemoryInfo, state: State, best: Sequence[int]
         spread = f"(slot * {_FACTOR}) % {_PRIME} < {int(share * _PRIME)}"
         either = f"{spread} OR slot IN ({', '.join(map(str, best))})" if best else spread
         condition = narrowed(own or "", either)
-        drawn = memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching
+        drawn = view.memory.group_sum(view.state.layer, query, by="dataset", where=condition).scan.slots_matching
         if drawn <= most:
             return matching, condition
         share *= 0.99 * most / drawn  # the filter itself selects by slot number
 
 
-def _columns(memory: Answers, info: MemoryInfo, slots: NDArray[np.int64], space: str) -> dict[str, Any]:
+def _columns(snapshot: Snapshot, slots: NDArray[np.int64], space: str) -> dict[str, Any]:
     """Of each slot its step, sample and position; and its label and dataset, by their place in the list of all."""
-    columns = memory.slots(slots, space)
+    columns = snapshot.memory.slots(slots, space)
     found: dict[str, Any] = {}
     for name in ("step", "sample", "position"):  # one that no slot has is left empty
         values = columns[name].tolist() if name in columns else []
         found[name] = values if any(value is not None for value in values) else []
-    names = label_names(memory, info)
+    names = snapshot.names
     for name in ("label", "dataset"):
         values = columns[name].tolist() if name in columns else [None] * len(slots)
         counts = Counter(values).most_common()
         hues: dict[int, Any] = {}
         for value, _ in counts:  # of those with one hue the most frequent has it, and the others are grey
             if value is not None:
-                hues.setdefault(hue_of(info, (name,), (value,)), value)
+                hues.setdefault(hue_of(snapshot.info, (name,), (value,)), value)
         coloured = {value: hue for hue, value in hues.items()}
         place = {value: number for number, (value, _) in enumerate(counts)}
         found[name] = [place[value] for value in values]
@@ -295,14 +297,14 @@ def _columns(memory: Answers, info: MemoryInfo, slots: NDArray[np.int64], space:
     return found
 
 
-def preview_of(memory: Answers, info: MemoryInfo, params: Params) -> str:
+def preview_of(snapshot: Snapshot, params: Params) -> str:
     """What one training sample looks like, as the map shows it under the pointer: JSON."""
     said = dict(params)
     number, position = said.get("sample", ""), said.get("position", "")
     if not all(own.isascii() and own.isdecimal() and len(own) < 19 for own in (number, position or "0")):
         raise BadInput("sample and position are whole numbers.", field="sample")
     slot = {"dataset": said.get("dataset"), "sample": int(number), "position": int(position) if position else None}
-    shown = shown_of_slots(memory, info, [slot])
+    shown = shown_of_slots(snapshot, [slot])
     own = shown[0]
     row = {name: str(value) for name, value in [*(own.row or {}).items()][:6]}
     return json.dumps({"image": own.image, "passage": own.passage, "row": row, "missing": shown.missing})

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from dualform.answers import MemoryInfo, Preview
+from dualform.answers import Preview
 from dualform.answers.contents import PNG
 from dualform.errors import BadInput, DualformError
 from dualform.methods import Answers
-from dualform_explorer.examples import of_no_sample, query_set_of
-from dualform_explorer.places import Box, Places
+from dualform_explorer.examples import Box, Places
+from dualform_explorer.state import query_set_of
+from dualform_explorer.view import Snapshot
 
 _AROUND = 160
 """The number of characters shown on either side of a token, and twice as many if no token is marked."""
@@ -73,26 +74,15 @@ def shown_preview(preview: Preview, position: int | None = None, places: Places 
     return NOTHING if preview.row is None else ShownPreview(row=preview.row)
 
 
-def unmarked(memory: Answers, info: MemoryInfo) -> str:
-    """Why tokens cannot be marked; empty if a position is the place of a token in the texts. An encoder and a decoder
-    have separate positions, and previews do not say whose theirs are. Slots without a sample, such as those of a table
-    of positions, have no text.
-    """
-    spaces = sorted({layer.space for layer in info.layers if not of_no_sample(memory, info, layer)} - {"sample"})
-    if len(spaces) < 2:
-        return ""
-    return f"No token is marked: positions are of several kinds ({', '.join(spaces)}), and texts do not say which."
-
-
 def shown_of_slots(
-    memory: Answers, info: MemoryInfo, slots: Sequence[Mapping[str, Any]], places: Places | None = None
+    snapshot: Snapshot, slots: Sequence[Mapping[str, Any]], places: Places | None = None
 ) -> ShownPreviews:
     """Previews for slots, which are given by their columns. Slots of a dataset without previews get none. `places`: the
     places of the slots' layer, to box in pictures.
     """
-    found, missing, why_unmarked = [NOTHING] * len(slots), "", unmarked(memory, info)
+    found, missing, why_unmarked = [NOTHING] * len(slots), "", snapshot.unmarked
     for dataset in dict.fromkeys(slot.get("dataset") for slot in slots):
-        if (dataset or "") not in info.previews:
+        if (dataset or "") not in snapshot.info.previews:
             continue
         there = [
             number
@@ -100,7 +90,7 @@ def shown_of_slots(
             if slot.get("dataset") == dataset and slot.get("sample") is not None
         ]
         samples = list(dict.fromkeys(slots[number]["sample"] for number in there))
-        previews, why = _previews(memory, samples, dataset=dataset)
+        previews, why = _previews(snapshot.memory, samples, dataset=dataset)
         by_sample = {own.sample: own for own in previews}
         for number in there:
             if (own := by_sample.get(slots[number]["sample"])) is not None:
@@ -113,21 +103,19 @@ def shown_of_slots(
     return ShownPreviews(found, missing)
 
 
-def shown_of_examples(memory: Answers, info: MemoryInfo, query_set: str, rows: Sequence[int]) -> ShownPreviews:
+def shown_of_examples(snapshot: Snapshot, query_set: str, rows: Sequence[int]) -> ShownPreviews:
     """Previews of a query set's examples, each shown whole; an empty list if it has none."""
-    previews, missing = previews_of_examples(memory, info, query_set, rows)
+    previews, missing = previews_of_examples(snapshot, query_set, rows)
     found = list(map(shown_preview, previews))
     return ShownPreviews(found + [NOTHING] * (len(rows) - len(found)), missing)
 
 
-def previews_of_examples(
-    memory: Answers, info: MemoryInfo, query_set: str, rows: Sequence[int]
-) -> tuple[Sequence[Preview], str]:
+def previews_of_examples(snapshot: Snapshot, query_set: str, rows: Sequence[int]) -> tuple[Sequence[Preview], str]:
     """The previews of examples, up to the first that cannot be shown, and why there are no more."""
-    stored = query_set_of(info, query_set)
+    stored = query_set_of(snapshot.info, query_set)
     if stored is None or not stored.previews:
         return (), ""
-    return _previews(memory, rows, query_set=query_set)
+    return _previews(snapshot.memory, rows, query_set=query_set)
 
 
 def _previews(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from dualform.errors import DualformError
 from dualform_explorer.drawing import (
     bar,
     boxed,
@@ -25,7 +27,25 @@ from dualform_explorer.drawing import (
 )
 from dualform_explorer.filter import Chip
 from dualform_explorer.glossary import GLOSSARY, SCORE_WORDS, meaning
-from dualform_explorer.numbers import MINUS, MISSING, decimals, lasting, rounded
+from dualform_explorer.words import MINUS, MISSING, decimals, lasting, rounded
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Shown in place of a panel."""
+
+    message: str
+    hint: str = ""
+    code: str = ""
+    field: str = ""
+    """The argument of the question that caused the error."""
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        if isinstance(error, DualformError):
+            return cls(error.message, error.hint, error.code, error.field or "")
+        return cls(f"{type(error).__name__}: {error}", "This is a fault of dualform; the log has more.", "internal")
+
 
 KEYS = (
     ("j  k", "next and previous example"),

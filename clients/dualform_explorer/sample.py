@@ -13,27 +13,16 @@ import numpy as np
 
 from dualform.answers import LayerInfo, MemoryInfo, Status
 from dualform.errors import EmptyMask, NotFound
-from dualform.methods import Answers
 from dualform.questions import SlotKeys
-from dualform_explorer.address import Fault, Params, Reading, default_by
-from dualform_explorer.examples import (
-    evenly,
-    examples_of,
-    label_names,
-    layer_of,
-    layers_of,
-    of_no_sample,
-    output_layer,
-    query_of,
-    tokens_of,
-)
+from dualform_explorer.examples import evenly
 from dualform_explorer.filter import Chip, complete_columns
 from dualform_explorer.groups import hue_of
 from dualform_explorer.panels.data import Sample, samples_with_values
 from dualform_explorer.panels.training import bars_of
 from dualform_explorer.previews import ShownPreview, shown_of_slots
 from dualform_explorer.start import ExampleCard, example_cards
-from dualform_explorer.state import State, query_string
+from dualform_explorer.state import Fault, Params, Reading, State, default_by, layers_of, query_string
+from dualform_explorer.view import Snapshot
 
 MOST_TRIED = 1000
 """The most examples that are asked with and without the sample, evenly spread."""
@@ -41,7 +30,7 @@ MOST_NUMBERS = 1 << 23
 """The most outputs of all those examples."""
 NEIGHBOURS = 12
 _SHOWN = 8
-_NAMES = ("memory", "dataset", "sample", "set", "layer")
+_NAMES = ("memory", "dataset", "sample", "set", "layer", "from")
 _LONGEST = 400
 
 
@@ -57,15 +46,24 @@ class SampleAddress:
     """Whether this sample has no dataset, but others have one."""
     layer: str | None = None
     """The layer in which samples are compared; None for the one with the shortest keys."""
+    item: str = ""
+    """The example, or its token as SET/EXAMPLE:TOKEN, from whose page the reader came; empty if unknown."""
 
     def link(self, **changes: str) -> str:
         written = {"memory": self.memory, "dataset": self.dataset, "sample": str(self.sample), "set": self.query_set}
-        written |= {"layer": self.layer, **changes}
+        written |= {"layer": self.layer, "from": self.item, **changes}
         return "sample?" + query_string({name: own for name, own in written.items() if own})
 
     def at(self, dataset: str | None, sample: int) -> str:
         """A link to the page of another sample."""
         return replace(self, dataset=dataset, sample=sample).link()
+
+    @property
+    def back(self) -> str:
+        """The address of the page that the reader came from; empty if unknown."""
+        item, _, token = self.item.partition(":")
+        written = {"memory": self.memory, "item": item, "token": token, "layer": self.layer}
+        return "explore?" + query_string({name: own for name, own in written.items() if own}) if item else ""
 
     @property
     def chip(self) -> Chip:
@@ -99,7 +97,7 @@ def read_sample(params: Params, info: MemoryInfo, memory: str) -> SampleAddress 
         dataset, *others = info.datasets
         if others and not reading.faults:
             reading.fault("dataset", "Each dataset has its own samples. Name one.", info.datasets)
-    return reading.faults or SampleAddress(memory, dataset, int(number), query_set, apart, layer)
+    return reading.faults or SampleAddress(memory, dataset, int(number), query_set, apart, layer, said.get("from", ""))
 
 
 @dataclass(frozen=True)
@@ -114,31 +112,33 @@ class SamplePanel:
     """For each bar of the timeline its first and last step, and the number of slots."""
 
 
-def sample_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> SamplePanel:
+def sample_panel(snapshot: Snapshot, address: SampleAddress) -> SamplePanel:
     """Raises NotFound if the sample has no slot."""
-    layer, asked = _asked(memory, info, replace(address, layer=None))
+    layer, asked = _asked(snapshot, replace(address, layer=None))
     try:
-        steps = memory.group_sum(**asked, by="step")
+        steps = snapshot.memory.group_sum(**asked, by="step")
     except EmptyMask:
         raise NotFound(f"No training on {address.chip.words} is recorded.", field="sample") from None
-    labels = memory.group_sum(**asked, by="label").groups if "label" in info.columns[layer.space] else ()
+    labels = (
+        snapshot.memory.group_sum(**asked, by="label").groups if "label" in snapshot.info.columns[layer.space] else ()
+    )
     label = labels[0][0] if len(labels) == 1 else None
     visits = tuple((int(step), count) for (step,), count in zip(steps.groups, steps.counts.tolist(), strict=True))
     slot = {"dataset": address.dataset, "sample": address.sample, "label": label}
-    shown = shown_of_slots(memory, info, [slot])
-    hue = hue_of(info, default_by(info), [slot.get(column) for column in default_by(info)])
-    each, bars = bars_of(info.steps)
+    shown = shown_of_slots(snapshot, [slot])
+    hue = hue_of(snapshot.info, default_by(snapshot.info), [slot.get(column) for column in default_by(snapshot.info)])
+    each, bars = bars_of(snapshot.info.steps)
     counts = np.zeros(bars)
     for step, count in visits:
         counts[step // each] += count
     return SamplePanel(
         label=label,
-        label_name=label_names(memory, info).of(label, address.dataset),
+        label_name=snapshot.names.of(label, address.dataset),
         preview=shown[0],
         missing=shown.missing,
         visits=visits,
         drawn=[
-            (bar * each, min((bar + 1) * each, info.steps) - 1, [(hue, count)], count)
+            (bar * each, min((bar + 1) * each, snapshot.info.steps) - 1, [(hue, count)], count)
             for bar, count in enumerate(counts.tolist())
         ],
     )
@@ -155,18 +155,20 @@ class NeighboursPanel:
     missing: str
 
 
-def neighbours_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> NeighboursPanel:
+def neighbours_panel(snapshot: Snapshot, address: SampleAddress) -> NeighboursPanel:
     """Other samples whose keys are similar to this sample's last key."""
-    layer, asked = _asked(memory, info, address)
-    by = tuple(name for name in ("step", "position") if name in info.columns[layer.space])
-    last = memory.group_sum(**asked, by=by).groups[-1]
-    own = memory.topk(**{**asked, "where": f"{asked['where']} AND {Chip.of(True, by, last).sql(())}"}, k=1)
-    others = f"sample IS NOT NULL AND {address.chip.sql(complete_columns(info))}"
-    hits = memory.topk(layer.name, SlotKeys(own.slots[0]), NEIGHBOURS, others, score="cosine", distinct="sample")
-    found = zip(memory.slots(hits).records(), hits.scores[0].tolist(), strict=True)
+    layer, asked = _asked(snapshot, address)
+    by = tuple(name for name in ("step", "position") if name in snapshot.info.columns[layer.space])
+    last = snapshot.memory.group_sum(**asked, by=by).groups[-1]
+    own = snapshot.memory.topk(**{**asked, "where": f"{asked['where']} AND {Chip.of(True, by, last).sql(())}"}, k=1)
+    others = f"sample IS NOT NULL AND {address.chip.sql(snapshot.complete)}"
+    hits = snapshot.memory.topk(
+        layer.name, SlotKeys(own.slots[0]), NEIGHBOURS, others, score="cosine", distinct="sample"
+    )
+    found = zip(snapshot.memory.slots(hits).records(), hits.scores[0].tolist(), strict=True)
     rows = [{"dataset": None, **row, "value": score} for row, score in found]
-    previews = shown_of_slots(memory, info, rows)
-    samples = samples_with_values(memory, info, address.state(info, layer.name), rows, previews)
+    previews = shown_of_slots(snapshot, rows)
+    samples = samples_with_values(snapshot.page(address.state(snapshot.info, layer.name)), rows, previews)
     return NeighboursPanel(layer.name, last[0], samples, previews.kind, previews.missing)
 
 
@@ -198,24 +200,22 @@ class MovedPanel:
     status: Status | None = None
 
 
-def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> MovedPanel:
+def moved_panel(snapshot: Snapshot, address: SampleAddress) -> MovedPanel:
     """The margin of an example is the output of its label, or its largest output if it has no label, minus the largest
     other output, all from the complete training.
     """
-    examples = examples_of(memory, info, address.query_set)
-    found = output_layer(memory, info, examples)
+    examples = snapshot.examples_of(address.query_set)
+    found = snapshot.output_layer(examples)
     if found is None:
         return MovedPanel("")
-    layer = layer_of(info, found.name)
-    most = MOST_TRIED if layer is None else max(1, min(MOST_TRIED, MOST_NUMBERS // layer.d_out))
-    rows = evenly(examples.count, most)
-    tokens = tokens_of(memory, info, examples, found.name)
+    rows = evenly(examples.count, max(1, min(MOST_TRIED, MOST_NUMBERS // found.d_out)))
+    tokens = snapshot.tokens_of(examples, found.name)
     at = [None if tokens == 1 else examples.default_token(row, tokens) for row in rows.tolist()]
     named = (str(row) if own is None else f"{row}:{own}" for row, own in zip(rows, at, strict=True))
     query = f"{address.query_set}/{','.join(named)}"
-    answer = memory.output(found.name, query)
+    answer = snapshot.memory.output(found.name, query)
     whole = np.asarray(answer, dtype=np.float64)
-    left = np.asarray(memory.output(found.name, query, address.chip.sql(complete_columns(info))), dtype=np.float64)
+    left = np.asarray(snapshot.memory.output(found.name, query, address.chip.sql(snapshot.complete)), dtype=np.float64)
     every, becomes = np.arange(len(rows)), left.argmax(axis=1)
     own, labelled = whole.argmax(axis=1), False
     flips = becomes != own
@@ -231,7 +231,7 @@ def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> Mo
     order = np.argsort(changes, kind="stable")
     helped = [place for place in order[:_SHOWN] if changes[place] < 0]
     hurt = [place for place in order[::-1][:_SHOWN] if changes[place] > 0]
-    cards, _ = example_cards(memory, info, examples, rows[[*helped, *hurt]])
+    cards, _ = example_cards(snapshot, examples, rows[[*helped, *hurt]])
     moved = tuple(
         Moved(card, float(changes[place]), int(becomes[place]) if flips[place] else None)
         for place, card in zip([*helped, *hurt], cards, strict=True)
@@ -249,16 +249,16 @@ def moved_panel(memory: Answers, info: MemoryInfo, address: SampleAddress) -> Mo
     )
 
 
-def _asked(memory: Answers, info: MemoryInfo, address: SampleAddress) -> tuple[LayerInfo, dict[str, Any]]:
+def _asked(snapshot: Snapshot, address: SampleAddress) -> tuple[LayerInfo, dict[str, Any]]:
     """A layer, and the common arguments of questions about the sample's slots in it. By default the output layer, which
     is the smallest, or another one that has samples.
     """
-    own = layers_of(info, address.query_set)
-    own = [layer for layer in own if not of_no_sample(memory, info, layer)] or own
+    own = layers_of(snapshot.info, address.query_set)
+    own = [layer for layer in own if not snapshot.of_no_sample(layer)] or own
     own = [layer for layer in own if layer.name == address.layer] or own
     if not own:
         raise NotFound("This memory has no query set, by whose layers slots are counted.")
     layer = min(own, key=lambda one: one.d_in)
-    query = query_of(memory, info, State("", address.query_set, 0, layer.name, ()))
+    query = snapshot.page(State("", address.query_set, 0, layer.name, ())).query()
     only = Chip(True, address.chip.conditions).sql(())
     return layer, {"layer": layer.name, "queries": query, "where": only}

@@ -15,12 +15,11 @@ import numpy as np
 from dualform.answers import MemoryInfo, Preview
 from dualform.answers.contents import IMAGES
 from dualform.errors import BadInput, BadMask, DualformError, Forbidden
-from dualform.methods import Answers
-from dualform_explorer.address import LONGEST, SINGLE
-from dualform_explorer.examples import LabelNames, examples_of, label_names
+from dualform_explorer.examples import LabelNames
 from dualform_explorer.filter import literal, narrowed, samples_filter
 from dualform_explorer.sample import SampleAddress
-from dualform_explorer.state import State, link, query_string
+from dualform_explorer.state import LONGEST, SINGLE, State, link, query_string
+from dualform_explorer.view import Snapshot
 
 PARAMETERS = (*SINGLE, "q", "from")
 """The parameters of its address, including those of the example that the reader came from."""
@@ -108,13 +107,13 @@ def searchable(info: MemoryInfo) -> bool:
 
 
 def search_panel(
-    memory: Answers, info: MemoryInfo, state: State | None, phrase: str, start: int, seconds: float = SECONDS
+    snapshot: Snapshot, state: State | None, phrase: str, start: int, seconds: float = SECONDS
 ) -> SearchPanel:
     """`state`: the example that the reader came from, for whose page the filter is; None in a memory without query
     sets. `seconds`: the time limit for reading previews.
     """
-    until, names = monotonic() + seconds, label_names(memory, info)
-    sources, troubles = _sources(memory, info)
+    until, names = monotonic() + seconds, snapshot.names
+    sources, troubles = _sources(snapshot)
     total = sum(own.count for own in sources)
     start = place = min(start, total)
     lines: list[Line] = []
@@ -125,7 +124,7 @@ def search_panel(
         if full or not first <= place < last:
             continue
         try:
-            for preview, label in _read(memory, info, source, place - first, start + MOST_SAMPLES - place):
+            for preview, label in _read(snapshot, source, place - first, start + MOST_SAMPLES - place):
                 place, blank = place + 1, blank + (not preview.known)
                 lines += _line(preview, source, label, pattern, names)
                 full = len(lines) == MOST_LINES or place - start == MOST_SAMPLES or monotonic() > until
@@ -146,32 +145,30 @@ def search_panel(
     return replace(found, keep=keep, remove=remove)
 
 
-def _sources(memory: Answers, info: MemoryInfo) -> tuple[list[_Source], list[str]]:
+def _sources(snapshot: Snapshot) -> tuple[list[_Source], list[str]]:
     """Datasets in the order of their names, then query sets, and why some cannot be searched."""
-    own, troubles = [name for name, kind in info.previews.items() if kind != IMAGES], []
+    own, troubles = [name for name, kind in snapshot.info.previews.items() if kind != IMAGES], []
     counts: Mapping[str, int] = {}
     if own:
         try:
-            counts = {row["dataset"] or "": row["samples"] for row in memory.sql(_COUNTS)}
+            counts = {row["dataset"] or "": row["samples"] for row in snapshot.memory.sql(_COUNTS)}
         except Forbidden as error:
             troubles.append(f"Training samples are not searched: {error.message} {error.hint}".strip())
     found = [_Source(counts[name], name or None) for name in sorted(own) if counts.get(name)]
-    for query_set in info.query_sets:
+    for query_set in snapshot.info.query_sets:
         if query_set.previews not in ("", IMAGES):
-            found.append(_Source(examples_of(memory, info, query_set.name).count, query_set=query_set.name))
+            found.append(_Source(snapshot.examples_of(query_set.name).count, query_set=query_set.name))
     return found, troubles
 
 
-def _read(
-    memory: Answers, info: MemoryInfo, source: _Source, start: int, most: int
-) -> Iterator[tuple[Preview, int | None]]:
+def _read(snapshot: Snapshot, source: _Source, start: int, most: int) -> Iterator[tuple[Preview, int | None]]:
     """The previews of a source from a place on, each with its label. Skips images."""
-    labels = _labels(memory, info, source, start, most)
+    labels = _labels(snapshot, source, start, most)
     samples, done, size = [*labels], 0, _BATCH
     while done < len(samples):
         asked = np.array(samples[done : done + size], dtype=np.int64)
         try:
-            previews = memory.previews(asked, source.dataset, query_set=source.query_set)
+            previews = snapshot.memory.previews(asked, source.dataset, query_set=source.query_set)
         except BadInput as error:
             if error.field != "samples" or len(asked) == 1:
                 raise
@@ -183,13 +180,13 @@ def _read(
         yield from ((own, labels[own.sample]) for own in previews)
 
 
-def _labels(memory: Answers, info: MemoryInfo, source: _Source, start: int, most: int) -> dict[int, int | None]:
+def _labels(snapshot: Snapshot, source: _Source, start: int, most: int) -> dict[int, int | None]:
     """The label of each sample, in the order of their numbers."""
     if source.query_set is not None:
-        examples = examples_of(memory, info, source.query_set)
+        examples = snapshot.examples_of(source.query_set)
         return {row: examples.label(row) for row in range(start, min(start + most, source.count))}
     dataset = "NULL" if source.dataset is None else literal(source.dataset)
-    rows = memory.sql(_SAMPLES.format(dataset=dataset, start=start, most=most))
+    rows = snapshot.memory.sql(_SAMPLES.format(dataset=dataset, start=start, most=most))
     return {row["sample"]: row["least"] if row["least"] == row["greatest"] else None for row in rows}
 
 

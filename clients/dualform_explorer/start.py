@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.answers import MemoryInfo
 from dualform.errors import DualformError, NotFound
-from dualform.methods import Answers
-from dualform_explorer.address import default_by
-from dualform_explorer.examples import (
-    BaseRates,
-    Examples,
-    examples_of,
-    label_names,
-    layers_of,
-    output_layer,
-    rated,
-)
-from dualform_explorer.filter import Chip, complete_columns, where_of
+from dualform_explorer.examples import BaseRates, Examples
+from dualform_explorer.filter import Chip, where_of
 from dualform_explorer.groups import hue_of
 from dualform_explorer.previews import ShownPreview, shown_of_examples
-from dualform_explorer.state import ALL, MISCLASSIFIED
+from dualform_explorer.state import ALL, MISCLASSIFIED, default_by, layers_of
+from dualform_explorer.view import Snapshot
 
 _SHOWN = 12
 _OF_CELL = 60
@@ -91,8 +80,6 @@ class QuerySetPanel:
     misclassified."""
     missing: str
     """Why previews are missing; empty if none is."""
-    trouble: str
-    """Why the layer that gives the outputs is unknown."""
 
     @property
     def more(self) -> bool:
@@ -111,53 +98,47 @@ class CorrectionsPanel:
     """Why the filters were not tried."""
 
 
-def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = "") -> QuerySetPanel:
+def query_set_panel(snapshot: Snapshot, name: str, cell: str = "") -> QuerySetPanel:
     """`cell`: ALL, MISCLASSIFIED, or a label and an output, such as 0-6: the examples to show, more than by default."""
-    own = layers_of(info, name)
+    own = layers_of(snapshot.info, name)
     if not own:
         raise NotFound(f"The query set {name} has queries of no recorded layer.")
-    examples = examples_of(memory, info, name)
+    examples = snapshot.examples_of(name)
     known = examples.labels is not None and examples.read is not None
     misclassified = examples.misclassified
-    found, trouble = None, ""
-    try:
-        found = output_layer(memory, info, examples)
-    except DualformError as error:
-        trouble = str(error)
+    found = snapshot.output_layer(examples)
     among = cell if cell == ALL or (known and cell) else MISCLASSIFIED if len(misclassified) else ALL
     rows = examples.among(among)
-    cards, missing = example_cards(memory, info, examples, rows[: _OF_CELL if among == cell else _SHOWN])
+    cards, missing = example_cards(snapshot, examples, rows[: _OF_CELL if among == cell else _SHOWN])
     return QuerySetPanel(
         examples=examples,
         misclassified=len(misclassified) if known else None,
         layer=own[-1].name if found is None else found.name,
-        by=default_by(info),
-        confusion=_confusion(memory, info, examples),
+        by=default_by(snapshot.info),
+        confusion=_confusion(snapshot, examples),
         among=among,
         chosen=len(rows),
         cards=cards,
         missing=missing,
-        trouble=trouble,
     )
 
 
-def corrections_panel(memory: Answers, info: MemoryInfo, name: str) -> CorrectionsPanel:
+def corrections_panel(snapshot: Snapshot, name: str) -> CorrectionsPanel:
     """Slower than the rest of the page, because it asks for a placebo for each dataset."""
-    examples = examples_of(memory, info, name)
+    examples = snapshot.examples_of(name)
     found, corrections, trouble = None, tuple[Correction, ...](), ""
-    if len(examples.misclassified) and 1 < len(info.datasets) <= MOST_DATASETS:
-        with suppress(DualformError):  # shown by the panel before this one
-            found = output_layer(memory, info, examples)
+    if len(examples.misclassified) and 1 < len(snapshot.info.datasets) <= MOST_DATASETS:
+        found = snapshot.output_layer(examples)
     try:
         if found is not None:
-            corrections = _corrections(memory, info, examples, found.name)
+            corrections = _corrections(snapshot, examples, found.name)
     except DualformError as error:
         trouble = str(error)
     layer = "" if found is None else found.name
-    return CorrectionsPanel(examples, layer, default_by(info), corrections, trouble)
+    return CorrectionsPanel(examples, layer, default_by(snapshot.info), corrections, trouble)
 
 
-def _confusion(memory: Answers, info: MemoryInfo, examples: Examples) -> Confusion | None:
+def _confusion(snapshot: Snapshot, examples: Examples) -> Confusion | None:
     if examples.labels is None or examples.read is None:
         return None
     known = examples.labels >= 0
@@ -167,32 +148,32 @@ def _confusion(memory: Answers, info: MemoryInfo, examples: Examples) -> Confusi
         return None
     counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
     np.add.at(counts, tuple(places.reshape(pairs.shape)), 1)
-    names = label_names(memory, info)
+    names = snapshot.names
     return Confusion(
         tuple(classes.tolist()), tuple(map(names.of, classes.tolist())), tuple(map(tuple, counts.tolist()))
     )
 
 
-def _corrections(memory: Answers, info: MemoryInfo, examples: Examples, layer: str) -> tuple[Correction, ...]:
+def _corrections(snapshot: Snapshot, examples: Examples, layer: str) -> tuple[Correction, ...]:
     """Filters that correct some examples. First comes the dataset whose removal corrects the most, minus those it
     breaks.
     """
     found: list[Correction] = []
-    for dataset in info.datasets:
-        mask = where_of([Chip.of(False, ("dataset",), (dataset,))], complete=complete_columns(info))
-        own = rated(memory, examples, layer, mask or "")
+    for dataset in snapshot.info.datasets:
+        mask = where_of([Chip.of(False, ("dataset",), (dataset,))], complete=snapshot.complete)
+        own = snapshot.rated(examples, layer, mask or "")
         if own is not None and own.rates.corrected:  # skip filters that correct nothing
-            cards, _ = example_cards(memory, info, examples, own.corrected_rows[:_SHOWN])
-            found.append(Correction(dataset, hue_of(info, ("dataset",), (dataset,)), own.rates, cards))
+            cards, _ = example_cards(snapshot, examples, own.corrected_rows[:_SHOWN])
+            found.append(Correction(dataset, hue_of(snapshot.info, ("dataset",), (dataset,)), own.rates, cards))
     return tuple(sorted(found, key=lambda own: own.rates.broken - own.rates.corrected))
 
 
 def example_cards(
-    memory: Answers, info: MemoryInfo, examples: Examples, rows: NDArray[np.int64]
+    snapshot: Snapshot, examples: Examples, rows: NDArray[np.int64]
 ) -> tuple[tuple[ExampleCard, ...], str]:
     """Cards for some examples, `rows` int64[n], and why previews are missing."""
-    names, read = label_names(memory, info), examples.read
-    previews = shown_of_examples(memory, info, examples.query_set, rows.tolist())
+    names, read = snapshot.names, examples.read
+    previews = shown_of_examples(snapshot, examples.query_set, rows.tolist())
     cards = tuple(
         ExampleCard(
             row,

@@ -18,8 +18,9 @@ from dualform.questions import QuerySetExamples, as_queries
 from dualform.questions.filters import FilterLike
 from dualform.questions.outputs import MOST_SETS, RANDOM_SETS
 from dualform.questions.scores import CONTRIBUTION
-from dualform_explorer.address import read_state
 from dualform_explorer.panels.answer import answer_panel, placebo_panel
+from dualform_explorer.state import read_state
+from dualform_explorer.view import View
 from dualform_mcp.tool import MOST_NAMES, MOST_QUERIES, Arguments, Tool, reason_of, told
 
 WHERE = (
@@ -167,7 +168,8 @@ def _answer(memory: Answers, asked: AnswerArguments) -> Mapping[str, Any]:
         fault = reading.faults[0]
         raise BadInput(fault.message, field=field.get(fault.parameter, fault.parameter))
     state = replace(reading.state, inexact=asked.allow_inexact)
-    found = answer_panel(memory, info, state)
+    view = View(memory, info, state)
+    found = answer_panel(view)
     if not found.layer:
         raise Inexact(
             "No recorded layer gives the network's outputs for this query set.",
@@ -190,12 +192,12 @@ def _answer(memory: Answers, asked: AnswerArguments) -> Mapping[str, Any]:
         record["why_no_parts"] = found.why_no_parts
     if found.becomes is None:
         return record
-    placebo = placebo_panel(memory, info, state)
+    placebo = placebo_panel(view)
     return {
         **record,
         "becomes": _named(found.becomes),
         "what_an_ablation_means": WHAT_AN_ABLATION_MEANS,
-        "placebo": {"verdict": placebo.verdict, "words": placebo.words} if placebo.verdict else None,
+        "placebo": {"verdict": placebo.verdict, "words": placebo.words} if placebo.answer else None,
         "placebo_unmeasured": placebo.note,
     }
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from dualform.answers import MemoryInfo
 from dualform.errors import BadInput
 from dualform.methods import Answers
-from dualform_explorer.address import Fault, completed, read_state
 from dualform_explorer.filter import Chip
-from dualform_explorer.state import State
+from dualform_explorer.state import Fault, State, read_state
+from dualform_explorer.view import View
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class WidgetState:
                 hint=" ".join(filter(None, map(_choices, reading.faults))),
                 field=reading.faults[0].parameter,
             )
-        return replace(completed(memory, info, reading.state, 0), k=self.k)
+        return replace(View(memory, info, reading.state).completed(0), k=self.k)
 
     def _params(self) -> list[tuple[str, str]]:
         said = {

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualform.answers import MemoryInfo, Status
+from dualform.answers import Status
 from dualform.answers.table import WIDEST, json_value
 from dualform.errors import Inexact
 from dualform.methods import Answers
-from dualform_explorer.examples import layer_of, layers_of, query_set_of
 from dualform_explorer.glossary import SCORE_WORDS, meaning
-from dualform_explorer.groups import GroupRow, groupings_of, where_before
+from dualform_explorer.groups import GroupRow, groupings_of
 from dualform_explorer.memories import OneSnapshot
 from dualform_explorer.panels.answer import answer_panel, placebo_panel
 from dualform_explorer.panels.data import Slot, SlotsPanel, slots_panel, sums_panel
 from dualform_explorer.panels.example import QueryPanel, query_panel
 from dualform_explorer.previews import ShownPreview
-from dualform_explorer.state import SCORES, State
+from dualform_explorer.state import SCORES, layers_of
+from dualform_explorer.view import View
 from dualform_notebook.masks import words_of
 from dualform_notebook.state import WidgetState
 
@@ -32,25 +32,22 @@ def view_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     info = memory.info()
     memory = OneSnapshot(memory, info.snapshot)
     state = asked.page(memory, info)
-    query = query_panel(memory, info, state)
-    sums, slots = sums_panel(memory, info, state), slots_panel(memory, info, state)
-    query_set, layer = query_set_of(info, state.query_set), layer_of(info, state.layer)
-    assert query_set is not None, "a state names a query set that there is"
-    assert layer is not None, "and a layer"
+    page = View(memory, info, state)
+    query, sums, slots = query_panel(page), sums_panel(page), slots_panel(page)
     return {
         "query": _query(query),
-        "answer": _answer(memory, info, state),
+        "answer": _answer(page),
         "layer": state.layer,
         "by": ",".join(state.by),
         "score": state.score,
         "target": state.target,
-        "where": where_before(info, state) or "",
+        "where": page.where_before or "",
         "chips": list(map(words_of, state.chips)),
-        "layers": [own.name for own in layers_of(info, query_set)],
+        "layers": [own.name for own in layers_of(info, state.query_set)],
         "query_sets": [own.name for own in info.query_sets],
         "groupings": [",".join(own) for own in groupings_of(info, state)],
         "scores": [{"name": name, "shown": shown} for name, shown in SCORES.items()],
-        "status": _status(layer.status if slots.status is None else slots.status, state.score),
+        "status": _status(page.layer.status if slots.status is None else slots.status, state.score),
         "groups": list(map(_group, sums.rows)),
         "largest": sums.largest,
         "dot": sums.signed,
@@ -73,14 +70,14 @@ def placebo_of(memory: Answers, asked: WidgetState) -> dict[str, Any]:
     state = asked.page(memory, info)
     if state.layer != info.output_layer:
         return {}
-    panel = placebo_panel(OneSnapshot(memory, info.snapshot), info, state)
+    panel = placebo_panel(View(OneSnapshot(memory, info.snapshot), info, state))
     return {"verdict": panel.verdict, "words": panel.words} if panel.asked else {}
 
 
-def _answer(memory: Answers, info: MemoryInfo, state: State) -> dict[str, Any] | None:
+def _answer(page: View) -> dict[str, Any] | None:
     """The page's first panel; None where no recorded layer gives the network's outputs."""
     try:
-        panel = answer_panel(memory, info, state)
+        panel = answer_panel(page)
     except Inexact as refused:
         return {"note": refused.message}
     if not panel.layer:

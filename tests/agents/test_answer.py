@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualform_explorer.address import read_state
 from dualform_explorer.panels.answer import answer_panel
+from dualform_explorer.state import read_state
+from dualform_explorer.view import View
 from tests.agents.test_tools import asked
 
 WHERE = "label <> 1"
@@ -26,13 +27,13 @@ async def test_parts_are_contributions_and_add_up_to_the_margin(memory, argument
     assert sum(own["value"] for own in told["parts"]) == pytest.approx(told["margin"], abs=1e-5)
     assert ("placebo" in told) == ("where" in arguments)
     if "where" in arguments:
-        assert told["placebo"]["verdict"] in ("unusual", "as random", "as its siblings")
+        assert told["placebo"]["verdict"] in ("unusual", "within the random range")
 
 
 async def test_the_sentence_is_that_of_the_page(memory):
     told = (await asked(memory, "answer", query="test/1")).structured_content
     state = read_state([("item", "test/1")], memory.info()).state
-    panel = answer_panel(memory, memory.info(), state)
+    panel = answer_panel(View(memory, memory.info(), state))
     assert told["sentence"] == panel.words
     assert told["sentence"].startswith(f"Predicted {panel.predicted[0]}")
     assert all(f"{part.value:+.4g}" in told["sentence"] for part in panel.told)

@@ -163,7 +163,7 @@ def placebo(reader: Reader) -> str:
         shown.get_by_text("random removals").first.wait_for()
     words = " ".join(shown.inner_text().split())
     reader.picture("placebo")
-    assert re.search(r"unusual|as random|as its siblings", words), f"no verdict: {words[:200]}"
+    assert re.search(r"\? unusual|usual among|within the random range", words), f"no verdict: {words[:200]}"
     rates = re.search(r"corrected: ([\d,]+) of ([\d,]+) .*?broken: ([\d,]+) of ([\d,]+)", words)
     assert rates, f"no corrected and broken counts: {words[:200]}"
     badge = " ".join(shown.get_by_role("heading").inner_text().split())

@@ -12,6 +12,7 @@ from dualform_explorer import rendering
 from dualform_explorer.export import choose, exported_page
 from dualform_explorer.glossary import GLOSSARY
 from dualform_explorer.panels import PANELS, Panel, Place, panels_in
+from dualform_explorer.view import Snapshot
 from tests.explorer.served import served
 
 TEMPLATE = """{% extends "panel.html" %}
@@ -28,7 +29,7 @@ def classes_before(text: str, part: str) -> str:
 
 @pytest.fixture(params=["side", "first", "data", "record"])
 def place(request, monkeypatch) -> Place:
-    monkeypatch.setitem(PANELS, "count", Panel("Count of layers", request.param, lambda _, info, __: len(info.layers)))
+    monkeypatch.setitem(PANELS, "count", Panel("Count of layers", request.param, lambda view: len(view.info.layers)))
     added = DictLoader({"panels/count.html": TEMPLATE})
     monkeypatch.setattr(rendering, "PackageLoader", lambda *own: ChoiceLoader([PackageLoader(*own), added]))
     return request.param
@@ -46,7 +47,9 @@ def test_it_stands_on_the_page_in_its_place(folder, place):
 
 
 def test_it_stands_in_an_export(memory, info, place):
-    html = exported_page(memory, info, "run", choose(memory, info, ("shapes/3",), ("label:2",))).html
+    html = exported_page(
+        Snapshot(memory, info), "run", choose(Snapshot(memory, info), ("shapes/3",), ("label:2",))
+    ).html
     assert html.count("<p>3 layers</p>") == 2
     assert classes_before(html, 'id="panel-count-p1"') == place
 

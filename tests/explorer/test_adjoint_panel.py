@@ -17,6 +17,7 @@ from dualform.questions import SqlStatement
 from dualform_explorer.export import choose, exported_page
 from dualform_explorer.panels.data import SAMPLES, adjoint_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
 from tests.explorer.recorded import NAMES, STEPS, images_of, network
 from tests.explorer.served import served
 
@@ -53,7 +54,7 @@ def kept(folder, tmp_path_factory):
 
 def test_samples_are_those_of_the_adjoint(kept):
     _, memory, found, _ = kept
-    panel = adjoint_panel(memory, memory.info(), STATE)
+    panel = adjoint_panel(View(memory, memory.info(), STATE))
     order, values = np.argsort(found.values[1]), found.values[1]
     for shown, expected in ((panel.harmful, order[: SAMPLES // 2]), (panel.helpful, order[::-1][: SAMPLES // 2])):
         own = [(one.dataset, one.sample, one.label, np.float32(one.value)) for one in shown]
@@ -66,7 +67,7 @@ def test_samples_are_those_of_the_adjoint(kept):
 
 def test_groups_have_what_is_predicted_and_measured_without_them(kept):
     _, memory, found, _ = kept
-    panel = adjoint_panel(memory, memory.info(), replace(STATE, kept="labels"))
+    panel = adjoint_panel(View(memory, memory.info(), replace(STATE, kept="labels")))
     sums = found.sums("label")
     assert {one["said"]: one["samples"] for one in panel.groups} == dict(enumerate(sums.counts.tolist()))
     predicted = [sums.sums[1, one["said"]] for one in panel.groups]
@@ -78,22 +79,22 @@ def test_groups_have_what_is_predicted_and_measured_without_them(kept):
 
 def test_by_a_column_that_samples_lack_there_are_no_groups(kept):
     _, memory, _, _ = kept
-    panel = adjoint_panel(memory, memory.info(), replace(STATE, by=("step",)))
+    panel = adjoint_panel(View(memory, memory.info(), replace(STATE, by=("step",))))
     assert (panel.groups, len(panel.sets)) == ((), 40)
 
 
 def test_another_example_has_nothing(kept):
     _, memory, _, _ = kept
-    assert adjoint_panel(memory, memory.info(), replace(STATE, row=3)).names == ()
-    assert adjoint_panel(memory, memory.info(), replace(STATE, query_set="noise")).names == ()
-    assert adjoint_panel(memory, memory.info(), replace(STATE, kept="x' OR 'a' = 'a")).name == "forty"
+    assert adjoint_panel(View(memory, memory.info(), replace(STATE, row=3))).names == ()
+    assert adjoint_panel(View(memory, memory.info(), replace(STATE, query_set="noise"))).names == ()
+    assert adjoint_panel(View(memory, memory.info(), replace(STATE, kept="x' OR 'a' = 'a"))).name == "forty"
 
 
 def test_retrained_sets_stand_with_what_was_predicted(kept):
     from scipy.stats import spearmanr
 
     _, memory, found, retrained = kept
-    panel = adjoint_panel(memory, memory.info(), STATE)
+    panel = adjoint_panel(View(memory, memory.info(), STATE))
     predicted, changes = retrained.sets.astype(float) @ found.values[1], retrained.changes[:, 1]
     order = np.argsort(changes, kind="stable")
     assert [(own["set"], own["left_out"]) for own in panel.sets] == [(one, retrained.sets[one].sum()) for one in order]
@@ -105,7 +106,7 @@ def test_retrained_sets_stand_with_what_was_predicted(kept):
 
 def test_retrainings_without_a_prediction_and_too_few_for_a_correlation(kept):
     _, memory, _, _ = kept
-    panel = adjoint_panel(memory, memory.info(), replace(STATE, kept="a-pair"))
+    panel = adjoint_panel(View(memory, memory.info(), replace(STATE, kept="a-pair")))
     assert (panel.groups, panel.harmful, panel.helpful, panel.correlation) == ((), (), (), None)
     assert [own["predicted"] for own in panel.sets] == [None, None]
 
@@ -117,16 +118,20 @@ def test_the_page_and_an_export_show_it_where_something_was_kept(kept, memory, i
         (none,) = PART.findall(pages.get("/explore?item=shapes/3").text)
     (part,) = PART.findall(found)
     assert 'href="explore?item=shapes/1&amp;layer=4&amp;by=dataset,label&amp;kept=a-pair"' in part
-    assert "<code>dualform adjoint run --program MODULE:FUNCTION --name NAME</code> predicts it" in none
+    assert none.rstrip().endswith("hidden>\n</section>"), "nothing stands in its place"
     shown = re.findall(r'<td class="right change"><data class="n" value="([^"]+)"', part)
     changes = np.sort(retrained.changes[:, 1]).tolist()
     assert [*map(float, shown)] == [*changes[:15], *changes[-15:]]
     assert ("10</data> more" in part, 'id="agreement"' in part) == (True, True)
-    exported = exported_page(own, own.info(), "run", choose(own, own.info(), ("shapes/1",), ("label:2",)))
+    exported = exported_page(
+        Snapshot(own, own.info()), "run", choose(Snapshot(own, own.info()), ("shapes/1",), ("label:2",))
+    )
     assert exported.failed == 0
     assert "Did harm" in PART.search(exported.html)[0]
-    (part,) = PART.findall(exported_page(memory, info, "run", choose(memory, info, ("shapes/3",), ("label:2",))).html)
-    assert "Not computed for this example" in part
+    (part,) = PART.findall(
+        exported_page(Snapshot(memory, info), "run", choose(Snapshot(memory, info), ("shapes/3",), ("label:2",))).html
+    )
+    assert part.rstrip().endswith("hidden>\n</section>")
 
 
 class WithoutSql(Answers):

@@ -16,6 +16,7 @@ from dualform_explorer.filter import Chip
 from dualform_explorer.panels import answer
 from dualform_explorer.panels.answer import answer_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from tests.explorer.served import served
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
@@ -26,7 +27,7 @@ WHERE = "dataset <> 'noise <b>'"
 @pytest.mark.parametrize("row", range(0, 60, 7))
 @pytest.mark.parametrize(("state", "where", "at"), [(PLAIN, None, None), (WITHOUT, WHERE, None), (PLAIN, None, 40)])
 def test_parts_are_those_of_contributions_and_add_up(memory, info, row, state, where, at):
-    panel = answer_panel(memory, info, replace(state, row=row, at=at, layer="0"))
+    panel = answer_panel(View(memory, info, replace(state, row=row, at=at, layer="0")))
     answer = memory.contributions("4", f"shapes/{row}", ("dataset",), where, at)
     output, label = answer.output[0], int(memory.query_set("shapes").labels[row])
     whole = np.asarray(memory.output("4", f"shapes/{row}", None, at))[0]  # a filter does not change what is explained
@@ -45,13 +46,13 @@ def test_parts_are_those_of_contributions_and_add_up(memory, info, row, state, w
 
 
 def test_without_the_initial_weights(memory, info):
-    panel = answer_panel(memory, info, replace(PLAIN, initial=False))
+    panel = answer_panel(View(memory, info, replace(PLAIN, initial=False)))
     assert {part.kind for part in panel.parts} == {"group"}
     assert panel.parts[-1].end == pytest.approx(panel.margin, abs=1e-5)
 
 
 def test_of_many_groups_the_others_are_one_part(memory, info):
-    panel = answer_panel(memory, info, replace(PLAIN, by=("sample", "label")))
+    panel = answer_panel(View(memory, info, replace(PLAIN, by=("sample", "label"))))
     groups = [part for part in panel.parts if part.kind == "group"]
     rest = [part for part in panel.parts if part.kind == "rest"]
     assert (len(groups), [part.said for part in rest]) == (10, [("50 more",)])
@@ -66,7 +67,7 @@ def test_one_group_more_than_are_drawn_has_its_own_bar(memory, info, monkeypatch
     count = len({own[0] for own in memory.contributions("4", "shapes/3", "sample").groups})
     for most, rest in ((count - 1, 0), (count - 2, 2)):
         monkeypatch.setattr(answer, "_MOST", most)
-        panel = answer_panel(memory, info, replace(PLAIN, by=("sample",)))
+        panel = answer_panel(View(memory, info, replace(PLAIN, by=("sample",))))
         assert [part.said for part in panel.parts if part.kind == "rest"] == [(f"{rest} more",)] * (rest > 0)
 
 
@@ -75,7 +76,8 @@ def test_a_page_says_it_in_a_sentence_and_a_bar_removes_its_group(folder):
         text = pages.get("/explore?item=shapes/3&open=data,layers,training,record").text
     sentence = " ".join(re.sub("<[^>]*>", "", re.search(r'id="sentence">(.*?)</p>', text, re.DOTALL)[1]).split())
     assert re.fullmatch(
-        r"Predicted 3( frame)?, as labelled, ahead of \d( \w+)? by [\d.]+: initial weights [+\u2212][\d.]+, "
+        r"Predicted 3( frame)?, as labelled, ahead of \d( \w+)? by [\d.]+\. By dataset of the training data: "
+        r"initial weights [+\u2212][\d.]+, "
         r"bias [+\u2212][\d.]+, noise &lt;b&gt; [+\u2212]?[\d.]+, shapes [+\u2212]?[\d.]+\.",
         sentence,
     ), sentence
@@ -87,12 +89,12 @@ def test_a_page_says_it_in_a_sentence_and_a_bar_removes_its_group(folder):
 
 def test_a_page_leads_from_a_new_winner_to_what_speaks_for_it(folder, memory, info):
     def third(chip: Chip, row: int) -> bool:
-        panel = answer_panel(memory, info, replace(PLAIN, row=row, chips=(chip,)))
+        panel = answer_panel(View(memory, info, replace(PLAIN, row=row, chips=(chip,))))
         return panel.becomes[0] not in (panel.predicted[0], panel.other[0])
 
     labels = [Chip.of(False, ("label",), (own,)) for own in range(4)]
     state = next(replace(PLAIN, row=row, chips=(chip,)) for chip in labels for row in range(60) if third(chip, row))
-    panel = answer_panel(memory, info, state)
+    panel = answer_panel(View(memory, info, state))
     target = f"{panel.becomes[0]}-{panel.other[0]}"
     with served({"run": lambda: dualform.open(folder)}) as pages:
         text = pages.get(f"/explore?{state.query()}").text
@@ -122,7 +124,7 @@ def test_outputs_that_no_recorded_layer_gives_have_no_answer(tmp_path):
                 optimizer.step()
         recorder.query_set("test", x)
     with dualform.open(tmp_path / "run") as memory:
-        assert answer_panel(memory, memory.info(), State("", "test", 0, "layer", ("label",))).layer == ""
+        assert answer_panel(View(memory, memory.info(), State("", "test", 0, "layer", ("label",)))).layer == ""
     with served({"run": lambda: dualform.open(tmp_path / "run")}) as pages:
         text = pages.get("/explore?item=test/0").text
     assert re.search(r'<section id="panel-answer"[^>]* hidden>', text)
@@ -132,3 +134,25 @@ def test_a_bar_spans_what_it_adds():
     assert 'x="50.00" y="2" width="100.00"' in span(0.0, 2.0, (-1.0, 3.0), "part")
     assert 'x="0.00" y="2" width="150.00"' in span(2.0, -1.0, (-1.0, 3.0), "part")
     assert 'x1="50.00"' in span(2.0, -1.0, (-1.0, 3.0), "part")
+
+
+def test_a_margin_that_is_the_target_is_the_question_of_the_answer(memory, info):
+    state = replace(PLAIN, score="contribution", target="2-1")
+    panel = answer_panel(View(memory, info, state))
+    output = memory.output("4", state.item)[0]
+    assert (panel.predicted[0], panel.other[0], panel.asked) == (2, 1, True)
+    assert panel.margin == pytest.approx(output[2] - output[1])
+    assert re.match(r"2 less 1 is ", panel.words.replace(" three", "").replace(" two", ""))
+    for other in (replace(state, score="dot"), replace(state, layer="2"), replace(state, target="2")):
+        assert not answer_panel(View(memory, info, other)).asked
+
+
+def test_before_the_end_nothing_is_called_a_prediction(memory, info, folder):
+    words = [answer_panel(View(memory, info, replace(own, at=20))).words for own in (PLAIN, WITHOUT)]
+    assert re.match("As of step 20, .* is the largest output", words[0])
+    assert words[1].startswith("As of step 20, under this filter the largest output ")
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        text = pages.get("/explore?item=shapes/3&at=20&without=label:1&open=training").text
+    answers = re.sub("<[^>]*>", "", text[text.index('id="answers"') :])
+    assert "of layer 4 as of step 20" in answers
+    assert not re.findall(r"[^.]*(?<!not )\bpredict\w*[^.]*", answers.replace("at the end the prediction", ""))

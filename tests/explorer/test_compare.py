@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import dualform
-from dualform_explorer.compare import Page, another, compare_link, compare_panel, params_of
+from dualform_explorer.compare import compare_link, compare_panel, default_sides, params_of
 from dualform_explorer.filter import Chip
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from tests.explorer.served import served
 
 ONE = State("", "shapes", 22, "4", ("dataset", "label"))
@@ -27,9 +28,11 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_parts_are_contributions_along_the_margin_of_the_first(memory, info, other):
-    panel = compare_panel(Page(memory, info, "run", ONE), Page(memory, info, "run", other))
+    panel = compare_panel(View(memory, info, ONE, "run"), View(memory, info, other, "run"))
     first, second = (side.answer for side in panel.sides)
     top, rival = first.predicted[0], first.other[0]
+    swapped = compare_panel(View(memory, info, replace(ONE, at=0), "run"), View(memory, info, other, "run"))
+    assert (swapped.sides[0].answer.predicted, swapped.sides[0].answer.other) == (first.predicted, first.other)
     assert not panel.why
     where = "dataset <> 'noise <b>'" if other.chips else None
     for state, answer, mask, side in ((ONE, first, None, "one"), (other, second, where, "other")):
@@ -46,17 +49,22 @@ def test_an_address_holds_both_sides_and_leads_back(folder, info):
     address = compare_link(ONE, OTHERS["an earlier step"])
     params = [tuple(own.split("=", 1)) for own in address.removeprefix("compare?").split("&")]
     assert params_of(params, "a") == ONE.params()
-    assert another(info, ONE) == replace(ONE, at=info.steps // 2)
-    assert another(info, OTHERS["a filter"]) == ONE
+    assert default_sides(info, ONE) == (replace(ONE, at=info.steps // 2), ONE), "the earlier step is at the left"
+    assert default_sides(info, OTHERS["an earlier step"]) == (OTHERS["an earlier step"], ONE)
+    assert default_sides(info, OTHERS["a filter"]) == (OTHERS["a filter"], ONE)
     with served({"run": lambda: dualform.open(folder), "again": lambda: dualform.open(folder)}) as pages:
         page = pages.get("/explore?memory=run&item=shapes/22").text
         link = unescape(re.search(r'href="(compare\?[^"]+)"', page)[1])
-        assert link == compare_link(*(replace(own, memory="run") for own in (ONE, another(info, ONE))))
+        assert link == compare_link(*(replace(own, memory="run") for own in default_sides(info, ONE)))
         both = pages.get("/" + link.replace("b.memory=run", "b.memory=again"))
         assert both.status == 200
         assert "data-failure" not in both.text
         assert both.text.count('data-part="margin"') == 1
         assert "<option selected>again</option>" in both.text
+        words = re.sub(r"\s+", " ", unescape(re.sub("<[^>]*>", "", both.text)))
+        assert re.search(r"as of step 30 of only layer 4 label \d( \w+)?, largest output \d", words)
+        assert re.search(r"at the end label \d( \w+)?, predicted \d", words)
+        assert both.text.count('action="compare"') == 1, "one form holds the edits of both sides"
         assert pages.get("/compare?a.memory=run&a.item=shapes/3&b.memory=run&b.item=none/3").status == 400
         assert pages.get("/compare?a.memory=none").status == 404
 
@@ -73,7 +81,7 @@ def test_other_numbers_of_outputs_are_not_subtracted(memory, info, tmp_path):
         recorder.query_set("test", inputs, label=labels)
     with dualform.open(tmp_path / "three") as three:
         state = State("", "test", 0, "0", ("label",))
-        panel = compare_panel(Page(memory, info, "run", ONE), Page(three, three.info(), "three", state))
+        panel = compare_panel(View(memory, info, ONE, "run"), View(three, three.info(), state, "three"))
     assert panel.parts == ()
     assert "different numbers of outputs" in panel.why
 
@@ -82,7 +90,7 @@ def test_other_numbers_of_outputs_are_not_subtracted(memory, info, tmp_path):
 def test_a_group_with_a_part_on_one_side_has_its_own_value_on_the_other(memory, info, column):
     """Each side names its largest groups, which differ: the rest of one side may hold those of the other."""
     one, other = (replace(ONE, by=(column,), at=at) for at in (None, 40))
-    panel = compare_panel(Page(memory, info, "run", one), Page(memory, info, "run", other))
+    panel = compare_panel(View(memory, info, one, "run"), View(memory, info, other, "run"))
     first = panel.sides[0].answer
     top, rival = first.predicted[0], first.other[0]
     for state, name in ((one, "one"), (other, "other")):
@@ -101,7 +109,7 @@ def test_a_group_that_was_not_computed_is_in_what_remains(memory, info, monkeypa
     monkeypatch.setattr("dualform_explorer.groups._MOST_SUMMED", 4)
     monkeypatch.setattr("dualform_explorer.groups._LARGEST", 5)
     one, other = (replace(ONE, by=("step",), at=at) for at in (None, 20))
-    panel = compare_panel(Page(memory, info, "run", one), Page(memory, info, "run", other))
+    panel = compare_panel(View(memory, info, one, "run"), View(memory, info, other, "run"))
     assert [own.part.said for own in panel.parts if own.part.kind == "rest"] == [("all others",)]
     for own in panel.parts:
         assert None not in (own.one, own.other), own.part.said
@@ -110,6 +118,6 @@ def test_a_group_that_was_not_computed_is_in_what_remains(memory, info, monkeypa
 def test_groups_of_other_columns_are_not_subtracted(memory, info):
     """Label 3 is not step 3."""
     one, other = (replace(ONE, by=(column,)) for column in ("label", "step"))
-    panel = compare_panel(Page(memory, info, "run", one), Page(memory, info, "run", other))
+    panel = compare_panel(View(memory, info, one, "run"), View(memory, info, other, "run"))
     assert panel.parts == ()
     assert panel.why == "The left side is grouped by label, the right side by step."

@@ -10,26 +10,28 @@ import numpy as np
 import pytest
 
 import dualform
-from dualform_explorer.address import read_state
-from dualform_explorer.examples import examples_of, rated
 from dualform_explorer.start import query_set_panel
+from dualform_explorer.state import read_state
+from dualform_explorer.view import Snapshot
 from tests.cases import some
 from tests.explorer.served import served
 
 
 @pytest.mark.parametrize("query_set", ["shapes", "noise"])
 def test_counts_are_those_of_labels_and_outputs(memory, info, query_set):
-    panel = query_set_panel(memory, info, query_set)
+    panel = query_set_panel(Snapshot(memory, info), query_set)
     stored = memory.query_set(query_set)
     read = stored.outputs.argmax(axis=1)
     for row, label in some(enumerate(panel.confusion.classes)):
         for column, output in enumerate(panel.confusion.classes):
             expected = np.flatnonzero((stored.labels == label) & (read == output))
             assert panel.confusion.counts[row][column] == len(expected)
-            there = query_set_panel(memory, info, query_set, f"{label}-{output}")
+            there = query_set_panel(Snapshot(memory, info), query_set, f"{label}-{output}")
             assert [card.row for card in there.cards] == expected.tolist()
             assert there.chosen == len(expected)
-            assert examples_of(memory, info, query_set).among(f"{label}-{output}").tolist() == expected.tolist()
+            assert (
+                Snapshot(memory, info).examples_of(query_set).among(f"{label}-{output}").tolist() == expected.tolist()
+            )
 
 
 def test_a_number_leads_to_its_examples_and_from_one_to_the_next(folder, memory):
@@ -50,12 +52,12 @@ def test_a_number_leads_to_its_examples_and_from_one_to_the_next(folder, memory)
 
 
 def test_the_start_page_shows_a_few_examples_and_more_by_a_link(folder, memory, info):
-    few, more = (query_set_panel(memory, info, "shapes", own) for own in ("", "misclassified"))
-    rows = examples_of(memory, info, "shapes").misclassified.tolist()
+    few, more = (query_set_panel(Snapshot(memory, info), "shapes", own) for own in ("", "misclassified"))
+    rows = Snapshot(memory, info).examples_of("shapes").misclassified.tolist()
     assert [card.row for card in few.cards] == rows[:12]
     assert [card.row for card in more.cards] == rows[:60]
     assert (few.more, more.more) == (len(rows) > 12, False)
-    everything = query_set_panel(memory, info, "shapes", "all")
+    everything = query_set_panel(Snapshot(memory, info), "shapes", "all")
     assert [card.row for card in everything.cards] == list(range(min(60, everything.examples.count)))
     with served({"run": lambda: dualform.open(folder)}) as pages:
         start, there = pages.get("/").text, pages.get("/?set=shapes&cell=misclassified").text
@@ -73,11 +75,12 @@ def test_what_is_no_cell_is_a_fault(info):
 
 def test_labels_beyond_the_outputs_are_not_counted_as_misclassified_before_an_ablation(memory, info):
     """No ablation could correct them, and the page counts none of them as misclassified."""
-    examples = examples_of(memory, info, "shapes")
+    examples = Snapshot(memory, info).examples_of("shapes")
     labels = examples.labels.copy()
     labels[:5] = examples.outputs.shape[1] + 3
     beyond = replace(examples, labels=labels)
-    found = rated(memory, beyond, "4", "dataset <> 'noise <b>'")
+    found = Snapshot(memory, info).rated(beyond, "4", "dataset <> 'noise <b>'")
     assert found.rows.tolist() == list(range(5, len(labels)))
+    assert found.rates.examples == found.rates.total == len(labels) - 5
     wrong = found.answer.labels != found.answer.predicted
     assert found.rates.misclassified == int(wrong.sum()) == len(beyond.misclassified)

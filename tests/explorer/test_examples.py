@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import dualform
-from dualform_explorer.examples import examples_of, query_of
 from dualform_explorer.panels.answer import output_panel
 from dualform_explorer.panels.example import query_panel
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
 
 TOKENS, EXAMPLES = 5, 12
 
@@ -65,10 +65,10 @@ def test_a_layer_is_asked_by_the_query_of_the_pages_example_whatever_the_order_o
     with dualform.open(tmp_path / "run") as memory:
         info = memory.info()
         assert [layer.name for layer in info.layers] == ["head", "mix", "words"]
-        assert examples_of(memory, info, "test").count == EXAMPLES
+        assert Snapshot(memory, info).examples_of("test").count == EXAMPLES
         for row in (0, 3, EXAMPLES - 1):
             for layer, token, inputs in (("head", None, headed[row]), ("mix", 2, mixed[row, 2])):
-                query = query_of(memory, info, State("", "test", row, layer, ("label",), token))
+                query = View(memory, info, State("", "test", row, layer, ("label",), token)).query()
                 assert query == (f"test/{row}" if token is None else f"test/{row}:{token}")
                 stored = memory.query_set("test", layer).queries
                 at = row if token is None else row * (len(stored) // EXAMPLES) + token
@@ -83,9 +83,9 @@ def test_a_single_output_is_no_reading_of_the_example(tmp_path):
         labels = memory.query_set("test").labels
         row = int(np.flatnonzero(labels == 1)[0])
         state = State("", "test", row, "head", ("label",))
-        panel = query_panel(memory, info, state)
+        panel = query_panel(View(memory, info, state))
         assert (panel.label, panel.read, panel.wrong) == (1, None, False)
-        assert [own.label for own in output_panel(memory, info, state).outputs] == [False]
-        start = query_set_panel(memory, info, "test")
+        assert [own.label for own in output_panel(View(memory, info, state)).outputs] == [False]
+        start = query_set_panel(Snapshot(memory, info), "test")
         assert start.misclassified is None
         assert {card.read for card in start.cards} == {None}

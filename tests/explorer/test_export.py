@@ -15,6 +15,7 @@ from dualform.errors import BadInput
 from dualform_explorer.export import choose, exported_page, standalone
 from dualform_explorer.filter import Chip
 from dualform_explorer.start import corrections_panel
+from dualform_explorer.view import Snapshot
 from tests.cases import some
 
 ITEMS = ("shapes/3", "shapes/7", "noise/5")
@@ -23,12 +24,12 @@ MASKS = {"m1": "dataset <> 'noise <b>'", "m2": "label <> 2"}
 
 @pytest.fixture(scope="module")
 def choice(memory, info):
-    return choose(memory, info, ITEMS, ("dataset:noise <b>", "label:2"))
+    return choose(Snapshot(memory, info), ITEMS, ("dataset:noise <b>", "label:2"))
 
 
 @pytest.fixture(scope="module")
 def exported(memory, info, choice):
-    return exported_page(memory, info, "run", choice)
+    return exported_page(Snapshot(memory, info), "run", choice)
 
 
 class Document(HTMLParser):
@@ -134,10 +135,10 @@ def test_what_a_memory_holds_is_text_in_the_file(exported):
 
 
 def test_of_nothing_named_those_of_the_start_page_are_taken_and_each_dataset_is_left_out(memory, info):
-    choice = choose(memory, info, (), ())
+    choice = choose(Snapshot(memory, info), (), ())
     assert [chips[0].words for chips in choice.masks[1:]] == [f"dataset {name}" for name in info.datasets]
     assert choice.masks[0] == ()
-    panels = {name: corrections_panel(memory, info, name) for name in ("shapes", "noise")}
+    panels = {name: corrections_panel(Snapshot(memory, info), name) for name in ("shapes", "noise")}
     corrected = {(name, card.row) for name, own in panels.items() for part in own.corrections for card in part.cards}
     chosen = [(state.query_set, state.row) for state in choice.items]
     assert len(chosen) == len(set(chosen)) <= 12
@@ -166,18 +167,20 @@ def test_examples_follow_one_another_within_the_file(exported):
 )
 def test_what_is_not_there_is_named(memory, info, items, without, message):
     with pytest.raises(BadInput, match=re.escape(message)):
-        choose(memory, info, items, without)
+        choose(Snapshot(memory, info), items, without)
 
 
 def test_a_mask_that_is_written_in_several_ways_is_one(memory, info):
-    found = choose(memory, info, ("shapes/3",), ("label:1", "label:01", "dataset:noise <b>", "dataset:noise%20<b>"))
+    found = choose(
+        Snapshot(memory, info), ("shapes/3",), ("label:1", "label:01", "dataset:noise <b>", "dataset:noise%20<b>")
+    )
     assert [[chip.words for chip in chips] for chips in found.masks] == [[], ["label 1"], ["dataset noise <b>"]]
 
 
 def test_a_file_that_would_be_too_large_is_refused_before_all_of_it_is_drawn(memory, info, choice):
     drawn = []
     with pytest.raises(BadInput, match=r"larger than 0\.5 MiB, as it is after \d of 9 views") as told:
-        exported_page(memory, info, "run", choice, 2**19, lambda done, total: drawn.append(done))
+        exported_page(Snapshot(memory, info), "run", choice, 2**19, lambda done, total: drawn.append(done))
     assert "Choose fewer predictions with --item" in told.value.hint
     assert 0 < len(drawn) < 8
 
@@ -186,7 +189,7 @@ def test_a_mask_that_leaves_nothing_says_so_in_the_place_of_each_answer(memory, 
     state = replace(
         choice, masks=((), (Chip.of(False, ("dataset",), ("shapes",)), Chip.of(False, ("dataset",), ("noise <b>",))))
     )
-    exported = exported_page(memory, info, "run", state)
+    exported = exported_page(Snapshot(memory, info), "run", state)
     assert exported.failed > 3
     assert "matches no" in _view(exported.html, "p1-m1")
     assert "data-failure" not in _view(exported.html, "p1")
@@ -201,7 +204,7 @@ def test_a_memory_without_query_sets_has_no_predictions(tmp_path):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="no query set"):
-        choose(memory, memory.info(), (), ())
+        choose(Snapshot(memory, memory.info()), (), ())
 
 
 def test_what_leads_nowhere_is_gone_and_the_rest_stays_as_it_is():

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page
 
 import dualform
 from dualform_explorer.export import choose, exported_page
+from dualform_explorer.view import Snapshot
 from tests.explorer.chromium import chromium, needs_chromium
 
 pytestmark = needs_chromium
@@ -26,8 +27,8 @@ def browser_of_ours() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def file(memory, info, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("export") / "page.html"
-    choice = choose(memory, info, ("shapes/3", "shapes/7", "noise/5"), ("dataset:noise <b>", "label:2"))
-    path.write_text(exported_page(memory, info, "run", choice).html, encoding="utf-8")
+    choice = choose(Snapshot(memory, info), ("shapes/3", "shapes/7", "noise/5"), ("dataset:noise <b>", "label:2"))
+    path.write_text(exported_page(Snapshot(memory, info), "run", choice).html, encoding="utf-8")
     return path
 
 
@@ -149,7 +150,9 @@ def test_a_script_in_a_text_stays_text(opened, tmp_path):
                 optimizer.step()
         own.query_set("test", inputs, label=labels, previews=preview_set)
     with dualform.open(tmp_path / "run") as memory:
-        page = exported_page(memory, memory.info(), WILD, choose(memory, memory.info(), ("test/1", "test/2"), ()))
+        page = exported_page(
+            Snapshot(memory, memory.info()), WILD, choose(Snapshot(memory, memory.info()), ("test/1", "test/2"), ())
+        )
     path = tmp_path / "page.html"
     path.write_text(page.html, encoding="utf-8")
     assert page.failed == 0

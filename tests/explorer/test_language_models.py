@@ -15,8 +15,6 @@ from dualform.errors import BadInput, NotFound
 from dualform.query.weights import contributions
 from dualform.record import kept_outputs
 from dualform_explorer import groups as groups_room
-from dualform_explorer.address import completed
-from dualform_explorer.examples import examples_of, label_names, query_of
 from dualform_explorer.filter import Chip
 from dualform_explorer.memories import Beside, RememberedAnswers
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
@@ -25,6 +23,7 @@ from dualform_explorer.panels.example import query_panel
 from dualform_explorer.sample import SampleAddress, moved_panel, sample_panel
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
 from dualform_explorer.words import Words, visible
 from tests.explorer.recorded_gpt import HELD, LENGTH, VOCABULARY, WORDS, following, record, tokens
 from tests.explorer.served import served
@@ -74,7 +73,7 @@ def said(text):
 def test_the_answer_is_that_of_the_token_whatever_layer_is_chosen(gpt, info, outputs, layer, token):
     at = LAST if token is None else token
     label = int(following(tokens()[:HELD])[2, at])
-    panel = answer_panel(gpt, info, replace(STATE, layer=layer, token=token))
+    panel = answer_panel(View(gpt, info, replace(STATE, layer=layer, token=token)))
     order = np.argsort(-outputs[2, at], kind="stable")
     assert (panel.layer, panel.token) == ("head", at)
     assert panel.predicted == (order[0], visible(VOCABULARY[order[0]]))
@@ -85,14 +84,14 @@ def test_the_answer_is_that_of_the_token_whatever_layer_is_chosen(gpt, info, out
     assert [own[2] for own in panel.next] == pytest.approx(shares.tolist(), abs=1e-4)
     assert panel.margin == pytest.approx(outputs[2, at, order[0]] - outputs[2, at, panel.other[0]], abs=1e-3)
     assert panel.parts[-1].end == pytest.approx(panel.margin, abs=1e-3)
-    output = output_panel(gpt, info, replace(STATE, layer=layer, token=token))
+    output = output_panel(View(gpt, info, replace(STATE, layer=layer, token=token)))
     assert (output.network, output.stored, output.full) == (True, order[0], order[0])
     assert [own.number for own in output.outputs if own.label] == ([] if label < 0 else [label])
 
 
 def test_of_many_groups_the_most_attended_have_parts_and_all_others_are_one(gpt, info, monkeypatch):
     monkeypatch.setattr(groups_room, "_LARGEST", 3)  # so that the prediction and the label are not among them
-    panel, query = answer_panel(gpt, info, STATE), f"held/2:{LAST}"
+    panel, query = answer_panel(View(gpt, info, STATE)), f"held/2:{LAST}"
     largest = gpt.group_sum("head", query, by="label", score="abs", k=3)
     asked = {group for group, _, _ in largest.ranked()} | {(panel.predicted[0],), (panel.other[0],)}
     whole = gpt.contributions("head", query, by="label")
@@ -105,7 +104,7 @@ def test_of_many_groups_the_most_attended_have_parts_and_all_others_are_one(gpt,
     for part in chosen:
         assert part.value == pytest.approx(sums.pop(part.said), abs=1e-9)
     assert panel.parts[-1].value == pytest.approx(sum(sums.values()), abs=1e-9)
-    terms = terms_panel(gpt, info, STATE)
+    terms = terms_panel(View(gpt, info, STATE))
     groups = [term for term in terms.terms if term.kind in ("group", "rest")]
     assert groups[-1].said == (f"{largest.total - 3} more",)
     assert sum(term.count for term in groups) == whole.counts.sum()
@@ -114,10 +113,10 @@ def test_of_many_groups_the_most_attended_have_parts_and_all_others_are_one(gpt,
 
 def test_where_weights_of_groups_are_too_large_the_words_are_still_named(path, outputs, monkeypatch):
     monkeypatch.setattr(contributions, "_MOST_WORK", 0)
-    monkeypatch.setattr(contributions, "has_slot_shares", lambda view, layer: False)
+    monkeypatch.setattr(contributions, "why_no_slot_shares", lambda view, layer: "it has none")
     with dualform.open(path) as memory:
         for where in ("", "step <> 3"):
-            panel = answer_panel(memory, memory.info(), replace(STATE, where=where))
+            panel = answer_panel(View(memory, memory.info(), replace(STATE, where=where)))
             assert (panel.parts, panel.predicted[0]) == ((), outputs[2, LAST].argmax())
             own = np.asarray(memory.output("head", f"held/2:{LAST}", where or None))[0]
             assert panel.margin == pytest.approx(own[panel.predicted[0]] - own[panel.other[0]], abs=1e-5)
@@ -130,7 +129,7 @@ def test_where_weights_of_groups_are_too_large_the_words_are_still_named(path, o
 
 
 def test_surprise_is_the_loss_at_each_token(gpt, info, outputs):
-    examples, labels = examples_of(gpt, info, "held"), following(tokens()[:HELD])
+    examples, labels = Snapshot(gpt, info).examples_of("held"), following(tokens()[:HELD])
     for row in range(HELD):
         loss = cross_entropy(torch.tensor(outputs[row]), labels[row], reduction="none", ignore_index=-1)
         found = examples.losses(row)
@@ -139,25 +138,25 @@ def test_surprise_is_the_loss_at_each_token(gpt, info, outputs):
     wrong = (outputs.argmax(axis=2) != labels.numpy()) & (labels.numpy() >= 0)
     assert examples.token_errors == (wrong.sum(), HELD * (LENGTH - 2))
     assert (examples.read, len(examples.misclassified)) == (None, 0)
-    assert query_set_panel(gpt, info, "held").examples.token_errors == examples.token_errors
+    assert query_set_panel(Snapshot(gpt, info), "held").examples.token_errors == examples.token_errors
 
 
 @pytest.mark.parametrize("layer", ["head", "mlp", "places", "attention.q"])
 def test_tokens_can_be_picked_with_several_kinds_of_positions(gpt, info, outputs, layer):
     assert len({own.space for own in info.layers}) > 1
-    panel = query_panel(gpt, info, replace(STATE, layer=layer))
+    panel = query_panel(View(gpt, info, replace(STATE, layer=layer)))
     assert [own.position for own in panel.passage] == [*range(LENGTH)]
     assert [own.position for own in panel.passage if own.marked] == [LAST]
     assert (panel.token, panel.tokens, panel.missing) == (LAST, LENGTH, "")
     assert (panel.read, panel.label) == (outputs[2, LAST].argmax(), following(tokens()[:HELD])[2, LAST])
-    losses = examples_of(gpt, info, "held").losses(2)
+    losses = Snapshot(gpt, info).examples_of("held").losses(2)
     assert [own.loss for own in panel.passage] == [None if np.isnan(own) else own for own in losses.tolist()]
     assert panel.chance == np.log(WORDS)
     for own in panel.passage[: LENGTH - 2]:
         assert own.level == min(6, round(6 * own.loss / np.log(WORDS)))
     assert ("are of no example" in panel.remark) == (layer == "places")
     if layer != "places":
-        shown = slots_panel(gpt, info, replace(STATE, layer=layer))
+        shown = slots_panel(View(gpt, info, replace(STATE, layer=layer)))
         assert shown.missing == ""
         assert {own.preview.passage[1] for own in shown.slots} <= set(VOCABULARY)
 
@@ -166,29 +165,31 @@ def test_a_layer_whose_rows_are_of_no_example_is_asked_by_the_row_of_the_tokens_
     stored = gpt.query_set("held", "places").queries
     assert len(stored) == LENGTH
     for token in (0, 4):
-        np.testing.assert_array_equal(query_of(gpt, info, replace(STATE, layer="places", token=token)), stored[[token]])
+        np.testing.assert_array_equal(
+            View(gpt, info, replace(STATE, layer="places", token=token)).query(), stored[[token]]
+        )
     asked = []
     ask = gpt._answers.ask
     gpt._answers.ask = lambda question: asked.append(question) or ask(question)
     try:
         for _ in range(2):
-            slots_panel(gpt, info, replace(STATE, layer="places", token=7))
+            slots_panel(View(gpt, info, replace(STATE, layer="places", token=7)))
     finally:
         del gpt._answers.ask
     assert sum(type(own).__name__ == "TopK" for own in asked) == 1
     with pytest.raises(NotFound, match=f"no token {LENGTH}: it has 0 to {LENGTH - 1}"):
-        query_panel(gpt, info, replace(STATE, token=LENGTH))
+        query_panel(View(gpt, info, replace(STATE, token=LENGTH)))
 
 
 def test_contributions_go_to_what_the_token_reads_less_its_label(gpt, info, outputs):
     for token in range(LENGTH):
         read, label = outputs[2, token].argmax(), int(following(tokens()[:HELD])[2, token])
-        state = completed(gpt, info, replace(STATE, score="contribution", token=token), 0)
+        state = View(gpt, info, replace(STATE, score="contribution", token=token)).completed(0)
         assert state.target == (f"{read}-{label}" if label not in (-1, read) else str(read))
 
 
 def test_a_samples_page_asks_each_example_at_its_last_token_with_a_label(gpt, info):
-    panel = moved_panel(gpt, info, SampleAddress("", "texts", 3, "held"))
+    panel = moved_panel(Snapshot(gpt, info), SampleAddress("", "texts", 3, "held"))
     assert (panel.layer, panel.tried, panel.of_tokens, panel.labelled) == ("head", HELD, True, True)
     labels = following(tokens()[:HELD])[:, LAST].tolist()
     rows = f"held/{','.join(f'{row}:{LAST}' for row in range(HELD))}"
@@ -201,12 +202,14 @@ def test_a_samples_page_asks_each_example_at_its_last_token_with_a_label(gpt, in
         assert one.change == pytest.approx(changes[one.card.row], abs=1e-5)
     assert {own.card.row for own in (*panel.helped, *panel.hurt)} == set(np.flatnonzero(changes).tolist())
     assert (
-        sum(count for _, count in sample_panel(gpt, info, SampleAddress("", "texts", 3, "held")).visits) % LENGTH == 0
+        sum(count for _, count in sample_panel(Snapshot(gpt, info), SampleAddress("", "texts", 3, "held")).visits)
+        % LENGTH
+        == 0
     )
 
 
 def test_placebos_are_asked_of_the_token(gpt, info, outputs):
-    panel = placebo_panel(gpt, info, replace(STATE, token=1, where="step <> 2"))
+    panel = placebo_panel(View(gpt, info, replace(STATE, token=1, where="step <> 2")))
     assert panel.answer.predicted[0] == outputs[2, 1].argmax()
 
 
@@ -221,10 +224,10 @@ def test_words_of_a_tokenizer_name_what_the_memory_does_not(tmp_path):
     assert [words.of(number) for number in (0, 39, 40, -1)] == ["␣word00", "␣word39", "", ""]
     record(tmp_path / "run", named=False, batch_size=2)
     with RememberedAnswers(dualform.open(tmp_path / "run"), Beside(words)) as memory:
-        panel = answer_panel(memory, memory.info(), STATE)
+        panel = answer_panel(View(memory, memory.info(), STATE))
         assert [own[1] for own in panel.next] == [f"␣word{own[0]:02}" for own in panel.next]
-        assert label_names(memory, memory.info()).of(7, "texts") == "␣word07"
-        queries = query_panel(memory, memory.info(), replace(STATE, layer="places"))
+        assert Snapshot(memory, memory.info()).names.of(7, "texts") == "␣word07"
+        queries = query_panel(View(memory, memory.info(), replace(STATE, layer="places")))
         assert "are of no example" in queries.remark
         assert len(memory.query_set("held", "places").queries) == 3 * LENGTH  # of each batch
     from dualform_explorer import explore
@@ -269,7 +272,7 @@ def test_an_ablation_is_rated_over_the_tokens_that_have_a_label(gpt, info):
     after = np.asarray(gpt.output("head", "held", "label <> 3")).argmax(axis=1)
     known = stored.labels >= 0
     right, still = (before == stored.labels)[known], (after == stored.labels)[known]
-    rates = placebo_panel(gpt, info, replace(STATE, chips=(Chip.of(False, ("label",), (3,)),))).rates
+    rates = placebo_panel(View(gpt, info, replace(STATE, chips=(Chip.of(False, ("label",), (3,)),)))).rates
     assert (rates.examples, rates.of_tokens) == (known.sum(), True)
     assert (rates.corrected, rates.misclassified) == ((still & ~right).sum(), (~right).sum())
     assert (rates.broken, rates.correct) == ((right & ~still).sum(), right.sum())

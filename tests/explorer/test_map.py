@@ -23,10 +23,11 @@ from dualform.methods import Answers
 from dualform.questions import SlotLookup, TopK, Vectors
 from dualform_client import Client
 from dualform_explorer import map as map_page
-from dualform_explorer.address import read_state
 from dualform_explorer.groups import HUES, hue_of
 from dualform_explorer.map import BEST, axes_of, map_points
 from dualform_explorer.memories import RememberedAnswers
+from dualform_explorer.state import read_state
+from dualform_explorer.view import View
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer.served import Served, served
@@ -49,7 +50,7 @@ def points_of(memory: Answers, kind: str = "pca", **params: str) -> dict:
     info = memory.info()
     reading = read_state([*params.items()], info)
     assert reading.state, reading.faults
-    return json.loads(map_points(memory, info, reading.state, kind))
+    return json.loads(map_points(View(memory, info, reading.state), kind))
 
 
 def plain(text: str) -> str:

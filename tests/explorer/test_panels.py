@@ -25,11 +25,11 @@ from dualform_explorer.panels.answer import output_panel, terms_panel
 from dualform_explorer.panels.data import slots_panel, sums_panel
 from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, paper_panel, ranks_panel
-from dualform_explorer.panels.record import record_panel, removal_panel
-from dualform_explorer.panels.training import steps_panel
+from dualform_explorer.panels.training import record_panel, removal_panel, steps_panel
 from dualform_explorer.rendering import percent
 from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
 WITHOUT = replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),))
@@ -63,7 +63,7 @@ class Counted(Answers):
 
 @EACH
 def test_sums_are_those_of_group_sum(memory, info, state, asked):
-    panel = sums_panel(memory, info, state)
+    panel = sums_panel(View(memory, info, state))
     answer = memory.group_sum(state.layer, state.item, by=("dataset", "label"), **asked)
     shown = {row.group.values: (row.group.sum, row.group.count) for row in panel.rows if not row.gone}
     assert shown == {
@@ -74,7 +74,7 @@ def test_sums_are_those_of_group_sum(memory, info, state, asked):
 
 
 def test_beside_a_mask_stand_the_sums_without_it(memory, info):
-    panel = sums_panel(memory, info, WITHOUT)
+    panel = sums_panel(View(memory, info, WITHOUT))
     whole = memory.group_sum("4", "shapes/3", by=("dataset", "label"))
     assert [row.group.values for row in panel.rows] == list(whole.groups)
     assert [row.unmasked for row in panel.rows] == whole.sums[0].tolist()
@@ -93,23 +93,25 @@ def test_a_label_has_a_name_where_all_datasets_that_it_may_be_of_give_it_that_na
         recorder.query_set("test", torch.eye(2), label=[0, 1])
     with dualform.open(tmp_path / "run") as memory:
         info, state = memory.info(), State("", "test", 0, "", ("dataset", "label"))
-        shown = {row.group.values: row.group.name for row in sums_panel(memory, info, state).rows}
+        shown = {row.group.values: row.group.name for row in sums_panel(View(memory, info, state)).rows}
         lists = {**named, "tools": ["", ""], None: ["", ""]}
         assert shown == {(dataset, label): names[label] for dataset, names in lists.items() for label in (0, 1)}
-        assert {(own.dataset, own.label): own.label_name for own in slots_panel(memory, info, state).slots} == shown
-        by_label = sums_panel(memory, info, replace(state, by=("label",)))
+        assert {
+            (own.dataset, own.label): own.label_name for own in slots_panel(View(memory, info, state)).slots
+        } == shown
+        by_label = sums_panel(View(memory, info, replace(state, by=("label",))))
         assert [row.group.name for row in by_label.rows] == ["", ""]
-        assert query_panel(memory, info, state).label_name == ""
+        assert query_panel(View(memory, info, state)).label_name == ""
         pets = replace(info, datasets=dict.fromkeys(named, 2), slots={"sample": 4})
-        by_label = sums_panel(memory, pets, replace(state, by=("label",)))
+        by_label = sums_panel(View(memory, pets, replace(state, by=("label",))))
         assert [row.group.name for row in by_label.rows] == ["cat", ""]
         some = replace(pets, slots={"sample": 5})
-        by_label = sums_panel(memory, some, replace(state, by=("label",)))
+        by_label = sums_panel(View(memory, some, replace(state, by=("label",))))
         assert [row.group.name for row in by_label.rows] == ["", ""], "slots without a dataset have labels of their own"
 
 
 def test_of_many_groups_the_largest_sums_are_shown(memory, info):
-    panel = sums_panel(memory, info, replace(PLAIN, by=("dataset", "sample")))
+    panel = sums_panel(View(memory, info, replace(PLAIN, by=("dataset", "sample"))))
     answer = memory.group_sum("4", "shapes/3", by=("dataset", "sample"), k=24)
     assert [row.group.sum for row in panel.rows] == answer.sums[0].tolist()
     assert panel.total == answer.total > 24
@@ -117,7 +119,7 @@ def test_of_many_groups_the_largest_sums_are_shown(memory, info):
 
 @EACH
 def test_slots_are_those_of_topk_with_their_columns(memory, info, state, asked):
-    panel = slots_panel(memory, info, state)
+    panel = slots_panel(View(memory, info, state))
     hits = memory.topk(state.layer, state.item, k=25, **asked)
     assert [own.slot for own in panel.slots] == hits.slots[0][:24].tolist()
     assert [own.score for own in panel.slots] == hits.scores[0][:24].tolist()
@@ -144,7 +146,7 @@ def test_a_slot_without_a_sample_is_no_slot_of_the_sample_that_has_its_number(tm
     with dualform.open(tmp_path / "run") as memory:
         for by_sample in (True, False):
             state = State("", "test", 0, "", ("label",), by_sample=by_sample)
-            panel = slots_panel(memory, memory.info(), state)
+            panel = slots_panel(View(memory, memory.info(), state))
             assert {(own.slot, own.sample, own.times) for own in panel.slots} == {
                 (0, None, 1),
                 (1, None, 1),
@@ -161,7 +163,10 @@ def test_groups_keep_their_places_where_all_that_is_left_is_among_those_without_
 
 
 def test_by_sample_each_sample_stands_once_at_its_best_slot(memory, info):
-    slots, samples = slots_panel(memory, info, PLAIN), slots_panel(memory, info, replace(PLAIN, by_sample=True))
+    slots, samples = (
+        slots_panel(View(memory, info, PLAIN)),
+        slots_panel(View(memory, info, replace(PLAIN, by_sample=True))),
+    )
     best = {}
     for own in slots.slots:
         best.setdefault((own.dataset, own.sample), own)
@@ -175,20 +180,20 @@ def test_by_sample_each_sample_stands_once_at_its_best_slot(memory, info):
 
 def test_slots_have_the_names_of_their_datasets_labels(memory, info):
     names = {("shapes", 0): "bar", ("shapes", 3): "frame", ("noise <b>", 3): "four"}
-    found = {(own.dataset, own.label): own.label_name for own in slots_panel(memory, info, PLAIN).slots}
+    found = {(own.dataset, own.label): own.label_name for own in slots_panel(View(memory, info, PLAIN)).slots}
     assert {key: name for key, name in found.items() if key in names}.items() <= names.items()
     assert found
 
 
 def test_a_mask_that_leaves_fewer_slots_shows_those_and_no_gap(memory, info):
-    panel = slots_panel(memory, info, replace(PLAIN, where="slot < 5"))
+    panel = slots_panel(View(memory, info, replace(PLAIN, where="slot < 5")))
     assert sorted(own.slot for own in panel.slots) == [0, 1, 2, 3, 4]
     assert panel.gap is None
 
 
 @EACH
 def test_the_histogram_is_the_group_sum_by_step(memory, info, state, asked):
-    panel = steps_panel(memory, info, state)
+    panel = steps_panel(View(memory, info, state))
     answer = memory.group_sum(state.layer, state.item, by="step", **asked)
     sums = {step: own for (step,), own in zip(answer.groups, answer.sums[0].tolist(), strict=True)}
     for bar in panel.bars:
@@ -200,7 +205,7 @@ def test_the_histogram_is_the_group_sum_by_step(memory, info, state, asked):
 
 def test_of_many_steps_a_bar_has_several(memory, info, monkeypatch):
     monkeypatch.setattr("dualform_explorer.panels.training.MOST_BARS", 7)
-    panel = steps_panel(memory, info, PLAIN)
+    panel = steps_panel(View(memory, info, PLAIN))
     answer = memory.group_sum("4", "shapes/3", by="step")
     sums = dict(zip((step for (step,) in answer.groups), answer.sums[0].tolist(), strict=True))
     assert [(bar.first, bar.last) for bar in panel.bars] == [(9 * n, min(9 * n + 8, 59)) for n in range(7)]
@@ -211,7 +216,7 @@ def test_of_many_steps_a_bar_has_several(memory, info, monkeypatch):
 
 def test_the_papers_view_has_each_groups_best_scores_and_each_layers_sums(memory, info):
     for layer in ("0", "4"):
-        panel = paper_panel(memory, info, WITHOUT, layer)
+        panel = paper_panel(View(memory, info, WITHOUT), layer)
         hits = memory.topk(layer, "shapes/3", k=500, by=("dataset", "label"), where=WHERE)
         assert [row for row, _ in panel.curves] == list(panel.sums.rows)
         assert {row.group.values: own for row, own in panel.curves if own} == {
@@ -228,7 +233,7 @@ def test_the_papers_view_has_each_groups_best_scores_and_each_layers_sums(memory
 
 def test_contributions_are_those_of_the_pages_layer_alone(memory, info):
     state = replace(PLAIN, score="contribution", target="3-0")
-    (own, other) = (paper_panel(memory, info, state, layer).sums.rows for layer in ("4", "0"))
+    (own, other) = (paper_panel(View(memory, info, state), layer).sums.rows for layer in ("4", "0"))
     asked = {"score": "contribution", "target": "3-0"}
     assert [row.group.sum for row in own] == memory.group_sum("4", "shapes/3", state.by, **asked).sums[0].tolist()
     assert [row.group.sum for row in other] == memory.group_sum("0", "shapes/3", state.by).sums[0].tolist()
@@ -236,7 +241,7 @@ def test_contributions_are_those_of_the_pages_layer_alone(memory, info):
 
 @EACH
 def test_ranks_are_those_of_distribution(memory, info, state, asked):
-    panel = ranks_panel(memory, info, state)
+    panel = ranks_panel(View(memory, info, state))
     answer = memory.distribution(state.layer, state.item, **asked)
     assert [own.rank for own in panel.points] == answer.ranks.tolist()
     assert [own.score for own in panel.points] == answer.scores[0].tolist()
@@ -246,7 +251,7 @@ def test_ranks_are_those_of_distribution(memory, info, state, asked):
 
 
 def test_the_output_is_the_networks_and_is_found_by_asking(memory, info):
-    panel = output_panel(memory, info, replace(PLAIN, layer="0"))
+    panel = output_panel(View(memory, info, replace(PLAIN, layer="0")))
     assert panel.network
     assert panel.layer == "4"
     assert [own.full for own in panel.outputs] == np.asarray(memory.output("4", "shapes/3"))[0].tolist()
@@ -258,7 +263,7 @@ def test_the_output_is_the_networks_and_is_found_by_asking(memory, info):
 
 
 def test_the_masked_output_is_that_of_the_same_mask(memory, info):
-    panel = output_panel(memory, info, replace(WITHOUT, at=50, initial=False))
+    panel = output_panel(View(memory, info, replace(WITHOUT, at=50, initial=False)))
     masked = np.asarray(memory.output("4", "shapes/3", WHERE, 50, initial=False))[0]
     full = np.asarray(memory.output("4", "shapes/3", None, 50))[0]
     assert [own.masked for own in panel.outputs] == masked.tolist()
@@ -273,13 +278,17 @@ def test_it_flips_where_the_largest_output_is_another_one_under_the_mask(memory,
     rows = ",".join(map(str, range(60)))
     full = np.asarray(memory.output("4", f"shapes/{rows}")).argmax(axis=1)
     masked = np.asarray(memory.output("4", f"shapes/{rows}", WHERE)).argmax(axis=1)
-    flips = {output_panel(memory, info, replace(WITHOUT, row=row)).flips for row in np.flatnonzero(full != masked)[:3]}
-    stays = {output_panel(memory, info, replace(WITHOUT, row=row)).flips for row in np.flatnonzero(full == masked)[:3]}
+    flips = {
+        output_panel(View(memory, info, replace(WITHOUT, row=row))).flips for row in np.flatnonzero(full != masked)[:3]
+    }
+    stays = {
+        output_panel(View(memory, info, replace(WITHOUT, row=row))).flips for row in np.flatnonzero(full == masked)[:3]
+    }
     assert (flips, stays) == ({True}, {False})
 
 
 def test_terms_are_those_of_contributions_and_add_up(memory, info):
-    panel = terms_panel(memory, info, replace(WITHOUT, layer="0"))
+    panel = terms_panel(View(memory, info, replace(WITHOUT, layer="0")))
     answer = memory.contributions("4", "shapes/3", ("dataset", "label"), WHERE)
     groups = [term for term in panel.terms if term.kind == "group"]
     assert {term.said: term.values.tolist() for term in groups} == {
@@ -296,8 +305,8 @@ def test_terms_are_those_of_contributions_and_add_up(memory, info):
 
 @pytest.mark.parametrize("state", [PLAIN, WITHOUT, replace(WITHOUT, at=40)])
 def test_without_the_initial_weights_the_terms_add_up_to_the_output_without_them(memory, info, state):
-    panel = terms_panel(memory, info, replace(state, initial=False))
-    shown = output_panel(memory, info, replace(state, initial=False))
+    panel = terms_panel(View(memory, info, replace(state, initial=False)))
+    shown = output_panel(View(memory, info, replace(state, initial=False)))
     assert panel.output == pytest.approx([own.masked for own in shown.outputs], abs=1e-5)
     total = sum(term.values for term in panel.terms if term.kind in ("group", "rest"))
     assert np.abs(total - panel.output).max() <= np.abs(panel.residual).max() + 1e-12
@@ -307,15 +316,15 @@ def test_what_deleted_samples_brought_goes_with_the_initial_weights(folder, tmp_
     delete(shutil.copytree(folder, tmp_path / "run"), "dataset = 'shapes' AND sample < 9")
     with dualform.open(tmp_path / "run") as memory:
         info, state = memory.info(), replace(PLAIN, initial=False)
-        panel = terms_panel(memory, info, state)
+        panel = terms_panel(View(memory, info, state))
         (unrecorded,) = (term.values for term in panel.terms if term.kind == "unrecorded")
         assert np.abs(unrecorded).max() > 1e-3
-        shown = output_panel(memory, info, state)
+        shown = output_panel(View(memory, info, state))
         assert panel.output == pytest.approx([own.masked for own in shown.outputs], abs=1e-5)
 
 
 def test_of_many_groups_the_terms_of_the_others_are_one(memory, info):
-    panel = terms_panel(memory, info, replace(PLAIN, by=("dataset", "sample")))
+    panel = terms_panel(View(memory, info, replace(PLAIN, by=("dataset", "sample"))))
     answer = memory.contributions("4", "shapes/3", ("dataset", "sample"))
     parts = [term.values for term in panel.terms if term.kind in ("group", "rest")]
     assert sum(parts) == pytest.approx(answer.sums[0].sum(axis=0), rel=1e-9)
@@ -325,7 +334,7 @@ def test_of_many_groups_the_terms_of_the_others_are_one(memory, info):
 
 @pytest.mark.parametrize("score", ["dot", "abs", "contribution"])
 def test_every_layer_has_the_shares_of_its_groups(memory, info, score):
-    panel = layers_panel(memory, info, replace(WITHOUT, score=score))
+    panel = layers_panel(View(memory, info, replace(WITHOUT, score=score)))
     assert [(one.own.name, one.chosen) for one in panel.layers] == [("0", False), ("2", False), ("4", True)]
     assert panel.score == ("abs" if score == "abs" else "dot")  # contributions are toward outputs of one layer
     for layer in panel.layers:
@@ -344,9 +353,9 @@ def test_the_chosen_layer_is_asked_what_its_sums_ask(memory, info):
     for state in (PLAIN, replace(WITHOUT, score="abs", layer="2", at=50)):
         counted = Counted(memory)
         answers = RememberedAnswers(counted)
-        sums_panel(answers, info, state)
+        sums_panel(View(answers, info, state))
         asked = len(counted.asked)
-        layers_panel(answers, info, state)
+        layers_panel(View(answers, info, state))
         assert {getattr(own, "layer", None) for own in counted.asked[asked:]} == {"0", "2", "4"} - {state.layer}
 
 
@@ -357,7 +366,7 @@ def test_a_layer_that_cannot_answer_says_why_and_the_others_stand(memory, info):
                 raise Unavailable("the keys of layer 2 are elsewhere.")
             return super().ask(question)
 
-    found = layers_panel(Without(memory), info, PLAIN).layers
+    found = layers_panel(View(Without(memory), info, PLAIN)).layers
     assert [one.why for one in found] == ["", "the keys of layer 2 are elsewhere.", ""]
     assert [len(one.shares) for one in found] == [8, 0, 8]
 
@@ -365,13 +374,13 @@ def test_a_layer_that_cannot_answer_says_why_and_the_others_stand(memory, info):
 def test_of_many_layers_some_are_asked_and_the_one_whose_part_was_chosen(memory, info, monkeypatch):
     monkeypatch.setattr(layers, "_MOST_SUMMED", 1)
     parted = replace(info, layers=tuple(replace(own, views=(f"{own.name}.part",)) for own in info.layers))
-    panel = layers_panel(memory, parted, replace(WITHOUT, layer="2.part"))
+    panel = layers_panel(View(memory, parted, replace(WITHOUT, layer="2.part")))
     assert [(one.own.name, one.chosen, len(one.shares)) for one in panel.layers] == [("0", False, 4), ("2", True, 4)]
     assert panel.count == 3
 
 
 def test_of_many_groups_each_layer_has_its_largest(memory, info):
-    panel = layers_panel(memory, info, replace(PLAIN, by=("dataset", "sample")))
+    panel = layers_panel(View(memory, info, replace(PLAIN, by=("dataset", "sample"))))
     assert panel.total == len(memory.group_sum("4", "shapes/3", by=("dataset", "sample")).groups) > 24
     for layer in panel.layers:
         own = memory.group_sum(layer.own.name, "shapes/3", by=("dataset", "sample"))
@@ -406,7 +415,7 @@ def test_a_mask_can_be_cleared_where_the_layer_has_no_answer(memory, info):
                 raise Unavailable("the keys of layer 4 are elsewhere.")
             return super().ask(question)
 
-    panel = filter_panel(Without(memory), info, WITHOUT)
+    panel = filter_panel(View(Without(memory), info, WITHOUT))
     assert (panel.trouble, panel.groups, panel.slots) == (
         "the keys of layer 4 are elsewhere.",
         (),
@@ -416,7 +425,7 @@ def test_a_mask_can_be_cleared_where_the_layer_has_no_answer(memory, info):
 
 
 def test_the_mask_is_shown_as_it_is_asked(memory, info):
-    panel = filter_panel(memory, info, replace(WITHOUT, at=40))
+    panel = filter_panel(View(memory, info, replace(WITHOUT, at=40)))
     assert panel.sql == f"{WHERE} AND step < 40"
     scan = memory.group_sum("4", "shapes/3", by="label", where=panel.sql).scan
     assert (panel.matching, panel.slots) == (scan.slots_matching, scan.slots_scanned)
@@ -427,20 +436,20 @@ def test_the_mask_is_shown_as_it_is_asked(memory, info):
 
 
 def test_beside_a_mask_stands_its_cancellation(memory, info):
-    assert removal_panel(memory, info, PLAIN).cancellation is None
-    assert removal_panel(memory, info, WITHOUT).cancellation == memory.cancellation(WHERE)["4"]
+    assert removal_panel(View(memory, info, PLAIN)).cancellation is None
+    assert removal_panel(View(memory, info, WITHOUT)).cancellation == memory.cancellation(WHERE)["4"]
     assert (
-        removal_panel(memory, info, replace(WITHOUT, at=45, layer="0")).cancellation
+        removal_panel(View(memory, info, replace(WITHOUT, at=45, layer="0"))).cancellation
         == (memory.cancellation(WHERE, 45)["0"])
     )
 
 
 def test_the_record_says_its_status_and_when_asked_its_reconstruction(memory, info):
-    panel = record_panel(memory, info, PLAIN)
+    panel = record_panel(View(memory, info, PLAIN))
     assert panel.layer == info.layers[2]
     assert panel.reconstruction is None
     assert (
-        record_panel(memory, info, replace(PLAIN, verify=True)).reconstruction
+        record_panel(View(memory, info, replace(PLAIN, verify=True))).reconstruction
         == memory.verify()["4"].reconstruction_error
     )
     assert panel.scan.slots_scanned == 720
@@ -452,26 +461,26 @@ def test_the_query_says_what_it_is_and_what_it_was_read_as(memory, info):
     misclassified = np.flatnonzero(read != query_set.labels)
     assert len(misclassified) > 2
     row = int(misclassified[1])
-    panel = query_panel(memory, info, replace(PLAIN, row=row, among="misclassified"))
+    panel = query_panel(View(memory, info, replace(PLAIN, row=row, among="misclassified")))
     assert (panel.label, panel.read, panel.wrong) == (query_set.labels[row], read[row], True)
     assert (panel.before, panel.after) == (misclassified[0], misclassified[2])
     assert (panel.place, panel.among, panel.misclassified) == (2, len(misclassified), len(misclassified))
-    right = query_panel(memory, info, replace(PLAIN, row=int(np.flatnonzero(read == query_set.labels)[0])))
+    right = query_panel(View(memory, info, replace(PLAIN, row=int(np.flatnonzero(read == query_set.labels)[0]))))
     assert not right.wrong
-    first = query_panel(memory, info, replace(PLAIN, row=0))
+    first = query_panel(View(memory, info, replace(PLAIN, row=0)))
     assert (first.before, first.after, first.place) == (None, 1, 1)
-    last = query_panel(memory, info, replace(PLAIN, row=59))
+    last = query_panel(View(memory, info, replace(PLAIN, row=59)))
     assert (last.before, last.after) == (58, None)
 
 
 def test_the_start_page_has_examples_that_a_mask_corrects(memory, info):
-    panel = query_set_panel(memory, info, "shapes")
+    panel = query_set_panel(Snapshot(memory, info), "shapes")
     query_set = memory.query_set("shapes")
     misclassified = np.flatnonzero(query_set.outputs.argmax(axis=1) != query_set.labels)
     query = f"shapes/{','.join(map(str, misclassified))}"
     masked = np.asarray(memory.output("4", query, WHERE)).argmax(axis=1)
     corrected = misclassified[masked == query_set.labels[misclassified]]
-    corrections = corrections_panel(memory, info, "shapes").corrections
+    corrections = corrections_panel(Snapshot(memory, info), "shapes").corrections
     (own,) = [own for own in corrections if own.dataset == "noise <b>"]
     assert own.rates.corrected == len(corrected) > 0
     assert [card.row for card in own.cards] == corrected[:12].tolist()
@@ -491,8 +500,8 @@ def test_the_start_page_has_examples_that_a_mask_corrects(memory, info):
 def test_what_a_mask_may_not_say_is_an_error(memory, info, state, error):
     for panel in (sums_panel, slots_panel, steps_panel, output_panel, terms_panel, record_panel):
         with pytest.raises(error) as raised:
-            panel(memory, info, state)
-    assert filter_panel(memory, info, state).trouble == raised.value.message  # and it can be cleared there
+            panel(View(memory, info, state))
+    assert filter_panel(View(memory, info, state)).trouble == raised.value.message  # and it can be cleared there
 
 
 @pytest.mark.parametrize(

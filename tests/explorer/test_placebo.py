@@ -16,9 +16,10 @@ from dualform.methods import Answers
 from dualform.questions import Placebo
 from dualform_explorer.examples import SETS
 from dualform_explorer.filter import Chip
-from dualform_explorer.numbers import rounded
 from dualform_explorer.panels.answer import PlaceboPanel, placebo_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
+from dualform_explorer.words import rounded
 from tests.explorer.served import served
 
 WHERE = "label <> 1"
@@ -45,7 +46,7 @@ class Counted(Answers):
 @pytest.mark.parametrize("row", [3, 4, 7])
 @pytest.mark.parametrize("at", [None, 40])
 def test_a_verdict_is_the_memorys(memory, info, row, at):
-    panel = placebo_panel(memory, info, replace(STATE, row=row, at=at))
+    panel = placebo_panel(View(memory, info, replace(STATE, row=row, at=at)))
     found = memory.placebo("4", f"shapes/{row}", WHERE, SETS, at)
     own = panel.answer
     assert own is not None
@@ -59,15 +60,20 @@ def test_a_verdict_is_the_memorys(memory, info, row, at):
     )
     assert random.range == f"{rounded(float(low))} to {rounded(float(high))}"
     assert not siblings.judges, "three siblings decide nothing"
-    assert panel.verdict == ("unusual" if found.unusual[0] else "as random")
+    assert panel.verdict == ("unusual" if found.unusual[0] else "within the random range")
     assert ("The prediction changes" in panel.prediction) == found.flips[0]
 
 
 def test_it_is_asked_of_the_output_layer_whatever_layer_the_page_shows(memory, info):
-    assert placebo_panel(memory, info, replace(STATE, layer="0")).words == placebo_panel(memory, info, STATE).words
+    assert (
+        placebo_panel(View(memory, info, replace(STATE, layer="0"))).words
+        == placebo_panel(View(memory, info, STATE)).words
+    )
 
 
-def panel(change: float, siblings: tuple[float, ...] = (), flips: float = 0.0, becomes: int = 0) -> PlaceboPanel:
+def panel(
+    change: float, siblings: tuple[float, ...] = (), flips: float = 0.0, becomes: int = 0, of_tokens: bool = False
+) -> PlaceboPanel:
     """Of a filter under which the margin changes so; random sets change it by -1 to 1, and a share of them `flips`."""
     random = np.linspace(-1.0, 1.0, 50)
     outcomes = [becomes, *(np.arange(50) < 50 * flips).astype(int).tolist(), *(0 for _ in siblings)]
@@ -76,7 +82,7 @@ def panel(change: float, siblings: tuple[float, ...] = (), flips: float = 0.0, b
         one, one, one + 1, np.array([2.0]), np.array([[change, *random, *siblings]]), np.array([outcomes]), 50,
         tuple(f"label = {number}" for number in range(len(siblings))), "", 6, 60, "samples",
     )  # fmt: skip
-    return PlaceboPanel(True, answer, None, "0", str(becomes))
+    return PlaceboPanel(True, answer, None, "0", str(becomes), of_tokens=of_tokens)
 
 
 MINUS = "\N{MINUS SIGN}"
@@ -88,7 +94,7 @@ NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
     [
         (
             panel(0.5),
-            "as random",
+            "within the random range",
             f"changes by 0.500; by {MINUS}0.950 to 0.950 in 50 removals of about 6 of 60 samples at random. ",
         ),
         (
@@ -97,7 +103,13 @@ NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
             "0 led by 2.00, and is 1.00 behind 1. Of the random removals, 92\u202f% change it, too, so the flip alone "
             "says little, but the size of the change is unusual.",
         ),
-        (panel(-3.0, NINE), "as its siblings", "in 9 other removals of its kind (label = 0, label = 1, …). "),
+        (
+            panel(-3.0, NINE),
+            "more than random, usual among its siblings",
+            "in 9 other removals of its kind (label = 0, label = 1, …). ",
+        ),
+        (panel(-3.0, NINE, of_tokens=True), "usual among its siblings", "in 9 other removals of its kind"),
+        (panel(-3.0, NINE[:1], of_tokens=True), "", f"The margin changes by {MINUS}3.00. The prediction stays"),
         (panel(-3.0, NINE[:3]), "unusual", "at random. The prediction stays 0; none of the random removals change it."),
     ],
 )
@@ -116,20 +128,20 @@ def test_a_verdict_in_words(own, verdict, words):
 )
 def test_nothing_is_asked_that_says_nothing(memory, info, changes, note):
     counted = Counted(memory)
-    panel = placebo_panel(counted, info, replace(STATE, **changes))
+    panel = placebo_panel(View(counted, info, replace(STATE, **changes)))
     assert (panel.answer, panel.verdict, panel.note, panel.asked) == (None, "", note, bool(note))
     assert counted.asked == 0
 
 
 def test_without_a_known_output_layer_the_panel_says_so(memory, info):
     counted = Counted(memory)
-    panel = placebo_panel(counted, replace(info, output_layer=""), STATE)
+    panel = placebo_panel(View(counted, replace(info, output_layer=""), STATE))
     assert (panel.note, counted.asked) == ("Random sets are drawn only for the output layer.", 0)
 
 
 @pytest.mark.parametrize("kind", [BadInput, Inexact, ServiceError])
 def test_a_refusal_is_a_short_note(memory, info, kind):
-    panel = placebo_panel(Counted(memory, kind("this server draws none.")), info, STATE)
+    panel = placebo_panel(View(Counted(memory, kind("this server draws none.")), info, STATE))
     assert (panel.answer, panel.words) == (None, "No random sets: this server draws none.")
 
 
@@ -141,7 +153,7 @@ def test_the_page_shows_it_only_under_a_filter(folder):
     part = re.compile(r'<section id="panel-placebo".*?</section>', re.DOTALL)
     assert part.search(plain)[0].endswith("hidden></section>")
     own = part.search(filtered)[0]
-    assert re.search(r'id="verdict">(unusual|as random)<', own)
+    assert re.search(r'id="verdict">(unusual|within the random range)<', own)
     assert re.search(r"50 removals of about [\d,]+ of [\d,]+ samples at random", re.sub("<[^>]*>", "", own))
     assert part.search(wrong)[0].endswith("hidden></section>")
 
@@ -159,8 +171,9 @@ def test_a_change_stands_next_to_base_rates_over_its_query_set(folder, memory):
     counts = [((after == labels) & wrong).sum(), wrong.sum(), ((after != labels) & right).sum(), right.sum()]
     said = (
         f"In all of shapes, corrected: {counts[0]} of {counts[1]} misclassified (random removals: "
-        f"{rounded(random[0])} in the median, as many in {as_many[0]} of 50); broken: {counts[2]} of {counts[3]} "
-        f"correct (random removals: {rounded(random[1])} in the median, as many in {as_many[1]} of 50)."
+        f"{rounded(random[0])} in the median, at least as many in {as_many[0]} of 50); broken: {counts[2]} of "
+        f"{counts[3]} correct (random removals: {rounded(random[1])} in the median, at least as many in {as_many[1]} "
+        "of 50)."
     )
     assert counts[0] > 0
     with served({"run": lambda: dualform.open(folder)}) as pages:

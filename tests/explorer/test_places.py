@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import dualform
-from dualform_explorer.examples import query_of
+from dualform_explorer.examples import places_of
 from dualform_explorer.panels.data import slots_panel
 from dualform_explorer.panels.example import query_panel
 from dualform_explorer.panels.layers import places_panel
-from dualform_explorer.places import places_of
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from tests.cases import some
 from tests.explorer.recorded_cnn import HEIGHT, WIDTH, images_of, record
 from tests.explorer.served import served
@@ -43,27 +43,27 @@ def info(cnn):
 @pytest.mark.parametrize("where", ["", "label <> 2"])
 @pytest.mark.parametrize(("layer", "grid"), [("0", (4, 5)), ("2", (3, 4))])
 def test_each_place_has_the_attention_of_all_slots(cnn, info, layer, grid, where):
-    panel = places_panel(cnn, info, replace(STATE, layer=layer, where=where))
+    panel = places_panel(View(cnn, info, replace(STATE, layer=layer, where=where)))
     assert (panel.grid, len(panel.sums)) == (grid, grid[0] * grid[1])
     for place in range(len(panel.sums)):
         sums = cnn.group_sum(layer, f"test/2:{place}", by="label", where=where or None)
         assert panel.sums[place] == pytest.approx(sums.sums.sum(), rel=1e-9, abs=1e-9)
-    whole = places_panel(cnn, info, replace(STATE, layer=layer)).sums
+    whole = places_panel(View(cnn, info, replace(STATE, layer=layer))).sums
     assert panel.token == int(np.argmax(whole))
-    assert query_of(cnn, info, replace(STATE, layer=layer)) == f"test/2:{panel.token}"
-    assert query_of(cnn, info, replace(STATE, layer=layer, token=1)) == "test/2:1"
+    assert View(cnn, info, replace(STATE, layer=layer)).query() == f"test/2:{panel.token}"
+    assert View(cnn, info, replace(STATE, layer=layer, token=1)).query() == "test/2:1"
     assert (panel.exact, bool(panel.image)) == (layer == "0", True)
 
 
 def test_a_layer_without_places_has_no_map(cnn, info):
-    assert places_panel(cnn, info, replace(STATE, layer="5")).sums == ()
-    assert query_panel(cnn, info, replace(STATE, layer="5")).preview.box is None
+    assert places_panel(View(cnn, info, replace(STATE, layer="5"))).sums == ()
+    assert query_panel(View(cnn, info, replace(STATE, layer="5"))).preview.box is None
 
 
 @pytest.mark.parametrize("place", range(20))
 def test_a_box_of_the_first_layer_is_the_patch_that_it_reads(cnn, info, place):
     """The patch has what the stored query has, beside zeros of the padding."""
-    box = query_panel(cnn, info, replace(STATE, token=place)).preview.box
+    box = query_panel(View(cnn, info, replace(STATE, token=place))).preview.box
     assert (box.exact, box.picture) == (True, (WIDTH, HEIGHT))
     query = cnn.query_set("test", "0").queries.reshape(-1, 20, 3, 3)[2, place]
     image = images_of(2)[0][2, 0].numpy()
@@ -74,14 +74,14 @@ def test_a_box_of_the_first_layer_is_the_patch_that_it_reads(cnn, info, place):
 
 
 def test_results_have_the_patch_of_their_own_slot_boxed(cnn, info):
-    panel = slots_panel(cnn, info, STATE)
+    panel = slots_panel(View(cnn, info, STATE))
     images = images_of(0)[0]
     for own in some(panel.slots):
         box = own.preview.box
         key = cnn._view.snapshot.keys("0").of_entries(np.array([own.slot])).reshape(3, 3)
         patch = images[own.sample, 0, int(box.y) : int(box.y + box.height), int(box.x) : int(box.x + box.width)]
         np.testing.assert_array_equal(key[np.ix_(key.any(axis=1), key.any(axis=0))], patch.numpy())
-    later = slots_panel(cnn, info, replace(STATE, layer="2"))
+    later = slots_panel(View(cnn, info, replace(STATE, layer="2")))
     for own in some(later.slots):
         row, column = divmod(own.position, 4)
         assert not own.preview.box.exact

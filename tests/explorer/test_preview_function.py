@@ -29,6 +29,7 @@ from dualform_explorer.panels.data import slots_panel
 from dualform_explorer.panels.example import query_panel
 from dualform_explorer.preview_function import GIVEN, AnswersWithPreviews, coded_preview
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer.served import Served
@@ -57,12 +58,12 @@ def at(url: str) -> Served:
 class TestOnPages:
     def test_slots_are_shown_as_the_function_says_and_queries_as_their_query_set_does(self, memory, info):
         shown = AnswersWithPreviews(memory, drawn)
-        panel, stored = slots_panel(shown, shown.info(), PLAIN), slots_panel(memory, info, PLAIN)
+        panel, stored = slots_panel(View(shown, shown.info(), PLAIN)), slots_panel(View(memory, info, PLAIN))
         assert [(own.slot, own.score) for own in panel.slots] == [(own.slot, own.score) for own in stored.slots]
         for own in panel.slots:
             given = pixels(b64decode(own.preview.image.removeprefix(PREFIX), validate=True))
             assert np.array_equal(given, drawn(own.dataset, own.sample))
-        assert query_panel(shown, shown.info(), PLAIN).preview == query_panel(memory, info, PLAIN).preview
+        assert query_panel(View(shown, shown.info(), PLAIN)).preview == query_panel(View(memory, info, PLAIN)).preview
         assert shown.info().previews == {"": GIVEN, "shapes": GIVEN, "noise <b>": GIVEN}
 
     @pytest.mark.parametrize("through", ["a folder", "a server"])
@@ -77,7 +78,7 @@ class TestOnPages:
             target = folder if through == "a folder" else server.address
             with dualform_explorer.explore(target, preview) as pages:
                 page = at(pages.url).get(f"/explore?{PLAIN.query()}").text
-            stored = slots_panel(memory, info, PLAIN)
+            stored = slots_panel(View(memory, info, PLAIN))
             for own in stored.slots:
                 png = coded_preview(drawn(own.dataset, own.sample), own.sample).image
                 assert PREFIX + b64encode(png).decode() in page
@@ -90,7 +91,7 @@ class TestOnPages:
 
         with dualform_explorer.explore(folder, preview) as pages:
             page = at(pages.url).get(f"/explore?{PLAIN.query()}").text
-        panel = slots_panel(memory, info, PLAIN)
+        panel = slots_panel(View(memory, info, PLAIN))
         first = panel.slots[0]
         said = f"preview({first.dataset!r}, {first.sample}) raised KeyError: "
         assert str(escape(said)) in page
@@ -106,12 +107,12 @@ class TestOnPages:
 
     def test_samples_it_says_nothing_of_are_shown_by_their_columns(self, memory):
         shown = AnswersWithPreviews(memory, lambda dataset, sample: None)
-        panel = slots_panel(shown, shown.info(), PLAIN)
+        panel = slots_panel(View(shown, shown.info(), PLAIN))
         assert (panel.kind, panel.missing) == ("none", "")
 
     def test_a_wrong_type_is_named_and_not_taken_for_too_much(self, memory):
         shown = AnswersWithPreviews(memory, lambda dataset, sample: {1, 2})
-        panel = slots_panel(shown, shown.info(), PLAIN)
+        panel = slots_panel(View(shown, shown.info(), PLAIN))
         assert panel.kind == "none"
         assert panel.missing.startswith(
             f"What <lambda>({panel.slots[0].dataset!r}, {panel.slots[0].sample}) gave cannot"
@@ -140,7 +141,7 @@ class TestOnPages:
         assert len(shown.previews(np.arange(8), "shapes")) == 8
         with pytest.raises(BadInput, match=r"takes more than 8 MiB\. Ask for at most 8 at a time\."):
             shown.previews(np.arange(9), "shapes")
-        panel = slots_panel(shown, info, replace(PLAIN, k=100))
+        panel = slots_panel(View(shown, info, replace(PLAIN, k=100)))
         assert panel.missing.startswith("Only the first ")
 
 
@@ -156,11 +157,11 @@ def test_whoever_answers_is_not_asked_what_the_function_says(memory):
             pass
 
     shown = AnswersWithPreviews(Listening(), drawn)
-    panel = slots_panel(shown, shown.info(), PLAIN)
+    panel = slots_panel(View(shown, shown.info(), PLAIN))
     assert all(own.preview.image for own in panel.slots)
     assert asked
     assert not [question for question in asked if isinstance(question, PreviewLookup)]
-    query_panel(shown, shown.info(), PLAIN)
+    query_panel(View(shown, shown.info(), PLAIN))
     assert [question.query_set for question in asked if isinstance(question, PreviewLookup)] == ["shapes"]
 
 
@@ -313,6 +314,6 @@ def test_an_image_of_a_file_that_ends_early_leaves_the_slots_without_looks(memor
     file = io.BytesIO()
     Image.fromarray(RNG.integers(0, 255, (64, 64), dtype=np.uint8)).save(file, "PNG")
     shown = AnswersWithPreviews(memory, lambda dataset, sample: Image.open(io.BytesIO(file.getvalue()[:900])))
-    panel = slots_panel(shown, shown.info(), PLAIN)
+    panel = slots_panel(View(shown, shown.info(), PLAIN))
     assert len(panel.slots) == 12
     assert "cannot be shown: reading it raised OSError" in panel.missing

@@ -20,6 +20,7 @@ from dualform_explorer.panels.example import query_panel
 from dualform_explorer.previews import shown_of_examples, shown_preview, tokens_of_passage
 from dualform_explorer.start import query_set_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import Snapshot, View
 from tests.explorer import recorded_table
 from tests.explorer.recorded_text import HOSTILE, WORDS, offsets, passages
 
@@ -55,7 +56,7 @@ def png(image: str) -> bytes:
 
 
 def test_thumbnails_are_those_of_the_slots_samples(memory, info):
-    panel = slots_panel(memory, info, PLAIN)
+    panel = slots_panel(View(memory, info, PLAIN))
     assert panel.kind == "image"
     assert {own.dataset for own in panel.slots} == {"shapes", "noise <b>"}
     for own in panel.slots:
@@ -66,14 +67,14 @@ def test_thumbnails_are_those_of_the_slots_samples(memory, info):
 
 def test_queries_and_cards_look_like_the_query_sets_examples(memory, info):
     (own,) = memory.previews([3], query_set="shapes")
-    assert png(query_panel(memory, info, PLAIN).preview.image) == own.image
-    for card in query_set_panel(memory, info, "noise").cards:
+    assert png(query_panel(View(memory, info, PLAIN)).preview.image) == own.image
+    for card in query_set_panel(Snapshot(memory, info), "noise").cards:
         (own,) = memory.previews([card.row], query_set="noise")
         assert png(card.preview.image) == own.image
 
 
 def test_passages_have_the_slots_token_marked(texts):
-    panel = slots_panel(texts, texts.info(), TEXT)
+    panel = slots_panel(View(texts, texts.info(), TEXT))
     rows = texts.slots(np.array([own.slot for own in panel.slots]), "token")
     own = passages()
     assert panel.kind == "text"
@@ -85,7 +86,7 @@ def test_passages_have_the_slots_token_marked(texts):
 
 def test_a_passage_of_a_query_has_each_of_its_tokens_to_pick(texts):
     for row in (0, 5):
-        panel = query_panel(texts, texts.info(), replace(TEXT, row=row, token=2))
+        panel = query_panel(View(texts, texts.info(), replace(TEXT, row=row, token=2)))
         passage = passages()[row]
         assert "".join(own.text for own in panel.passage) == passage
         picked = {own.position: own.text for own in panel.passage if own.position is not None}
@@ -99,7 +100,7 @@ def test_no_slots_token_is_marked_where_positions_are_of_several_kinds_and_it_sa
     assert len(info.layers) > 1
     other = replace(info.layers[0], name="decoder", space="target")
     several = replace(info, layers=(*info.layers, other))
-    slots, query = slots_panel(texts, several, TEXT), query_panel(texts, several, replace(TEXT, token=2))
+    slots, query = slots_panel(View(texts, several, TEXT)), query_panel(View(texts, several, replace(TEXT, token=2)))
     why = "No token is marked: positions are of several kinds (target, token), and texts do not say which."
     assert slots.missing == why
     assert [own.position for own in query.passage if own.marked] == [2]  # the layer has as many places as the text
@@ -110,7 +111,7 @@ def test_no_slots_token_is_marked_where_positions_are_of_several_kinds_and_it_sa
 
 def test_a_token_that_the_example_does_not_have_is_named_and_none_of_another_is_shown(texts):
     with pytest.raises(NotFound, match=f"The example has no token {WORDS}: it has 0 to {WORDS - 1}."):
-        query_panel(texts, texts.info(), replace(TEXT, token=WORDS))
+        query_panel(View(texts, texts.info(), replace(TEXT, token=WORDS)))
 
 
 def test_rows_of_a_table_are_shown_by_column(tmp_path):
@@ -119,11 +120,11 @@ def test_rows_of_a_table_are_shown_by_column(tmp_path):
     with dualform.open(tmp_path / "run") as memory:
         info = memory.info()
         state = State("", "held", 1, "", ("label",))
-        panel = slots_panel(memory, info, state)
+        panel = slots_panel(View(memory, info, state))
         assert panel.kind == "table"
         for slot in panel.slots:
             assert slot.preview.row == pytest.approx({name: values[slot.sample] for name, values in own.items()})
-        assert query_panel(memory, info, state).preview.row["name"] == "row 1 <i>"
+        assert query_panel(View(memory, info, state)).preview.row["name"] == "row 1 <i>"
 
 
 def test_long_passages_are_cut_around_their_token():
@@ -175,17 +176,17 @@ def test_more_than_an_answer_holds_is_shown_as_far_as_it_goes(memory, info):
     limited = Limited(
         memory, BadInput("what these samples looked like takes more than 8.0 MiB.", field="samples"), most=6
     )
-    previews = shown_of_examples(limited, info, "shapes", range(20))
+    previews = shown_of_examples(Snapshot(limited, info), "shapes", range(20))
     assert [own.kind for own in previews] == ["image"] * 5 + ["none"] * 15
     assert previews.missing == "Only the first 5 samples are shown: all 20 would be too large for a page."
-    alone = shown_of_examples(Limited(memory, BadInput("too large")), info, "shapes", [3])
+    alone = shown_of_examples(Snapshot(Limited(memory, BadInput("too large")), info), "shapes", [3])
     assert alone.missing == "too large"
 
 
 def test_a_damaged_preview_set_leaves_the_numbers_and_is_named(memory, info):
     damaged = Limited(memory, Damaged("gallery/shapes/samples-000000.arrow was altered."))
-    panel, whole = slots_panel(damaged, info, PLAIN), slots_panel(memory, info, PLAIN)
+    panel, whole = slots_panel(View(damaged, info, PLAIN)), slots_panel(View(memory, info, PLAIN))
     assert [own.score for own in panel.slots] == [own.score for own in whole.slots]
     assert panel.kind == "none"
     assert panel.missing == "gallery/shapes/samples-000000.arrow was altered."
-    assert query_panel(damaged, info, PLAIN).missing == panel.missing
+    assert query_panel(View(damaged, info, PLAIN)).missing == panel.missing

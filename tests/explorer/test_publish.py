@@ -16,10 +16,11 @@ import pytest
 import dualform
 from dualform.errors import DualformError
 from dualform_client.cli import main
+from dualform_explorer.export import Told, as_command, as_python
 from dualform_explorer.filter import Chip
 from dualform_explorer.panels import PANELS
-from dualform_explorer.publish import Told, as_command, as_python
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from tests.cases import pairwise, some
 from tests.explorer.served import served
 
@@ -40,7 +41,7 @@ SHOWN = [*pairwise(PANELS_SHOWN, STATES), ("placebo", "filtered, as of a step")]
 @pytest.mark.parametrize(("panel", "state"), SHOWN)
 def test_the_call_asks_the_same_question(memory, info, panel, state):
     told = Told(memory)
-    PANELS[panel].make(told, info, STATES[state])
+    PANELS[panel].make(View(told, info, STATES[state]))
     for question in some(told.questions):
         again = Told(memory)
         eval(as_python(question), {"memory": again})
@@ -50,7 +51,7 @@ def test_the_call_asks_the_same_question(memory, info, panel, state):
 @pytest.mark.parametrize(("panel", "state"), [own for own in SHOWN if own[0] not in ("terms", "steps")])
 def test_the_command_runs(memory, info, folder, panel, state, capsys):
     told = Told(memory)
-    PANELS[panel].make(told, info, STATES[state])
+    PANELS[panel].make(View(told, info, STATES[state]))
     for question in some(told.questions):
         command = shlex.split(as_command(question, str(folder)))
         assert command[0] == "dualform"

@@ -20,6 +20,7 @@ from dualform_explorer import memories
 from dualform_explorer.memories import Memories, OneSnapshot, RememberedAnswers
 from dualform_explorer.panels.training import steps_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer.served import served
@@ -101,13 +102,13 @@ def test_a_page_is_of_one_snapshot(tmp_path):
             info = engine.info()
             memory = OneSnapshot(engine, info.snapshot)
             state = State("", "test", 1, "", ("label",))
-            assert len(steps_panel(memory, info, state).bars) == 3
+            assert len(steps_panel(View(memory, info, state)).bars) == 3
             training.take(2)
             engine.refresh()
             with pytest.raises(Unavailable, match="moved on to newer steps"):
-                steps_panel(memory, info, state)
+                steps_panel(View(memory, info, state))
             info = engine.info()
-            assert len(steps_panel(OneSnapshot(engine, info.snapshot), info, state).bars) == 5
+            assert len(steps_panel(View(OneSnapshot(engine, info.snapshot), info, state)).bars) == 5
 
 
 def test_a_memory_that_moves_on_amid_a_page_is_named_in_the_place_of_the_answer(tmp_path):

@@ -12,6 +12,7 @@ from torch import nn
 import dualform
 from dualform.errors import NotFound
 from dualform_explorer.sample import NEIGHBOURS, SampleAddress, moved_panel, neighbours_panel, read_sample, sample_panel
+from dualform_explorer.view import Snapshot
 from tests.explorer.served import served
 
 
@@ -21,7 +22,7 @@ def test_steps_are_those_of_its_slots(memory, info, dataset):
     (first, *_) = memory.sql(
         f"SELECT sample, any_value(label) AS label FROM slots WHERE {own} GROUP BY sample ORDER BY 1"
     )
-    panel = sample_panel(memory, info, SampleAddress("", dataset, first["sample"], "shapes"))
+    panel = sample_panel(Snapshot(memory, info), SampleAddress("", dataset, first["sample"], "shapes"))
     rows = memory.sql(
         f"SELECT step, count(*) AS n FROM slots WHERE {own} AND sample = {first['sample']} GROUP BY step ORDER BY step"
     )
@@ -34,7 +35,7 @@ def test_steps_are_those_of_its_slots(memory, info, dataset):
 @pytest.mark.parametrize("query_set", ["shapes", "noise"])
 def test_changes_are_what_its_terms_bring_to_the_margin(memory, info, query_set):
     """Contributions of the sample, and what it brought to the bias, are another way to the same numbers."""
-    panel = moved_panel(memory, info, SampleAddress("", "shapes", 5, query_set))
+    panel = moved_panel(Snapshot(memory, info), SampleAddress("", "shapes", 5, query_set))
     labels = memory.query_set(query_set).labels
     assert (panel.layer, panel.tried, panel.count) == ("4", len(labels), len(labels))
     found = {}
@@ -60,7 +61,7 @@ def test_changes_are_what_its_terms_bring_to_the_margin(memory, info, query_set)
 
 @pytest.mark.parametrize("layer", [None, "0", "2"])
 def test_neighbours_are_those_with_the_largest_cosine(memory, info, layer):
-    panel = neighbours_panel(memory, info, SampleAddress("", "shapes", 5, "shapes", layer=layer))
+    panel = neighbours_panel(Snapshot(memory, info), SampleAddress("", "shapes", 5, "shapes", layer=layer))
     assert panel.layer == (layer or "4")
     rows = [*memory.sql("SELECT slot, step, dataset, sample FROM slots ORDER BY slot")]
     keys = np.asarray(memory.keys(panel.layer, [row["slot"] for row in rows]), dtype=np.float64)
@@ -80,7 +81,7 @@ def test_neighbours_are_those_with_the_largest_cosine(memory, info, layer):
 
 def test_a_sample_that_was_never_trained_on_is_named(memory, info):
     with pytest.raises(NotFound, match="sample 99999"):
-        sample_panel(memory, info, SampleAddress("", "shapes", 99999, "shapes"))
+        sample_panel(Snapshot(memory, info), SampleAddress("", "shapes", 99999, "shapes"))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_what_is_wrong_in_an_address_is_named(info, params, wrong):
 
 def test_thumbnails_lead_there_and_examples_lead_on_without_the_sample(folder):
     with served({"run": lambda: dualform.open(folder)}) as pages:
-        page = pages.get("/explore?item=shapes/3&open=data").text
+        page = pages.get("/explore?item=shapes/3&token=0&open=data").text
         links = re.findall(r'<a href="(sample\?[^"]+)">#(\d+)</a>', page)
         assert len(links) == 24
         address, number = links[0]
@@ -111,6 +112,8 @@ def test_thumbnails_lead_there_and_examples_lead_on_without_the_sample(folder):
         assert there.status == 200
         assert f"Training sample {number}" in there.text
         assert "data-failure" not in there.text
+        back = re.search(r'<a id="back" href="([^"]+)">([^<]+)<', there.text)
+        assert back.groups() == ("explore?item=shapes/3&amp;token=0&amp;layer=4", "back to shapes/3, token 0")
         assert len(re.findall(r'<a href="sample\?[^"]+">#\d+</a>', there.text)) == NEIGHBOURS
         on = re.search(r'href="(explore\?[^"]+)" data-row', there.text)[1].replace("&amp;", "&")
         chip = pages.get("/" + on)
@@ -138,7 +141,7 @@ def test_a_number_without_a_dataset_is_no_sample_of_a_dataset(info, tmp_path):
         told = memory.info()
         for params, steps in (([], (1, 2)), ([("dataset", "a")], (0,))):
             address = read_sample([("sample", "3"), *params], told, "")
-            assert tuple(step for step, _ in sample_panel(memory, told, address).visits) == steps
+            assert tuple(step for step, _ in sample_panel(Snapshot(memory, told), address).visits) == steps
             own = "dataset = 'a'" if params else "dataset IS NULL"
             without = memory.output("", "test/0", address.state(told, "").mask())
             np.testing.assert_array_equal(without, memory.output("", "test/0", f"({own} AND sample = 3) IS NOT TRUE"))

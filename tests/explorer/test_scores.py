@@ -11,11 +11,11 @@ import pytest
 
 import dualform
 from dualform.errors import BadInput
-from dualform_explorer.memories import Beside, RememberedAnswers
+from dualform_explorer.memories import Beside, RememberedAnswers, read_scores
 from dualform_explorer.panels.data import scores_panel
-from dualform_explorer.scores import read_scores
 from dualform_explorer.server import explore
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 from tests.explorer.served import Served
 
 STATE = State("", "shapes", 3, "4", ("dataset", "label"))
@@ -112,13 +112,13 @@ def test_the_panel_shows_both_ends_and_how_far_they_agree(tmp_path, memory, info
     np.save(tmp_path / "turned.npy", -same)
     paths = [f"{tmp_path / name}.npy;dataset=shapes;set=shapes" for name in ("same", "turned")]
     shown = RememberedAnswers(memory, Beside(scores=tuple(read_scores(path, info) for path in paths)))
-    first, second = scores_panel(shown, info, STATE).files
+    first, second = scores_panel(View(shown, info, STATE)).files
     order = sorted((total, -sample) for (dataset, sample), total in ours.items() if dataset == "shapes")[::-1]
     assert [own.sample for own in first.highest] == [-sample for _, sample in order[:12]]
     assert [own.sample for own in first.lowest] == [-sample for _, sample in order[::-1][:12]]
     assert (first.agreement, second.agreement) == (pytest.approx(1.0), pytest.approx(-1.0))
     assert first.samples == len(order)
-    assert scores_panel(shown, info, replace(STATE, query_set="noise")).files == ()
+    assert scores_panel(View(shown, info, replace(STATE, query_set="noise"))).files == ()
 
 
 def test_pages_show_them_and_two_memories_have_none(tmp_path, folder):

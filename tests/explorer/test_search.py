@@ -21,9 +21,10 @@ from dualform.methods import Answers
 from dualform.questions import Inventory, PreviewLookup, SqlStatement
 from dualform_client import Client
 from dualform_explorer import search
-from dualform_explorer.address import LONGEST, read_state
 from dualform_explorer.filter import narrowed, samples_filter
 from dualform_explorer.search import AROUND, around, filtered, search_panel
+from dualform_explorer.state import LONGEST, read_state
+from dualform_explorer.view import Snapshot
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer import recorded_table
@@ -97,7 +98,7 @@ def pages(text_folder, tmp_path_factory) -> Iterator[Served]:
 
 def found_by(shelf: Shelf, phrase: str, start: int = 0, seconds: float = 60.0):
     info = shelf.info()
-    return search_panel(shelf, info, read_state([], info).state, phrase, start, seconds)
+    return search_panel(Snapshot(shelf, info), read_state([], info).state, phrase, start, seconds)
 
 
 LETTERS = st.text("aAb%_.*\\é É\n<&'", max_size=12)

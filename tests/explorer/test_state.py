@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import dualform
-from dualform_explorer.address import read_state
-from dualform_explorer.examples import examples_of, moved
 from dualform_explorer.filter import Chip, Condition, Range, read_chip
-from dualform_explorer.state import State
+from dualform_explorer.state import State, read_state
+from dualform_explorer.view import Snapshot, View
 from tests.explorer.served import served
 
 START = State("", "shapes", 3, "4", ("dataset", "label"))
@@ -157,10 +156,10 @@ def test_a_memory_among_several_stands_in_the_address(info):
 
 
 def test_the_reader_moves_on_among_the_examples_that_are_gone_through(memory, info):
-    misclassified = examples_of(memory, info, "shapes").misclassified.tolist()
+    misclassified = Snapshot(memory, info).examples_of("shapes").misclassified.tolist()
     assert len(misclassified) > 3
     state = replace(START, row=misclassified[1], among="misclassified")
-    rows = [moved(memory, info, state, by).row for by in (0, 1, 2, -1, -5, 10**5)]
+    rows = [View(memory, info, state).moved(by).row for by in (0, 1, 2, -1, -5, 10**5)]
     assert rows == [
         misclassified[1],
         misclassified[2],
@@ -172,7 +171,7 @@ def test_the_reader_moves_on_among_the_examples_that_are_gone_through(memory, in
     between = next(row for row in range(misclassified[0], 60) if row not in misclassified)
     place = sum(row < between for row in misclassified)
     beside = replace(state, row=between)
-    assert moved(memory, info, beside, 1).row == misclassified[place]
-    assert moved(memory, info, beside, -1).row == misclassified[place - 1]
+    assert View(memory, info, beside).moved(1).row == misclassified[place]
+    assert View(memory, info, beside).moved(-1).row == misclassified[place - 1]
     assert read("item=shapes/3&move=2", info).move == 2
     assert "move is 'x'" in faults("move=x", info)["move"]

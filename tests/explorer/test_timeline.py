@@ -10,13 +10,14 @@ import pytest
 from dualform_explorer.panels import training
 from dualform_explorer.panels.training import timeline_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 
 STATE = State("", "shapes", 3, "4", ("dataset", "label"))
 
 
 @pytest.mark.parametrize("row", [3, 22])
 def test_margins_are_those_of_the_memory_at_each_step(memory, info, row):
-    panel = timeline_panel(memory, info, replace(STATE, row=row))
+    panel = timeline_panel(View(memory, info, replace(STATE, row=row)))
     assert (panel.layer, panel.steps[0], panel.steps[-1], len(panel.steps)) == ("4", 0, info.steps, training.POINTS)
     names = [line.name for line in panel.margins]
     assert str(memory.query_set("shapes").labels[row]) in names
@@ -32,7 +33,7 @@ def test_margins_are_those_of_the_memory_at_each_step(memory, info, row):
 
 def test_with_less_time_fewer_steps_are_shown_evenly(memory, info, monkeypatch):
     monkeypatch.setattr(training, "SECONDS", 0.0)
-    panel = timeline_panel(memory, info, STATE)
+    panel = timeline_panel(View(memory, info, STATE))
     assert (panel.steps, panel.asked) == ((info.steps,), training.POINTS)
     assert all(len(line.values) == 1 for line in panel.margins)
     found = list(training._from_coarse_to_fine(list(range(9))))

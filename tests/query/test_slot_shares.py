@@ -170,7 +170,7 @@ def test_contributions_slot_by_slot_and_in_passes_are_the_same(memory, monkeypat
         asked = (layer, queries, "sample", "dataset = 'b'", 9)
         by_slot = memory.contributions(*asked)
         with monkeypatch.context() as patch:
-            patch.setattr(contributions, "has_slot_shares", lambda view, layer: False)
+            patch.setattr(contributions, "why_no_slot_shares", lambda view, layer: "it has none")
             patch.setattr(contributions, "GROUPS", 4 * 48 * 6 * 9)  # a few groups of each pass
             in_passes = memory.contributions(*asked)
         assert by_slot.groups == in_passes.groups

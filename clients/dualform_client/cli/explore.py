@@ -178,6 +178,7 @@ def _export(
     from dualform_explorer.export import choose, exported_page
     from dualform_explorer.memories import Beside, RememberedAnswers
     from dualform_explorer.preview_function import AnswersWithPreviews
+    from dualform_explorer.view import Snapshot
 
     if len(opened) > 1:
         raise BadInput("--export takes one TARGET.", hint="Export each memory to its own file.", field="targets")
@@ -185,10 +186,10 @@ def _export(
     ((name, open_one),) = opened.items()
     answers = open_one() if preview is None else AnswersWithPreviews(open_one(), preview)
     with RememberedAnswers(answers, Beside(words)) as memory, progress_bars() as progress:
-        info = memory.info()
-        choice = choose(memory, info, items, without)
+        snapshot = Snapshot(memory, memory.info())
+        choice = choose(snapshot, items, without)
         tell = progress and partial(progress, "drawing")
-        page = exported_page(memory, info, name, choice, tell=tell)
+        page = exported_page(snapshot, name, choice, tell=tell)
     try:
         with replacing(out) as file:
             file.write_text(page.html, encoding="utf-8", newline="\n")

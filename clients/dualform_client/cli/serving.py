@@ -323,7 +323,7 @@ def main() -> None:
     """The process of the pages. It reads its settings from stdin and ends when stdin closes, which happens even if the
     server is killed.
     """
-    from dualform_explorer.visitors import serve_beside
+    from dualform_explorer.server import serve_beside
 
     said = json.loads(sys.stdin.buffer.readline())
     certificate, key = said["certificate"], said["key"]

@@ -8,18 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from dualform.answers import MemoryInfo
-from dualform.methods import Answers
 from dualform_explorer.groups import expected_seconds
 from dualform_explorer.panels.answer import answer_panel, output_panel, placebo_panel, terms_panel
 from dualform_explorer.panels.data import adjoint_panel, samples_panel, scores_panel, slots_panel, sums_panel
 from dualform_explorer.panels.example import filter_panel, query_panel
 from dualform_explorer.panels.layers import layers_panel, places_panel, ranks_panel
-from dualform_explorer.panels.record import record_panel, removal_panel
-from dualform_explorer.panels.training import steps_panel, timeline_panel
+from dualform_explorer.panels.training import record_panel, removal_panel, steps_panel, timeline_panel
 from dualform_explorer.state import State
+from dualform_explorer.view import View
 
-PanelMaker: TypeAlias = Callable[[Answers, MemoryInfo, State], Any]
+PanelMaker: TypeAlias = Callable[[View], Any]
 Place: TypeAlias = Literal["side", "first", "data", "layers", "training", "record"]
 """The column at the left, the top of the page, or one of its sections, which are folded at first."""
 
@@ -30,6 +28,11 @@ class Panel:
     """The heading; the template adds details after it."""
     place: Place
     make: PanelMaker
+    of_contributions: str = ""
+    """The heading if the page's score is the contribution; empty for the same one."""
+
+    def heading(self, state: State) -> str:
+        return self.of_contributions if self.of_contributions and state.score == "contribution" else self.title
 
 
 PANELS: dict[str, Panel] = {
@@ -41,7 +44,7 @@ PANELS: dict[str, Panel] = {
     "adjoint": Panel("Was it this data?", "first", adjoint_panel),
     "sums": Panel("Sums by group", "data", sums_panel),
     "samples": Panel("Samples of a group", "data", samples_panel),
-    "slots": Panel("Most similar training examples", "data", slots_panel),
+    "slots": Panel("Most similar training examples", "data", slots_panel, "Largest contributions"),
     "terms": Panel("Contributions to the output", "data", terms_panel),
     "scores": Panel("Scores of other packages", "data", scores_panel),
     "layers": Panel("Layers", "layers", layers_panel),
@@ -76,9 +79,9 @@ class Waiting:
     seconds: float
 
 
-def panel_of(name: str, memory: Answers, info: MemoryInfo, state: State) -> Any:
+def panel_of(name: str, view: View) -> Any:
     """The content of a panel."""
-    seconds = 0.0 if state.compute else expected_seconds(name, info, state)
+    seconds = 0.0 if view.state.compute else expected_seconds(name, view)
     if seconds <= PATIENCE:
-        return PANELS[name].make(memory, info, state)
-    return answer_panel(memory, info, state, seconds=seconds) if name == "answer" else Waiting(seconds)
+        return PANELS[name].make(view)
+    return answer_panel(view, seconds=seconds) if name == "answer" else Waiting(seconds)

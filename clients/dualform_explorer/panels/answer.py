@@ -12,26 +12,12 @@ from numpy.typing import NDArray
 
 from dualform.answers import MemoryInfo, Placebos, Status
 from dualform.answers.outputs import FEWEST_SIBLINGS, central, outside
-from dualform.errors import BadInput, Inexact, NotFound, ServiceError
-from dualform.methods import Answers
-from dualform_explorer.examples import (
-    MOST_OUTPUTS,
-    SETS,
-    BaseRates,
-    LabelNames,
-    examples_of,
-    label_in,
-    label_names,
-    layer_of,
-    output_layer,
-    query_of,
-    rated,
-    token_of,
-    tokens_of,
-)
-from dualform_explorer.groups import MOST_GROUPS, Terms, hue_of, name_of, terms_of, where
-from dualform_explorer.numbers import rounded
+from dualform.errors import BadInput, Inexact, ServiceError
+from dualform_explorer.examples import SETS, BaseRates, LabelNames
+from dualform_explorer.groups import MOST_GROUPS, Terms, hue_of, name_of, terms_of
 from dualform_explorer.state import State
+from dualform_explorer.view import View
+from dualform_explorer.words import rounded
 
 _MOST = 10
 """The number of groups with separate bars. A single further group gets one too, in place of "1 more"."""
@@ -40,6 +26,10 @@ _TOLD, _NAMED = 6, 4
 _OFTEN = 0.05
 """If more random removals than this share change a prediction, a change of it is not unusual."""
 _OF_SLOTS = ("group", "rest")
+_WHOLE = frozenset(("dataset", "sample", "row", "step", "call"))
+"""Columns whose conditions remove all tokens of a sample."""
+MOST_OUTPUTS = 12
+"""The most outputs that a page shows of a layer."""
 _NEXT = 5
 """The number of a token's outputs that are named."""
 
@@ -139,8 +129,10 @@ class AnswerPanel:
     """Why the output has no parts."""
     seconds: float | None = None
     """The approximate seconds for the parts, if they wait to be asked for."""
-    past: bool = True
-    """Whether it is about the end of training, so that the network made this prediction."""
+    at: int | None = None
+    """The page's step. Before the end it is no prediction of the network: only the output layer goes back in time."""
+    asked: bool = False
+    """Whether the reader chose the pair of outputs."""
 
     @property
     def target(self) -> str:
@@ -160,13 +152,20 @@ class AnswerPanel:
             begin = "Under this filter the output is " if self.becomes else "The output is "
             return [("text", begin), margin]
         top, other = called(self.predicted), called(self.other)
-        if self.becomes:
-            stays = "stays" if self.becomes == self.predicted else "changes to"
-            said = [("text", f"Under this filter the prediction {stays} "), *called(self.becomes), ("text", "; "), *top]
-            said += [("text", " less "), *other, ("text", " is "), margin]
+        begin = "" if self.at is None else f"As of step {self.at}, "
+        if self.becomes or self.asked:
+            said: list[tuple[str, Any]] = [("text", begin)]
+            if self.becomes and not self.asked:
+                stays = "stays" if self.becomes == self.predicted else "changes to"
+                what = "prediction" if self.at is None else "largest output"
+                said = [("text", f"{begin}{'u' if begin else 'U'}nder this filter the {what} {stays} ")]
+                said += [*called(self.becomes), ("text", "; ")]
+            said += [*top, ("text", " less "), *other, ("text", " is "), margin]
             before = [("text", " ("), ("number", self.margin_before), ("text", " before)")]
             return said if self.margin_before is None else [*said, *before]
-        said = [("text", "Predicted " if self.past else "Predicts "), *top]
+        said = [("text", "Predicted "), *top]
+        if self.at is not None:
+            said = [("text", begin), *top, ("text", " is the largest output")]
         if self.wrong:
             return [*said, ("text", ", not "), *other, ("text", ", by "), margin]
         labelled = ", as labelled" if self.label is not None else ""
@@ -177,7 +176,12 @@ class AnswerPanel:
         """The sentence and the parts as plain text."""
         head = "".join(f"{value:.4g}" if kind == "number" else value for kind, value in self.sentence)
         parts = (f"{' '.join(map(str, part.said))} {part.value:+.4g}" for part in self.told)
-        return f"{head}: {', '.join(parts)}." if self.parts else f"{head}."
+        return f"{head}. {self.lead} {', '.join(parts)}." if self.parts else f"{head}."
+
+    @property
+    def lead(self) -> str:
+        """What the parts after the sentence are."""
+        return f"By {self.by[0]} of the training data:"
 
     @property
     def wrong(self) -> bool:
@@ -205,71 +209,55 @@ class AnswerPanel:
 
 
 def answer_panel(
-    memory: Answers,
-    info: MemoryInfo,
-    state: State,
+    view: View,
     pair: tuple[int, int | None] | None = None,
     named: Collection[tuple[Any, ...]] = (),
     seconds: float | None = None,
 ) -> AnswerPanel:
-    """`pair`: the two outputs of the margin, in place of the prediction and its label or runner-up. `named`: groups
-    with a separate part, besides the largest. `seconds`: the approximate time for the parts, which are then left out.
+    """`pair`: the two outputs of the margin, in place of the prediction and its label or runner-up, or of a margin that
+    is the page's target. `named`: groups with a separate part, besides the largest. `seconds`: the approximate time for
+    the parts, which are then left out.
     """
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
+    found, names = view.outputs, view.names
     if found is None:
         return AnswerPanel("")
-    by = state.by[:1]
-    tokens = tokens_of(memory, info, examples, found.name)
-    token = token_of(memory, info, examples, found.name, tokens, state)
-    label = examples.label_at(state.row, token, tokens)
-    if by == ("label",):  # the groups of the prediction and of the right answer are never among "others"
-        asked = pair or (examples.read_at(state.row, token, tokens), label)
-        named = [*named, *((own,) for own in asked if own is not None)]
+    by, chosen = view.state.by[:1], chosen_pair(view.state, found.name)
+    token, label = view.token(found.name), view.label(found.name)
+    whole = np.asarray(view.output(found.name, masked=False), dtype=np.float64)[0]
+    default = default_pair(whole, label)
+    top, other = pair or chosen or default
+    if by == ("label",):  # the groups of the two outputs are never among "others"
+        named = [*named, *((own,) for own in (top, other) if own is not None)]
     terms, why_no_parts = None, ""
     try:
-        terms = None if seconds is not None else terms_of(memory, info, state, found.name, by, named)
+        terms = None if seconds is not None else terms_of(view, found.name, by, named)
     except BadInput as error:  # the layer is too wide for weights of groups
         if error.field != "by":
             raise
         why_no_parts = error.message
     if terms is None:
-        query = query_of(memory, info, state, found.name)
-        given = memory.output(found.name, query, where(info, state), state.at, state.inexact, initial=state.initial)
+        given = view.output(found.name)
         output, status = np.asarray(given, dtype=np.float64)[0], given.status
     else:
-        output, status = terms.output(state.initial), terms.answer.status
-    if label is not None and label >= len(output):
-        label = None
-    whole = output
-    if state.masked:
-        query = query_of(memory, info, state, found.name)
-        whole = np.asarray(memory.output(found.name, query, None, state.at, state.inexact))[0]
-    order = np.argsort(-whole, kind="stable")
-    top = int(order[0])
-    other = None if len(output) < 2 else int(order[1]) if label is None or label == top else label
-
-    if pair is not None:
-        top, other = pair
+        output, status = terms.output(view.state.initial), terms.answer.status
 
     def along(values: NDArray[np.float64]) -> Any:
         return values[..., top] - (0.0 if other is None else values[..., other])
 
-    names = label_names(memory, info)
     listed = []
     if terms is not None:
         most = _MOST + (not terms.others and len(terms.groups) == _MOST + 1)
-        listed = _listed(info, by, names, terms, np.abs(along(terms.sums)), most, named)
-    shown = [term for term in listed if term.kind in _OF_SLOTS or (state.initial and along(term.values))]
+        listed = _listed(view.info, by, names, terms, np.abs(along(terms.sums)), most, named)
+    shown = [term for term in listed if term.kind in _OF_SLOTS or (view.state.initial and along(term.values))]
     values = [float(along(term.values)) for term in shown]
     return AnswerPanel(
         layer=found.name,
         predicted=(top, names.of(top)),
-        becomes=(int(output.argmax()), names.of(int(output.argmax()))) if state.masked else None,
+        becomes=(int(output.argmax()), names.of(int(output.argmax()))) if view.state.masked else None,
         other=None if other is None else (other, names.of(other)),
         label=label,
         margin=float(along(output)),
-        margin_before=float(along(whole)) if state.masked else None,
+        margin_before=float(along(whole)) if view.state.masked else None,
         by=by,
         parts=tuple(
             Part(term.kind, term.said, term.name, value, begin, term.hue)
@@ -281,8 +269,23 @@ def answer_panel(
         most_attended=len(terms.groups) if terms is not None and terms.others else None,
         why_no_parts=why_no_parts,
         seconds=seconds,
-        past=state.at is None,
+        at=view.state.at,
+        asked=chosen not in (None, default),
     )
+
+
+def chosen_pair(state: State, output_layer: str) -> tuple[int, int] | None:
+    """The two outputs of a margin of the network's outputs that the reader's contributions are measured along."""
+    if state.score != "contribution" or state.layer != output_layer or "-" not in state.target:
+        return None
+    top, other = map(int, state.target.split("-"))
+    return top, other
+
+
+def default_pair(outputs: NDArray[np.float64], label: int | None) -> tuple[int, int | None]:
+    """The largest of float64[d_out], and the label if it is another one, or else the second largest."""
+    top, second = [*np.argsort(-outputs, kind="stable")[:2].tolist(), None][:2]
+    return top, label if second is not None and label not in (None, top) else second
 
 
 def _next(output: NDArray[np.float64], names: LabelNames) -> tuple[tuple[int, str, float], ...]:
@@ -314,16 +317,14 @@ class TermsPanel:
         return max((float(np.abs(term.values[shown]).max(initial=0.0)) for term in self.terms), default=0.0)
 
 
-def terms_panel(memory: Answers, info: MemoryInfo, state: State) -> TermsPanel:
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
-    layer = state.layer if found is None else found.name
-    terms = terms_of(memory, info, state, layer, state.by)
-    answer, output = terms.answer, terms.output(state.initial)
-    names = label_names(memory, info)
+def terms_panel(view: View) -> TermsPanel:
+    found, names = view.outputs, view.names
+    layer = view.state.layer if found is None else found.name
+    terms = terms_of(view, layer, view.state.by)
+    answer, output = terms.answer, terms.output(view.state.initial)
     sizes = np.abs(terms.sums).max(axis=1, initial=0.0)
-    listed = _listed(info, state.by, names, terms, sizes, MOST_GROUPS)
-    shown = _shown(output, None, label_in(memory, info, state, examples, layer) if found is not None else None)
+    listed = _listed(view.info, view.state.by, names, terms, sizes, MOST_GROUPS)
+    shown = _shown(output, None, view.label(layer) if found is not None else None)
     return TermsPanel(
         layer=layer,
         outputs=tuple((number, names.of(number) if found is not None else "") for number in shown),
@@ -356,10 +357,6 @@ class OutputPanel:
     layer: str
     network: bool
     """Whether the layer's outputs are the network's."""
-    difference: float | None
-    """The largest difference from the network's outputs, over the examples that were compared; None if they are not the
-    network's."""
-    tried: int
     outputs: tuple[Output, ...]
     """The outputs to show, by number."""
     total: int
@@ -387,25 +384,16 @@ class OutputPanel:
         return self.network and self.stored is not None and self.stored != self.full
 
 
-def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel:
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
-    name = state.layer if found is None else found.name
-    layer = layer_of(info, name)
-    if layer is None:
-        raise NotFound(f"There is no layer {name!r}.", field="layer")
-    query = query_of(memory, info, state, name)
-    answer = memory.output(name, query, None, state.at, state.inexact)
+def output_panel(view: View) -> OutputPanel:
+    found, names, masked = view.outputs, view.names, None
+    layer = view.layer if found is None else found
+    name = view.state.layer if found is None else found.name
+    answer = view.output(name, masked=False)
     full = np.asarray(answer, dtype=np.float64)[0]
-    masked = None
-    if state.masked:
-        answer = memory.output(name, query, where(info, state), state.at, state.inexact, initial=state.initial)
+    if view.state.masked:
+        answer = view.output(name)
         masked = np.asarray(answer, dtype=np.float64)[0]
-    label = label_in(memory, info, state, examples, name) if found is not None and len(full) > 1 else None
-    if label is not None and label >= len(full):
-        label = None
-    names, tokens = label_names(memory, info), tokens_of(memory, info, examples, name)
-    stored = examples.read_at(state.row, token_of(memory, info, examples, name, tokens, state), tokens)
+    label = view.label(name) if found is not None and len(full) > 1 else None
     outputs = tuple(
         Output(
             number,
@@ -420,13 +408,11 @@ def output_panel(memory: Answers, info: MemoryInfo, state: State) -> OutputPanel
     return OutputPanel(
         layer=name,
         network=found is not None,
-        difference=None if found is None else found.difference,
-        tried=0 if found is None else found.tried,
         outputs=outputs,
         total=layer.d_out,
         full=largest,
         masked=left,
-        stored=stored,
+        stored=view.predicted(name),
         status=answer.status,
         unrecorded_change=answer.unrecorded_change,
     )
@@ -458,7 +444,7 @@ class Null:
 
     @property
     def range(self) -> str:
-        """The range of the central 95 %."""
+        """The range of the central 95 %, as verdicts have it."""
         low, high = central(self.changes[None])[:, 0].tolist()
         return f"{rounded(low)} to {rounded(high)}"
 
@@ -476,15 +462,29 @@ class PlaceboPanel:
     after: str = ""
     note: str = ""
     """Why there is no answer."""
+    of_tokens: bool = False
+    """Whether the filter may remove some tokens of a sample, where random sets remove samples whole."""
+    at: int | None = None
+    """The page's step."""
 
     @property
     def verdict(self) -> str:
-        """Whether the margin's change is unusual; empty without an answer."""
-        if self.answer is None:
+        """Where the margin's change is among others; empty without an answer, and with none that are alike."""
+        own = self.answer
+        if own is None:
             return ""
-        if self.answer.unusual[0]:
+        siblings = len(own.siblings) >= FEWEST_SIBLINGS
+        if self.of_tokens:
+            within = not outside(own.change, own.sibling_changes)[0]
+            return "" if not siblings else "usual among its siblings" if within else "unusual among its siblings"
+        if own.unusual[0]:
             return "unusual"
-        return "as its siblings" if outside(self.answer.change, self.answer.random_changes)[0] else "as random"
+        outer = outside(own.change, own.random_changes)[0]
+        return "more than random, usual among its siblings" if outer else "within the random range"
+
+    @property
+    def unusual(self) -> bool:
+        return self.verdict.startswith("unusual")
 
     @property
     def nulls(self) -> tuple[Null, ...]:
@@ -493,10 +493,13 @@ class PlaceboPanel:
         if own is None:
             return ()
         random = f"{own.random} removals of about {rounded(own.removed)} of {rounded(own.total)} {own.unit} at random"
-        found = [Null(random, own.random_changes[0], True)]
+        if self.of_tokens:
+            random += ", each whole: another kind of removal than of some tokens"
+        found = [Null(random, own.random_changes[0], not self.of_tokens)]
         if count := len(own.siblings):
             some = ", ".join(own.siblings[:2])
-            siblings = f"{count} other removals of its kind ({some}{', …' if count > 2 else ''})"
+            siblings = f"{count} other removal{'s' if count > 1 else ''} of its kind ({some}"
+            siblings += f"{', …' if count > 2 else ''})"
             found.append(Null(siblings, own.sibling_changes[0], count >= FEWEST_SIBLINGS))
         return tuple(found)
 
@@ -508,12 +511,13 @@ class PlaceboPanel:
             return ""
         flips, change, margin = float(own.random_flips[0]), own.change.item(), own.margin.item()
         share = "none" if not flips else "all" if flips == 1 else f"{100 * flips:.0f}\N{NARROW NO-BREAK SPACE}%"
+        what = "prediction" if self.at is None else "largest output"
         if not own.flips[0]:
-            return f"The prediction stays {self.before}; {share} of the random removals change it."
+            return f"The {what} stays {self.before}; {share} of the random removals change it."
         leads = f"{self.before} led by {rounded(margin)}, and is {rounded(-margin - change)} behind {self.after}"
-        size = ", but the size of the change is unusual" if own.unusual[0] else ""
+        size = ", but the size of the change is unusual" if self.unusual else ""
         little = f", so the flip alone says little{size}" if flips > _OFTEN else ""
-        return f"The prediction changes: {leads}. Of the random removals, {share} change it, too{little}."
+        return f"The {what} changes: {leads}. Of the random removals, {share} change it, too{little}."
 
     @property
     def words(self) -> str:
@@ -525,31 +529,35 @@ class PlaceboPanel:
         return f"{'; '.join((change, *nulls))}. {self.prediction}"
 
 
-def placebo_panel(memory: Answers, info: MemoryInfo, state: State) -> PlaceboPanel:
+def placebo_panel(view: View) -> PlaceboPanel:
     """Asked only about the output layer, and only under a filter, because the first question needs a pass over its
     training.
     """
-    kept = where(info, state)
+    kept = view.where
     if kept is None:
         return PlaceboPanel(False)
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
-    layer = state.layer if found is None else found.name
-    if layer != info.output_layer:
+    found, names = view.outputs, view.names
+    layer = view.state.layer if found is None else found.name
+    if layer != view.info.output_layer:
         return PlaceboPanel(True, note="Random sets are drawn only for the output layer.")
-    if not state.initial:
+    if not view.state.initial:
         return PlaceboPanel(True, note="Random sets are drawn only with the initial weights and the bias.")
     try:
-        query = query_of(memory, info, state, layer)
-        answer = memory.placebo(layer, query, kept, SETS, state.at, state.inexact)
-        whole = None if found is None else rated(memory, examples, layer, kept, state.at, state.inexact)
+        query = view.query(layer)
+        answer = view.memory.placebo(layer, query, kept, SETS, view.state.at, view.state.inexact)
+        whole = None
+        if found is not None:
+            whole = view.rated(view.examples, layer, kept, view.state.at, view.state.inexact)
     except (BadInput, Inexact, ServiceError) as error:
         if error.field == "where":
             raise
         return PlaceboPanel(True, note=f"No random sets: {error.message}")
-    names = label_names(memory, info)
+    of_tokens = view.layer_named(layer).space != "sample"
+    quoted = "“{}”" if of_tokens else "{}"  # a word may be a comma
     before, after = (
-        " ".join(filter(None, (str(number), names.of(number))))
+        " ".join((str(number), *(quoted.format(own) for own in (names.of(number),) if own)))
         for number in (int(answer.predicted[0]), int(answer.outcomes[0, 0]))
     )
-    return PlaceboPanel(True, answer, None if whole is None else whole.rates, before, after)
+    columns = [own.column for chip in view.state.chips for own in chip.conditions]
+    some = of_tokens and (bool(view.state.where) or any(own not in _WHOLE for own in columns))
+    return PlaceboPanel(True, answer, None if whole is None else whole.rates, before, after, "", some, view.state.at)

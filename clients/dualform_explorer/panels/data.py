@@ -11,27 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from dualform.answers import MemoryInfo, Status
+from dualform.answers import Status
 from dualform.answers.influence import FEWEST_RETRAININGS, rank_correlation
 from dualform.errors import Forbidden
-from dualform.methods import Answers
-from dualform_explorer.examples import label_names, layer_of
-from dualform_explorer.filter import STANDARD, complete_columns, where_of
-from dualform_explorer.groups import (
-    MOST_GROUPS,
-    Group,
-    GroupRow,
-    groups_of,
-    hue_of,
-    name_of,
-    rows_of,
-    scored,
-    where_before,
-)
+from dualform_explorer.filter import STANDARD, where_of
+from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, hue_of, name_of, rows_of
 from dualform_explorer.memories import beside_of
-from dualform_explorer.places import places_of
 from dualform_explorer.previews import ShownPreview, ShownPreviews, shown_of_slots
-from dualform_explorer.state import State
+from dualform_explorer.view import View
 
 
 @dataclass(frozen=True)
@@ -48,13 +35,13 @@ class SumsPanel:
     status: Status | None
 
 
-def sums_panel(memory: Answers, info: MemoryInfo, state: State) -> SumsPanel:
-    sums = memory.group_sum(**scored(memory, info, state), by=state.by, k=MOST_GROUPS)
-    groups = groups_of(memory, info, state.by, sums)
+def sums_panel(view: View) -> SumsPanel:
+    sums = view.memory.group_sum(**view.scored(), by=view.state.by, k=MOST_GROUPS)
+    groups = groups_of(view, view.state.by, sums)
     whole: tuple[Group, ...] = ()
-    if state.chips or state.where:
-        answer = memory.group_sum(**scored(memory, info, state, masked=False), by=state.by, k=MOST_GROUPS)
-        whole = groups_of(memory, info, state.by, answer)
+    if view.state.chips or view.state.where:
+        answer = view.memory.group_sum(**view.scored(masked=False), by=view.state.by, k=MOST_GROUPS)
+        whole = groups_of(view, view.state.by, answer)
     every = [group.sum for group in (*groups, *whole)]
     return SumsPanel(
         rows=rows_of(groups, whole),
@@ -98,15 +85,15 @@ class SamplesPanel:
     """The columns that identify a sample."""
 
 
-def samples_panel(memory: Answers, info: MemoryInfo, state: State) -> SamplesPanel:
+def samples_panel(view: View) -> SamplesPanel:
     """The samples of one group under the page's filter. Their sums add up to the group's."""
-    group = state.within
+    group = view.state.within
     if group is None:
         return SamplesPanel()
-    kept = where_of([group], where_before(info, state) or "", None, complete_columns(info))
-    asked = {**scored(memory, info, state), "where": kept}
-    by = ("dataset", "sample") if info.datasets else ("sample",)
-    found, whole = (memory.group_sum(**asked, by=own, k=MOST_GROUPS) for own in (by, group.columns))
+    kept = where_of([group], view.where_before or "", None, view.complete)
+    asked = {**view.scored(), "where": kept}
+    by = ("dataset", "sample") if view.info.datasets else ("sample",)
+    found, whole = (view.memory.group_sum(**asked, by=own, k=MOST_GROUPS) for own in (by, group.columns))
     ranked = [own for own in found.ranked() if own[0][-1] is not None]
     total, others = float(whole.sums.sum()), (found.total or len(ranked)) - len(ranked)
     said = {"dataset": None, **{own.column: own.value for own in group.conditions}}
@@ -114,10 +101,10 @@ def samples_panel(memory: Answers, info: MemoryInfo, state: State) -> SamplesPan
         {**said, **dict(zip(by, values, strict=True)), "value": value, "count": count}
         for values, value, count in ranked
     ]
-    previews = shown_of_slots(memory, info, rows)
+    previews = shown_of_slots(view, rows)
     return SamplesPanel(
         group=group.words,
-        samples=samples_with_values(memory, info, state, rows, previews),
+        samples=samples_with_values(view, rows, previews),
         others=others,
         rest=total - sum(value for _, value, _ in ranked) if others else 0.0,
         total=total,
@@ -169,20 +156,20 @@ class SlotsPanel:
     status: Status | None
 
 
-def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
-    hits = memory.topk(**scored(memory, info, state), k=state.k + 1)
+def slots_panel(view: View) -> SlotsPanel:
+    hits = view.memory.topk(**view.scored(), k=view.state.k + 1)
     ids, scores = hits.slots[0].tolist(), hits.scores[0].tolist()
-    shown = min(state.k, len(ids))
-    rows = memory.slots(hits.slots[0][:shown], hits.space).records() if shown else []
-    names = label_names(memory, info)
-    places = places_of(info, state.query_set, layer_of(info, state.layer))
-    previews = shown_of_slots(memory, info, rows, places)
+    shown = min(view.state.k, len(ids))
+    rows = view.memory.slots(hits.slots[0][:shown], hits.space).records() if shown else []
+    names = view.names
+    places = view.places
+    previews = shown_of_slots(view, rows, places)
     # Without samples, each slot counts by itself.
     keys = [_sample(row) or (None, None, slot) for row, slot in zip(rows, ids, strict=False)]
     times = Counter(keys)
     slots = []
     for place, (row, key, preview) in enumerate(zip(rows, keys, previews, strict=True)):
-        if state.by_sample and key in keys[:place]:
+        if view.state.by_sample and key in keys[:place]:
             continue
         alike = [other for other, own in enumerate(keys) if own == key]
         steps = [rows[other]["step"] for other in alike if rows[other]["step"] is not None]
@@ -199,9 +186,9 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
                 position=row.get("position"),
                 others={name: value for name, value in row.items() if name not in STANDARD and value is not None},
                 preview=preview,
-                hue=hue_of(info, state.by, [row.get(name) for name in state.by]),
+                hue=hue_of(view.info, view.state.by, [row.get(name) for name in view.state.by]),
                 times=times[key],
-                steps=(min(steps), max(steps)) if steps and state.by_sample else None,
+                steps=(min(steps), max(steps)) if steps and view.state.by_sample else None,
                 total=float(sum(scores[other] for other in alike)),
             )
         )
@@ -209,7 +196,7 @@ def slots_panel(memory: Answers, info: MemoryInfo, state: State) -> SlotsPanel:
         slots=tuple(slots),
         k=shown,
         samples=len(times),
-        gap=scores[state.k - 1] - scores[state.k] if len(ids) > state.k else None,
+        gap=scores[view.state.k - 1] - scores[view.state.k] if len(ids) > view.state.k else None,
         kind=previews.kind,
         missing=previews.missing,
         matching=hits.scan.slots_matching,
@@ -269,23 +256,23 @@ class AdjointPanel:
     """The correlation of predicted and real changes, if there are enough sets."""
 
 
-def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPanel:
+def adjoint_panel(view: View) -> AdjointPanel:
     try:
-        kept = [row["name"] for row in memory.sql(_KEPT) if row["example"] == state.item]
+        kept = [row["name"] for row in view.memory.sql(_KEPT) if row["example"] == view.state.item]
     except Forbidden as error:
         return AdjointPanel(refused=f"{error.message} {error.hint}".strip())
     if not kept:
         return AdjointPanel()
-    name, by = state.kept if state.kept in kept else kept[0], state.by[:1]
-    own = {"name": name, "example": state.item.replace("'", "''")}
+    name, by = view.state.kept if view.state.kept in kept else kept[0], view.state.by[:1]
+    own = {"name": name, "example": view.state.item.replace("'", "''")}
     own = {table: _OWN.format(table=table, **own) for table in ("adjoints", "retrainings")}
-    rows = [[*memory.sql(_SAMPLES.format(**own, sign=sign, most=SAMPLES // 2))] for sign in ("<", ">")]
-    previews = shown_of_slots(memory, info, [*rows[0], *rows[1]])
-    samples = samples_with_values(memory, info, state, [*rows[0], *rows[1]], previews)
+    rows = [[*view.memory.sql(_SAMPLES.format(**own, sign=sign, most=SAMPLES // 2))] for sign in ("<", ">")]
+    previews = shown_of_slots(view, [*rows[0], *rows[1]])
+    samples = samples_with_values(view, [*rows[0], *rows[1]], previews)
     named = by[0] in next(iter((*rows[0], *rows[1])), ())
     column = 'a."{}"'.format(by[0].replace('"', '""')) if named else "NULL"
-    sets = tuple(memory.sql(_SETS.format(**own, by=column)))
-    groups = [*memory.sql(_GROUPS.format(**own, by=column, most=MOST_GROUPS))] if named else []
+    sets = tuple(view.memory.sql(_SETS.format(**own, by=column)))
+    groups = [*view.memory.sql(_GROUPS.format(**own, by=column, most=MOST_GROUPS))] if named else []
     pairs = [(one["predicted"], one["change"]) for one in sets if one["predicted"] is not None]
     measured = {(one["said"], one["left_out"]): one["change"] for one in sets if one["said"] is not None}
     return AdjointPanel(
@@ -295,8 +282,8 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
         groups=tuple(
             {
                 **one,
-                "called": name_of(label_names(memory, info), by, [one["said"]]),
-                "hue": hue_of(info, by, [one["said"]]),
+                "called": name_of(view.names, by, [one["said"]]),
+                "hue": hue_of(view.info, by, [one["said"]]),
                 "change": measured.get((one["said"], one["samples"])),
             }
             for one in groups
@@ -310,11 +297,9 @@ def adjoint_panel(memory: Answers, info: MemoryInfo, state: State) -> AdjointPan
     )
 
 
-def samples_with_values(
-    memory: Answers, info: MemoryInfo, state: State, rows: Sequence[Mapping[str, Any]], previews: ShownPreviews
-) -> tuple[Sample, ...]:
+def samples_with_values(view: View, rows: Sequence[Mapping[str, Any]], previews: ShownPreviews) -> tuple[Sample, ...]:
     """Samples from rows with the columns of slots and a `value`."""
-    names = label_names(memory, info)
+    names = view.names
     return tuple(
         Sample(
             sample=row["sample"],
@@ -324,7 +309,7 @@ def samples_with_values(
             value=row["value"],
             count=row.get("count", 0),
             preview=preview,
-            hue=hue_of(info, state.by, [row.get(column) for column in state.by]),
+            hue=hue_of(view.info, view.state.by, [row.get(column) for column in view.state.by]),
         )
         for row, preview in zip(rows, previews, strict=True)
     )
@@ -353,14 +338,14 @@ class ScoresPanel:
     missing: str = ""
 
 
-def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel:
-    given = [own for own in beside_of(memory).scores if own.query_set == state.query_set]
+def scores_panel(view: View) -> ScoresPanel:
+    given = [own for own in beside_of(view.memory).scores if own.query_set == view.state.query_set]
     if not given:
         return ScoresPanel(())
-    ours = _sums_by_sample(memory, info, state)
+    ours = _sums_by_sample(view)
     files, kind, missing = list[Scored](), "none", ""
     for own in given:
-        values = own.values[:, state.row]
+        values = own.values[:, view.state.row]
         known = np.flatnonzero(~np.isnan(values))
         order = known[np.argsort(-values[known], kind="stable")]
         ends = [order[:SAMPLES], order[::-1][: min(SAMPLES, max(0, len(order) - SAMPLES))]]
@@ -368,8 +353,8 @@ def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel
             {"sample": int(own.samples[place]), "dataset": own.dataset, "value": float(values[place])}
             for place in np.concatenate(ends).tolist()
         ]
-        previews = shown_of_slots(memory, info, rows)
-        shown = samples_with_values(memory, info, state, rows, previews)
+        previews = shown_of_slots(view, rows)
+        shown = samples_with_values(view, rows, previews)
         pairs = [
             (value, ours[own.dataset, sample])
             for sample, value in zip(own.samples[known].tolist(), values[known].tolist(), strict=True)
@@ -382,9 +367,9 @@ def scores_panel(memory: Answers, info: MemoryInfo, state: State) -> ScoresPanel
     return ScoresPanel(tuple(files), kind, missing)
 
 
-def _sums_by_sample(memory: Answers, info: MemoryInfo, state: State) -> dict[tuple[Any, Any], float]:
+def _sums_by_sample(view: View) -> dict[tuple[Any, Any], float]:
     """The sums of the page's score over all slots of its layer, by sample."""
-    by = ("dataset", "sample") if info.datasets else ("sample",)
-    sums = memory.group_sum(**scored(memory, info, state, masked=False), by=by)
-    keys = (group if info.datasets else (None, *group) for group in sums.groups)
+    by = ("dataset", "sample") if view.info.datasets else ("sample",)
+    sums = view.memory.group_sum(**view.scored(masked=False), by=by)
+    keys = (group if view.info.datasets else (None, *group) for group in sums.groups)
     return dict(zip(keys, sums.sums[0].tolist(), strict=True))

@@ -8,24 +8,8 @@ from math import isnan, log
 
 import numpy as np
 
-from dualform.answers import MemoryInfo
 from dualform.errors import BadInput, DualformError, Inexact, NotFound
-from dualform.methods import Answers
-from dualform_explorer.examples import (
-    Examples,
-    examples_of,
-    label_names,
-    layer_of,
-    layers_of,
-    of_no_sample,
-    query_of,
-    query_set_of,
-    shared_row,
-    token_of,
-    tokens_of,
-)
-from dualform_explorer.groups import MOST_GROUPS, Group, groups_of, where_before
-from dualform_explorer.places import places_of
+from dualform_explorer.groups import MOST_GROUPS, Group, groups_of
 from dualform_explorer.previews import (
     NOTHING,
     ShownPreview,
@@ -33,9 +17,9 @@ from dualform_explorer.previews import (
     previews_of_examples,
     shown_preview,
     tokens_of_passage,
-    unmarked,
 )
-from dualform_explorer.state import State
+from dualform_explorer.state import layers_of
+from dualform_explorer.view import View
 
 
 @dataclass(frozen=True)
@@ -82,36 +66,31 @@ class QueryPanel:
         return self.label is not None and self.read is not None and self.label != self.read
 
 
-def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
-    examples = examples_of(memory, info, state.query_set)
-    tokens = tokens_of(memory, info, examples, state.layer)
-    token, remark = token_of(memory, info, examples, state.layer, tokens, state), ""
-    if (shared := shared_row(memory, info, state, state.layer)) is not None:
-        (place, rows_of_layer), tokens = shared, examples.tokens or 1
-        token = token_of(memory, info, examples, state.layer, tokens, state)
-        remark = (
-            f"The stored queries of layer {state.layer} are of no example, but of all: number {place} of "
-            f"{rows_of_layer} is asked."
-        )
+def query_panel(view: View) -> QueryPanel:
+    state, examples, names, places = view.state, view.examples, view.names, view.places
+    tokens = view.tokens(state.layer)
+    token, remark = view.token(state.layer, tokens), ""
+    if (shared := view.shared_row(state.layer)) is not None:
+        tokens = examples.tokens or 1
+        token = view.token(state.layer, tokens)
+        remark = f"The stored queries of layer {state.layer} are of no example, but of all: number {shared[0]} of "
+        remark += f"{shared[1]} is asked."
     elif state.token is not None and token is not None and token != state.token:
         remark = f"Layer {state.layer} has {tokens} places in an example: {token} is asked, not {state.token}."
-    names = label_names(memory, info)
     rows = examples.among(state.among)
     at = int(np.searchsorted(rows, state.row))
     here = at < len(rows) and rows[at] == state.row
     after = at + 1 if here else at
     label = examples.label_at(state.row, token, tokens)
     read = examples.read_at(state.row, token, tokens)
-    previews, missing = previews_of_examples(memory, info, state.query_set, [state.row])
+    previews, missing = previews_of_examples(view, state.query_set, [state.row])
     marked, losses, chance = token, examples.losses(state.row), None
     if token is not None and previews and previews[0].offsets is not None:
         length = previews[0].first + len(previews[0].offsets)
-        why_unmarked = unmarked(memory, info)
-        if why_unmarked and not (tokens == length and _alone(memory, info, examples, state.layer, length)):
-            marked, missing = None, missing or why_unmarked
+        if view.unmarked and not (tokens == length and _alone(view, length)):
+            marked, missing = None, missing or view.unmarked
     if losses is not None and examples.of_tokens is not None:
         chance = log(examples.of_tokens.width)
-    places = places_of(info, state.query_set, layer_of(info, state.layer))
     loss = None if losses is None or token is None or token >= len(losses) else float(losses[token])
     shown = [] if losses is None or tokens != examples.tokens else losses.tolist()
     return QueryPanel(
@@ -140,16 +119,11 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
     )
 
 
-def _alone(memory: Answers, info: MemoryInfo, examples: Examples, layer: str, places: int) -> bool:
-    """Whether this layer is the only kind that has so many positions in an example."""
-    query_set, found = query_set_of(info, examples.query_set), layer_of(info, layer)
-    own = [] if query_set is None else layers_of(info, query_set)
-    others = {other.space: other for other in own if found is not None and other.space not in ("sample", found.space)}
-    return not any(
-        tokens_of(memory, info, examples, other.name) == places
-        for other in others.values()
-        if not of_no_sample(memory, info, other)
-    )
+def _alone(view: View, places: int) -> bool:
+    """Whether the page's layer is the only kind that has so many positions in an example."""
+    own = layers_of(view.info, view.state.query_set)
+    others = {other.space: other for other in own if other.space not in ("sample", view.layer.space)}
+    return not any(view.tokens(other.name) == places for other in others.values() if not view.of_no_sample(other))
 
 
 @dataclass(frozen=True)
@@ -170,25 +144,23 @@ class FilterPanel:
     """The number of recorded steps."""
 
 
-def filter_panel(memory: Answers, info: MemoryInfo, state: State) -> FilterPanel:
-    layer = layer_of(info, state.layer)
-    columns = {} if layer is None else dict(info.columns[layer.space])
+def filter_panel(view: View) -> FilterPanel:
+    columns = dict(view.info.columns[view.layer.space])
     try:
-        return _asked(memory, info, state, columns)
+        return _asked(view, columns)
     except DualformError as error:  # the layer has no answer, but the filter can still be cleared
-        slots = 0 if layer is None else layer.slots
-        return FilterPanel("", 0, error.message, slots, columns, (), info.steps)
+        return FilterPanel("", 0, error.message, view.layer.slots, columns, (), view.info.steps)
 
 
-def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, str]) -> FilterPanel:
-    query = query_of(memory, info, state)
-    offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(info.datasets) > 1)]
-    sums = {by: memory.group_sum(state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
-    whole = memory.group_sum(state.layer, query, by="dataset", k=MOST_GROUPS)
+def _asked(view: View, columns: dict[str, str]) -> FilterPanel:
+    query = view.query()
+    offered = [by for by in ("dataset", "label") if by in columns and (by != "dataset" or len(view.info.datasets) > 1)]
+    sums = {by: view.memory.group_sum(view.state.layer, query, by=by, k=MOST_GROUPS) for by in offered}
+    whole = view.memory.group_sum(view.state.layer, query, by="dataset", k=MOST_GROUPS)
     condition, matching, trouble = None, whole.scan.slots_matching, ""
     try:
-        if (condition := where_before(info, state)) is not None:
-            matching = _matching(memory, info, state, condition)
+        if (condition := view.where_before) is not None:
+            matching = _matching(view, condition)
     except (BadInput, NotFound) as error:
         matching, trouble = 0, error.message
     return FilterPanel(
@@ -197,19 +169,18 @@ def _asked(memory: Answers, info: MemoryInfo, state: State, columns: dict[str, s
         trouble=trouble,
         slots=whole.scan.slots_scanned,
         columns=columns,
-        groups=tuple(groups_of(memory, info, (by,), sums[by]) for by in offered),
-        steps=info.steps,
+        groups=tuple(groups_of(view, (by,), sums[by]) for by in offered),
+        steps=view.info.steps,
     )
 
 
-def _matching(memory: Answers, info: MemoryInfo, state: State, condition: str) -> int:
+def _matching(view: View, condition: str) -> int:
     """The number of slots that the filter keeps in the page's layer. If the Output panel asks about all steps, its
     question answers this soon.
     """
-    query, layer = query_of(memory, info, state), layer_of(info, state.layer)
-    outputs = layer is not None and layer.values and state.layer == info.output_layer and state.at is None
-    if outputs and info.optimizer == "SGD":
+    name = view.state.layer
+    outputs = view.layer.values and name == view.info.output_layer and view.state.at is None
+    if outputs and view.info.optimizer == "SGD":
         with suppress(Inexact):
-            output = memory.output(state.layer, query, condition, None, state.inexact, initial=state.initial)
-            return output.scan.slots_matching
-    return memory.group_sum(state.layer, query, by="dataset", where=condition).scan.slots_matching
+            return view.output(name).scan.slots_matching
+    return view.memory.group_sum(name, view.query(), by="dataset", where=condition).scan.slots_matching

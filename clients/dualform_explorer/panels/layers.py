@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from dualform.answers import GroupKey, LayerInfo, MemoryInfo
-from dualform.errors import DualformError, NotFound
-from dualform.methods import Answers
-from dualform_explorer.examples import evenly, examples_of, layer_of, layers_of, query_set_of, token_of, tokens_of
+from dualform.answers import GroupKey, LayerInfo
+from dualform.errors import DualformError
+from dualform_explorer.examples import evenly
 from dualform_explorer.filter import alike
-from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of, scored, where_before
+from dualform_explorer.groups import MOST_GROUPS, Group, GroupRow, groups_of
 from dualform_explorer.panels.data import Slot, SumsPanel, slots_panel, sums_panel
-from dualform_explorer.places import attention_by_place, places_of
 from dualform_explorer.previews import NOTHING, previews_of_examples, shown_preview
-from dualform_explorer.state import State
+from dualform_explorer.state import layer_of, layers_of
+from dualform_explorer.view import View
 
 _NAMED = (10, 100, 1000, 10_000, 100_000)
 """Ranks whose shares are stated in words."""
@@ -41,8 +40,8 @@ class RanksPanel:
     """
 
 
-def ranks_panel(memory: Answers, info: MemoryInfo, state: State) -> RanksPanel:
-    answer = memory.distribution(**scored(memory, info, state))
+def ranks_panel(view: View) -> RanksPanel:
+    answer = view.memory.distribution(**view.scored())
     columns = (answer.ranks.tolist(), answer.scores[0].tolist(), answer.shares[0].tolist())
     points = tuple(RankPoint(*own) for own in zip(*columns, strict=True))
     named = [next(own for own in points if own.rank >= rank) for rank in _NAMED if rank < answer.count]
@@ -86,25 +85,22 @@ class LayersPanel:
     """Whether any sum is negative."""
 
 
-def layers_panel(memory: Answers, info: MemoryInfo, state: State) -> LayersPanel:
-    query_set = query_set_of(info, state.query_set)
-    if query_set is None:
-        raise NotFound(f"There is no query set {state.query_set!r}.", field="item")
-    score = "dot" if state.score == "contribution" else state.score
-    own, chosen = layers_of(info, query_set), layer_of(info, state.layer)
+def layers_panel(view: View) -> LayersPanel:
+    score = "dot" if view.state.score == "contribution" else view.state.score
+    own, chosen = layers_of(view.info, view.state.query_set), layer_of(view.info, view.state.layer)
     spread = evenly(len(own), _MOST_SUMMED)
     found, every, total = list[LayerFlow](), dict[GroupKey, Group](), 0
     for layer in (one for place, one in enumerate(own) if place in spread or one is chosen):
         flow = LayerFlow(layer, layer is chosen)
         try:  # the same question as the sums by group of the chosen layer
-            there = replace(state, layer=layer.name, score=score)
-            sums = memory.group_sum(**scored(memory, info, there), by=state.by, k=MOST_GROUPS)
+            there = view.changed(layer=layer.name, score=score)
+            sums = view.memory.group_sum(**there.scored(), by=view.state.by, k=MOST_GROUPS)
         except DualformError as error:
             if error.field == "where":
                 raise
             found.append(replace(flow, why=error.message))
             continue
-        groups = groups_of(memory, info, state.by, sums)
+        groups = groups_of(view, view.state.by, sums)
         size = sum(abs(group.sum) for group in groups) or 1.0
         found.append(replace(flow, shares={group.values: (group.sum, group.sum / size) for group in groups}))
         every |= {group.values: group for group in groups}
@@ -136,21 +132,21 @@ class PaperPanel:
     """The most scores of each group."""
 
 
-def paper_panel(memory: Answers, info: MemoryInfo, state: State, layer: str) -> PaperPanel:
+def paper_panel(view: View, layer: str) -> PaperPanel:
     """Contributions belong to one layer. Other layers show the dot score."""
-    score = state.score if layer == state.layer or state.score != "contribution" else "dot"
-    own = replace(state, layer=layer, score=score, k=120, by_sample=True)
-    sums = sums_panel(memory, info, own)
+    score = view.state.score if layer == view.state.layer or view.state.score != "contribution" else "dot"
+    own = view.changed(layer=layer, score=score, k=120, by_sample=True)
+    sums = sums_panel(own)
     rows = [row for row in sums.rows if not row.gone]
     largest = max(rows, key=lambda row: abs(row.group.sum), default=None)
     ranked = _RANKED if len(rows) * _RANKED <= _MOST_POINTS else _FEWER
     curves: list[tuple[GroupRow, tuple[float, ...]]] = []
     if sums.total <= MOST_GROUPS:
-        hits = memory.topk(**scored(memory, info, own), k=ranked, by=state.by)
+        hits = view.memory.topk(**own.scored(), k=ranked, by=view.state.by)
         groups = [tuple(map(alike, group)) for group in hits.groups or ()]
         scores = dict(zip(groups, hits.scores[0], strict=True))
         curves = [(row, tuple(map(float, scores.get(row.group.values, ())))) for row in sums.rows]
-    best = slots_panel(memory, info, own).slots[:_BEST]
+    best = slots_panel(own).slots[:_BEST]
     return PaperPanel(layer, best, sums, largest, tuple(curves), ranked)
 
 
@@ -172,17 +168,15 @@ class PlacesPanel:
     score: str = "dot"
 
 
-def places_panel(memory: Answers, info: MemoryInfo, state: State) -> PlacesPanel:
+def places_panel(view: View) -> PlacesPanel:
     """All places of the example in one question."""
-    examples, layer = examples_of(memory, info, state.query_set), layer_of(info, state.layer)
-    tokens = tokens_of(memory, info, examples, state.layer)
-    places = places_of(info, state.query_set, layer)
+    tokens, places = view.tokens(view.state.layer), view.places
     if places is None or places.count != tokens or tokens > _MOST_CELLS:
         return PlacesPanel((0, 0))
-    token = token_of(memory, info, examples, state.layer, tokens, state)
-    score = "dot" if state.score == "contribution" else state.score
-    sums = attention_by_place(memory, state.layer, state.item, where_before(info, state), score)
-    previews, _ = previews_of_examples(memory, info, state.query_set, [state.row])
+    token = view.token(view.state.layer, tokens)
+    score = "dot" if view.state.score == "contribution" else view.state.score
+    sums = view.attention_by_place(view.state.layer, view.where_before, score)
+    previews, _ = previews_of_examples(view, view.state.query_set, [view.state.row])
     shown = shown_preview(previews[0], token, places) if previews else NOTHING
     return PlacesPanel(
         places.grid,

@@ -1,18 +1,18 @@
-"""When the prediction was learned: outputs over the training, and attention over its steps."""
+"""The record of a training: when the prediction was learned, how exact the answers are, and what an ablation means."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isnan
 from time import monotonic
 
 import numpy as np
 
-from dualform.answers import MemoryInfo
-from dualform.methods import Answers
-from dualform_explorer.examples import examples_of, label_in, label_names, output_layer, query_of
-from dualform_explorer.groups import HUES, hue_of, scored
-from dualform_explorer.state import State
+from dualform.answers import Concentration, LayerInfo, Scan
+from dualform.errors import Inexact
+from dualform_explorer.groups import HUES, hue_of
+from dualform_explorer.view import View
 
 MOST_BARS = 200
 POINTS = 41
@@ -58,24 +58,24 @@ def bars_of(steps: int) -> tuple[int, int]:
     return each, -(-steps // each)
 
 
-def steps_panel(memory: Answers, info: MemoryInfo, state: State) -> StepsPanel:
-    by = ("dataset", "step") if info.datasets else ("step",)
-    sums = memory.group_sum(**scored(memory, info, state), by=by)
+def steps_panel(view: View) -> StepsPanel:
+    by = ("dataset", "step") if view.info.datasets else ("step",)
+    sums = view.memory.group_sum(**view.scored(), by=by)
     steps = np.array([group[-1] for group in sums.groups], dtype=np.int64)
     datasets = [group[0] if len(by) == 2 else None for group in sums.groups]
-    each, bars = bars_of(info.steps)
+    each, bars = bars_of(view.info.steps)
     names = sorted(set(datasets), key=lambda own: (own is None, own or ""))
     parts = np.zeros((len(names), bars))
     counts = np.zeros(bars, dtype=np.int64)
     place = {name: number for number, name in enumerate(names)}
     np.add.at(parts, (np.array([place[name] for name in datasets], dtype=np.int64), steps // each), sums.sums[0])
     np.add.at(counts, steps // each, sums.counts)
-    hues = {name: hue_of(info, ("dataset",), (name,)) for name in names}
+    hues = {name: hue_of(view.info, ("dataset",), (name,)) for name in names}
     return StepsPanel(
         bars=tuple(
             StepBar(
                 first=bar * each,
-                last=min((bar + 1) * each, info.steps) - 1,
+                last=min((bar + 1) * each, view.info.steps) - 1,
                 sum=float(parts[:, bar].sum()),
                 count=int(counts[bar]),
                 parts=tuple(
@@ -84,7 +84,7 @@ def steps_panel(memory: Answers, info: MemoryInfo, state: State) -> StepsPanel:
             )
             for bar in range(bars)
         ),
-        steps=info.steps,
+        steps=view.info.steps,
         each=each,
         total=float(sums.sums[0].sum()),
         datasets=tuple((name, hues[name]) for name in names),
@@ -116,29 +116,28 @@ class TimelinePanel:
     """Margins of outputs: each output minus the largest other one. The prediction is the one above zero."""
 
 
-def timeline_panel(memory: Answers, info: MemoryInfo, state: State) -> TimelinePanel:
+def timeline_panel(view: View) -> TimelinePanel:
     """Ignores the page's filter. Only the output layer goes back in time, with the inputs stored at the end."""
-    examples = examples_of(memory, info, state.query_set)
-    found = output_layer(memory, info, examples)
+    found, names = view.outputs, view.names
     if found is None:
         return TimelinePanel("")
-    query = query_of(memory, info, state, found.name)
-    steps = np.unique(np.linspace(0, info.steps, POINTS).round().astype(int))
+    query = view.query(found.name)
+    steps = np.unique(np.linspace(0, view.info.steps, POINTS).round().astype(int))
     outputs: dict[int, np.ndarray] = {}
     end = monotonic() + SECONDS
     for step in _from_coarse_to_fine(steps.tolist()):
         if outputs and monotonic() > end:
             break
-        at = None if step == info.steps else step
-        outputs[step] = np.asarray(memory.output(found.name, query, None, at, state.inexact), dtype=np.float64)[0]
+        at = None if step == view.info.steps else step
+        answer = view.memory.output(found.name, query, None, at, view.state.inexact)
+        outputs[step] = np.asarray(answer, dtype=np.float64)[0]
     shown = sorted(outputs)
     every = np.array([outputs[step] for step in shown])
-    names = label_names(memory, info)
-    drawn = _worth_drawing(every, label_in(memory, info, state, examples, found.name))
+    drawn = _worth_drawing(every, view.label(found.name))
     hues = _apart(drawn)
     return TimelinePanel(
         layer=found.name,
-        at=info.steps if state.at is None else state.at,
+        at=view.info.steps if view.state.at is None else view.state.at,
         steps=tuple(shown),
         asked=len(steps),
         margins=tuple(
@@ -182,3 +181,47 @@ def _worth_drawing(outputs: np.ndarray, label: int | None) -> list[int]:
     leading = [number for number in np.argsort(-counts, kind="stable").tolist() if counts[number]]
     own = [label] if label is not None and label < outputs.shape[1] else []
     return sorted(dict.fromkeys((*own, *leading)).keys() if len(leading) < _LINES else {*own, *leading[: _LINES - 1]})
+
+
+@dataclass(frozen=True)
+class RecordPanel:
+    layer: LayerInfo
+    reconstruction: float | None
+    """||W_T - rebuilt|| / ||W_T - W_0||; None if it was not asked for, or cannot be computed."""
+    scan: Scan
+    """The scan for the best slots."""
+
+
+def record_panel(view: View) -> RecordPanel:
+    layer = view.layer
+    reconstruction = view.memory.verify()[layer.name].reconstruction_error if view.state.verify else None
+    scan = view.memory.topk(**view.scored(), k=view.state.k + 1).scan
+    return RecordPanel(layer, reconstruction, scan)
+
+
+@dataclass(frozen=True)
+class RemovalPanel:
+    layer: str
+    masked: bool
+    cancellation: float | None
+    """The sum of the norms of the removed terms over the norm of their sum. None without a filter, if they move
+    nothing, and if slots have no separate terms."""
+    concentration: Concentration | None
+    """The alternative under rules that scale gradients."""
+    unmeasured: str
+    """Why there is neither; empty without a filter."""
+
+
+def removal_panel(view: View) -> RemovalPanel:
+    mask, layer = view.where, view.layer
+    if mask is None:
+        return RemovalPanel(view.state.layer, view.state.masked, None, None, "")
+    try:
+        removed = view.memory.cancellation(mask, view.state.at, layer.name, view.state.inexact)
+    except Inexact as error:
+        return RemovalPanel(layer.name, True, None, None, error.message)
+    concentration = removed.concentrations.get(layer.name)
+    figure = removed.get(layer.name)
+    if concentration is None and (figure is None or isnan(figure)):
+        return RemovalPanel(layer.name, True, None, None, "What is left out moves nothing.")
+    return RemovalPanel(layer.name, True, None if concentration else figure, concentration, "")

@@ -16,7 +16,6 @@ export function begin() {
   toolsFor(document);
   const map = document.getElementById("map");
   if (map) import("./map.js").then((own) => own.show(map));
-  if (!document.querySelector("#answers, .alone")) return;
   if (document.getElementById("answers")) follow();
   wait(latest).catch(() => {});
 }
@@ -95,14 +94,26 @@ export async function go(address, push = true, moving = false) {
 
 /** Asks for what was late again, one after another, until it is there; each time the server waits as long as it may. */
 async function wait(mine) {
+  const parts = Boolean(document.getElementById("answers")); // only a page of one example has its panels one by one
   for (const panel of document.querySelectorAll('[data-failure="late"]')) {
-    const name = panel.id.replace("panel-", "");
-    for (let tries = 0; tries < MOST_TRIES; tries++) {
-      const answer = await ask(`panels${location.search}${location.search ? "&" : "?"}panel=${name}`);
+    for (let tries = 0; tries < MOST_TRIES && document.getElementById(panel.id)?.dataset.failure === "late"; tries++) {
+      const name = panel.id.replace("panel-", "");
+      const answer = await ask(parts ? `panels${location.search}${location.search ? "&" : "?"}panel=${name}` : location.href);
       if (mine !== latest || !answer.ok) return;
-      for await (const part of lines(answer.body)) if (mine === latest && part.panel) take(part);
-      if (document.getElementById(`panel-${name}`)?.dataset.failure !== "late") break;
+      if (parts) for await (const part of lines(answer.body)) if (mine === latest && part.panel) take(part);
+      if (!parts) whole(await answer.text());
     }
+  }
+}
+
+/** Takes what was late from the same page, asked for again. */
+function whole(html) {
+  const page = new DOMParser().parseFromString(html, "text/html");
+  for (const panel of document.querySelectorAll('[data-failure="late"]')) {
+    const own = page.getElementById(panel.id);
+    if (!own) document.querySelector("main").replaceWith(document.adoptNode(page.querySelector("main"))); // the start page
+    else if (own.dataset.failure !== "late") panel.replaceWith(document.adoptNode(own));
+    if (!own) return;
   }
 }
 

@@ -1,7 +1,7 @@
 // The buttons at the right of the bar: copy the address, the theme, the keys.
 
 const THEMES = ["", "light", "dark"];
-const NAMES = { "": "theme: system", light: "theme: light", dark: "theme: dark" };
+const NAMES = { "": "theme", light: "theme: light", dark: "theme: dark" };
 
 export function toolsFor(root) {
   const place = root.querySelector("[data-tools]");

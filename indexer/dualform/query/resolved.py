@@ -93,19 +93,23 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
     directed, shares = None, None
     if isinstance(question, TopK | GroupSum | Distribution) and question.target is not None:
         from dualform.query.directed.directed_values import directed_values  # scores of keys need none of it
-        from dualform.query.weights.slot_shares import SlotShares, has_slot_shares
+        from dualform.query.weights.block_rules import weighs_no_slot
+        from dualform.query.weights.slot_shares import SlotShares, why_no_slot_shares
         from dualform.query.weights.slot_values import WithoutValues
 
         target = question.target
         try:
             directed = directed_values(view, layer, selection, target, len(queries), check)
             selection = directed.selection
-        except WithoutValues:
-            if has_slot_shares(view, layer):
+        except WithoutValues as refused:
+            if not (why := why_no_slot_shares(view, layer)):
                 shares = SlotShares.of(view, layer, selection, target.at_step, target.allow_inexact, check)
                 selection = shares.selection
             elif not isinstance(question, GroupSum):
-                raise
+                if weighs_no_slot(view.snapshot, layer.stored.parameters) is None:
+                    raise
+                message = f"{refused.message.removesuffix('.')}, and {why}."
+                raise WithoutValues(message, hint=refused.hint, field=refused.field) from None
     groups = _groups(view, layer, question, len(queries), selection, check)
     return Resolved(question, view, layer, queries, selection, groups, directed, shares, began)
 

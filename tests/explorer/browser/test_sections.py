@@ -78,6 +78,15 @@ def test_a_panel_that_is_late_appears_by_itself_and_is_asked_once(page, folder):
         assert len([question for question in watched.asked if isinstance(question, TopK)]) == 1
 
 
+def test_a_page_that_is_late_as_a_whole_appears_by_itself(page, folder):
+    watched = Watched(dualform.open(folder), seconds=1.0)
+    with served_to(page, {"run": lambda: watched}, deadline=0.5) as pages:
+        page.goto(f"{pages.url}compare?a.item=shapes/3&b.item=shapes/3&b.at=20")
+        expect(page.locator("#panel-compare")).to_have_attribute("data-failure", "late")
+        expect(page.get_by_role("link", name="Look again")).to_be_visible()
+        expect(page.locator("#differences")).to_be_visible(timeout=20_000)
+
+
 def test_a_layer_is_chosen_in_the_bar(page, pages):
     page.goto(pages.url + FOLDED)
     settle(page)

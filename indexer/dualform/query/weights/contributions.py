@@ -36,7 +36,7 @@ from dualform.query.weights.rebuilt_weights import (
     rebuild_without_slots,
     tied,
 )
-from dualform.query.weights.slot_shares import has_slot_shares, sums_of_shares
+from dualform.query.weights.slot_shares import sums_of_shares, why_no_slot_shares
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import Contribution
@@ -142,7 +142,7 @@ def _sums(resolved: Resolved[Contribution], grouped: _Grouped, check: Check) -> 
     stored, groups = layer.stored, len(grouped.keys)
     slots = resolved.selection.count
     few = len(queries) * slots <= _PRODUCTS * slots + _UPDATES * groups * view.snapshot.steps
-    if few and weighs_no_slot(view.snapshot, stored.weights) is not None and has_slot_shares(view, layer):
+    if few and weighs_no_slot(view.snapshot, stored.weights) is not None and not why_no_slot_shares(view, layer):
         own = grouped.numbers[stored.name][resolved.selection.entries]
         return sums_of_shares(resolved, own, groups, check)
     each = stored.d_out * stored.weight_width

@@ -53,20 +53,23 @@ _KEPT = 3
 """Arrays of F's size at once: two of the scales, and F. More outputs than have room are run again in several passes."""
 
 
-def has_slot_shares(view: View, layer: Layer) -> bool:
-    """Whether each number of the layer's weight is moved on its own, unrounded, and no other layer holds it. Groups of
-    channels have shares one at a time.
+def why_no_slot_shares(view: View, layer: Layer) -> str:
+    """Empty if each number of the layer's weight is moved on its own, unrounded, and no other layer holds it; otherwise
+    which of these fails, as a clause. Groups of channels have shares one at a time.
     """
     if layer.groups > 1:
-        return False
+        return f"it is asked as {layer.groups} groups of channels at once"
     every = {name: mask.selection(view, other, None) for name, other in view.snapshot.layers.items()}
     for block in layer.stored.weights:
         holders = holders_of(view, layer.stored, block, every[layer.stored.name], every)
-        if len(holders) > 1 or not BlockRules(view.snapshot, block).first.commutes_with:
-            return False
+        if len(holders) > 1:
+            others = ", ".join(repr(other.name) for other, _, _ in holders if other.name != layer.stored.name)
+            return f"it shares its weight with {others or 'another use of it'}, whose slots moved it, too"
+        if not BlockRules(view.snapshot, block).first.commutes_with:
+            return "its optimizer moves the numbers of a weight together"
         if not rounds_nothing(view, block, holders):
-            return False
-    return True
+            return "its weight was rounded at each step"
+    return ""
 
 
 class Terms(NamedTuple):
@@ -84,7 +87,7 @@ class Terms(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class SlotShares:
     """Of the entries that a mask leaves and whose gradient an update before `at_step` used, of a layer that
-    `has_slot_shares`.
+    `why_no_slot_shares` allows.
     """
 
     view: View
