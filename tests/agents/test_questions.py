@@ -211,14 +211,14 @@ def test_there_are_twenty():
 
 
 @pytest.fixture(scope="module")
-def served(run):
-    with dualform.open(run) as engine, Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
+def served(small_run):
+    with dualform.open(small_run) as engine, Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server:
         yield server.address
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a server"])
-async def test_an_agents_questions_get_the_answers_of_the_api(kind, run, served, memory):
-    target = str(run) if kind == "a folder" else served
+async def test_an_agents_questions_get_the_answers_of_the_api(kind, small_run, served, memory):
+    target = str(small_run) if kind == "a folder" else served
     command = StdioServerParameters(
         command=sys.executable, args=["-m", "dualform_client.cli", "mcp", target], env=dict(os.environ)
     )

@@ -26,6 +26,7 @@ from dualform.questions import (
     TopK,
 )
 from tests.service import canned
+from tests.trainings import take_steps
 
 EXACT = {"name": "exact", "error": 1e-7, "rounding": 2e-8, "since": None, "reason": ""}
 OFF = {"name": "approximate", "error": 0.25, "rounding": 1e-6, "since": 3, "reason": "the weights were moved by hand."}
@@ -420,11 +421,14 @@ def test_labels_have_their_names(dualform, tmp_path):
     model, inputs = nn.Sequential(nn.Linear(4, 3)), torch.randn(6, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Recorder(model, optimizer, tmp_path / "run", label_names={"a": ["cat", "dog", "2"]}, quiet=True) as recorder:
-        for _ in range(2):
-            with recorder.step(dataset="a", label=torch.arange(6) % 3):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(inputs), torch.arange(6) % 3).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            2,
+            lambda _: nn.functional.cross_entropy(model(inputs), torch.arange(6) % 3),
+            dataset="a",
+            label=torch.arange(6) % 3,
+        )
         recorder.query_set("test", inputs[:1])
     asked = ["topk", tmp_path / "run", "--query", "test/0", "-k", 12]
     told = dualform(*asked)

@@ -11,6 +11,7 @@ import dualform as dual
 from dualform_client.cli import ask
 from dualform_service.server import Server
 from tests.record.sampled_training import scripted
+from tests.trainings import learn
 
 
 def record(path, seed, sample=True, labels=(0, 1, 2), dataset="mine", **options):
@@ -23,9 +24,7 @@ def record(path, seed, sample=True, labels=(0, 1, 2), dataset="mine", **options)
         for index in (*torch.randperm(12).split(4), *torch.randperm(12).split(4)):
             said = {"sample": index} if sample else {}
             with recorder.step(dataset=dataset, label=index % 3, **said):
-                optimizer.zero_grad()
-                model(images[index]).square().mean().backward()
-                optimizer.step()
+                learn(optimizer, model(images[index]).square().mean())
         recorder.query_set("test", images[:3], label=torch.tensor(labels))
     return path
 

@@ -13,6 +13,7 @@ from docs.site import command_line
 
 from dualform_client.cli.help import HEADINGS, ConnectionOption
 from dualform_client.cli.main import COMMANDS, SECTIONS, dualform as group
+from tests.cases import some
 
 LINES, COLUMNS, LETTERS = 40, 80, 60
 
@@ -65,7 +66,7 @@ def test_options_stand_in_order(dualform, command):
 
 @every_command
 def test_every_option_has_a_short_text_and_says_its_default(command):
-    for option in _options(command):
+    for option in some(_options(command)):
         default = option.get_default(click.Context(command), call=False)
         assert option.help[0].isupper() or option.help.startswith("aesop"), option.name
         assert option.help.endswith("."), option.name
@@ -117,7 +118,7 @@ def test_the_commands_of_the_page_are_right(dualform, folder, tmp_path, monkeypa
     prose = command_line.PAGE.read_text(encoding="utf-8").partition(command_line.BEGIN)[0]
     asked = re.findall(r"^    dualform (.*)", prose, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
-    for words in map(shlex.split, asked):
+    for words in some(map(shlex.split, asked)):
         known = {"runs/demo": folder, "layer-2": "2", "test-digits/17": "test/1", "dataset = 'digits'": "label = 1"}
         placed = [known.get(word, word.replace("300", "3")) for word in words]
         assert words[0] == "demo" or dualform(*placed).code == 0, words

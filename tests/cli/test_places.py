@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dualform_client.cli.help import INTERRUPTED
+from tests.cases import pairwise
 
 DEVICE = Path("/dev/null")
 
@@ -88,10 +89,13 @@ EMPTIED = ["memory.json", "shard-00000/slots.duckdb", "weights/initial.safetenso
 
 
 @pytest.mark.parametrize(
-    "command", [["info"], ["check"], ["copy"], ["verify"], ["topk", "--layer", "2", "--query", "test"]]
+    ("name", "content", "command"),
+    pairwise(
+        EMPTIED,
+        [b"", b"null", b"[1,2]", bytes(range(256))],
+        [["info"], ["check"], ["copy"], ["verify"], ["topk", "--layer", "2", "--query", "test"]],
+    ),
 )
-@pytest.mark.parametrize("content", [b"", b"null", b"[1,2]", bytes(range(256))], ids=["empty", "null", "list", "bytes"])
-@pytest.mark.parametrize("name", EMPTIED)
 def test_a_file_of_a_memory_that_holds_something_else_is_damage(dualform, folder, tmp_path, name, content, command):
     shutil.copytree(folder, tmp_path / "run")
     (tmp_path / "run" / name).write_bytes(content)

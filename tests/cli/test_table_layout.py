@@ -22,6 +22,7 @@ import dualform
 from dualform_client.cli import main
 from dualform_client.cli.printing import Importance, print_table
 from dualform_client.cli.tables import Column, broken, laid_out
+from tests.trainings import learn
 
 LAYER = "transformer.h.11.attn.c_attn.query"
 ANNOTATOR = "annotator 3 of the second round of labelling"
@@ -42,9 +43,7 @@ def folder(tmp_path_factory):
     with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
         said = {"annotator": [ANNOTATOR] * 8, "difficulty_of_the_example_as_annotated": torch.rand(8)}
         with recorder.step(dataset="a-data-set-of-a-long-name", label=labels, sample=torch.arange(8), **said):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images), labels).backward()
-            optimizer.step()
+            learn(optimizer, nn.functional.cross_entropy(model(images), labels))
         recorder.query_set("validation-of-the-second-round", images, label=labels)
     return path
 

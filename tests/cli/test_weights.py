@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 import dualform as dualform_package
 from dualform.questions import MaskCancellation, NetworkWeights
 from dualform_service.server import Server
+from tests.trainings import learn, take_steps
 
 
 def test_weights_are_those_of_the_engine(dualform, folder, tmp_path):
@@ -119,12 +120,13 @@ def test_a_mask_of_a_training_by_adam(dualform, tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(4, 3))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with dualform_package.Recorder(model, optimizer, tmp_path / "run") as recorder:
-        for _ in range(5):
-            label = torch.randint(3, (6,))
-            with recorder.step(label=label):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(torch.randn(6, 4)), label).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            (torch.randint(3, (6,)) for _ in range(5)),
+            lambda label: torch.nn.functional.cross_entropy(model(torch.randn(6, 4)), label),
+            label=lambda label: label,
+        )
         recorder.query_set("test", torch.randn(2, 4))
     out = tmp_path / "w.safetensors"
     told = dualform("weights", tmp_path / "run", "--where", "label <> 1", "--out", out, "--json")
@@ -167,9 +169,7 @@ def test_what_is_not_recorded_of_a_training_without_an_end_stands_as_before_it(d
     with recorder:
         for _ in range(3):
             with recorder.step():
-                optimizer.zero_grad()
-                model(torch.randn(6, 4)).square().mean().backward()
-                optimizer.step()
+                learn(optimizer, model(torch.randn(6, 4)).square().mean())
             with torch.no_grad():
                 model.average.lerp_(model.weight, 0.5)
         recorder.flush()

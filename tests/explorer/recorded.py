@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dualform
+from tests.trainings import learn
 
 Optimizer: TypeAlias = Callable[..., Any]
 """Of parameters."""
@@ -48,9 +49,7 @@ def record(path: Path, optimizer: Optimizer = SGD) -> Path:
             for _ in range(STEPS // 2):
                 index = torch.randint(IMAGES, (ROWS,), generator=drawn)
                 with recorder.step(dataset=name, label=labels[index], sample=index, bright=inputs[index].mean(dim=1)):
-                    moving.zero_grad()
-                    nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
-                    moving.step()
+                    learn(moving, nn.functional.cross_entropy(model(inputs[index]), labels[index]))
         for part, query_set in enumerate(("shapes", "noise")):
             inputs, labels = images_of(part, 10 + part)
             recorder.query_set(query_set, inputs, label=labels, previews=preview_set(inputs))

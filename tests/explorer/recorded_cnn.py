@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dualform
+from tests.trainings import take_steps
 
 HEIGHT, WIDTH, IMAGES, STEPS, ROWS, HELD = 7, 9, 40, 20, 8, 6
 
@@ -46,12 +47,15 @@ def record(path: Path) -> Path:
     drawn = torch.Generator().manual_seed(1)
     with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
         recorder.previews("corners", preview_set(images))
-        for _ in range(STEPS):
-            index = torch.randint(IMAGES, (ROWS,), generator=drawn)
-            with recorder.step(dataset="corners", label=labels[index], sample=index):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(images[index]), labels[index]).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            (torch.randint(IMAGES, (ROWS,), generator=drawn) for _ in range(STEPS)),
+            lambda index: nn.functional.cross_entropy(model(images[index]), labels[index]),
+            dataset="corners",
+            label=lambda index: labels[index],
+            sample=lambda index: index,
+        )
         others, own = images_of(2)
         recorder.query_set("test", others[:HELD], label=own[:HELD], previews=preview_set(others[:HELD]))
     return path

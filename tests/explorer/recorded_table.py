@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import dualform
+from tests.trainings import take_steps
 
 ROWS, STEPS, BATCH = 40, 10, 8
 
@@ -32,11 +33,14 @@ def record(path: Path) -> Path:
     drawn = torch.Generator().manual_seed(3)
     with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
         recorder.previews("rows", dualform.PreviewSet.table(columns()))
-        for _ in range(STEPS):
-            index = torch.randint(ROWS, (BATCH,), generator=drawn)
-            with recorder.step(dataset="rows", label=labels[index], sample=index):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(inputs[index]), labels[index]).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            (torch.randint(ROWS, (BATCH,), generator=drawn) for _ in range(STEPS)),
+            lambda index: nn.functional.cross_entropy(model(inputs[index]), labels[index]),
+            dataset="rows",
+            label=lambda index: labels[index],
+            sample=lambda index: index,
+        )
         recorder.query_set("held", inputs[:5], label=labels[:5], previews=dualform.PreviewSet.table(columns(5)))
     return path

@@ -11,6 +11,7 @@ import torch
 
 import dualform
 from tests.explorer.recorded import ROWS, images_of, network
+from tests.trainings import learn
 
 
 def main(path: Path) -> None:
@@ -22,9 +23,7 @@ def main(path: Path) -> None:
         for line in sys.stdin:
             for _ in range(int(line)):
                 with recorder.step(dataset="shapes", label=labels[:ROWS], sample=torch.arange(ROWS)):
-                    optimizer.zero_grad()
-                    torch.nn.functional.cross_entropy(model(inputs[:ROWS]), labels[:ROWS]).backward()
-                    optimizer.step()
+                    learn(optimizer, torch.nn.functional.cross_entropy(model(inputs[:ROWS]), labels[:ROWS]))
                 done += 1
             if done == int(line):
                 recorder.query_set("test", inputs, label=labels)

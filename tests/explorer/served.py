@@ -6,11 +6,30 @@ import http.client
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dualform.methods import Answers
 from dualform_explorer.memories import Memories
 from dualform_explorer.server import ExplorerConfig, application, listening_at, run
+
+
+class Intercepted(Answers):
+    """Answers as another one does. `before` is called with each question first, and may wait or raise."""
+
+    def __init__(self, answers: Answers, before: Callable[[Any], object]) -> None:
+        self.answers, self.before = answers, before
+
+    def ask(self, question: Any) -> Any:
+        self.before(question)
+        return self.answers.ask(question)
+
+    def close(self) -> None:
+        self.answers.close()
+
+
+def troubled(answers: Answers, kind: type, trouble: Callable[[], object]) -> Answers:
+    """`trouble` comes before questions of one kind."""
+    return Intercepted(answers, lambda question: isinstance(question, kind) and trouble())
 
 
 class Page(NamedTuple):

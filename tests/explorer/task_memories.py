@@ -18,6 +18,7 @@ from dualform_studies.images.continual import CONTINUAL_RECIPE
 from dualform_studies.images.datasets import load_dataset
 from dualform_studies.images.training import train_in_succession
 from dualform_studies.text.corpora import cut_book
+from tests.trainings import take_steps
 
 FORGETTING_STEPS = 3000
 """On each dataset, as in the study, which trains twice more for its report."""
@@ -58,11 +59,15 @@ def record_cnn(data: Path, path: Path) -> None:
         recorder.previews(found.name, dualform.PreviewSet.images(shown, samples=rows))
         for epoch in range(EPOCHS):
             order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(epoch))
-            for index in order.split(BATCH):
-                with recorder.step(dataset=found.name, label=labels[index], sample=torch.from_numpy(rows)[index]):
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(model(images[index]), labels[index]).backward()
-                    optimizer.step()
+            take_steps(
+                recorder,
+                optimizer,
+                order.split(BATCH),
+                lambda index: nn.functional.cross_entropy(model(images[index]), labels[index]),
+                dataset=found.name,
+                label=lambda index: labels[index],
+                sample=lambda index: torch.from_numpy(rows)[index],
+            )
         own = dualform.PreviewSet.images(found.test.pixels[:HELD_IMAGES].reshape(-1, side, side))
         recorder.query_set("test", held, label=found.test.labels[:HELD_IMAGES], previews=own)
 

@@ -12,13 +12,12 @@ from torch import nn
 
 import dualform
 from dualform.errors import Forbidden
-from dualform.methods import Answers
 from dualform.questions import SqlStatement
 from dualform_explorer.export import choose, exported_page
 from dualform_explorer.panels.data import SAMPLES, adjoint_panel
 from dualform_explorer.state import State
 from tests.explorer.recorded import NAMES, STEPS, images_of, network
-from tests.explorer.served import served
+from tests.explorer.served import served, troubled
 
 STATE = State("", "shapes", 1, "4", ("label",), kept="forty")
 PART = re.compile(r'<section id="panel-adjoint(?:-p1)?".*?</section>', re.DOTALL)
@@ -129,22 +128,13 @@ def test_the_page_and_an_export_show_it_where_something_was_kept(kept, memory, i
     assert "Not computed for this example" in part
 
 
-class WithoutSql(Answers):
-    def __init__(self, answers: Answers) -> None:
-        self.answers = answers
-
-    def ask(self, question):
-        if isinstance(question, SqlStatement):
-            raise Forbidden("This server does not answer SQL.", hint="Start it with --sql.")
-        return self.answers.ask(question)
-
-    def close(self) -> None:
-        self.answers.close()
-
-
 def test_a_server_without_sql_cannot_tell(kept):
     path, _, _, _ = kept
-    with served({"run": lambda: WithoutSql(dualform.open(path))}) as pages:
+
+    def refuse():
+        raise Forbidden("This server does not answer SQL.", hint="Start it with --sql.")
+
+    with served({"run": lambda: troubled(dualform.open(path), SqlStatement, refuse)}) as pages:
         (part,) = PART.findall(pages.get("/explore?item=shapes/3").text)
     assert "SQL is off: This server does not answer SQL. Start it with --sql." in part
     assert "data-failure" not in part

@@ -17,6 +17,7 @@ from dualform_explorer.panels import answer
 from dualform_explorer.panels.answer import answer_panel
 from dualform_explorer.state import State
 from tests.explorer.served import served
+from tests.trainings import take_steps
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
 WITHOUT = replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),))
@@ -98,11 +99,7 @@ def test_outputs_that_no_recorded_layer_gives_have_no_answer(tmp_path):
     model, x = Softmax(), torch.randn(6, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
-        for _ in range(4):
-            with recorder.step(label=range(6), sample=range(6)):
-                optimizer.zero_grad()
-                model(x)[:, 0].sum().backward()
-                optimizer.step()
+        take_steps(recorder, optimizer, 4, lambda _: model(x)[:, 0].sum(), label=range(6), sample=range(6))
         recorder.query_set("test", x)
     with dualform.open(tmp_path / "run") as memory:
         assert answer_panel(memory, memory.info(), State("", "test", 0, "layer", ("label",))).layer == ""

@@ -15,6 +15,7 @@ from dualform_explorer.compare import Page, another, compare_link, compare_panel
 from dualform_explorer.filter import Chip
 from dualform_explorer.state import State
 from tests.explorer.served import served
+from tests.trainings import learn
 
 ONE = State("", "shapes", 22, "4", ("dataset", "label"))
 OTHERS = {
@@ -67,9 +68,7 @@ def test_other_numbers_of_outputs_are_not_subtracted(memory, info, tmp_path):
     inputs, labels = torch.randn(8, 36, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
     with dualform.Recorder(model, optimizer, tmp_path / "three", quiet=True) as recorder:
         with recorder.step(label=labels):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+            learn(optimizer, nn.functional.cross_entropy(model(inputs), labels))
         recorder.query_set("test", inputs, label=labels)
     with dualform.open(tmp_path / "three") as three:
         state = State("", "test", 0, "0", ("label",))

@@ -19,6 +19,7 @@ from dualform_explorer.panels import PANELS, Waiting, panel_of
 from dualform_explorer.panels.data import samples_panel, slots_panel, sums_panel
 from dualform_explorer.panels.layers import ranks_panel
 from dualform_explorer.state import State, link
+from tests.cases import pairwise
 from tests.explorer.recorded import record
 from tests.explorer.served import served
 
@@ -44,9 +45,7 @@ def info(memory):
     return memory.info()
 
 
-@pytest.mark.parametrize("chips", [(), (CHIP,)], ids=["all", "filtered"])
-@pytest.mark.parametrize("at", [None, 40])
-@pytest.mark.parametrize("layer", ["0", "4"])
+@pytest.mark.parametrize(("layer", "at", "chips"), pairwise(["0", "4"], [None, 40], [(), (CHIP,)]))
 def test_the_samples_of_a_group_are_what_its_bar_is(memory, info, layer, at, chips):
     state = replace(STATE, layer=layer, at=at, chips=chips, within=GROUP)
     found = samples_panel(memory, info, state)

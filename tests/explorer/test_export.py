@@ -16,6 +16,7 @@ from dualform_explorer.export import choose, exported_page, standalone
 from dualform_explorer.filter import Chip
 from dualform_explorer.start import corrections_panel
 from tests.cases import some
+from tests.trainings import record_steps
 
 ITEMS = ("shapes/3", "shapes/7", "noise/5")
 MASKS = {"m1": "dataset <> 'noise <b>'", "m2": "label <> 2"}
@@ -197,9 +198,13 @@ def test_a_memory_without_query_sets_has_no_predictions(tmp_path):
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0]):
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True),
+        optimizer,
+        1,
+        lambda _: model(torch.ones(1, 2)).sum(),
+        label=[0],
+    )
     with dualform.open(tmp_path / "run") as memory, pytest.raises(BadInput, match="no query set"):
         choose(memory, memory.info(), (), ())
 

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page
 import dualform
 from dualform_explorer.export import choose, exported_page
 from tests.explorer.chromium import chromium, needs_chromium
+from tests.trainings import take_steps
 
 pytestmark = needs_chromium
 WILD = "</p></script><script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\"> </style>"
@@ -142,11 +143,16 @@ def test_a_script_in_a_text_stays_text(opened, tmp_path):
     preview_set = dualform.PreviewSet.texts([f"{WILD} {number}" for number in range(6)])
     with dualform.Recorder(model, optimizer, tmp_path / "run", label_names={WILD: [WILD, "b", "c"]}, quiet=True) as own:
         own.previews(WILD, preview_set)
-        for _ in range(3):
-            with own.step(dataset=WILD, label=labels, sample=torch.arange(6), said=[WILD] * 6):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-                optimizer.step()
+        take_steps(
+            own,
+            optimizer,
+            3,
+            lambda _: torch.nn.functional.cross_entropy(model(inputs), labels),
+            dataset=WILD,
+            label=labels,
+            sample=torch.arange(6),
+            said=[WILD] * 6,
+        )
         own.query_set("test", inputs, label=labels, previews=preview_set)
     with dualform.open(tmp_path / "run") as memory:
         page = exported_page(memory, memory.info(), WILD, choose(memory, memory.info(), ("test/1", "test/2"), ()))

@@ -29,8 +29,8 @@ from dualform_explorer.map import BEST, axes_of, map_points
 from dualform_explorer.memories import RememberedAnswers
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from tests.explorer.served import Served, served
-from tests.explorer.test_pages import Troubled
+from tests.explorer.served import Intercepted, Served, served, troubled
+from tests.trainings import learn
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +161,8 @@ def test_of_many_slots_an_even_part_is_drawn_and_always_the_best(memory, monkeyp
 
 def test_a_server_answers_for_the_same_map(memory, folder):
     here = points_of(memory, item="shapes/7", layer="2", where="label <> 3")
-    server = Server(memory, ServiceConfig("127.0.0.1:0"))
-    server.start()
-    try:
-        with Client(server.address, timeout=20) as client:
-            there = points_of(client, item="shapes/7", layer="2", where="label <> 3")
-    finally:
-        server.stop(grace=0)
+    with Server(memory, ServiceConfig("127.0.0.1:0")) as server, Client(server.address, timeout=20) as client:
+        there = points_of(client, item="shapes/7", layer="2", where="label <> 3")
     assert {kind["name"] for kind in here.pop("labels")} == {""}  # both datasets name their labels, each in its way
     there.pop("labels")
     assert there == here
@@ -210,9 +205,7 @@ def many_labels(tmp_path_factory):
     with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
         for step in range(3):
             with recorder.step(**({"label": labels} if step else {})):
-                optimizer.zero_grad()
-                model(inputs).square().sum().backward()
-                optimizer.step()
+                learn(optimizer, model(inputs).square().sum())
         recorder.query_set("held", inputs[:7])
         recorder.query_set("same", inputs[:1].repeat(5, 1))
         recorder.query_set("two", torch.tensor([[1.0, 2.0, -1.0], [-1.0, -2.0, 1.0]]))
@@ -248,7 +241,7 @@ def test_queries_on_one_line_give_one_axis(many_labels):
 
 
 def test_equal_queries_span_no_map(many_labels):
-    with served({"labels": lambda: Troubled(many_labels, int, None)}) as pages:
+    with served({"labels": lambda: Intercepted(many_labels, lambda question: None)}) as pages:
         answer = pages.get("/points?item=same/0&layer=0")
         assert answer.status == 400
         assert "are equal in this layer" in json.loads(answer.text)["message"]
@@ -330,7 +323,7 @@ def test_trouble_is_json_and_a_map_that_is_late_is_had_by_asking_again(folder, c
         asked.append(True)
         let_go.wait(30)
 
-    with served({"run": lambda: Troubled(dualform.open(folder), SlotLookup, wait)}, deadline=2.0) as pages:
+    with served({"run": lambda: troubled(dualform.open(folder), SlotLookup, wait)}, deadline=2.0) as pages:
         late = pages.get("/points?item=shapes/3")
         assert (late.status, json.loads(late.text)["code"]) == (502, "late")
         threading.Timer(0.5, let_go.set).start()
@@ -343,10 +336,10 @@ def test_trouble_is_json_and_a_map_that_is_late_is_had_by_asking_again(folder, c
     def broken():
         raise ZeroDivisionError("in the midst of it")
 
-    with served({"run": lambda: Troubled(dualform.open(folder), SlotLookup, gone)}) as pages:
+    with served({"run": lambda: troubled(dualform.open(folder), SlotLookup, gone)}) as pages:
         answer = pages.get("/points?item=shapes/3")
         assert (answer.status, json.loads(answer.text)["hint"]) == (502, "Start it again.")
-    with served({"run": lambda: Troubled(dualform.open(folder), SlotLookup, broken)}) as pages:
+    with served({"run": lambda: troubled(dualform.open(folder), SlotLookup, broken)}) as pages:
         answer = pages.get("/points?item=shapes/3")
     assert answer.status == 500
     assert json.loads(answer.text)["message"] == "ZeroDivisionError: in the midst of it"
@@ -356,13 +349,7 @@ def test_trouble_is_json_and_a_map_that_is_late_is_had_by_asking_again(folder, c
 
 def test_large_answers_are_not_kept(memory):
     asked = []
-
-    class Counted(Troubled):
-        def ask(self, question):
-            asked.append(question)
-            return super().ask(question)
-
-    remembered = RememberedAnswers(Counted(memory, int, None))
+    remembered = RememberedAnswers(Intercepted(memory, asked.append))
     for k, times in ((10_000, 1), (10_001, 2)):
         question = TopK("4", Vectors(np.ones((1, 12))), k=k)
         for _ in range(2):

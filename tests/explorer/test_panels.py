@@ -14,7 +14,6 @@ import torch
 import dualform
 from dualform.deletion.delete import delete
 from dualform.errors import BadMask, EmptyMask, NotFound, Unavailable
-from dualform.methods import Answers
 from dualform.questions import GroupSum
 from dualform_explorer.drawing import ribbon
 from dualform_explorer.filter import Chip, Range
@@ -30,6 +29,7 @@ from dualform_explorer.panels.training import steps_panel
 from dualform_explorer.rendering import percent
 from dualform_explorer.start import corrections_panel, query_set_panel
 from dualform_explorer.state import State
+from tests.explorer.served import Intercepted
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"))
 WITHOUT = replace(PLAIN, chips=(Chip.of(False, ("dataset",), ("noise <b>",)),))
@@ -45,20 +45,6 @@ STATES = {
     ),
 }
 EACH = pytest.mark.parametrize(("state", "asked"), STATES.values(), ids=STATES)
-
-
-class Counted(Answers):
-    """Answers as another one does, and lists what it was asked."""
-
-    def __init__(self, answers: Answers) -> None:
-        self.answers, self.asked = answers, []
-
-    def ask(self, question):
-        self.asked.append(question)
-        return self.answers.ask(question)
-
-    def close(self) -> None:
-        pass
 
 
 @EACH
@@ -342,22 +328,20 @@ def test_every_layer_has_the_shares_of_its_groups(memory, info, score):
 
 def test_the_chosen_layer_is_asked_what_its_sums_ask(memory, info):
     for state in (PLAIN, replace(WITHOUT, score="abs", layer="2", at=50)):
-        counted = Counted(memory)
-        answers = RememberedAnswers(counted)
+        asked = []
+        answers = RememberedAnswers(Intercepted(memory, asked.append))
         sums_panel(answers, info, state)
-        asked = len(counted.asked)
+        before = len(asked)
         layers_panel(answers, info, state)
-        assert {getattr(own, "layer", None) for own in counted.asked[asked:]} == {"0", "2", "4"} - {state.layer}
+        assert {getattr(own, "layer", None) for own in asked[before:]} == {"0", "2", "4"} - {state.layer}
 
 
 def test_a_layer_that_cannot_answer_says_why_and_the_others_stand(memory, info):
-    class Without(Counted):
-        def ask(self, question):
-            if isinstance(question, GroupSum) and question.layer == "2":
-                raise Unavailable("the keys of layer 2 are elsewhere.")
-            return super().ask(question)
+    def refuse(question):
+        if isinstance(question, GroupSum) and question.layer == "2":
+            raise Unavailable("the keys of layer 2 are elsewhere.")
 
-    found = layers_panel(Without(memory), info, PLAIN).layers
+    found = layers_panel(Intercepted(memory, refuse), info, PLAIN).layers
     assert [one.why for one in found] == ["", "the keys of layer 2 are elsewhere.", ""]
     assert [len(one.shares) for one in found] == [8, 0, 8]
 
@@ -400,13 +384,11 @@ def test_a_ribbon_has_negative_shares_left_of_zero_and_joins_what_a_group_has_in
 
 
 def test_a_mask_can_be_cleared_where_the_layer_has_no_answer(memory, info):
-    class Without(Counted):
-        def ask(self, question):
-            if isinstance(question, GroupSum):
-                raise Unavailable("the keys of layer 4 are elsewhere.")
-            return super().ask(question)
+    def refuse(question):
+        if isinstance(question, GroupSum):
+            raise Unavailable("the keys of layer 4 are elsewhere.")
 
-    panel = filter_panel(Without(memory), info, WITHOUT)
+    panel = filter_panel(Intercepted(memory, refuse), info, WITHOUT)
     assert (panel.trouble, panel.groups, panel.slots) == (
         "the keys of layer 4 are elsewhere.",
         (),

@@ -23,7 +23,6 @@ from PIL import Image
 import dualform
 import dualform_explorer
 from dualform.errors import BadInput, NotAMemory
-from dualform.methods import Answers
 from dualform.questions import PreviewLookup
 from dualform_explorer.panels.data import slots_panel
 from dualform_explorer.panels.example import query_panel
@@ -31,7 +30,7 @@ from dualform_explorer.preview_function import GIVEN, AnswersWithPreviews, coded
 from dualform_explorer.state import State
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
-from tests.explorer.served import Served
+from tests.explorer.served import Intercepted, Served
 
 PLAIN = State("", "shapes", 3, "4", ("dataset", "label"), k=12, open=("data",))
 PREFIX = "data:image/png;base64,"
@@ -146,16 +145,7 @@ class TestOnPages:
 
 def test_whoever_answers_is_not_asked_what_the_function_says(memory):
     asked = []
-
-    class Listening(Answers):
-        def ask(self, question):
-            asked.append(question)
-            return memory.ask(question)
-
-        def close(self) -> None:
-            pass
-
-    shown = AnswersWithPreviews(Listening(), drawn)
+    shown = AnswersWithPreviews(Intercepted(memory, asked.append), drawn)
     panel = slots_panel(shown, shown.info(), PLAIN)
     assert all(own.preview.image for own in panel.slots)
     assert asked

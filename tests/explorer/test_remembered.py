@@ -23,6 +23,7 @@ from dualform_explorer.state import State
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.explorer.served import served
+from tests.trainings import take_steps
 
 
 class Training:
@@ -36,11 +37,14 @@ class Training:
         self.recorder = dualform.Recorder(self.model, self.optimizer, path, quiet=True)
 
     def take(self, steps: int) -> None:
-        for _ in range(steps):
-            with self.recorder.step(label=self.labels, sample=torch.arange(20)):
-                self.optimizer.zero_grad()
-                nn.functional.cross_entropy(self.model(self.inputs), self.labels).backward()
-                self.optimizer.step()
+        take_steps(
+            self.recorder,
+            self.optimizer,
+            steps,
+            lambda _: nn.functional.cross_entropy(self.model(self.inputs), self.labels),
+            label=self.labels,
+            sample=torch.arange(20),
+        )
         self.recorder.flush()
 
 
@@ -154,26 +158,26 @@ def test_a_memory_that_moves_on_amid_a_page_is_named_in_the_place_of_the_answer(
 
 
 def test_each_answer_says_its_snapshot_here_and_over_the_wire(folder):
-    with dualform.open(folder) as engine:
-        server = Server(engine, ServiceConfig("127.0.0.1:0", sql=True))
-        server.start()
-        with Client(server.address, timeout=20) as client:
-            for memory in (engine, client):
-                answers = (
-                    memory.topk("4", "shapes/3"),
-                    memory.group_sum("4", "shapes/3", by="label"),
-                    memory.distribution("4", "shapes/3"),
-                    memory.output("4", "shapes/3"),
-                    memory.contributions("4", "shapes/3", by="label"),
-                    memory.cancellation("label = 1"),
-                    memory.slots(np.arange(2), "sample"),
-                    memory.sql("SELECT 1"),
-                    memory.query_set("shapes"),
-                    memory.previews([1], "shapes"),
-                    memory.verify(),
-                )
-                assert {own.scan.snapshot for own in answers} == {memory.info().snapshot}
-        server.stop(grace=0)
+    with (
+        dualform.open(folder) as engine,
+        Server(engine, ServiceConfig("127.0.0.1:0", sql=True)) as server,
+        Client(server.address, timeout=20) as client,
+    ):
+        for memory in (engine, client):
+            answers = (
+                memory.topk("4", "shapes/3"),
+                memory.group_sum("4", "shapes/3", by="label"),
+                memory.distribution("4", "shapes/3"),
+                memory.output("4", "shapes/3"),
+                memory.contributions("4", "shapes/3", by="label"),
+                memory.cancellation("label = 1"),
+                memory.slots(np.arange(2), "sample"),
+                memory.sql("SELECT 1"),
+                memory.query_set("shapes"),
+                memory.previews([1], "shapes"),
+                memory.verify(),
+            )
+            assert {own.scan.snapshot for own in answers} == {memory.info().snapshot}
 
 
 class Full(Answers):

@@ -13,6 +13,7 @@ import dualform
 from dualform.errors import NotFound
 from dualform_explorer.sample import NEIGHBOURS, SampleAddress, moved_panel, neighbours_panel, read_sample, sample_panel
 from tests.explorer.served import served
+from tests.trainings import take_steps
 
 
 @pytest.mark.parametrize("dataset", ["shapes", "noise <b>"])
@@ -128,11 +129,14 @@ def test_a_number_without_a_dataset_is_no_sample_of_a_dataset(info, tmp_path):
     model, inputs = nn.Linear(3, 2), torch.randn(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
-        for dataset in ("a", None, None):
-            with recorder.step(dataset=dataset, sample=range(4)):
-                optimizer.zero_grad()
-                model(inputs).square().sum().backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            ("a", None, None),
+            lambda dataset: model(inputs).square().sum(),
+            dataset=lambda dataset: dataset,
+            sample=range(4),
+        )
         recorder.query_set("test", inputs)
     with dualform.open(tmp_path / "run") as memory:
         told = memory.info()

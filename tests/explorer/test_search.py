@@ -168,13 +168,11 @@ def test_what_cannot_be_read_is_named_and_not_counted(text_memory):
 
 
 def test_without_sql_query_sets_alone_are_searched_and_it_says_so(text_memory):
-    server = Server(text_memory, ServiceConfig("127.0.0.1:0"))
-    server.start()
-    try:
-        with served({"text": lambda: Client(server.address, timeout=20)}) as remote:
-            text = remote.get("/search?q=fox").text
-    finally:
-        server.stop(grace=0)
+    with (
+        Server(text_memory, ServiceConfig("127.0.0.1:0")) as server,
+        served({"text": lambda: Client(server.address, timeout=20)}) as remote,
+    ):
+        text = remote.get("/search?q=fox").text
     assert "Training samples are not searched: " in text
     assert '<data value="8">8</data> of <data value="8">8</data> samples searched' in text
     assert "#1<" not in text

@@ -19,6 +19,7 @@ from dualform_notebook.masks import chip_of
 from dualform_service.server import Server
 from tests.notebook.conftest import QUOTED, UNSAFE
 from tests.notebook.previews import record_images, record_passages
+from tests.trainings import learn, record_steps
 
 
 def shown_sums(view):
@@ -157,9 +158,13 @@ def test_an_expression_of_ones_own_does_not_reach_beyond_the_masks(memory):
 def test_a_memory_without_a_query_set_says_so(tmp_path):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step(label=[0, 1]):
-        model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True),
+        optimizer,
+        1,
+        lambda _: model(torch.ones(2, 3)).sum(),
+        label=[0, 1],
+    )
     with open_memory(tmp_path / "run") as opened:
         error = opened.explorer().view["error"]
     assert error["message"].startswith("This memory has no query set: recorder.query_set(")
@@ -271,9 +276,7 @@ def test_numbers_that_no_browser_can_hold_go_there_as_texts_and_come_back_as_the
     inputs = torch.randn(4, 4)
     with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
         with recorder.step(label=[0, 1, 0, 1], sample=[wide, wide + 1, -wide, 3]):
-            optimizer.zero_grad()
-            model(inputs).sum().backward()
-            optimizer.step()
+            learn(optimizer, model(inputs).sum())
         recorder.query_set("test", inputs)
     with open_memory(tmp_path / "m") as memory:
         explorer = memory.explorer("test/0", by="sample")

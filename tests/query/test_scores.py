@@ -99,20 +99,29 @@ def test_a_new_score_ranks_and_sums_once_it_stands_in_the_table(opposed, backend
         np.testing.assert_allclose(sums[i], [sum(expected[slot] for slot in own) for own in members], rtol=1e-10)
 
 
+TRAINING = Training(steps=40, rows=230)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A training recorded twice: with keys and without."""
+    path = tmp_path_factory.mktemp("scores")
+    TRAINING.run(lambda *of: dualform.Recorder(*of, path / "stored"))
+    TRAINING.run(lambda *of: dualform.Recorder(*of, path / "m", keys=False))
+    return path
+
+
 @pytest.mark.parametrize("window_bytes", [1, 128 << 20], ids=["several windows", "one window"])
 @pytest.mark.parametrize("name", ["nearness", "opposed", "cosine"])
-def test_a_new_score_is_reran_as_a_stored_memory_answers_it(near, opposed, tmp_path, rng, name, window_bytes):
-    training = Training(steps=40, rows=230)
-    training.run(lambda *of: dualform.Recorder(*of, tmp_path / "stored"))
-    training.run(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False))
+def test_a_new_score_is_reran_as_a_stored_memory_answers_it(near, opposed, folder, rng, name, window_bytes):
     queries = dualform.Vectors(rng.normal(size=(3, 7)))
     questions = [
         dualform.TopK("2", queries, k=9, where="label < 2", score=name),
         dualform.TopK("2", queries, k=2, by=("dataset", "label"), score=name),
         dualform.GroupSum("2", queries, by=("dataset", "label"), where="sample > 40", score=name),
     ]
-    reran = training.run(lambda *of: dualform.Rerun(*of, tmp_path / "m", questions, window_bytes=window_bytes))
-    with dualform.open(tmp_path / "stored") as stored:
+    reran = TRAINING.run(lambda *of: dualform.Rerun(*of, folder / "m", questions, window_bytes=window_bytes))
+    with dualform.open(folder / "stored") as stored:
         assert stored.info().slots["sample"] > 2 * BLOCK  # so that the smallest windows are three
         for found, expected in zip(reran.answers(), map(stored.ask, questions), strict=True):
             assert (found.groups, found.counts.tolist()) == (expected.groups, expected.counts.tolist())

@@ -22,7 +22,6 @@ from dualform.query.sums import stored_key_sums
 from dualform.query.weights import cancellation, slot_sum
 from dualform.store import derived_file
 from dualform_client.cli.main import main
-from tests.contract.recorded import record
 from tests.damage import damaged, flip, rewrite_derived
 from tests.wire.values import same
 
@@ -41,8 +40,8 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record(tmp_path_factory.mktemp("sums") / "plain")
+def plain(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(small_run, tmp_path_factory.mktemp("sums") / "plain"))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from dualform.store.sources.some_columns import SomeColumns
 from dualform_client.cli.main import main
 from tests.cases import some
 from tests.damage import damaged, rewrite_derived
+from tests.trainings import learn, record_steps
 from tests.wire.values import same
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the loops are not compiled")
@@ -59,9 +60,7 @@ class Training:
         for step in range(steps):
             x, y = torch.randn(ROWS, WIDTH), torch.randint(3, (ROWS,))
             with self.recorder.step(label=y):
-                self.optimizer.zero_grad()
-                nn.functional.cross_entropy(self.model(x), y).backward()
-                self.optimizer.step()
+                learn(self.optimizer, nn.functional.cross_entropy(self.model(x), y))
             if step % 3 == 2:
                 self.recorder.flush()
 
@@ -76,11 +75,15 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def keep_all(patch: pytest.MonkeyPatch) -> None:
+    """Codes of small segments are kept, too, in several blocks."""
+    patch.setattr(derived_file, "LEAST_BYTES", 0)
+    patch.setattr(stored_codes, "_BLOCK_BYTES", 2000)
+
+
 @pytest.fixture
 def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codes of small segments are kept, too, in several blocks."""
-    monkeypatch.setattr(derived_file, "LEAST_BYTES", 0)
-    monkeypatch.setattr(stored_codes, "_BLOCK_BYTES", 2000)
+    keep_all(monkeypatch)
 
 
 @pytest.fixture
@@ -88,13 +91,21 @@ def run(plain: Path, tmp_path: Path, worth_it: None) -> Path:
     return Path(shutil.copytree(plain, tmp_path / "run"))
 
 
-@pytest.fixture
-def derived_run(run: Path) -> Path:
-    with dualform.open(run, backend="int8") as memory:
+@pytest.fixture(scope="module")
+def asked(plain: Path) -> Path:
+    """A memory beside which codes are kept."""
+    path = Path(shutil.copytree(plain, plain.parent / "asked"))
+    with pytest.MonkeyPatch.context() as patch, dualform.open(path, backend="int8") as memory:
+        keep_all(patch)
         for layer, queries in QUERIES.items():
             memory.topk(layer, queries, k=3)
-    assert len(files(run)) == 2 * STEPS // 3
-    return run
+    assert len(files(path)) == 2 * STEPS // 3
+    return path
+
+
+@pytest.fixture
+def derived_run(asked: Path, tmp_path: Path, worth_it: None) -> Path:
+    return Path(shutil.copytree(asked, tmp_path / "derived"))
 
 
 def files(run: Path) -> list[Path]:
@@ -118,7 +129,7 @@ def _answers(memory: Any) -> Iterator[Any]:
             yield bare(getattr(memory, method)(layer, queries, **rest))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected(plain: Path) -> list[Any]:
     with dualform.open(plain, backend="numpy") as memory:
         return [list(_answers(memory)) for _ in range(2)]
@@ -266,10 +277,12 @@ def test_codes_of_keys_of_any_size_fit_them(tmp_path, worth_it, capsys):
     rows[9, 0], rows[11], rows[13] = -3e37, 0.0, 1e-40
     model = nn.Linear(WIDTH, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    recorder = dualform.Recorder(model, optimizer, tmp_path / "run", layers=["*"], quiet=True)
-    with recorder, recorder.step():
-        model(torch.from_numpy(rows)).sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "run", layers=["*"], quiet=True),
+        optimizer,
+        1,
+        lambda _: model(torch.from_numpy(rows)).sum(),
+    )
     with dualform.open(tmp_path / "run", backend="int8") as memory:
         memory.topk("", rows[1:2], k=3)
     assert files(tmp_path / "run")

@@ -19,6 +19,7 @@ import dualform
 from dualform.record.alignment import Aligner
 from dualform.record.followed_rows import FollowedRows
 from tests.cases import some
+from tests.trainings import learn
 
 B, L, D = 6, 4, 5
 LENGTHS = torch.tensor([2, 4, 1, 4, 3, 2])
@@ -161,9 +162,7 @@ def recorded(path, form, name, steps=3, batch_dim=None):
             x, numbers = inputs(step)
             weights.append({key: own.clone() for key, own in model.state_dict().items()})
             with recorder.step(label=torch.arange(B) % 3, sample=numbers[:, 0, 0].long(), batch_dim=batch_dim):
-                optimizer.zero_grad()
-                model(x, numbers)[0].sum().backward()
-                optimizer.step()
+                learn(optimizer, model(x, numbers)[0].sum())
         recorder.query_set("test", inputs(0))
     return model, weights
 

@@ -5,14 +5,15 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 import dualform
 from dualform.record.recorder import Recorder
 from tests.cases import some
+from tests.trainings import take_steps
 
 from .listed import Opened, assert_rebuilt, snapshot
+from .test_lstm_values import data, in_one_group, step
 
 PARTS = ("gates", "candidate_input", "candidate_hidden")
 
@@ -117,24 +118,6 @@ class Tagger(nn.Module):
         return self.last(output)
 
 
-def data(steps=8):
-    generator = torch.Generator().manual_seed(2)
-    x, y = torch.randn(steps, 4, 5, 5, generator=generator), torch.randint(3, (steps, 4, 5), generator=generator)
-    return list(zip(x, y, strict=True))
-
-
-def step(model, optimizer, recorder, x, y):
-    with recorder.step(dataset="made", label=y):
-        optimizer.zero_grad()
-        cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
-        optimizer.step()
-
-
-def in_one_group(model):
-    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, weight_decay=0.01, nesterov=True)
-
-
 def in_groups(model):
     """Every parameter of the GRU under settings of its own."""
     gru = [{"params": p, "lr": 2.0 - 0.4 * n, "momentum": 0.2 * n} for n, p in enumerate(model.gru.parameters())]
@@ -203,11 +186,7 @@ def test_one_of_its_layers_alone(tmp_path):
     model, x = nn.GRU(3, 4), torch.randn(5, 2, 3)
     opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", layers="candidate_hidden")
     with opened.recorder:
-        for _ in range(2):
-            with opened.recorder.step():
-                opened.optimizer.zero_grad()
-                model(x)[0].square().sum().backward()
-                opened.optimizer.step()
+        take_steps(opened.recorder, opened.optimizer, 2, lambda _: model(x)[0].square().sum())
     assert opened.sink.layer_names == ["candidate_hidden"]
     assert opened.sink.keys("candidate_hidden").shape == opened.sink.values("candidate_hidden").shape == (20, 4)
     assert all(factor.residual < 1e-5 for log in opened.sink.logs.values() for factor in log.factors)

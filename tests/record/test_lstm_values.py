@@ -12,6 +12,7 @@ from dualform.query.weights.coefficients import coefficients
 from dualform.record.recorder import Recorder
 from dualform.store.snapshot import Snapshot
 from tests.rules.own import Unruled
+from tests.trainings import learn
 
 from .listed import Opened, assert_rebuilt, snapshot
 
@@ -114,10 +115,11 @@ def data(steps=8):
 
 def step(model, optimizer, recorder, x, y):
     with recorder.step(dataset="made", label=y):
-        optimizer.zero_grad()
-        cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
-        optimizer.step()
+        learn(
+            optimizer,
+            cross_entropy(model(x).flatten(0, 1), y.flatten()),
+            lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.2),
+        )
 
 
 def in_one_group(model):

@@ -23,6 +23,7 @@ from dualform.errors import TimedOut
 from dualform.store.byte_counts import bytes_of
 from dualform_client import Client
 from tests.reliability import report, rounds, soaking
+from tests.trainings import record_steps
 
 SEED, MEMORY = 29, "4 GB"
 LAYER, WIDTH, ROWS = "0", 256, 4096
@@ -46,13 +47,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for _ in range(rounds(2, 64)):
-            x, y = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
-            with recorder.step(label=y):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, quiet=True),
+        optimizer,
+        ((torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))) for _ in range(rounds(2, 64))),
+        lambda x, y: torch.nn.functional.cross_entropy(model(x), y),
+        label=lambda x, y: y,
+    )
     query = np.random.default_rng(SEED).normal(size=(1, WIDTH)).astype(np.float32)
     with served(path, "--ram", MEMORY) as (address, process), Client(address, timeout=120) as client:
         asks: dict[str, Callable[[], object]] = {

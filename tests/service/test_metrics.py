@@ -33,7 +33,6 @@ from dualform_service.call_record import NAME, CallRecord
 from dualform_service.config import ServiceConfig
 from dualform_service.metrics import LAYERS, Metrics
 from dualform_service.server import Server
-from tests.contract.recorded import record
 from tests.service.canned import Canned
 from tests.service.held_engine import until
 
@@ -282,7 +281,7 @@ def test_series_that_cannot_be_read_are_an_error_in_the_log(engine, monkeypatch,
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_no_question_about_a_layer_that_is_not_there_has_an_answer(tmp_path):
+def test_no_question_about_a_layer_that_is_not_there_has_an_answer(small_run):
     asked_by = Vectors([[1.0] * 6])
     questions = [
         TopK("none", asked_by),
@@ -297,7 +296,7 @@ def test_no_question_about_a_layer_that_is_not_there_has_an_answer(tmp_path):
     assert {type(one) for one in questions} == {
         kind for kind in CALLS if any(field.name == "layer" for field in fields(kind))
     }
-    with dualform.open(record(tmp_path / "run")) as memory:
+    with dualform.open(small_run) as memory:
         for question in questions:
             with pytest.raises(NotFound):
                 memory.ask(question)

@@ -17,6 +17,7 @@ from dualform.store.byte_counts import bytes_of
 from dualform_client import Client
 from tests.reliability import report, rounds, soaking
 from tests.service.soak_clients import LAYER, WIDTH, Clients
+from tests.trainings import learn
 
 SEED = 13
 MEMORY = "1 GB"
@@ -34,9 +35,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
             x, y = torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
             sample = np.arange(step * ROWS, (step + 1) * ROWS)
             with recorder.step(dataset="odd" if step % 2 else "even", label=y, sample=sample):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, torch.nn.functional.cross_entropy(model(x), y))
         recorder.query_set("test", torch.randn(20, WIDTH))
     return path
 

@@ -20,7 +20,6 @@ from dualform.errors import NotFound
 from dualform_client import Client
 from dualform_service.call_record import Traces
 from dualform_service.server import Server
-from tests.contract.recorded import record
 from tests.service.held_engine import until
 
 INFO = "/dualform.v1.Memory/Info"
@@ -74,8 +73,8 @@ def test_it_is_part_of_the_callers_trace_if_that_is_one(engine, spans, said, tak
     assert (own.parent is not None and format(own.parent.span_id, "016x") == SPAN) == taken
 
 
-def test_spans_reach_a_collector_by_otlp(tmp_path, monkeypatch):
-    folder, found = record(tmp_path / "run"), []
+def test_spans_reach_a_collector_by_otlp(small_run, monkeypatch):
+    found = []
 
     def export(request, context):
         for part in request.resource_spans:
@@ -94,7 +93,7 @@ def test_spans_reach_a_collector_by_otlp(tmp_path, monkeypatch):
     port = collector.add_insecure_port("127.0.0.1:0")
     collector.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    command = [sys.executable, "-m", "dualform_client.cli", "serve", str(folder), "--address", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "dualform_client.cli", "serve", str(small_run), "--address", "127.0.0.1:0"]
     process = subprocess.Popen([*command, "--tracing", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         with Client(json.loads(process.stdout.readline())["address"]) as client:

@@ -21,6 +21,7 @@ from dualform.errors import NotFound
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
 from tests.service.test_tls import certificate
+from tests.trainings import take_steps
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES, BUILT = ROOT / "clients" / "examples", ROOT / "build" / "examples"
@@ -113,11 +114,7 @@ def memory(tmp_path_factory) -> Iterator[dualform.Answers]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     path = tmp_path_factory.mktemp("languages") / "run"
     with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for _ in range(5):
-            with recorder.step():
-                optimizer.zero_grad()
-                model(torch.randn(SLOTS // 5, 16)).square().sum().backward()
-                optimizer.step()
+        take_steps(recorder, optimizer, 5, lambda _: model(torch.randn(SLOTS // 5, 16)).square().sum())
         recorder.query_set("test", torch.randn(QUERIES, 16))
     with dualform.open(path) as memory:
         yield memory

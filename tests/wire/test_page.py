@@ -20,6 +20,7 @@ from dualform_proto.errors import STATUS_CODES
 from dualform_proto.v1 import dualform_pb2 as pb, dualform_pb2_grpc
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from tests.trainings import take_steps
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
 BLOCKS = {
@@ -37,11 +38,7 @@ def recorded(tmp_path_factory) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     path = tmp_path_factory.mktemp("wire") / "run"
     with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for _ in range(4):
-            with recorder.step():
-                optimizer.zero_grad()
-                model(torch.randn(25, 64)).square().sum().backward()
-                optimizer.step()
+        take_steps(recorder, optimizer, 4, lambda _: model(torch.randn(25, 64)).square().sum())
         recorder.query_set("test", torch.randn(20, 64))
     return path
 

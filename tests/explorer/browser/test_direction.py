@@ -6,6 +6,7 @@ import torch
 
 import dualform
 from tests.explorer.browser.shown import served_to, settle
+from tests.trainings import take_steps
 
 TURNED = "from right to left: \u202e"
 PLACES = """(selector) => [...document.querySelectorAll(selector)].map(own => {
@@ -32,11 +33,16 @@ def test_numbers_beside_a_text_that_turns_the_direction_are_seen_as_they_are(pag
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     names = {TURNED: ["none \u202e", "one \u202e"]}
     with dualform.Recorder(model, optimizer, tmp_path / "run", label_names=names, quiet=True) as recorder:
-        for _ in range(15):
-            with recorder.step(dataset=TURNED, label=[0, 1], note=TURNED, size=1234):
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            15,
+            lambda _: torch.nn.functional.cross_entropy(model(torch.eye(2)), torch.tensor([0, 1])),
+            dataset=TURNED,
+            label=[0, 1],
+            note=TURNED,
+            size=1234,
+        )
         recorder.query_set("test", torch.eye(2), label=[0, 1])
     with served_to(page, {"run": lambda: dualform.open(tmp_path / "run")}) as pages:
         page.goto(
