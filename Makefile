@@ -115,12 +115,12 @@ notebooks: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.site.notebooks
 
 # What questions cost, beside what else could answer them (docs/results/benchmarks.md). The peers are an extra of their own, so
-# that the tests need none of them. Examples: make bench ONLY="topk filtered", make bench STUDY=runs/continual.
+# that the tests need none of them. Example: make bench ONLY="topk filtered".
 bench: $(VENV)/peers
-	$(BIN)/python -m benchmarks $(addprefix --only ,$(ONLY)) $(addprefix --study ,$(STUDY)) $(BENCH)
+	$(BIN)/python -m benchmarks $(addprefix --only ,$(ONLY)) $(BENCH)
 
 bench-quick: $(VENV)/peers
-	$(BIN)/python -m benchmarks --quick --out build/bench $(addprefix --only ,$(ONLY)) $(addprefix --study ,$(STUDY)) $(BENCH)
+	$(BIN)/python -m benchmarks --quick --out build/bench $(addprefix --only ,$(ONLY)) $(BENCH)
 
 $(VENV)/peers: $(VENV)/ready
 	@echo "Adding what the benchmarks compare with to $(VENV)."

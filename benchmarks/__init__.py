@@ -2,7 +2,7 @@
 
 __main__                the command line: which sections are measured, on how much data
 harness                 plans, sections, races, processes
-data                    the keys, from a recorded study or generated; memories of them; queries, masks and groups
+data                    generated keys, and memories of them; queries, masks and groups
 peers                   other packages, and one question put to dualform and all of them
 oracle                  the right answers, in float64
 cold                    first answers
@@ -12,7 +12,7 @@ explorer                pages for a browser
 search                  the best slots, filters, groups and sums
 gradients               contributions, dot products of gradients, the ledger
 growth                  memories of several sizes, and the keys read once
-weights                 ablated weights, and sums over a whole study
+weights                 ablated weights of whole networks
 document                benchmarks.md and its pictures, from benchmarks.json
 
 Programs of their own:

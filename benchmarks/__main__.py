@@ -13,22 +13,14 @@ from typing import Any
 import click
 
 from benchmarks import document
-from benchmarks.data import prepare
+from benchmarks.data import GeneratedKeys, prepare
 from benchmarks.harness import OURS, QUICK, SECTIONS, Plan, Section, apart, measured
 from benchmarks.peers import PACKAGES
 from dualform_studies.report import describe_machine, versions_of
 
-STUDY = Path("runs/continual")
-
 
 @click.command(help="Measure the cost of questions and recording, and other packages.")
 @click.option("--quick", "is_quick", is_flag=True, help="Two minutes: an eighth of the slots.")
-@click.option(
-    "--study",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help=f"A recorded continual study; {STUDY} if it exists, else generated keys.",
-)
-@click.option("--generated", is_flag=True, help="Generated keys, even where a study is at hand.")
 @click.option(
     "--data",
     "images",
@@ -54,8 +46,6 @@ STUDY = Path("runs/continual")
 @click.option("--again", is_flag=True, help="Measure nothing: write page and report again from benchmarks.json.")
 def main(
     is_quick: bool,
-    study: Path | None,
-    generated: bool,
     images: Path | None,
     only: tuple[str, ...],
     backend: str | None,
@@ -67,15 +57,12 @@ def main(
     if again:
         document.write(out, report, _read(out))
         return
-    if study is None and (STUDY / "memory.json").exists():
-        study = STUDY
     with tempfile.TemporaryDirectory(prefix="dualform-bench-", dir=scratch) as folder:
-        chosen: dict[str, Any] = {"study": None if generated else study, "images": images, "backend": backend}
-        plan = Plan(Path(folder), **chosen, **(QUICK if is_quick else {}))
+        plan = Plan(Path(folder), images=images, backend=backend, **(QUICK if is_quick else {}))
         click.echo(f"preparing {plan.slots:,} slots")
-        origin = prepare(plan)
+        prepare(plan)
         found = {name: _section(plan, name) for name in SECTIONS if name in only or not only}
-        _write(out, report, plan, origin, found)
+        _write(out, report, plan, found)
     wrong = [
         (name, who)
         for name, section in found.items()
@@ -125,15 +112,15 @@ def alike(earlier: dict[str, Any], run: dict[str, Any]) -> bool:
     return same and all(before[name] == now[name] for name in before.keys() & now.keys())
 
 
-def _write(out: Path, report: Path, plan: Plan, origin: str, found: dict[str, Section]) -> None:
-    """Write the run; sections that this run left out stay as an earlier run of the same size and data wrote them."""
+def _write(out: Path, report: Path, plan: Plan, found: dict[str, Section]) -> None:
+    """Write the run; sections that this run left out stay as an earlier run of the same size wrote them."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / "benchmarks.json"
     run: dict[str, Any] = {
         "quick": plan.quick,
         "slots": plan.slots,
         "backend": plan.backend or "automatic",
-        "data": origin,
+        "data": GeneratedKeys.origin,
         "machine": describe_machine(),
         "versions": versions_of(PACKAGES),
     }

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import oracle
-from benchmarks.data import LAYER, Floats, StudyKeys, load, read_study
+from benchmarks.data import LAYER, Floats, load, network, read_memory
 from benchmarks.harness import OURS, Cell, Check, K, Plan, Section, Target, apart, race, unchecked
 from benchmarks.serving import CLI, served
 from dualform.store.derived_file import CODES, SUM
@@ -58,7 +58,7 @@ print(time.perf_counter() - began)
 TOPK = ASKED.format(f'memory.topk("{LAYER}", query, {K})')
 SUMS = ASKED.format(f'memory.group_sum("{LAYER}", query, ("dataset", "label"))')
 SUMS_OF_OPEN = SUMS.replace("- began", "- opened")
-OUTPUT = ASKED.format(f'memory.output("{LAYER}", query, sys.argv[3])')
+OUTPUT = ASKED.format(f'memory.output("{LAYER}", query, sys.argv[3], allow_inexact=True)')
 SEARCH = f"""
 import json, sys
 import faiss
@@ -95,8 +95,7 @@ def cold(plan: Plan, section: Section) -> None:
     )
     for question, ask, most in asks:
         section.alone(question, Cell.of([ask() for _ in range(plan.repeats)]), Target("at most", most, "s"))
-    if not section.lacks_study(plan, {ABLATED: Target("at most", 1.2)}):
-        _of_study(plan, section)
+    _ablated(plan, section)
     section.notes.append(
         "Whole processes, from the start of the interpreter to its end, but where it says from opening to the answer: "
         "libraries are loaded before that. Files are in the page cache, but where they were dropped from it. What is "
@@ -108,23 +107,18 @@ def cold(plan: Plan, section: Section) -> None:
     )
 
 
-def _of_study(plan: Plan, section: Section) -> None:
-    """The rows of a whole study, which has values."""
-    assert plan.study is not None
-    study, path, query = read_study(plan.study), str(plan.study), plan.folder / "study.npy"
-    source = study.keys(LAYER)
-    np.save(query, StudyKeys(study).queries(1))
-    datasets = study.column(study.layer(LAYER).space, "dataset")
-    stays = np.asarray(datasets != datasets[-1], dtype=bool)
-    memory = _Memory(plan, section, plan.study, query, source.entry_block(0, source.entries))
-    memory.topk()
-    memory.topk_dropped()
-    memory.sums()
+def _ablated(plan: Plan, section: Section) -> None:
+    """A layer's output without one dataset, of a memory that has values."""
+    path, query = network(plan), plan.folder / "ablated.npy"
+    memory = read_memory(path)
+    np.save(query, memory.query_set("test").queries(LAYER)[:1])
+    stays = np.asarray(memory.column("sample", "dataset") == "first", dtype=bool)
+    (folder,) = path.glob(f"shard-*/layers/{LAYER}")
     # Each time another sample goes, too.
-    masks = (f"dataset <> '{datasets[-1]}' AND sample <> {sample}" for sample in count())
+    masks = (f"dataset = 'first' AND sample <> {sample}" for sample in count())
     contestants = {
-        OURS: lambda: _seconds("-c", OUTPUT, path, str(query), next(masks)),
-        BARE: lambda: apart(read_seconds, memory.folder, stays),
+        OURS: lambda: _seconds("-c", OUTPUT, str(path), str(query), next(masks)),
+        BARE: lambda: apart(read_seconds, folder, stays),
     }
     section.compare(ABLATED, _turns(plan, contestants), BARE, Target("at most", 1.2))
 

@@ -1,4 +1,4 @@
-"""The memories and the questions: keys of a recorded study or generated ones, queries, masks, groups.
+"""The memories and the questions: generated keys, queries, masks, groups.
 
 Shapes: T slots, n queries, d_in and d_out of the layer, G groups, b slots of a block.
 """
@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import click
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,65 +34,27 @@ Floats: TypeAlias = NDArray[np.float32]
 BLOCK = 12_800
 CLUSTERS = 300
 LAYER = "layer-1"
-"""The study's layer of 800 x 800."""
+"""The layer that is asked, of every memory written here."""
 LR = 0.1
 """Of generated memories with values."""
+NETWORK_QUERIES = 64
 COLUMNS = ("dataset", "label", "sample", "position", "coin")
 _SETTINGS = {"lr": LR, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
 
-# ---- Where keys come from
-
-
-class StudyKeys:
-    """A layer of a recorded continual study, around the switch from one dataset to the other."""
-
-    def __init__(self, memory: Snapshot) -> None:
-        self._memory = memory
-        self._dataset = memory.column(memory.layer(LAYER).space, "dataset")
-        changes = np.flatnonzero(self._dataset[1:] != self._dataset[:-1]) + 1
-        if len(changes) != 1:
-            raise click.UsageError("this is not a continual study: its dataset must change exactly once.")
-        self._switch = int(changes[0])
-        self._datasets = str(self._dataset[0]), str(self._dataset[-1])
-        self.origin = (
-            f"keys of {LAYER} of a recorded continual study, around the switch from {self._datasets[0]} to "
-            f"{self._datasets[1]}; queries are rows of its query sets"
-        )
-
-    def blocks(self, slots: int) -> Iterator[tuple[Floats, dict[str, NDArray[Any]]]]:
-        """Keys float32[b, d_in] and columns of T slots: half of each dataset, either half contiguous."""
-        first, last = self._switch - slots // 2, self._switch + slots // 2
-        if first < 0 or last > len(self._dataset):
-            raise click.UsageError(
-                f"the study holds {len(self._dataset)} slots, {self._switch} before the switch: too few for {slots}."
-            )
-        space = self._memory.layer(LAYER).space
-        columns = {name: self._memory.column(space, name) for name in ("dataset", "label", "sample")}
-        keys = self._memory.keys(LAYER)
-        for start in range(first, last, BLOCK):
-            stop = min(start + BLOCK, last)
-            block = np.ascontiguousarray(keys.entry_block(start, stop))
-            yield block, {name: column[start:stop] for name, column in columns.items()}
-
-    def queries(self, count: int) -> Floats:
-        """float32[n, d_in], the two datasets' in turn."""
-        query_sets = [self._memory.query_set(f"test-{dataset}").queries(LAYER) for dataset in self._datasets]
-        half = -(-count // 2)
-        turns: Floats = np.stack([query_set[:half] for query_set in query_sets], axis=1).reshape(2 * half, -1)[:count]
-        return turns
+# ---- Keys
 
 
 class GeneratedKeys:
     """What a relu leaves of clustered normal numbers: about half of it zeros, as with real keys."""
 
-    origin = f"generated: relu of normal numbers around {CLUSTERS} centres (no recorded study was at hand)"
+    origin = f"keys are the relu of normal numbers around {CLUSTERS} centres"
 
     def __init__(self, width: int, seed: int = 0) -> None:
         self._seed = seed
         self._centres = np.random.default_rng(seed).normal(size=(CLUSTERS, width)).astype(np.float32)
 
     def blocks(self, slots: int) -> Iterator[tuple[Floats, dict[str, NDArray[Any]]]]:
-        """As those of a study."""
+        """Keys float32[b, d_in] and columns of T slots: half of each dataset, either half contiguous."""
         random = np.random.default_rng((self._seed, 1))
         for start in range(0, slots, BLOCK):
             slot = np.arange(start, min(start + BLOCK, slots))
@@ -107,6 +68,7 @@ class GeneratedKeys:
             yield self._around(cluster, random), columns
 
     def queries(self, count: int) -> Floats:
+        """float32[n, d_in], around centres of the two datasets in turn."""
         random = np.random.default_rng((self._seed, 2))
         cluster = random.integers(0, CLUSTERS // 2, count) + np.arange(count) % 2 * (CLUSTERS // 2)
         return self._around(cluster, random)
@@ -117,22 +79,10 @@ class GeneratedKeys:
         return keys
 
 
-Source: TypeAlias = StudyKeys | GeneratedKeys
-
-
-def source(plan: Plan) -> Source:
-    return GeneratedKeys(plan.width) if plan.study is None else StudyKeys(read_study(plan.study))
-
-
-def read_study(path: Path) -> Snapshot:
-    """A study whose segments are not kept in memory."""
-    return Snapshot.open(path, SegmentCache(0))
-
-
 # ---- Memories that are written
 
 
-def write_memory(path: Path, source: Source, slots: int, outputs: int = 0, query_set: int = 0) -> None:
+def write_memory(path: Path, source: GeneratedKeys, slots: int, outputs: int = 0, query_set: int = 0) -> None:
     """A memory of one layer. Two slots in a row share a `position`; `coin` is a fair one.
 
     Args:
@@ -156,8 +106,10 @@ def write_memory(path: Path, source: Source, slots: int, outputs: int = 0, query
     _write(path, {LAYER: (width, outputs)}, batches(), sets)
 
 
-def write_network(path: Path, slots: int, layers: int, width: int) -> None:
-    """A memory of several layers of one width each way: keys as after a relu, and values."""
+def write_network(path: Path, slots: int, layers: int, width: int, query_set: int = 0) -> None:
+    """A memory of several layers of one width each way: keys as after a relu, and values. `query_set`: as of
+    `write_memory`.
+    """
     rng, names = np.random.default_rng(10), [f"layer-{number}" for number in range(layers)]
 
     def rows(count: int) -> LayerRows:
@@ -167,10 +119,15 @@ def write_network(path: Path, slots: int, layers: int, width: int) -> None:
     def batches() -> Iterator[tuple[dict[str, Any], dict[str, LayerRows], None]]:
         for start in range(0, slots, BLOCK):
             sample = np.arange(start, min(start + BLOCK, slots))
-            columns = {"dataset": np.full(len(sample), "generated", dtype=object), "label": sample % 10}
+            dataset = np.array(("first", "second"), dtype=object)[(sample >= slots // 2).astype(int)]
+            columns = {"dataset": dataset, "label": sample % 10}
             yield {**columns, "sample": sample}, {name: rows(len(sample)) for name in names}, None
 
-    _write(path, dict.fromkeys(names, (width, width)), batches(), [])
+    sets = []
+    if query_set:
+        queries = {name: rows(query_set).keys for name in names}
+        sets.append(QuerySetArrays("test", queries, np.arange(query_set) % 10, None))
+    _write(path, dict.fromkeys(names, (width, width)), batches(), sets)
 
 
 def _values(rng: np.random.Generator, count: int, width: int) -> Floats:
@@ -286,12 +243,24 @@ class Data:
         return Mask(column, value, np.asarray(self.columns[column] == value, dtype=bool))
 
 
-def prepare(plan: Plan) -> str:
-    """Write the run's memory and queries into its folder. Returns a sentence for the document about the keys."""
-    found = source(plan)
-    write_memory(plan.memory, found, plan.slots)
-    np.save(plan.folder / "queries.npy", found.queries(max(plan.queries)))
-    return found.origin
+def prepare(plan: Plan) -> None:
+    """Write the run's memory and queries into its folder."""
+    keys = GeneratedKeys(plan.width)
+    write_memory(plan.memory, keys, plan.slots)
+    np.save(plan.folder / "queries.npy", keys.queries(max(plan.queries)))
+
+
+def network(plan: Plan) -> Path:
+    """A memory of three layers with values, a quarter as many slots, and a query set; written once."""
+    path = plan.folder / "valued"
+    if not path.exists():
+        write_network(path, plan.slots // 4, 3, plan.width, NETWORK_QUERIES)
+    return path
+
+
+def read_memory(path: Path) -> Snapshot:
+    """A memory whose segments are not kept in RAM."""
+    return Snapshot.open(path, SegmentCache(0))
 
 
 def load(plan: Plan) -> Data:
@@ -300,7 +269,7 @@ def load(plan: Plan) -> Data:
 
 
 def read(path: Path, queries: Floats) -> Data:
-    memory = read_study(path)
+    memory = read_memory(path)
     space = memory.layer(LAYER).space
     return Data(matrix(memory.keys(LAYER)), queries, {name: np.asarray(memory.column(space, name)) for name in COLUMNS})
 

@@ -15,7 +15,7 @@ import torch
 
 import dualform
 from benchmarks import oracle
-from benchmarks.data import LAYER, Floats, load, read, source, write_memory
+from benchmarks.data import LAYER, Floats, GeneratedKeys, load, read, write_memory
 from benchmarks.harness import OURS, Cell, K, Plan, Row, Section, Target, new_process, race, resident
 
 BY = ("dataset", "label")
@@ -29,7 +29,7 @@ def growth(plan: Plan, section: Section) -> None:
     queries = np.load(plan.folder / "queries.npy")[:64]
     try:
         for slots, folder in folders.items():
-            write_memory(folder, source(plan), slots)
+            write_memory(folder, GeneratedKeys(plan.width), slots)
         wrong, rounds = _measure(plan, folders, queries)
     finally:
         for folder in folders.values():

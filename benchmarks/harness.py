@@ -40,7 +40,7 @@ FELT = {
     "serving": ("serving", "Serving"),
     "explorer": ("explorer", "Pages for a browser"),
     "strangers": ("serving", "Light questions beside others' floods"),
-    "memory": ("serving", "Memory of a server and of whole studies"),
+    "memory": ("serving", "Memory of a server"),
 }
 """The costs that a person notices: first answers, recording, many clients. By section: module and title."""
 REPEATED = {
@@ -48,15 +48,12 @@ REPEATED = {
     "filtered": ("search", "Top-10 under a filter"),
     "grouped": ("search", "The best of each group"),
     "sums": ("search", "Sums by group"),
-    "canonical": ("search", "Canonical answers"),
-    "forms": ("search", "Forms of the compiled loops"),
     "contributions": ("gradients", "Contributions along a direction"),
     "gradients": ("gradients", "Dot products of gradients"),
     "ledger": ("gradients", "Examples followed through a training"),
     "growth": ("growth", "Growth"),
     "weights": ("weights", "Ablated weights"),
     "adamw": ("weights", "Ablated weights under AdamW"),
-    "study_sums": ("weights", "Sums of the study's test queries"),
     "floor": ("growth", "The floor"),
 }
 """The cost of questions to a memory that is open and warm, and the limit of the machine's memory bus."""
@@ -71,8 +68,6 @@ class Plan:
     folder: Path
     """Scratch: the benchmark's memory, its queries, and what peers keep on disk."""
     quick: bool = False
-    study: Path | None = None
-    """A recorded continual study, or None: generated keys."""
     images: Path | None = None
     """Folder with mnist/ and fashion-mnist/."""
     backend: str | None = None
@@ -83,7 +78,6 @@ class Plan:
     """d, of generated keys."""
     growth: tuple[int, ...] = (96_000, 192_000, 384_000, 768_000)
     queries: tuple[int, ...] = (1, 64, 1024)
-    study_queries: int = 10_000
     repeats: int = 7
     patience: float = 10.0
     """Seconds: a contestant that needs longer for one answer is not waited for."""
@@ -115,7 +109,7 @@ QUICK: dict[str, Any] = {
     "steps": 40,
     "threads": (2,),
 }
-"""Settings for some minutes: every section that needs no whole study, on an eighth of the slots."""
+"""Settings for some minutes, on an eighth of the slots."""
 
 
 @dataclass(frozen=True)
@@ -246,15 +240,6 @@ class Section:
             return
         name, seconds = fastest
         self.compare(question, cells, f"fastest peer: {name}", target, seconds=seconds, times=times)
-
-    def lacks_study(self, plan: Plan, questions: Mapping[str, Target | None]) -> bool:
-        """Whether the run lacks a whole study; then add rows that say so."""
-        if plan.study is not None and not plan.quick:
-            return False
-        why = "needs a whole recorded continual study" if plan.study is None else "not in a quick run"
-        for question, target in questions.items():
-            self.alone(question, Cell(why_not=why), target)
-        return True
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

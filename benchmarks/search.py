@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from operator import methodcaller
 from typing import Any, Literal
 
 import numpy as np
 
-import dualform
 from benchmarks import oracle
-from benchmarks.data import LAYER, Fresh, Groups, load
-from benchmarks.harness import OURS, PAUSE, Cell, Check, K, Plan, Row, Section, Target, asked, race
+from benchmarks.data import LAYER, Fresh, Groups
+from benchmarks.harness import OURS, Cell, Check, K, Plan, Row, Section, Target, asked
 from benchmarks.peers import Contest, contest, ours
-from dualform import kernels
 
 PLAIN, PLAIN_TOP = f"{OURS}, no filter", f"{OURS}, top-10"
 SCAN = "float32 scan"
@@ -177,56 +174,3 @@ def _first_sums(held: Contest, right: oracle.Sums) -> Cell:
     fresh, query = Fresh(held.plan.memory, held.plan.backend), held.data.queries[:1]
     measured, answer = fresh.measure(lambda engine: engine.group_sum(LAYER, query, BY), held.plan.few)
     return Cell.of(measured, wrong=oracle.wrong_sums(right.first(1), False, np.asarray(answer.sums), EXACT))
-
-
-def canonical(plan: Plan, section: Section) -> None:
-    """What it costs that answers are canonical, and how many questions the screen could not decide."""
-    data = load(plan)
-    (right,) = oracle.best(data.keys, data.queries, K)
-    with dualform.open(plan.memory, backend=plan.backend) as engine:
-        for count in plan.queries:
-            queries = data.queries[:count]
-            wrong, _ = exactly(right.first(count))(OURS, engine.topk(LAYER, queries, K))
-            whole, bare, candidates = list[float](), list[float](), engine.tally.candidates
-            # What rescoring takes is small beside a machine's noise, so it is measured many times.
-            for _ in range(3 * plan.repeats):
-                time.sleep(PAUSE)
-                rescoring, began = engine.tally.rescoring_seconds, time.perf_counter()
-                engine.topk(LAYER, queries, K)
-                whole.append(time.perf_counter() - began)
-                bare.append(whole[-1] - (engine.tally.rescoring_seconds - rescoring))
-            section.compare(
-                f"top-10, {asked(count)}, with its rescoring",
-                {OURS: Cell.of(whole, wrong=wrong)},
-                "without the rescoring",
-                Target("at most", 1.1),
-                seconds=Cell.of(bare).seconds,
-            )
-            rescored = (engine.tally.candidates - candidates) / (count * len(whole))
-            section.facts[f"rows rescored a query, {asked(count)}"] = f"{rescored:.1f}"
-        section.facts["questions that needed the fall-back"] = f"{engine.tally.fallbacks:,} of {engine.tally.queries:,}"
-
-
-def forms(plan: Plan, section: Section) -> None:
-    """By each form of the compiled loops, beside NumPy's float32 scan: what other processors get."""
-    if not kernels.forms():
-        section.notes.append("The loops are not compiled.")
-        return
-    data = load(plan)
-    (right,) = oracle.best(data.keys, data.queries, K)
-    with (
-        dualform.open(plan.memory, backend="int8") as screened,
-        dualform.open(plan.memory, backend="numpy") as scanned,
-    ):
-        for form in kernels.forms():
-            kernels.use(form)
-            for count in plan.queries[:2]:
-                queries = data.queries[:count]
-                contestants: dict[str, Callable[[], Any]] = {
-                    OURS: partial(screened.topk, LAYER, queries, K),
-                    SCAN: partial(scanned.topk, LAYER, queries, K),
-                }
-                cells = race(contestants, plan.repeats, plan.patience, exactly(right.first(count)))
-                target = Target("at most", 1) if kernels.fast() else None
-                section.compare(f"top-10, {form}, {asked(count)}", cells, SCAN, target)
-        kernels.use(None)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 import dualform
 from benchmarks import oracle
-from benchmarks.data import LAYER, Floats, load
+from benchmarks.data import LAYER, Floats, load, network
 from benchmarks.harness import OURS, Cell, K, Plan, Section, Target, apart, asked, race, resident
 from benchmarks.search import exactly
 from dualform.answers import Hits
@@ -36,7 +36,6 @@ from dualform.questions import QuerySetExamples
 from dualform.store.byte_counts import bytes_of, readable
 from dualform_client import Client
 from dualform_proto.address import parse_address
-from dualform_studies.report import report_folder
 
 CLI = ("-m", "dualform_client.cli")
 CLIENTS, MIXED = 64, 8
@@ -129,11 +128,8 @@ def _crowd(address: str, queries: Floats, rounds: int, seconds: float) -> tuple[
 
 def strangers(plan: Plan, section: Section) -> None:
     """Light questions of one client, without and with callers that a server must live with."""
-    if plan.study is None:
-        section.alone("light questions beside floods", Cell(why_not="needs a recorded continual study"))
-        return
     rounds, seconds, ram = 1 if plan.quick else 3, 3.0 if plan.quick else 10.0, "8 GB"  # keeps the codes of all layers
-    with served(plan.study, "--ram", ram) as (address, process), Client(address, timeout=120) as client:
+    with served(network(plan), "--ram", ram) as (address, process), Client(address, timeout=120) as client:
         info = client.info()
         width = next(layer.d_in for layer in info.layers if layer.name == LAYER)
         query = QuerySetExamples(info.query_sets[0].name, (0,))
@@ -324,29 +320,24 @@ def idle(process: int, patience: float = 30.0) -> Held:
     return held
 
 
-IDLE, WHOLE_RUN = Target("at most", 400e6, "bytes"), Target("at most", 6e9, "bytes")
+IDLE = Target("at most", 400e6, "bytes")
 Ask: TypeAlias = Callable[[Answers], list[NDArray[Any]]]
 """What a memory answers, in arrays that compare bit by bit."""
 
 
 def memory(plan: Plan, section: Section) -> None:
-    """Whole studies, a server that nobody asks, and one of bounded memory under a mix of questions from clients, each
-    answer compared with that of an engine without a bound.
+    """A server that nobody asks, and one of bounded memory under a mix of questions from clients, each answer compared
+    with that of an engine without a bound.
     """
     queries, seconds = np.load(plan.folder / "queries.npy")[:64], 5.0 if plan.quick else 30.0
     _server(section, plan, plan.memory, "1 GB", _of_keys(queries), seconds)
-    if not section.lacks_study(plan, {"dualform serve of a whole study, idle": IDLE}):
-        assert plan.study is not None
-        _server(section, plan, plan.study, "2 GB", _of_keys(queries) | _of_values(queries), seconds)
-        for name in ("continual", "single"):
-            whole_run(section, plan.study.parent / name)
+    _server(section, plan, network(plan), "2 GB", _of_keys(queries) | _of_values(queries), seconds)
     section.notes.append(
         "Bytes that are resident, files that the system keeps for the process included; a server that is idle has "
         "opened, warmed and answered nothing. --ram of a server bounds all of it. "
         f"{MIXED} clients ask for {seconds:.0f} seconds, each in an order of its own: "
         "the best slots, alone, under filters, of groups and by three scores, sums by few and by many groups, dot and "
-        "absolute; of the whole study also ablated outputs and weights. A whole run's memory is what its report "
-        "says."
+        "absolute; of the memory with values also ablated outputs and weights."
     )
 
 
@@ -370,15 +361,6 @@ def _server(section: Section, plan: Plan, path: Path, bound: str, questions: Map
         section.facts[f"{mixed}: refused, for they need more"] = ", ".join(sorted(refused))
 
 
-def whole_run(section: Section, run: Path) -> None:
-    """The peak memory in the report of a study's run."""
-    path = report_folder(run) / "report.json"
-    held = json.loads(path.read_text()).get("peak_bytes") if path.is_file() else None
-    why = "" if held else f"no report beside the study says it: dualform study {run.name} --out {run.name}"
-    question = f"dualform study {run.name}, the whole run: most resident memory"
-    section.alone(question, Cell(bytes=held, why_not=why), WHOLE_RUN)
-
-
 def _of_keys(queries: Floats) -> dict[str, Ask]:
     one, some, all_ = queries[:1], queries[:8], queries
     return {
@@ -396,8 +378,8 @@ def _of_keys(queries: Floats) -> dict[str, Ask]:
 
 def _of_values(queries: Floats) -> dict[str, Ask]:
     return {
-        "output": lambda memory: [memory.output(LAYER, queries[:1], where="label <> 3").values],
-        "weights": lambda memory: list(memory.weights(where="label <> 3").arrays.values()),
+        "output": lambda memory: [memory.output(LAYER, queries[:1], "label <> 3", allow_inexact=True).values],
+        "weights": lambda memory: list(memory.weights(where="label <> 3", allow_inexact=True).arrays.values()),
     }
 
 

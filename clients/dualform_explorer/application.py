@@ -52,7 +52,19 @@ from dualform_explorer.publish import Told, as_command, as_csv, as_python
 from dualform_explorer.rendering import KEYS, layer_in_words, layer_name, templates
 from dualform_explorer.sample import SampleAddress, moved_panel, neighbours_panel, read_sample, sample_panel
 from dualform_explorer.start import corrections_panel, query_set_panel
-from dualform_explorer.state import CELL, KS, SCORES, SECTIONS, State, cell_link, item_link, link, query_string
+from dualform_explorer.state import (
+    ALL,
+    CELL,
+    KS,
+    MISCLASSIFIED,
+    SCORES,
+    SECTIONS,
+    State,
+    cell_link,
+    item_link,
+    link,
+    query_string,
+)
 
 _THREADS = 12
 log = logging.getLogger("dualform_explorer")
@@ -209,7 +221,8 @@ class Pages:
             opened[name], shown = info, self._written(name)
             for query_set in info.query_sets:
                 context = {"memory": shown, "link": partial(item_link, shown), "cell": partial(cell_link, shown)}
-                cell = asked[2] if asked[:2] == [shown, query_set.name] and CELL.fullmatch(asked[2]) else ""
+                chosen = CELL.fullmatch(asked[2]) or asked[2] in (ALL, MISCLASSIFIED)
+                cell = asked[2] if asked[:2] == [shown, query_set.name] and chosen else ""
                 same = ("start", name, info.snapshot, query_set.name)
                 make = partial(query_set_panel, memory, info, query_set.name, cell)
                 jobs["query_set", name, query_set.name] = self._begin(

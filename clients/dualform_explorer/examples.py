@@ -365,6 +365,8 @@ class Rated:
             found.random,
             _median(found.corrected[random]),
             _median(found.broken[random]),
+            int(np.count_nonzero(found.corrected[random] >= found.corrected[0])),
+            int(np.count_nonzero(found.broken[random] >= found.broken[0])),
             self.of_tokens,
         )
 
@@ -388,6 +390,9 @@ class BaseRates:
     random_corrected: float
     """The median over the random sets."""
     random_broken: float
+    as_corrected: int
+    """The number of random sets that correct at least as many."""
+    as_broken: int
     of_tokens: bool = False
     """Whether tokens were counted instead of examples."""
 

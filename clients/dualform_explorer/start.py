@@ -94,6 +94,11 @@ class QuerySetPanel:
     trouble: str
     """Why the layer that gives the outputs is unknown."""
 
+    @property
+    def more(self) -> bool:
+        """Whether a page can show more of these examples."""
+        return len(self.cards) < min(self.chosen, _OF_CELL)
+
 
 @dataclass(frozen=True)
 class CorrectionsPanel:
@@ -107,7 +112,7 @@ class CorrectionsPanel:
 
 
 def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = "") -> QuerySetPanel:
-    """`cell`: a label and an output, such as 0-6, whose examples are shown."""
+    """`cell`: ALL, MISCLASSIFIED, or a label and an output, such as 0-6: the examples to show, more than by default."""
     own = layers_of(info, name)
     if not own:
         raise NotFound(f"The query set {name} has queries of no recorded layer.")
@@ -119,7 +124,7 @@ def query_set_panel(memory: Answers, info: MemoryInfo, name: str, cell: str = ""
         found = output_layer(memory, info, examples)
     except DualformError as error:
         trouble = str(error)
-    among = cell if known and cell else MISCLASSIFIED if len(misclassified) else ALL
+    among = cell if cell == ALL or (known and cell) else MISCLASSIFIED if len(misclassified) else ALL
     rows = examples.among(among)
     cards, missing = example_cards(memory, info, examples, rows[: _OF_CELL if among == cell else _SHOWN])
     return QuerySetPanel(

@@ -8,18 +8,17 @@ report["beside_paper"] = [Beside("accuracy", "97.3 %", text="97 %", code="97.2 %
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cache
-from math import comb
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform_studies.report import Report, Table, in_fraction, percent
+from dualform_studies.report import Report, in_fraction, percent
 
 Verdict: TypeAlias = Literal["holds", "holds in part", "does not hold"]
 HOLDS: Verdict = "holds"
@@ -45,8 +44,6 @@ class Claim:
     """Computed from what was measured by a criterion that `criterion` words."""
     criterion: str
     """When it holds, and when in part."""
-    heading: str
-    """The heading of the study's page under which the evidence stands."""
 
     def plain(self) -> Report:
         return asdict(self)
@@ -90,24 +87,6 @@ def verdict_at_most(measure: float, holds: float, in_part: float) -> Verdict:
     return verdict(-measure, -holds, -in_part)
 
 
-def claims_table(claims: Sequence[Claim]) -> Table:
-    """The claims of one study, with their criteria."""
-    return Table(
-        "claims",
-        "What the paper observes, put to the test. Each criterion is taken from the paper's words, and the verdict is "
-        "computed from it and from what was measured.",
-        ("section", "claim", "paper", "ours", "criterion", "verdict"),
-        [(one.section, one.claim, one.paper, one.ours, one.criterion, one.verdict) for one in claims],
-    )
-
-
-def beside_table(rows: Iterable[tuple[str, Beside]]) -> Table:
-    """Figures beside the paper's; each row has the name of the study that it is from."""
-    columns = ("study", "figure", "here", "the paper's text", "the paper's code, run again")
-    cells = [(study, row.what, row.ours, row.text or "-", row.code or "-") for study, row in rows]
-    return Table("beside", "Figures measured here and in the paper.", columns, cells)
-
-
 def plain_percent(number: float) -> str:
     """As "5 %" or "99.9 %"."""
     return percent(number, "g")
@@ -145,10 +124,10 @@ def judged(name: str, found: Verdict, ours: str, criterion: str = "", **words: A
     limit = "up to" if said.get("at_most") else "from"
     measured = f"{said.get('measure')}: holds {limit} {{holds}}, in part {limit} {{in_part}}{said.get('more', '')}"
     criterion = criterion or said.get("criterion", measured)
-    section, claim, paper, criterion, heading = (
-        text.format(**words) for text in (said["section"], said["claim"], said["paper"], criterion, said["heading"])
+    section, claim, paper, criterion = (
+        text.format(**words) for text in (said["section"], said["claim"], said["paper"], criterion)
     )
-    return Claim(section, claim, paper, ours, found, criterion, heading)
+    return Claim(section, claim, paper, ours, found, criterion)
 
 
 def _values(said: Mapping[str, Any]) -> tuple[float, float]:
@@ -183,14 +162,6 @@ def mcnemar(gained: int, lost: int) -> float:
 def is_gain(gained: int, lost: int, tried: int = 1) -> bool:
     """Whether more images are gained than lost, beyond chance, also where the best of so many that were tried is."""
     return gained > lost and mcnemar(gained, lost) < CHANCE / tried
-
-
-def more_often(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
-    """How likely `first`, bool[m], would be true so much more often than `second`, bool[n], were the true ones dealt
-    to both at random: Fisher's exact test, one-sided."""
-    true, drawn, both = int(first.sum() + second.sum()), len(first), len(first) + len(second)
-    ways = [comb(drawn, own) * comb(both - drawn, true - own) for own in range(min(true, drawn) + 1)]
-    return float(sum(ways[int(first.sum()) :]) / comb(both, true))
 
 
 def _tail(at_most: int, count: int) -> float:

@@ -19,7 +19,7 @@ import dualform
 from dualform import GroupSum, GroupSums, Hits, Recorder, Rerun, TopK, Vectors
 from dualform.query.engine import Engine, open_memory
 from dualform_studies.assignment import Assignment, or_silent
-from dualform_studies.claims import Beside, Claim, claims_table, judge
+from dualform_studies.claims import Beside, Claim, judge
 from dualform_studies.images.datasets import digits
 from dualform_studies.images.training import Recipe, build_network, layer_names, train_part
 from dualform_studies.report import Page, Report, bytes_on_disk, check_free, percent
@@ -65,15 +65,12 @@ def run_limits(assignment: Assignment, recipe: Recipe | None = None) -> Report:
         "measured": measured,
         "rerun": _compare_rerun(lengths["short"], seed, out / "short", out / "reran"),
     }
-    claims = list(limits_claims(report))
-    report["claims"] = [claim.plain() for claim in claims]
+    report["claims"] = [claim.plain() for claim in limits_claims(report)]
     size = 300e9 * 12_000 * 4
     words = f"{size / 1e15:.1f} PB (300,000,000,000 slots, keys of 12,000 numbers of 4 bytes)"
     report["beside_paper"] = [Beside("keys of one layer of GPT-3", words, "14 PB").plain()]
     report["seconds"] = {"all": perf_counter() - start}
     page = Page(out, "Potentials and limits (section 6 and appendix D)")
-    page.heading("Costs")
-    page.show(claims_table(claims))
     page.write(report)
     return report
 

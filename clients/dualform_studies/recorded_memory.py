@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dualform.answers import LayerInfo, Reconstruction
+from dualform.answers import LayerInfo
 from dualform.methods import Answers
 from dualform.query.engine import Engine, open_memory
-from dualform_studies.report import Cell, Report, Table
+from dualform_studies.report import Report
 
 RAM = "4 GB"
 """That answering may take: with it stay the keys of any one layer that the studies of images record, and its codes."""
@@ -29,29 +29,12 @@ def layer_info(memory: Answers, layer: str) -> LayerInfo:
     return next(one for one in memory.info().layers if one.name == layer)
 
 
-def reconstruction_report(reconstruction: Reconstruction) -> Report:
+def verify_report(memory: Answers) -> Report:
+    """The reconstruction error of each layer in plain values."""
     return {
-        "reconstruction_error": reconstruction.reconstruction_error,
-        "exact": reconstruction.exact,
-        "reason": reconstruction.reason,
+        layer: {"reconstruction_error": found.reconstruction_error, "exact": found.exact, "reason": found.reason}
+        for layer, found in memory.verify().items()
     }
-
-
-def reconstruction_table(
-    verify: Mapping[str, Report], cancellation: Mapping[str, float | None] | None = None, of_what: str = ""
-) -> Table:
-    """How far each layer's rebuilt weights are from those trained, and how much the terms of `of_what` cancel."""
-    caption = "The reconstruction error: ‖W - rebuilt‖ / ‖W - W₀‖ of each layer"
-    rows: list[list[Cell]] = [
-        [layer, f"{found['reconstruction_error']:.2g}", "yes" if found["exact"] else found["reason"]]
-        for layer, found in verify.items()
-    ]
-    if cancellation is None:
-        return Table("reconstruction", f"{caption}.", ("layer", "relative error", "exact"), rows)
-    for row, cancelled in zip(rows, cancellation.values(), strict=True):
-        row.append("-" if cancelled is None else f"{cancelled:.0f}")
-    caption += f"; and the cancellation of {of_what}, the sum of their norms over the norm of their sum."
-    return Table("reconstruction", caption, ("layer", "relative error", "exact", "cancellation"), rows)
 
 
 def reconstruction_errors(

@@ -1,12 +1,10 @@
-"""A study's report: report.json, and a page of headings, paragraphs, figures and tables in Markdown and HTML.
-
-A report as a page: headings, paragraphs, figures and tables in reading order.
+"""A study's report: report.json, and a page of figures, claims and tables.
 
 page = Page(run, "Single task: MNIST")
-page.paragraph("Text; `code` in backticks.")
 page.figure(path, "Attention weights (Figure 4 of the paper).")
+page.paragraph("Text; `code` in backticks.")
 page.table("table-1", "Table 1 …", ["layer", "Yes"], [["0", "75.1"]])
-page.write(report)                                   report.json, index.html, index.md, table-1.md, table-1.json
+page.write(report)                                                     report.json, index.html
 """
 
 from __future__ import annotations
@@ -15,14 +13,16 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from dualform.errors import AlreadyExists
 from dualform.store.machine_memory import memory_bytes
@@ -77,22 +77,33 @@ class MarkedPassage:
     def __str__(self) -> str:
         return f"{self.before}[{self.token}]{self.after}"
 
+    def __html__(self) -> str:
+        return f"{escape(self.before)}<mark>{escape(self.token)}</mark>{escape(self.after)}"
+
 
 Cell: TypeAlias = str | int | float | MarkedPassage | None
 
 
 @dataclass(frozen=True)
 class Heading:
+    kind = "heading"
     text: str
+
+    @property
+    def anchor(self) -> str:
+        """What a link to the heading says after its #."""
+        return re.sub(r"\W+", "-", self.text.lower()).strip("-")
 
 
 @dataclass(frozen=True)
 class Paragraph:
+    kind = "paragraph"
     text: str
 
 
 @dataclass(frozen=True)
 class Figure:
+    kind = "figure"
     name: str
     """Of its two files in the report's folder: NAME.png and NAME.svg."""
     caption: str
@@ -100,11 +111,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
+    kind = "table"
     name: str
-    """Of its two files in the report's folder: NAME.md and NAME.json."""
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Of each column, whether it is one of numbers, which stand to the right."""
+        return [are_numbers(row[at] for row in self.rows) for at in range(len(self.columns))]
 
     def plain(self) -> Report:
         """The table in values that JSON has; a marked passage is a text with its token in brackets."""
@@ -129,21 +145,11 @@ def in_fraction(share: float) -> str:
     return str(Fraction(share).limit_denominator(100))
 
 
-def listed(words: Sequence[str]) -> str:
-    """Words as a sentence lists them: "a", "a and b", "a, b and c"; empty without any."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def anchor(heading: str) -> str:
-    """What a link to a heading of a page says after its #."""
-    return re.sub(r"\W+", "-", heading.lower()).strip("-")
-
-
-def in_words(cell: str | int | float | None) -> str:
+def in_words(cell: Cell) -> str:
     """Whole numbers with thousands apart, others with up to six digits, nothing as a hyphen."""
     if cell is None:
         return "-"
-    if isinstance(cell, bool | str):
+    if isinstance(cell, bool | str | MarkedPassage):
         return str(cell)
     return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.6g}"
 
@@ -215,144 +221,42 @@ def _gpu() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "none at hand"
 
 
-_UNFOLDED = 40
-"""Rows of the longest table that is shown as it is."""
 _CODE = re.compile(r"(`[^`]+`)")
 
 
-def page_markdown(title: str, items: Sequence[Item]) -> str:
-    return "\n\n".join([f"# {title}", *map(_item, items)]) + "\n"
+def table_markdown(table: Table) -> str:
+    """The table with its caption above."""
+    rows = [table.columns, ["---:" if number else "---" for number in table.numeric]]
+    rows += [[_markdown(in_words(cell)) for cell in row] for row in table.rows]
+    return "\n".join([table.caption, "", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def table_markdown(table: Table, *, folded: bool = True) -> str:
-    """The table with its caption above; a long one is folded, so that its rows are shown when its caption is clicked.
-
-    With `folded` false it is shown whole however long it is.
-    """
-    rows = [list(table.columns), [_rule(table, at) for at in range(len(table.columns))]]
-    rows += [[_cell(cell) for cell in row] for row in table.rows]
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    if not folded or len(table.rows) <= _UNFOLDED:
-        return f"{table.caption}\n\n{lines}"
-    # What stands in HTML is not read as Markdown.
-    caption = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(table.caption, quote=False))
-    return f"<details><summary>{caption} ({len(table.rows)} rows)</summary>\n\n{lines}\n\n</details>"
-
-
-def _item(item: Item) -> str:
-    match item:
-        case Heading(text):
-            return f"## {text}"
-        case Paragraph(text):
-            return text
-        case Figure(name, caption):
-            return f"![{caption.replace('[', '(').replace(']', ')')}]({name}.png)\n\n*{caption}*"
-        case Table():
-            return table_markdown(item)
-
-
-def _rule(table: Table, at: int) -> str:
-    return "---:" if are_numbers(row[at] for row in table.rows) else "---"
-
-
-def _cell(cell: Cell) -> str:
-    if isinstance(cell, MarkedPassage):
-        # Markdown knows no emphasis that begins or ends with a space; a token that is one is named instead.
-        token = cell.token.strip()
-        lead, tail = cell.token[: len(cell.token) - len(cell.token.lstrip())], cell.token[len(cell.token.rstrip()) :]
-        bold = f"{lead}**{_plain(token)}**{tail}" if token else " **␣** "
-        return f"{_plain(cell.before)}{bold}{_plain(cell.after)}"
-    return _plain(in_words(cell), code=True)
-
-
-def _plain(text: str, code: bool = False) -> str:
+def _markdown(text: str) -> str:
     """Text that a table's cell can hold: one line, without what Markdown would take for markup.
 
-    With `code`, what stands in backticks stays code. There a backslash would be shown, but for the one before a bar,
-    which the table takes away.
+    What stands in backticks stays code. There a backslash would be shown, but for the one before a bar, which the table
+    takes away.
     """
-    line = re.sub(r"\s*\n\s*", " ", text)
-    parts = _CODE.split(line) if code else [line]
     return "".join(
         part.replace("|", r"\|") if at % 2 else re.sub(r"([\\|*_<>\[\]`])", r"\\\1", part)
-        for at, part in enumerate(parts)
+        for at, part in enumerate(_CODE.split(re.sub(r"\s*\n\s*", " ", text)))
     )
 
 
-_STYLE = """
-body { margin: 0 auto; padding: 2rem 1rem 4rem; max-width: 58rem; color: #222; background: #fff;
-       font: 16px/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.7rem; line-height: 1.25; }
-h2 { margin-top: 2.6rem; padding-bottom: .2rem; border-bottom: 1px solid #ddd; font-size: 1.25rem; }
-code { padding: .1em .3em; border-radius: 3px; background: #f3f3f3; font-size: .92em; }
-figure { margin: 1.6rem 0; }
-figure img { display: block; width: 100%; height: auto; }
-figcaption { color: #555; font-size: .9rem; }
-.table div { padding-top: .4rem; overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #eee; }
-th { border-bottom: 1px solid #999; }
-.number { text-align: right; white-space: nowrap; }
-mark { padding: 0 .1em; background: #ffe08a; font-weight: 600; }
-nav { font-size: .9rem; }
-nav a { margin-right: 1rem; }
-"""
-
-
-def page_html(title: str, items: Sequence[Item]) -> str:
-    """The whole document. Headings get anchors, and a line of links at the top."""
-    body = "\n".join([f"<h1>{escape(title)}</h1>", *_links(items), *(_html_item(item) for item in items)])
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+def page_html(title: str, report: Report, items: Sequence[Item]) -> str:
+    """The whole document. It names the report's "command" and "machine"."""
+    templates = Environment(
+        loader=PackageLoader("dualform_studies"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    templates.filters |= {"code": _code}
+    return templates.get_template("report.html").render(title=title, report=report, items=items)
 
 
-def _links(items: Sequence[Item]) -> Iterator[str]:
-    headings = [item.text for item in items if isinstance(item, Heading)]
-    if headings:
-        yield "<nav>" + "".join(f'<a href="#{anchor(text)}">{escape(text)}</a>' for text in headings) + "</nav>"
-
-
-def _html_item(item: Item) -> str:
-    match item:
-        case Heading(text):
-            return f'<h2 id="{anchor(text)}">{escape(text)}</h2>'
-        case Paragraph(text):
-            return f"<p>{_text(text)}</p>"
-        case Figure(name, caption):
-            return (
-                f'<figure><a href="{name}.svg"><img src="{name}.png" alt="{escape(caption)}"></a>\n'
-                f"<figcaption>{_text(caption)}</figcaption></figure>"
-            )
-        case Table():
-            return _table(item)
-
-
-def _table(table: Table) -> str:
-    numeric = [are_numbers(row[at] for row in table.rows) for at in range(len(table.columns))]
-    kinds = [' class="number"' if number else "" for number in numeric]
-    head = "".join(f"<th{kind}>{escape(column)}</th>" for kind, column in zip(kinds, table.columns, strict=True))
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td{kind}>{_html_cell(cell)}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
-        for row in table.rows
-    )
-    return (
-        f'<figure class="table"><figcaption>{_text(table.caption)}</figcaption>\n'
-        f"<div><table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div></figure>"
-    )
-
-
-def _html_cell(cell: Cell) -> str:
+def _code(cell: Cell) -> Markup:
+    """Escaped, and what stands in backticks as code; a marked passage with its mark."""
     if isinstance(cell, MarkedPassage):
-        return f"{escape(cell.before)}<mark>{escape(cell.token)}</mark>{escape(cell.after)}"
-    return _text(in_words(cell))
-
-
-def _text(text: str) -> str:
-    """Escaped, and `code` as such."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+        return escape(cell)
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(in_words(cell)))))
 
 
 _PACKAGES = (
@@ -406,28 +310,61 @@ class Page:
     def write(self, report: Report) -> Path:
         """Write everything into the report's folder and return the path of index.html.
 
-        The page names the report's "command". The report takes its tables along, and the machine and the versions that
-        its figures belong to.
+        The page names the report's "command". Its "claims" and what stands "beside_paper" come after the first figure,
+        its "verify" and "cancellation" at the end. The report takes its tables along, and the machine and the versions
+        that its figures belong to.
         """
         # A page that is made again tells of the machine that its figures came from.
         report.setdefault("machine", describe_machine() | threads() | versions_of(_PACKAGES))
-        items = [*_provenance(report), *self.items]
+        drawn = [isinstance(item, Figure) for item in self.items]
+        first = drawn.index(True) + 1 if any(drawn) else 0
+        if report.get("beside_paper"):
+            self.items.insert(first, beside_table(report["beside_paper"]))
+        if report.get("claims"):
+            self.items.insert(first, claims_table(report["claims"]))
+        if report.get("verify"):
+            self.show(Heading("The reconstruction error"), reconstruction_table(report))
         report["tables"] = [table.plain() for table in self.tables()]
         folder = write_report(self.run, report).parent
-        for table in self.tables():
-            (folder / f"{table.name}.json").write_text(json.dumps(table.plain(), indent=2) + "\n", encoding="utf-8")
-            (folder / f"{table.name}.md").write_text(table_markdown(table) + "\n", encoding="utf-8")
-        (folder / "index.md").write_text(page_markdown(self.title, items), encoding="utf-8")
         index = folder / "index.html"
-        index.write_text(page_html(self.title, items), encoding="utf-8")
-        # After the writing: a training is not lost for the want of a link.
-        headings = [item.text for item in self.items if isinstance(item, Heading)]
-        for claim in report.get("claims", ()):
-            assert claim["heading"] in headings, f"the evidence of a claim stands under {claim['heading']!r}"
+        index.write_text(page_html(self.title, report, self.items), encoding="utf-8")
         return index
 
 
-def _provenance(report: Report) -> Iterator[Item]:
-    """What the figures come from: the command and the machine."""
-    yield Paragraph(f"Made by `{report['command']}`.")
-    yield Paragraph("; ".join(f"{name} {value}" for name, value in report["machine"].items()) + ".")
+def claims_table(claims: Sequence[Report]) -> Table:
+    """The claims of one study, with their criteria."""
+    columns = ("section", "claim", "paper", "ours", "criterion", "verdict")
+    return Table(
+        "claims",
+        "What the paper observes, put to the test. Each criterion is taken from the paper's words, and the verdict is "
+        "computed from it and from what was measured.",
+        columns,
+        [[one[column] for column in columns] for one in claims],
+    )
+
+
+def beside_table(rows: Sequence[Report]) -> Table:
+    """Figures beside the paper's; rows may have the name of the study that they are from."""
+    columns = {"study": "study", "what": "figure", "ours": "here", "text": "the paper's text"}
+    columns |= {"code": "the paper's code, run again"}
+    shown = {key: column for key, column in columns.items() if key in rows[0]}
+    cells = [[row[key] or "-" for key in shown] for row in rows]
+    return Table("beside", "Figures measured here and in the paper.", tuple(shown.values()), cells)
+
+
+def reconstruction_table(report: Report) -> Table:
+    """How far each layer's rebuilt weights are from those trained, and how far the terms of the report's "mask" cancel,
+    or all terms where there is none.
+    """
+    rows: list[list[Cell]] = [
+        [layer, f"{found['reconstruction_error']:.2g}", "yes" if found["exact"] else found["reason"]]
+        for layer, found in report["verify"].items()
+    ]
+    caption = "The reconstruction error: ‖W - rebuilt‖ / ‖W - W₀‖ of each layer"
+    if "cancellation" not in report:
+        return Table("reconstruction", f"{caption}.", ("layer", "relative error", "exact"), rows)
+    for row, cancelled in zip(rows, report["cancellation"].values(), strict=True):
+        row.append("-" if cancelled is None else f"{cancelled:.0f}")
+    of_what = f"the terms that the mask `{report['mask']}` leaves out" if "mask" in report else "all its terms"
+    caption += f"; and the cancellation of {of_what}, the sum of their norms over the norm of their sum."
+    return Table("reconstruction", caption, ("layer", "relative error", "exact", "cancellation"), rows)

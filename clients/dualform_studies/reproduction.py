@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dualform_studies.claims import FAILS, HOLDS, IN_PART, VERDICTS, Beside, Claim, Verdict, beside_table
+from dualform_studies.claims import FAILS, HOLDS, IN_PART, VERDICTS, Beside, Claim, Verdict
 from dualform_studies.documents import (
     RESULTS,
     Captions,
@@ -22,7 +22,7 @@ from dualform_studies.documents import (
     write_page,
 )
 from dualform_studies.images.hubs import hub_claims
-from dualform_studies.report import Table, table_markdown
+from dualform_studies.report import Table, beside_table, table_markdown
 from dualform_studies.studies import STUDIES
 
 PAPER_SIZE = {"aesop": "aesop-paper"}
@@ -89,7 +89,7 @@ def _claims(reports: Mapping[str, StudyReport]) -> str:
         if rows:
             columns = ("claim", *([] if verdict == HOLDS else ["paper"]), "here", "study")
             table = Table("claims", f"### {verdict.capitalize()}", columns, rows)
-            parts.append(table_markdown(table, folded=False))
+            parts.append(table_markdown(table))
     return "\n\n".join(parts)
 
 
@@ -121,8 +121,8 @@ def _figures_beside(reports: Mapping[str, StudyReport]) -> str:
         for row in report.beside_paper:
             if row.text and not row.what.startswith("ranks of"):
                 studies.setdefault(row, []).append(name)
-    rows = [(", ".join(names), row) for row, names in studies.items()]
-    return f"## Figures of the paper\n\n{table_markdown(beside_table(rows), folded=False)}" if rows else ""
+    rows = [{"study": ", ".join(names)} | row.plain() for row, names in studies.items()]
+    return f"## Figures of the paper\n\n{table_markdown(beside_table(rows))}" if rows else ""
 
 
 def _rerun(stored: StudyReport, reran: StudyReport) -> str:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 
 from dualform.errors import BadInput, NotFound
 from dualform_studies.assignment import Assignment, option_of
-from dualform_studies.images.compact import run_compact
-from dualform_studies.images.continual import run_continual
-from dualform_studies.images.joint import run_joint
-from dualform_studies.images.single import run_single
-from dualform_studies.images.variants import run_cifar10, run_variants
+from dualform_studies.images.study import (
+    CIFAR10,
+    COMPACT,
+    CONTINUAL,
+    JOINT,
+    SINGLE,
+    ImageStudy,
+    run_images,
+    run_variants,
+)
 from dualform_studies.limits import run_limits
 from dualform_studies.memorisation.study import run_memorisation
 from dualform_studies.report import Report, peak_bytes, study_of, write_report
-from dualform_studies.text.study import run_aesop, run_wikitext2
+from dualform_studies.text.study import AESOP, WIKITEXT2, LanguageStudy, run_language_study
 
 
 @dataclass(frozen=True)
@@ -25,17 +31,23 @@ class Study:
     """Fields of an assignment that it heeds beside those that all studies do."""
 
 
-_OF_TEXT = frozenset({"preset", "prompts", "rerun", "dry_run"})
+def _of_images(study: ImageStudy, *takes: str) -> Study:
+    return Study(partial(run_images, study), frozenset(takes))
+
+
+def _of_text(study: LanguageStudy) -> Study:
+    return Study(partial(run_language_study, study), frozenset({"preset", "prompts", "rerun", "dry_run"}))
+
 
 STUDIES = {
-    "single": Study(run_single, frozenset({"runs"})),
+    "single": _of_images(SINGLE, "runs"),
     "single-variants": Study(run_variants, frozenset({"runs"})),
-    "joint": Study(run_joint),
-    "continual": Study(run_continual),
-    "compact": Study(run_compact),
-    "cifar10": Study(run_cifar10),
-    "aesop": Study(run_aesop, _OF_TEXT),
-    "wikitext2": Study(run_wikitext2, _OF_TEXT),
+    "joint": _of_images(JOINT),
+    "continual": _of_images(CONTINUAL),
+    "compact": _of_images(COMPACT),
+    "cifar10": _of_images(CIFAR10),
+    "aesop": _of_text(AESOP),
+    "wikitext2": _of_text(WIKITEXT2),
     "limits": Study(run_limits),
     "memorisation": Study(run_memorisation, frozenset({"runs"})),
 }

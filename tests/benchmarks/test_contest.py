@@ -76,7 +76,7 @@ def test_peers_give_the_right_answers(plan, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["topk", "filtered", "grouped", "sums", "canonical", "forms", "contributions", "gradients", "growth"],
+    ["topk", "filtered", "grouped", "sums", "weights", "contributions", "gradients", "growth"],
 )
 def test_sections_find_every_answer_right(plan, only_those_at_hand, name):
     section = measured(name, plan)

@@ -11,11 +11,9 @@ import benchmarks
 import pytest
 from benchmarks.harness import (
     OURS,
-    QUICK,
     SECTIONS,
     Cannot,
     Cell,
-    Plan,
     Row,
     Section,
     Target,
@@ -150,20 +148,6 @@ def test_targets_bound_from_above_or_from_below(ratio, target, met, used):
 def test_a_wrong_answer_meets_no_target():
     row = Row("q", {OURS: Cell(1.0, wrong="a score is off")}, "peer", 10.0, 0.1, Target("at most", 0.5))
     assert row.met is False
-
-
-@pytest.mark.parametrize(
-    ("plan", "why"),
-    [
-        (Plan(Path()), "needs a whole recorded continual study"),
-        (Plan(Path(), study=Path(), **QUICK), "not in a quick run"),
-        (Plan(Path(), study=Path()), None),
-    ],
-)
-def test_what_needs_a_whole_study_says_so(plan, why):
-    section = Section("weights", "Weights")
-    assert section.lacks_study(plan, {"one": Target("at most", 1), "two": None}) == (why is not None)
-    assert [(row.question, row.ours.why_not) for row in section.rows] == ([("one", why), ("two", why)] if why else [])
 
 
 def test_every_section_is_a_function_of_its_module():

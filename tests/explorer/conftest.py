@@ -11,9 +11,8 @@ from dualform.answers import MemoryInfo
 from dualform.errors import NotFound
 from dualform.methods import Answers
 from dualform_studies.demo import record_demo
-from dualform_studies.images.continual import CONTINUAL_RECIPE
 from dualform_studies.images.datasets import load_dataset
-from dualform_studies.images.training import train_in_succession
+from dualform_studies.images.training import Recipe, train_in_succession
 from tests.explorer import recorded_text
 from tests.explorer.recorded import record
 
@@ -49,7 +48,7 @@ def continual_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except NotFound as lacking:
         pytest.skip(f"{lacking} Or name a recorded study: DUALFORM_CONTINUAL=runs/continual")
     path = tmp_path_factory.mktemp("explorer") / "continual"
-    train_in_succession(pair, CONTINUAL_RECIPE.with_steps(SHORT), 0, record_to=path)
+    train_in_succession(pair, Recipe(steps=SHORT), 0, record_to=path)
     return path
 
 

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 import dualform
-from dualform_studies.images.continual import CONTINUAL_RECIPE
 from dualform_studies.images.datasets import load_dataset
-from dualform_studies.images.training import train_in_succession
+from dualform_studies.images.training import Recipe, train_in_succession
 from dualform_studies.text.corpora import cut_book
 from tests.trainings import take_steps
 
@@ -29,7 +28,7 @@ WORDS, LENGTH, HELD_TEXTS, WIDTH = 1000, 64, 40, 64
 def record_continual(data: Path, path: Path) -> None:
     """MNIST, then Fashion-MNIST, by the recipe of the continual study."""
     pair = load_dataset("mnist", data), load_dataset("fashion-mnist", data)
-    train_in_succession(pair, CONTINUAL_RECIPE.with_steps(FORGETTING_STEPS), 0, record_to=path)
+    train_in_succession(pair, Recipe(steps=FORGETTING_STEPS), 0, record_to=path)
 
 
 def record_cnn(data: Path, path: Path) -> None:

@@ -86,6 +86,23 @@ def test_a_page_says_it_in_a_sentence_and_a_bar_removes_its_group(folder):
     assert text.index('id="panel-answer"') < text.index('id="panel-output"')
 
 
+def test_a_page_leads_from_a_new_winner_to_what_speaks_for_it(folder, memory, info):
+    def third(chip: Chip, row: int) -> bool:
+        panel = answer_panel(memory, info, replace(PLAIN, row=row, chips=(chip,)))
+        return panel.becomes[0] not in (panel.predicted[0], panel.other[0])
+
+    labels = [Chip.of(False, ("label",), (own,)) for own in range(4)]
+    state = next(replace(PLAIN, row=row, chips=(chip,)) for chip in labels for row in range(60) if third(chip, row))
+    panel = answer_panel(memory, info, state)
+    target = f"{panel.becomes[0]}-{panel.other[0]}"
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        text = pages.get(f"/explore?{state.query()}").text
+        there = re.search(r'id="why-changed">.*?href="([^"]*)"', text)[1].replace("&amp;", "&")
+        assert f"target={target}" in there
+        assert 'id="sums"' in pages.get("/" + there).text
+        assert "why-changed" not in pages.get(f"/explore?{PLAIN.query()}").text
+
+
 def test_outputs_that_no_recorded_layer_gives_have_no_answer(tmp_path):
     class Softmax(nn.Module):
         def __init__(self):

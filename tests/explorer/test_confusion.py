@@ -49,6 +49,20 @@ def test_a_number_leads_to_its_examples_and_from_one_to_the_next(folder, memory)
         assert pages.get("/?set=shapes&cell=<script>").text.count("<script>") == start.count("<script>")
 
 
+def test_the_start_page_shows_a_few_examples_and_more_by_a_link(folder, memory, info):
+    few, more = (query_set_panel(memory, info, "shapes", own) for own in ("", "misclassified"))
+    rows = examples_of(memory, info, "shapes").misclassified.tolist()
+    assert [card.row for card in few.cards] == rows[:12]
+    assert [card.row for card in more.cards] == rows[:60]
+    assert (few.more, more.more) == (len(rows) > 12, False)
+    everything = query_set_panel(memory, info, "shapes", "all")
+    assert [card.row for card in everything.cards] == list(range(min(60, everything.examples.count)))
+    with served({"run": lambda: dualform.open(folder)}) as pages:
+        start, there = pages.get("/").text, pages.get("/?set=shapes&cell=misclassified").text
+    assert ("cell=misclassified#set-shapes" in start) == (len(rows) > 12)
+    assert there.count("among=misclassified") == start.count("among=misclassified") + len(rows[12:60])
+
+
 def test_what_is_no_cell_is_a_fault(info):
     for wrong in ("0-", "a-b", "0-1-2", "-1"):
         assert [fault.parameter for fault in read_state([("item", "shapes/3"), ("among", wrong)], info).faults] == [

@@ -146,4 +146,5 @@ def test_slots_of_muon_are_refused_in_words(tmp_path):
         text = page_of(pages, State("", "test", 0, "", ("label",), score="contribution", target="1", open=("data",)))
     assert "Its groups have contributions: see the sums by group." in text
     assert "group_sum(…" not in text
+    assert "Answer anyway" not in text, "it would be refused again"
     assert 'id="sums"' in text

@@ -251,8 +251,8 @@ def test_white_space_is_seen(text, seen):
 def test_pages_of_every_layer_answer_and_say_of_tokens(path):
     with served({"run": lambda: dualform.open(path)}) as pages:
         start = said(pages.get("/").text)
-        wrong, known = re.search(r"(\d+) of (\d+) labelled tokens misclassified", start).groups()
-        assert 0 < int(wrong) <= int(known) == HELD * (LENGTH - 2)
+        right, known = re.search(r"(\d+) of (\d+) tokens predicted as labelled", start).groups()
+        assert 0 <= int(right) < int(known) == HELD * (LENGTH - 2)
         for layer in ("head", "mlp", "places"):
             page = pages.get(f"/explore?item=held/2&layer={layer}&by=label&token=4&open=data,layers,training,record")
             assert page.status == 200
@@ -260,7 +260,7 @@ def test_pages_of_every_layer_answer_and_say_of_tokens(path):
             assert len(re.findall(r'<a class="token heat minus-\d" href="[^"]*token=\d', page.text)) == LENGTH - 3
             assert "surprise at each token" in said(page.text)
             assert "Largest outputs at token 4" in said(page.text)
-            assert f"{wrong} of {known} labelled tokens of held are misclassified" in said(page.text)
+            assert f"{right} of {known} tokens of held are predicted as labelled" in said(page.text)
 
 
 def test_an_ablation_is_rated_over_the_tokens_that_have_a_label(gpt, info):

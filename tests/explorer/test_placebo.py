@@ -53,7 +53,10 @@ def test_a_verdict_is_the_memorys(memory, info, row, at):
     np.testing.assert_array_equal(own.outcomes, found.outcomes)
     random, siblings = panel.nulls
     low, high = np.quantile(found.random_changes[0], CENTRAL)
-    assert (random.name, random.judges) == (f"50 removals of {found.removed} of {found.total} samples at random", True)
+    assert (random.name, random.judges) == (
+        f"50 removals of about {found.removed} of {found.total} samples at random",
+        True,
+    )
     assert random.range == f"{rounded(float(low))} to {rounded(float(high))}"
     assert not siblings.judges, "three siblings decide nothing"
     assert panel.verdict == ("unusual" if found.unusual[0] else "as random")
@@ -86,7 +89,7 @@ NINE = tuple(np.linspace(-4.0, 2.0, 9).tolist())
         (
             panel(0.5),
             "as random",
-            f"changes by 0.500; by {MINUS}0.950 to 0.950 in 50 removals of 6 of 60 samples at random. ",
+            f"changes by 0.500; by {MINUS}0.950 to 0.950 in 50 removals of about 6 of 60 samples at random. ",
         ),
         (
             panel(-3.0, becomes=1, flips=0.92),
@@ -139,7 +142,7 @@ def test_the_page_shows_it_only_under_a_filter(folder):
     assert part.search(plain)[0].endswith("hidden></section>")
     own = part.search(filtered)[0]
     assert re.search(r'id="verdict">(unusual|as random)<', own)
-    assert re.search(r"50 removals of [\d,]+ of [\d,]+ samples at random", re.sub("<[^>]*>", "", own))
+    assert re.search(r"50 removals of about [\d,]+ of [\d,]+ samples at random", re.sub("<[^>]*>", "", own))
     assert part.search(wrong)[0].endswith("hidden></section>")
 
 
@@ -152,11 +155,12 @@ def test_a_change_stands_next_to_base_rates_over_its_query_set(folder, memory):
     wrong, right = before != labels, before == labels
     tested = memory.placebo("4", "shapes", "dataset <> 'noise <b>'", 50)
     random = [np.median(own[1:51]) for own in (tested.corrected, tested.broken)]
+    as_many = [(own[1:51] >= own[0]).sum() for own in (tested.corrected, tested.broken)]
     counts = [((after == labels) & wrong).sum(), wrong.sum(), ((after != labels) & right).sum(), right.sum()]
     said = (
-        f"In all of shapes, corrected: {counts[0]} of {counts[1]} misclassified, by random removals "
-        f"{rounded(random[0])}; "
-        f"broken: {counts[2]} of {counts[3]} correct, by random removals {rounded(random[1])} (medians of 50)."
+        f"In all of shapes, corrected: {counts[0]} of {counts[1]} misclassified (random removals: "
+        f"{rounded(random[0])} in the median, as many in {as_many[0]} of 50); broken: {counts[2]} of {counts[3]} "
+        f"correct (random removals: {rounded(random[1])} in the median, as many in {as_many[1]} of 50)."
     )
     assert counts[0] > 0
     with served({"run": lambda: dualform.open(folder)}) as pages:

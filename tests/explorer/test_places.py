@@ -128,6 +128,8 @@ def test_the_map_is_on_the_page_once_layers_are_unfolded(path):
         assert len(re.findall(r'<rect [^>]*class="heat ', panel)) == 20
         assert sorted(map(int, re.findall(r"token=(\d+)&", panel))) == [*range(20)]
         assert "the box is the patch that the layer reads" in panel
+        assert 'aria-label="Places"' in page
+        assert "place →" in page
         later = pages.get("/explore?item=test/2&layer=2&by=label&open=layers").text
         assert "A box is a cell of the grid" in later
 

@@ -1,4 +1,4 @@
-"""The demo, and the paper's Figures 1 and 2."""
+"""The demo."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from PIL import Image
 
 import dualform
 from dualform.errors import AlreadyExists
-from dualform_studies.demo import DEMO_RECIPE, DUAL, PRIMAL, draw_dual_form, run_demo
-from dualform_studies.figures import LARGEST_PNG
+from dualform_studies.demo import DEMO_RECIPE, run_demo
 from dualform_studies.images.datasets import digits, permuted
 
 SMALLER = replace(DEMO_RECIPE, hidden=(32, 32), steps=150)
@@ -47,7 +46,7 @@ def test_the_reconstruction_stands(demo):
 def test_the_prediction_is_explained_from_what_was_recorded(demo):
     out, report = demo
     prediction = report["prediction"]
-    assert prediction["recognised_as"]["masked"] == prediction["label"] != prediction["recognised_as"]["final"]
+    assert prediction["recognised_as"] != prediction["label"], "a digit that the second dataset spoils"
     with dualform.open(out) as memory:
         for name, layer in prediction["layers"].items():
             hits = memory.topk(name, prediction["query"], k=1, score="abs")
@@ -84,8 +83,8 @@ def test_report_and_figures_are_left_behind(demo):
     out, report = demo
     assert json.loads((out / "report" / "report.json").read_text()) == report
     figures = {path.name for path in (out / "report").glob("*.png")}
-    assert figures == {"accuracy.png", *report["prediction"]["figures"]}
-    assert len(figures) == 4
+    assert figures == set(report["prediction"]["figures"])
+    assert len(figures) == 3
     assert all((out / "report" / name).stat().st_size > 5000 for name in figures)
 
 
@@ -101,7 +100,7 @@ def test_a_demo_replaces_an_earlier_one_and_nothing_else(demo, tmp_path: Path):
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_tables_show_accuracies_reconstruction_and_the_prediction(demo):
+def test_tables_show_accuracies_and_reconstruction(demo):
     tables = {table["name"]: table for table in demo[1]["tables"]}
     assert [row[0] for row in tables["accuracy"]["rows"]] == [
         "after digits",
@@ -111,13 +110,3 @@ def test_tables_show_accuracies_reconstruction_and_the_prediction(demo):
     ]
     assert [row[0] for row in tables["reconstruction"]["rows"]] == ["layer-0", "layer-1", "layer-2"]
     assert "dataset <> 'permuted-digits'" in tables["reconstruction"]["caption"]
-    assert len(tables["prediction-top-images"]["rows"]) == 3 * 5
-    assert len(tables["prediction-sums"]["rows"]) == 20
-
-
-def test_both_forms_are_drawn_small_enough_to_be_kept(tmp_path: Path):
-    drawn = draw_dual_form(tmp_path)
-    assert [path.stem for path in drawn] == [PRIMAL, DUAL]
-    for path in drawn:
-        assert 5_000 < path.stat().st_size <= LARGEST_PNG
-        assert path.with_suffix(".svg").is_file()

@@ -19,7 +19,7 @@ from dualform_studies.figures import new_figure
 from dualform_studies.report import Page
 from dualform_studies.reproduction import main, write_reproduction
 
-CLAIM = Claim("section 5.2", "Its class leads.", "one example", "81 % of 10,000", HOLDS, "80 % or more", "Leading")
+CLAIM = Claim("section 5.2", "Its class leads.", "one example", "81 % of 10,000", HOLDS, "80 % or more")
 
 
 def test_the_page_has_what_each_study_was_told_and_found(tmp_path: Path):
@@ -90,9 +90,7 @@ def test_claims_stand_by_their_verdicts_those_that_do_not_hold_first(tmp_path: P
     def write(name: str, *verdicts: tuple[str, str, Verdict]) -> None:
         page = Page(tmp_path / "runs" / name, name)
         page.heading("Leading")
-        claims = [
-            Claim(section, claim, "seen", f"{name}'s", verdict, "", "Leading") for section, claim, verdict in verdicts
-        ]
+        claims = [Claim(section, claim, "seen", f"{name}'s", verdict, "") for section, claim, verdict in verdicts]
         page.write({"command": name, "claims": [claim.plain() for claim in claims]})
 
     write("joint", ("5.2", "A hub.", HOLDS), ("5.2", "It leads.", HOLDS), ("5.3", "It leads.", IN_PART))

@@ -492,7 +492,7 @@ class PlaceboPanel:
         own = self.answer
         if own is None:
             return ()
-        random = f"{own.random} removals of {rounded(own.removed)} of {rounded(own.total)} {own.unit} at random"
+        random = f"{own.random} removals of about {rounded(own.removed)} of {rounded(own.total)} {own.unit} at random"
         found = [Null(random, own.random_changes[0], True)]
         if count := len(own.siblings):
             some = ", ".join(own.siblings[:2])

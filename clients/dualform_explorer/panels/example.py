@@ -72,6 +72,8 @@ class QueryPanel:
     token_errors: tuple[int, int] | None = None
     """The number of tokens in the query set whose label differs from their largest output, and the number with a label.
     """
+    unit: str = "token"
+    """The word for one of `tokens`: "token", or "place" in a picture."""
     remark: str = ""
     """Why another token than the address names is asked about; empty if none is."""
 
@@ -133,6 +135,7 @@ def query_panel(memory: Answers, info: MemoryInfo, state: State) -> QueryPanel:
         loss=None if loss is None or isnan(loss) else loss,
         chance=chance if shown else None,
         token_errors=examples.token_errors,
+        unit="token" if places is None else "place",
         remark=remark,
     )
 

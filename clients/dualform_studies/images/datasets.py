@@ -1,28 +1,24 @@
 """MNIST, Fashion-MNIST and CIFAR-10: files, downloads, and the paper's choice of training images.
 
-Reader of IDX files, the format of MNIST's originals (http://yann.lecun.com/exdb/mnist, "The IDX file format").
-
-Two zero bytes, one byte for the type (8: unsigned byte), one for the number of dimensions, each dimension as a
-big-endian 32-bit number, then the data, row by row.
-
-Image datasets of the studies. Shapes: n images, d pixels of an image, b images of a batch.
-
-Pixels stay bytes and are normalised batch by batch: an epoch of float32 would take four times the memory, and the
-arithmetic is element by element, so the same image gives the same bits each time.
-
-MNIST and Fashion-MNIST: found in a folder, or fetched once from their official homes and checked.
+MNIST and Fashion-MNIST are found in a folder, or fetched once from their official homes and checked:
 
     DIR/mnist/train-images-idx3-ubyte.gz  …            DIR/fashion-mnist/train-images-idx3-ubyte.gz  …
 
 DIR is the folder given, else that of the environment variable DUALFORM_DATA, else a cache folder of the user. Files
-found there are read as they are; hashes are checked of what is downloaded.
+found there are read as they are; hashes are checked of what is downloaded. An IDX file (http://yann.lecun.com/exdb/mnist,
+"The IDX file format") has two zero bytes, one byte for the type (8: unsigned byte), one for the number of dimensions,
+each dimension as a big-endian 32-bit number, then the data, row by row.
 
-Reader of CIFAR-10's binary version: five files of training images and one of test images, in one folder.
+CIFAR-10's binary version is five files of training images and one of test images, each as it is, or with .gz:
 
-    DIR/cifar-10-batches-bin/data_batch_1.bin … data_batch_5.bin, test_batch.bin          each as it is, or with .gz
+    DIR/cifar-10-batches-bin/data_batch_1.bin … data_batch_5.bin, test_batch.bin
 
 A record is one byte for the class and 3,072 for the image: 1,024 red pixels row by row, as many green, as many blue
 (https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version").
+
+Pixels stay bytes and are normalised batch by batch: an epoch of float32 would take four times the memory, and the
+arithmetic is element by element, so the same image gives the same bits each time. Shapes: n images, d pixels of an
+image, b images of a batch, p planes (colours) of an image.
 """
 
 from __future__ import annotations
@@ -145,33 +141,42 @@ class Dataset:
     """All of the training file, so that the row of a datapoint is the number of its image there."""
     test: Images
     side: int
-    """Rows, and columns, of an image: d is side * side."""
+    """Rows, and columns, of an image."""
     label_names: Sequence[str]
     split: Split
     """Which rows of `train` are trained on, and which give mean and deviation."""
     brightest: int = 255
     """The pixel value that is white."""
+    planes: int = 1
+    """Colours, each of which is normalised by itself: d is planes * side * side."""
 
     @cached_property
-    def mean(self) -> float:
-        """Mean of all pixels of the kept training images, in pixel values."""
-        return float(np.average(np.arange(256), weights=self._pixel_counts))
+    def mean(self) -> NDArray[np.float64]:
+        """float64[p, 1]: mean of all pixels of a plane of the kept training images, in pixel values."""
+        return np.array([[np.average(np.arange(256), weights=counts)] for counts in self._pixel_counts])
 
     @cached_property
-    def std(self) -> float:
-        """Standard deviation of all pixels of the kept training images, in pixel values."""
-        return float(np.sqrt(np.average((np.arange(256) - self.mean) ** 2, weights=self._pixel_counts)))
+    def std(self) -> NDArray[np.float64]:
+        """float64[p, 1]: their standard deviation."""
+        return np.array(
+            [
+                [np.sqrt(np.average((np.arange(256) - mean) ** 2, weights=counts))]
+                for (mean,), counts in zip(self.mean, self._pixel_counts, strict=True)
+            ]
+        )
 
     @cached_property
-    def _pixel_counts(self) -> NDArray[np.int64]:
-        """int64[256]: how many pixels of the kept training images have each value."""
-        return np.bincount(self.train.pixels[self.split.kept].ravel(), minlength=256)
+    def _pixel_counts(self) -> list[NDArray[np.int64]]:
+        """p times int64[256]: how many pixels of the kept training images have each value."""
+        planes = self.train.pixels[self.split.kept].reshape(len(self.split.kept), self.planes, -1)
+        return [np.bincount(planes[:, plane].ravel(), minlength=256) for plane in range(self.planes)]
 
     def inputs(self, images: Images, rows: Rows = slice(None)) -> NDArray[np.float32]:
         """float32[b, d]: the rows asked for, normalised by the mean and deviation of the kept training images."""
         pixels = images.pixels[rows].astype(np.float32)
-        pixels -= np.float32(self.mean)
-        pixels /= np.float32(self.std)
+        planes = pixels.reshape(len(pixels), self.planes, -1)
+        planes -= self.mean.astype(np.float32)
+        planes /= self.std.astype(np.float32)
         return pixels
 
     def trained_in_words(self) -> str:
@@ -262,15 +267,20 @@ SOURCES = {
 
 
 def load_dataset(name: str, data: Path | None = None) -> Dataset:
-    """The dataset `mnist` or `fashion-mnist`: 60,000 training and 10,000 test images where the files are the originals.
+    """The dataset `mnist`, `fashion-mnist` or `cifar-10` with the split of the paper's code.
 
-    It has the split of the paper's code, 40,053 of these 60,000 to train on.
+    Of the first two, 40,053 of 60,000 training images are trained on, where the files are the originals.
 
     Raises NotFound for another name and where a file is neither there nor to be had, and Damaged, naming the file,
     where one does not hold what it should.
     """
+    if name == "cifar-10":
+        train, test = read_cifar10(data)
+        split = choose_trained(np.arange(len(train)))
+        return Dataset(name, train, test, 32, CIFAR10_LABELS, split, planes=3)
     if name not in SOURCES:
-        raise NotFound(f"there is no dataset {name!r}.", hint=f"Datasets: {', '.join(SOURCES)}.", field="dataset")
+        hint = f"Datasets: {', '.join(SOURCES)}, cifar-10."
+        raise NotFound(f"there is no dataset {name!r}.", hint=hint, field="dataset")
     folder = data_folder(data) / name
     paths = [_local(folder, file) or _fetch(name, number, folder) for number, file in enumerate(_FILES)]
     train, test = _images(*paths[:2]), _images(*paths[2:])
@@ -347,8 +357,8 @@ def trained_preview_set(dataset: Dataset) -> PreviewSet:
 
 FOLDER = "cifar-10-batches-bin"
 """What the official archive unpacks to."""
-HOME = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-LABEL_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_HOME = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+CIFAR10_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 PIXELS = 3 * 32 * 32
 """Bytes of an image."""
 
@@ -377,7 +387,7 @@ def _found(folder: Path, name: str) -> Path:
             return path
     raise NotFound(
         f"{name} of CIFAR-10 is not in {folder}.",
-        hint=f"Unpack {HOME} into a folder, and name that folder with --data DIR or the environment variable "
+        hint=f"Unpack {CIFAR10_HOME} into a folder, and name that folder with --data DIR or the environment variable "
         f"{DATA_VARIABLE}.",
         field="data",
     )
@@ -392,7 +402,7 @@ def _cifar10_images(path: Path) -> Images:
         )
     records = content.reshape(-1, 1 + PIXELS)
     labels = records[:, 0].astype(np.int64)
-    if labels.max() >= len(LABEL_NAMES):
+    if labels.max() >= len(CIFAR10_LABELS):
         raise Damaged(
             f"{path} has a label {labels.max()}; classes are 0 to 9.",
             hint="Remove the file and fetch it again.",

@@ -1,10 +1,8 @@
 """Hubs: training images that many test images attend to (the paper's appendix A).
 
-Training images that many test images attend to (the paper's appendix A). Shapes: n queries, I images, k best.
-
 Whether hubs are such by their keys' length or by their direction is told by ranking with the cosine instead: there
 length has no say. The cosine is signed, and so is the weight that it is compared with, for the same test images; behind
-the first layer, where no input is negative, that is the paper's absolute weight.
+the first layer, where no input is negative, that is the paper's absolute weight. Shapes: n queries, I images, k best.
 """
 
 from __future__ import annotations
@@ -15,15 +13,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
-from dualform.answers.influence import rank_correlation
 from dualform.methods import Answers
 from dualform_studies.claims import Claim, judge, judged, verdict_of
 from dualform_studies.documents import OftenFound
-from dualform_studies.figures import INK, MARKS, new_figure
+from dualform_studies.figures import new_figure
 from dualform_studies.images.attention import TOP, Datapoints, LayerAttention, best_images, sampled_rows
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.observations import OFTEN
@@ -31,13 +26,10 @@ from dualform_studies.images.query_figure import show_picture
 from dualform_studies.images.training import Checkpoint
 from dualform_studies.report import Report, in_fraction, percent
 
-HEADING = "Hubs"
 GREATEST = 10
 """Hubs that are shown."""
 COMPARED = 1000
 """Test images that are ranked by cosine: a look at every key for each, where the weight's codes leave most out."""
-_NORM, _DIRECTION = 2, 8
-"""Of the ten greatest hubs, those that stay when length has no say: few may be such by length, many by direction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,22 +74,6 @@ class LayerHubs:
     norms: NDArray[np.float64]
     """float64[I]: the mean length of each image's keys."""
 
-    @property
-    def surviving(self) -> int:
-        """Of the ten greatest hubs by signed weight, how many are among the ten greatest by cosine."""
-        return len(np.intersect1d(self.signed.greatest(), self.cosine.greatest()))
-
-    @property
-    def cause(self) -> str:
-        """What makes the hubs: "length" of keys, their "direction", or "both".
-
-        "neither" where few of them are hubs by cosine, but most images have keys as long as theirs.
-        """
-        if self.surviving > _NORM:
-            return "direction" if self.surviving >= _DIRECTION else "both"
-        longer = [(self.norms < self.norms[image]).mean() for image in self.signed.greatest()]
-        return "length" if np.mean(longer) > 1 / 2 else "neither"
-
 
 def ask_hubs(
     memory: Answers,
@@ -137,105 +113,51 @@ def ask_hubs(
 
 
 def hubs_report(layers: Sequence[LayerHubs], datapoints: Datapoints) -> Report:
-    """By layer, in plain values."""
-    return {one.layer: _of_layer(one, datapoints) for one in layers}
+    """By layer, in plain values: of each image the share of the queries that have it among their best."""
 
-
-def _of_layer(hubs: LayerHubs, datapoints: Datapoints) -> Report:
-    ordered = np.sort(hubs.weight.counts)[::-1]
-    half = int(np.searchsorted(np.cumsum(ordered), ordered.sum() / 2)) + 1
-
-    def told(images: NDArray[np.int64]) -> list[Report]:
-        return [_of_image(hubs, datapoints, image) for image in images.tolist()]
+    def told(one: LayerHubs, hubs: Hubs, images: NDArray[np.int64]) -> list[Report]:
+        return [
+            {
+                "dataset": str(datapoints.image_datasets[image]),
+                "sample": int(datapoints.samples[datapoints.first_slots[image]]),
+                "label": int(datapoints.image_labels[image]),
+                "weight": float(hubs.shares[image]),
+                "norm": float(one.norms[image]),
+            }
+            for image in images.tolist()
+        ]
 
     return {
-        "queries": hubs.weight.queries,
-        "compared": hubs.signed.queries,
-        "images": len(hubs.norms),
-        "ever": int((hubs.weight.counts > 0).sum()),
-        "half": half,
-        "norm_correlation": rank_correlation(hubs.signed.counts.astype(np.float64), hubs.norms),
-        "cosine_norm_correlation": rank_correlation(hubs.cosine.counts.astype(np.float64), hubs.norms),
-        "surviving": hubs.surviving,
-        "cause": hubs.cause,
-        "often": told(np.flatnonzero(hubs.weight.shares >= OFTEN)),
-        "greatest": told(hubs.weight.greatest()),
-        "greatest_signed": told(hubs.signed.greatest()),
-        "greatest_by_cosine": told(hubs.cosine.greatest()),
+        one.layer: {
+            "queries": one.weight.queries,
+            "compared": one.signed.queries,
+            "often": told(one, one.weight, np.flatnonzero(one.weight.shares >= OFTEN)),
+            "by weight": told(one, one.signed, one.signed.greatest()),
+            "by cosine": told(one, one.cosine, one.cosine.greatest()),
+        }
+        for one in layers
     }
-
-
-def _of_image(hubs: LayerHubs, datapoints: Datapoints, image: int) -> Report:
-    norm = float(hubs.norms[image])
-    return {
-        "dataset": str(datapoints.image_datasets[image]),
-        "sample": int(datapoints.samples[datapoints.first_slots[image]]),
-        "label": int(datapoints.image_labels[image]),
-        "weight": float(hubs.weight.shares[image]),
-        "signed": float(hubs.signed.shares[image]),
-        "cosine": float(hubs.cosine.shares[image]),
-        "norm": norm,
-        "longer_than": float((hubs.norms < norm).mean()),
-    }
-
-
-def draw_hub_distribution(path: Path, layers: Sequence[LayerHubs]) -> Path:
-    """Of each training image the share of the test images compared that have it among their best, descending."""
-    with new_figure(path, 3.2, "How many test images attend most to the same training image") as figure:
-        panels = figure.subplots(1, len(layers), sharex=True, sharey=True, squeeze=False)[0]
-        for panel, one in zip(panels, layers, strict=True):
-            rankings = {"by weight": one.signed.shares, "by cosine": one.cosine.shares}
-            for at, (words, shares) in enumerate(rankings.items()):
-                _draw_ranks(panel, shares, at, words)
-            panel.set_title(one.layer, loc="left", pad=3)
-            panel.set_xlabel("rank of the training image")
-            for axis in (panel.xaxis, panel.yaxis):
-                axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        panels[0].set_ylabel(f"test images that have it\namong their {TOP} best (%)")
-        handles, words = panels[0].get_legend_handles_labels()
-        figure.legend(handles, words, loc="outside lower center", ncols=len(handles))
-    return path
-
-
-def _draw_ranks(panel: Axes, shares: NDArray[np.float64], at: int, words: str) -> None:
-    ordered = np.sort(shares[shares > 0])[::-1]
-    ranks = np.arange(1, len(ordered) + 1)
-    marked = np.unique(np.searchsorted(ranks, np.geomspace(1, len(ranks), 7).round()))
-    panel.loglog(
-        ranks,
-        100 * ordered,
-        ("-", "--")[at],
-        color=INK[at],
-        marker=MARKS[at],
-        markersize=4,
-        markevery=marked.tolist(),
-        linewidth=1.3,
-        label=words,
-    )
 
 
 def draw_hubs(path: Path, hubs: Mapping[str, Report], datasets: Sequence[Dataset]) -> Path:
     """The ten greatest hubs of each layer, of the test images compared; `hubs` as `hubs_report` gives it."""
     sources = {dataset.name: dataset for dataset in datasets}
     rows = [
-        (f"{layer}\n{words}", found[ranking], share)
+        (f"{layer}\n{ranking}", found[ranking])
         for layer, found in hubs.items()
-        for ranking, words, share in (
-            ("greatest_signed", "by weight", "signed"),
-            ("greatest_by_cosine", "by cosine", "cosine"),
-        )
+        for ranking in ("by weight", "by cosine")
     ]
     compared = next(iter(hubs.values()))["compared"]
     title = f"The greatest hubs: class, share of {compared:,} test images, length of the key"
     with new_figure(path, 0.3 + 1.22 * len(rows), title) as figure:
         grid = figure.subplots(len(rows), GREATEST, squeeze=False)
-        for panels, (words, images, share) in zip(grid, rows, strict=True):
+        for panels, (words, images) in zip(grid, rows, strict=True):
             panels[0].set_ylabel(words, fontsize=7.5)
             for panel in panels[len(images) :]:
                 panel.set_axis_off()
             for panel, image in zip(panels, images, strict=False):
                 source = sources[image["dataset"]]
-                name, part = source.label_names[image["label"]], f"{100 * image[share]:.1f} %"
+                name, part = source.label_names[image["label"]], percent(image["weight"])
                 caption = f"{name}\n{part}\nlength {image['norm']:.1f}"
                 show_picture(panel, source.picture(source.train.pixels[image["sample"]]), caption)
     return path

@@ -1,13 +1,8 @@
-"""Test accuracy with a class removed from the sum, and of networks retrained without it.
-
-Parts of a succession's second training, masked one at a time: what the network is worth without each.
+"""Parts of a succession's second training, masked one at a time, and networks retrained without them.
 
     W_masked = W_T - (W_part - W_0)
 
 where W_part is the sum of the part's slots alone: adding up a tenth of the slots costs a tenth of adding up the rest.
-
-The second part of a succession trained again, without what a mask leaves out.
-
 Every retraining goes on from what the first part left, network and momentum alike, so that only the second is trained.
 """
 
@@ -17,19 +12,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
-from torch import nn
 
 from dualform.query.engine import Engine
-from dualform_studies.assignment import Progress
+from dualform_studies.assignment import Progress, or_silent
 from dualform_studies.figures import INK, MARKS, new_figure
 from dualform_studies.images.datasets import Dataset
 from dualform_studies.images.training import (
@@ -49,9 +41,6 @@ from dualform_studies.images.training import (
 from dualform_studies.recorded_memory import reconstruction_errors
 from dualform_studies.report import Report
 
-_LAST_OF_3000 = (30, 100, 300, 600, 1000, 2000, 2900)
-"""Last steps to leave out, of 3,000; of another number of steps, as large a share."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -64,26 +53,16 @@ class Part:
     """The SQL condition that is true of all others."""
     label: int | None = None
     """The class of its images, None where it holds all classes."""
-    last: int = 0
-    """Of a part with all classes: how many steps, counted from the end of training."""
 
 
-def parts(pair: Pair, recipe: Recipe) -> list[Part]:
-    """The whole second dataset, each of its classes, and its last steps, more and more of them."""
-    second = pair[1]
-    own, end = f"dataset = '{second.name}'", 2 * recipe.steps
-    whole = Part(f"all of {second.name}", own, without(second), last=recipe.steps)
+def parts(second: Dataset) -> list[Part]:
+    """The whole second dataset, and each of its classes."""
+    own = f"dataset = '{second.name}'"
     classes = [
         Part(f"its class {label}, {name}", f"{own} AND label = {label}", f"NOT ({own} AND label = {label})", label)
         for label, name in enumerate(second.label_names)
     ]
-    last = [Part(f"its last {n:,} steps", f"step >= {end - n}", f"step < {end - n}", last=n) for n in _last(recipe)]
-    return [whole, *classes, *last]
-
-
-def _last(recipe: Recipe) -> list[int]:
-    scaled = {max(1, round(n * recipe.steps / 3000)) for n in _LAST_OF_3000}
-    return sorted(n for n in scaled if n < recipe.steps)
+    return [Part(f"all of {second.name}", own, without(second)), *classes]
 
 
 def masked_weights(memory: Engine, part: Part) -> Weights:
@@ -115,21 +94,14 @@ def sweep(
         return {dataset.name: accuracy(network, dataset) for dataset in pair}
 
     final = judged(trained.final)
-    rows: list[Report] = [
-        {"part": "nothing", "label": None, "last": 0, "datapoints": 0, "masked": final, "retrained": final}
-    ]
-    counts = _counts(memory, chosen)
-    for done, (part, other, count) in enumerate(zip(chosen, retrained, counts, strict=True)):
-        if progress is not None:
-            progress("masking parts", done, len(chosen))
+    rows: list[Report] = [{"part": "nothing", "masked": final, "retrained": final}]
+    for done, (part, other) in enumerate(zip(chosen, retrained, strict=True)):
+        or_silent(progress)("masking parts", done, len(chosen))
         masked = masked_weights(memory, part)
         rows.append(
             {
                 "part": part.words,
                 "mask": part.mask,
-                "label": part.label,
-                "last": part.last,
-                "datapoints": count,
                 "masked": judged(masked),
                 "retrained": judged(other),
                 "cancellation": dict(memory.cancellation(where=part.mask)),
@@ -137,13 +109,6 @@ def sweep(
             }
         )
     return rows
-
-
-def _counts(memory: Engine, chosen: Sequence[Part]) -> list[int]:
-    """Slots of each part."""
-    columns = (f"count(*) FILTER (WHERE {part.slots}) AS part_{at}" for at, part in enumerate(chosen))
-    answer = memory.sql(f"SELECT {', '.join(columns)} FROM slots")
-    return [int(answer[f"part_{at}"][0]) for at in range(len(chosen))]
 
 
 _SECOND = 1
@@ -157,39 +122,23 @@ def retrain(
     seed: int,
     progress: Progress | None = None,
 ) -> list[Weights]:
-    """The network that training without each part gives.
+    """The network that training without each part gives: that of the first part, without the whole second dataset.
 
-    Without its last steps, training ends so many steps earlier. Without a class, it takes as many steps on the images
-    of the other classes, which come in the same order as before.
+    Without a class, it takes as many steps on the images of the other classes, which come in the same order as before.
     """
-    stops = sorted({recipe.steps - part.last for part in chosen if part.label is None})
-    stopped = dict(zip(stops, stop_at(trained, stops, pair, recipe, seed), strict=True))
     found = []
     for done, part in enumerate(chosen):
-        if progress is not None:
-            progress("retraining", done, len(chosen))
-        if part.label is None:
-            found.append(stopped[recipe.steps - part.last])
-        else:
-            found.append(leave_out(trained, part.label, pair, recipe, seed))
-    return found
-
-
-def stop_at(trained: TrainedNetwork, stops: Sequence[int], pair: Pair, recipe: Recipe, seed: int) -> list[Weights]:
-    """The weights after so many updates on the second dataset; `stops` ascend, from 0 to recipe.steps at most."""
-    network, optimizer = _after_first(trained, pair, recipe)
-    second = pair[1]
-    stream = batches(second, batch_rows(second.split.trained, recipe, seed, _SECOND))
-    found = []
-    for done, stop in pairwise((0, *stops)):
-        train(network, optimizer, islice(stream, stop - done), recipe.clip)
-        found.append(copied(network))
+        or_silent(progress)("retraining", done, len(chosen))
+        found.append(trained.after_first if part.label is None else leave_out(trained, part.label, pair, recipe, seed))
     return found
 
 
 def leave_out(trained: TrainedNetwork, label: int, pair: Pair, recipe: Recipe, seed: int) -> Weights:
     """The weights after recipe.steps updates on the second dataset without the images of one class."""
-    network, optimizer = _after_first(trained, pair, recipe)
+    network = with_weights(recipe.widths(pair[0]), trained.after_first)
+    optimizer = recipe.optimizer(network)
+    # A copy: loading shares the tensors, and the updates to come change them in place.
+    optimizer.load_state_dict(deepcopy(trained.optimizer_after_first))
     second = pair[1]
     train(network, optimizer, batches(second, _rows_without(label, second, recipe, seed)), recipe.clip)
     return copied(network)
@@ -207,15 +156,6 @@ def _rows_without(label: int, dataset: Dataset, recipe: Recipe, seed: int) -> It
         waiting = waiting[recipe.batch :]
 
 
-def _after_first(trained: TrainedNetwork, pair: Pair, recipe: Recipe) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A network and an optimizer of their own, as they were when the first dataset was done."""
-    network = with_weights(recipe.widths(pair[0]), trained.after_first)
-    optimizer = recipe.optimizer(network)
-    # A copy: loading shares the tensors, and the updates to come change them in place.
-    optimizer.load_state_dict(deepcopy(trained.optimizer_after_first))
-    return network, optimizer
-
-
 _ROW = 0.36
 """Inches: the height of one part's row."""
 _ROOM = 1.9
@@ -228,23 +168,21 @@ _DOTS = {
 
 
 def draw_masks(path: Path, swept: Sequence[Report], pair: Pair) -> Path:
-    """A row each for nothing left out, the whole second dataset, and each of its classes; `swept` as `sweep` gives it.
+    """A row for each of `swept`, as `sweep` gives it.
 
     Beside the accuracies stand the greatest cancellation of a layer, and the greatest multiple of what training moved.
     """
-    nothing, whole, *others = swept
-    rows = [nothing, whole, *(row for row in others if row["label"] is not None)]
     title = f"Test accuracy without a part of {pair[1].name}"
-    with new_figure(path, 1.2 + _ROW * len(rows), title) as figure:
+    with new_figure(path, 1.2 + _ROW * len(swept), title) as figure:
         panels = list(figure.subplots(1, len(pair) + len(_DOTS), sharey=True, width_ratios=(1.5, 1.5, 1, 1)))
         for panel, dataset, ink in zip(panels, pair, INK, strict=False):
-            _draw_bars(panel, rows, dataset.name, ink)
+            _draw_bars(panel, swept, dataset.name, ink)
         for panel, figure_of, (name, label) in zip(panels[len(pair) :], _DOTS, _DOTS.values(), strict=True):
-            _draw_dots(panel, rows, figure_of)
+            _draw_dots(panel, swept, figure_of)
             panel.set_title(name, loc="left", pad=3)
             panel.set_xlabel(f"{label}\n(greatest layer)")
-        panels[0].set_yticks(range(len(rows)), [str(row["part"]).removeprefix("its ") for row in rows])
-        panels[0].set_ylim(len(rows) - 0.4, -0.6)
+        panels[0].set_yticks(range(len(swept)), [str(row["part"]).removeprefix("its ") for row in swept])
+        panels[0].set_ylim(len(swept) - 0.4, -0.6)
         panels[0].set_ylabel("part left out")
         for panel in panels:
             panel.tick_params(axis="y", length=0)
@@ -280,48 +218,3 @@ def _draw_dots(panel: Axes, rows: Sequence[Report], figure_of: str) -> None:
     panel.set_xlim(min(known.values()) / _ROOM, max(known.values()) * _ROOM**2)
     panel.xaxis.set_major_formatter("{x:g}")
     panel.minorticks_off()
-
-
-def draw_last_steps(path: Path, swept: Sequence[Report], pair: Pair) -> Path:
-    """Lines over the number of last steps left out, from none to all, and the cancellation of each layer.
-
-    The numbers stand evenly, for their first and their last ones are close to each other.
-    """
-    rows = sorted((row for row in swept if row["label"] is None), key=lambda row: int(row["last"]))
-    title = f"Test accuracy when the last steps on {pair[1].name} are left out"
-    with new_figure(path, 4.6, title) as figure:
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.6, 1))
-        for dataset, ink, mark in zip(pair, INK, MARKS, strict=False):
-            for kind, words, style, fill in (
-                ("masked", "terms removed", "-", ink),
-                ("retrained", "training stopped earlier", "--", "white"),
-            ):
-                heights = [100 * row[kind][dataset.name] for row in rows]
-                upper.plot(
-                    heights,
-                    style,
-                    marker=mark,
-                    markersize=4.5,
-                    markerfacecolor=fill,
-                    linewidth=1.2,
-                    color=ink,
-                    label=f"{dataset.name}, {words}",
-                )
-        upper.set_ylabel("test accuracy (%)")
-        upper.set_ylim(0, 104)
-        upper.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-        _draw_cancellation(lower, rows)
-    return path
-
-
-def _draw_cancellation(panel: Axes, rows: Sequence[Report]) -> None:
-    places = [at for at, row in enumerate(rows) if "cancellation" in row]
-    styles = zip(("-", "--", ":", "-."), MARKS, strict=True)
-    for layer, (style, mark) in zip(rows[places[0]]["cancellation"], styles, strict=False):
-        figures = [rows[at]["cancellation"][layer] for at in places]
-        panel.plot(places, figures, style, marker=mark, markersize=4, linewidth=1.2, color="0.25", label=layer)
-    panel.set_ylabel("cancellation:\nsum of norms /\nnorm of sum")
-    panel.set_ylim(bottom=0)
-    panel.set_xticks(range(len(rows)), [f"{row['last']:,}" for row in rows])
-    panel.set_xlabel("last steps of training left out (updates; evenly spaced, not to scale)")
-    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)

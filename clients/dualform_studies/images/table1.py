@@ -1,6 +1,4 @@
-"""Table 1 of the paper.
-
-Table 1 of the paper: how often the class that draws most attention is the true one, or the one recognised.
+"""Table 1 of the paper: how often the class that draws most attention is the true one, or the one recognised.
 
 The class that draws most attention is the argmax of a layer's absolute attention weights summed over each class.
 Shapes: n test images, r runs.
@@ -21,7 +19,7 @@ from dualform.questions import QuerySetExamples
 from dualform_studies.claims import Beside, Claim, judge
 from dualform_studies.images.training import Checkpoint
 from dualform_studies.recorded_memory import open_recorded
-from dualform_studies.report import Cell, Report, Table
+from dualform_studies.report import Report
 
 Cells: TypeAlias = dict[str, dict[str, float | None]]
 """By layer and cell, in per cent; None where no test image is of that kind."""
@@ -118,7 +116,6 @@ def _cell(layer: str, cell: str, runs: Sequence[float | None]) -> Report:
         "deviation": float(np.std(known, ddof=1)) if len(known) > 1 else None,
         "paper": list(paper),
         "points_off": points,
-        "deviations_off": None if points is None or not paper[1] else points / paper[1],
     }
 
 
@@ -126,7 +123,6 @@ def _percent(hits: NDArray[np.bool_]) -> float | None:
     return 100 * float(hits.mean()) if len(hits) else None
 
 
-HEADING = "Table 1"
 _CASES = {
     "no_target": "network wrong, the true class leads",
     "no_output": "network wrong, the recognised class leads",
@@ -134,51 +130,6 @@ _CASES = {
 }
 
 MET = f"within {DEVIATIONS} of the paper's deviations, or within {POINTS} point where its deviation is 0.0"
-
-
-def table_1(by_step: Report, steps: int, runs: int, *, variant: bool = False) -> Table:
-    """`by_step` holds what `over_runs` gives after each number of updates; `steps` is that of the recipe.
-
-    `variant`: the recipe is not the study's own.
-    """
-    variants = [int(step) for step in by_step if int(step) != steps]
-    own = f"{'a variant' if variant else 'the recipe'}, {steps:,} updates"
-    columns = ["layer", "network right", "argmax beside", "paper", own]
-    columns += ["points off", "deviations off", "met", "paper's code, two runs"]
-    for step in variants:
-        columns += [f"variant, {step:,} updates", "points off", "paper's code, two runs"]
-    rows: list[list[Cell]] = []
-    for layer, cells in PAPER.items():
-        for cell, paper in cells.items():
-            found = by_step[str(steps)][layer][cell]
-            row: list[Cell] = [layer, *CELLS[cell], in_words(*paper), in_words(found["mean"], found["deviation"])]
-            row += [_signed(found["points_off"], 2), _signed(found["deviations_off"], 1)]
-            row += ["yes" if is_met(found) else "no", _of_code(steps, layer, cell)]
-            for step in variants:
-                other = by_step[str(step)][layer][cell]
-                row += [in_words(other["mean"], other["deviation"]), _signed(other["points_off"], 2)]
-                row.append(_of_code(step, layer, cell))
-            rows.append(row)
-    caption = (
-        "Table 1 of the paper: how often, in per cent, the class that draws most attention is the true class, or the "
-        f"one recognised; over the full test set, mean and standard deviation of {runs} run{'s' * (runs > 1)}. "
-        f"Differences are in points, and in units of the paper's own deviations; a cell is met {MET}."
-    )
-    if variants:
-        caption += " The last columns are of the number of updates that the paper's text names."
-    return Table("table-1", caption, columns, rows)
-
-
-def runs_table(layers: Report, steps: int, first_seed: int) -> Table:
-    """The cells of each run after the recipe's updates."""
-    runs = len(layers["layer-0"]["yes"]["runs"])
-    columns = ["layer", "network right", "argmax beside", *(f"seed {first_seed + run}" for run in range(runs))]
-    rows = [
-        (layer, *CELLS[cell], *("-" if value is None else f"{value:.2f}" for value in layers[layer][cell]["runs"]))
-        for layer in PAPER
-        for cell in CELLS
-    ]
-    return Table("table-1-runs", f"The same cells of each run after {steps:,} updates, in per cent.", columns, rows)
 
 
 def table_1_claims(layers: Report) -> tuple[Claim, ...]:
@@ -199,11 +150,11 @@ def table_1_claims(layers: Report) -> tuple[Claim, ...]:
     )
 
 
-def beside_table_1(by_step: Report, steps: int) -> Iterator[Beside]:
-    """The nine cells of the recipe beside the paper's."""
+def beside_table_1(layers: Report, steps: int) -> Iterator[Beside]:
+    """The nine cells after so many updates, as `over_runs` gives them, beside the paper's."""
     for layer, cells in PAPER.items():
         for cell, paper in cells.items():
-            found = by_step[str(steps)][layer][cell]
+            found = layers[layer][cell]
             what = f"Table 1, {layer}, {_CASES[cell]} (%)"
             code = _of_code(steps, layer, cell)
             yield Beside(what, in_words(found["mean"], found["deviation"]), in_words(*paper), code.strip("-"))
@@ -223,7 +174,3 @@ def _rises(by_layer: Sequence[float | None]) -> bool:
 def _of_code(steps: int, layer: str, cell: str) -> str:
     found = CODE.get(steps, {}).get(layer) if cell == "yes" else None
     return "-" if found is None else ", ".join(f"{value:.2f}" for value in found)
-
-
-def _signed(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:+.{digits}f}"

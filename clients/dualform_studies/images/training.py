@@ -1,6 +1,4 @@
-"""The paper's network and recipe, recorded: batches, updates, and two datasets in succession.
-
-The paper's training recipe.
+"""The paper's network and training recipe, recorded: batches, updates, and two datasets in succession.
 
 The text of the paper says "vanilla SGD"; its published code, which reaches the accuracies that the text reports, uses
 momentum 0.9, learning rate 3e-3 and global gradient clipping at 1.0. Those are the defaults here; a study that departs
@@ -13,9 +11,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from itertools import islice, pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,23 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dualform.errors import BadInput
-from dualform_studies.assignment import Progress
-from dualform_studies.images.datasets import Dataset, Images
-
-if TYPE_CHECKING:
-    from dualform import Recorder
-from copy import deepcopy
-from itertools import islice
-from pathlib import Path
-from time import perf_counter
-from typing import Any, TypeAlias
-
 from dualform import Recorder
+from dualform.errors import BadInput
 from dualform.methods import Answers
 from dualform.query.engine import Engine
-from dualform_studies.images.datasets import examples_of, trained_preview_set
-from dualform_studies.images.query_figure import Query
+from dualform_studies.assignment import Progress, counting, or_silent
+from dualform_studies.images.datasets import Dataset, Images, examples_of, trained_preview_set
 
 
 @dataclass(frozen=True)
@@ -76,11 +66,6 @@ class Recipe:
 
     def optimizer(self, network: nn.Module) -> torch.optim.SGD:
         return torch.optim.SGD(network.parameters(), lr=self.lr, momentum=self.momentum)
-
-
-def named_recipe(*, variant: bool) -> str:
-    """What a page calls a study's own recipe, or one that departs from it and has no figures of the paper beside it."""
-    return "a variant of the recipe of the paper's code" if variant else "the recipe of the paper's code"
 
 
 _EVALUATED_AT_ONCE = 1000
@@ -228,10 +213,7 @@ def train_part(
     """Take `recipe.steps` updates on one dataset; the optimizer goes on from the part before, momentum included."""
     stream = batches(dataset, batch_rows(dataset.split.trained, recipe, seed, part))
 
-    def tell(done: int) -> None:
-        if progress is not None:
-            progress(f"training on {dataset.name}", done, recipe.steps)
-
+    tell = counting(progress, f"training on {dataset.name}", recipe.steps)
     train(network, optimizer, stream, recipe.clip, recorder=recorder, tell=tell)
 
 
@@ -296,8 +278,7 @@ def record(
     seconds, done = 0.0, 0
 
     def tell(taken: int) -> None:
-        if progress is not None:
-            progress(label, done + taken, recipe.steps)
+        or_silent(progress)(label, done + taken, recipe.steps)
 
     with Recorder(network, optimizer, folder, values=values, label_names=names, quiet=True) as recorder:
         for moment in (*moments, recipe.steps):
@@ -331,47 +312,30 @@ class TrainedNetwork:
 
 
 def train_in_succession(
-    pair: Pair, recipe: Recipe, seed: int, *, record_to: Path | None = None, progress: Progress | None = None
+    pair: Pair, recipe: Recipe, seed: int, *, record_to: Path, progress: Progress | None = None
 ) -> TrainedNetwork:
-    """Train a fresh network on both datasets, recorded into the folder `record_to` where there is one.
+    """Train a fresh network on both datasets, recorded into the folder `record_to`.
 
-    A recorded training stores the query sets `test-NAME`, all test images of each dataset with their labels, at its
+    The memory stores the query sets `test-NAME`, all test images of each dataset with their labels, at its
     end, and what both kinds of images look like.
     Raises AlreadyExists where the folder holds something.
     """
     network = build_network(recipe.widths(pair[0]), seed)
     optimizer = recipe.optimizer(network)
-    if record_to is None:
-        return _train(network, optimizer, pair, recipe, seed, None, progress)
     names = {dataset.name: list(dataset.label_names) for dataset in pair}
-    recorder = Recorder(network, optimizer, record_to, values=True, label_names=names, quiet=True)
-    with recorder:
-        trained = _train(network, optimizer, pair, recipe, seed, recorder, progress)
+    seconds, weights, states = 0.0, [], []
+    with Recorder(network, optimizer, record_to, values=True, label_names=names, quiet=True) as recorder:
+        for part, dataset in enumerate(pair):
+            start = perf_counter()
+            train_part(network, optimizer, dataset, recipe, seed=seed, part=part, recorder=recorder, progress=progress)
+            recorder.flush()
+            seconds += perf_counter() - start
+            weights.append(copied(network))
+            states.append(deepcopy(optimizer.state_dict()))
         for dataset in pair:
             recorder.previews(dataset.name, trained_preview_set(dataset))
             images, preview_set = torch.from_numpy(dataset.inputs(dataset.test)), examples_of(dataset)
             recorder.query_set(query_set_name(dataset), images, label=dataset.test.labels, previews=preview_set)
-    return trained
-
-
-def _train(
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    pair: Pair,
-    recipe: Recipe,
-    seed: int,
-    recorder: Recorder | None,
-    progress: Progress | None,
-) -> TrainedNetwork:
-    seconds, weights, states = 0.0, [], []
-    for part, dataset in enumerate(pair):
-        start = perf_counter()
-        train_part(network, optimizer, dataset, recipe, seed=seed, part=part, recorder=recorder, progress=progress)
-        if recorder is not None:
-            recorder.flush()
-        seconds += perf_counter() - start
-        weights.append(copied(network))
-        states.append(deepcopy(optimizer.state_dict()))
     return TrainedNetwork(weights[0], states[0], weights[1], seconds)
 
 
@@ -404,21 +368,10 @@ class Verdict:
         """By moment: bool[n], the test images of a dataset that are classified as labelled."""
         return {moment: classes[dataset.name] == dataset.test.labels for moment, classes in self.classes.items()}
 
-    def masked(self, query: Query) -> int:
-        """The class that the network gives a test image once the second dataset is masked."""
-        return int(self.classes["masked"][query.dataset.name][query.row])
-
-    def interfered(self, mistake: tuple[int, int] | None = None) -> NDArray[np.int64]:
-        """Test rows of the first dataset: right after it was learned, wrong at the end, right again with the mask.
-
-        Of these, with `mistake`, such as (1, 3), those of its first class that are taken for its second.
-        """
-        first = self.pair[0]
-        right = self.recognised(first)
-        wanted = right["after_first"] & ~right["final"] & right["masked"]
-        if mistake is not None:
-            wanted &= (first.test.labels == mistake[0]) & (self.classes["final"][first.name] == mistake[1])
-        return np.flatnonzero(wanted)
+    def interfered(self) -> NDArray[np.int64]:
+        """Test rows of the first dataset: right after it was learned, wrong at the end, right again with the mask."""
+        right = self.recognised(self.pair[0])
+        return np.flatnonzero(right["after_first"] & ~right["final"] & right["masked"])
 
 
 def moments(pair: Pair) -> dict[str, str]:
@@ -446,7 +399,7 @@ def weights_by_moment(memory: Engine, trained: TrainedNetwork, pair: Pair, recip
     }
 
 
-def judge(weights: Mapping[str, Weights], pair: Pair, recipe: Recipe) -> Verdict:
+def judge_moments(weights: Mapping[str, Weights], pair: Pair, recipe: Recipe) -> Verdict:
     """Classify all test images of both datasets with the network of each moment."""
     networks = {moment: with_weights(recipe.widths(pair[0]), held) for moment, held in weights.items()}
     return Verdict(

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dualform_studies.assignment import Progress, or_silent
@@ -24,26 +22,7 @@ from dualform_studies.claims import (
     sign_test,
     verdict,
 )
-from dualform_studies.figures import INK, MARKS, new_figure
-from dualform_studies.memorisation import heads
-from dualform_studies.memorisation.boosting import (
-    FALL_IN_WORDS,
-    HEADS_WORDS,
-    WAYS,
-    HeadOne,
-    boost,
-    boundaries,
-    curved_before,
-    draw_falls,
-    draw_ways,
-    falls,
-    quartiles,
-    small_steps,
-    statements_table,
-    train_head_one,
-    train_ways,
-    ways,
-)
+from dualform_studies.memorisation.boosting import WAYS, boost, boundaries, draw_ways, train_ways
 from dualform_studies.memorisation.heads import (
     Alone,
     Overlaps,
@@ -70,7 +49,6 @@ from dualform_studies.memorisation.transformer import (
     Facts,
     Recipe,
     draw_facts,
-    ensemble_of,
     train_siblings,
 )
 from dualform_studies.report import Cell, Page, Report, Table, in_fraction, percent, report_folder
@@ -131,17 +109,14 @@ def train_many_heads(
             heads_alone(siblings if heads == HEADS else train_siblings(recipe, seeds, heads, progress))
             for heads in numbers
         ],
-        {way: _boosted(recipe, seeds, way == "shared", progress) for way in ("shared", "frozen")},
+        {way: _boosted(recipe, seeds, way, progress) for way in ("shared", "frozen")},
         _by_hand(recipe, seeds, progress),
     )
 
 
-def _boosted(recipe: Recipe, seeds: Sequence[int], shared: bool, progress: Progress | None) -> NDArray[np.float64]:
+def _boosted(recipe: Recipe, seeds: Sequence[int], way: str, progress: Progress | None) -> NDArray[np.float64]:
     """float64[H, M]: one training of all heads passes through those of fewer."""
-    ensemble = ensemble_of(seeds, recipe.most_heads)
-    words = HEADS_WORDS["shared" if shared else "frozen"]
-    boost(ensemble, recipe, recipe.sgd, shared, progress, words)
-    curve = ensemble.curve
+    curve = boost(recipe, seeds, recipe.most_heads, way, progress).curve
     return np.stack([curve.accuracy[curve.at(step)] for step in boundaries(recipe, recipe.most_heads)])
 
 
@@ -156,58 +131,6 @@ def _by_hand(recipe: Recipe, seeds: Sequence[int], progress: Progress | None) ->
     return found
 
 
-_LINES = ("-", "--", ":", "-.")
-
-
-def draw_many_heads(path: Path, many: ManyHeads) -> Path:
-    """Left the median over seeds with its quartiles, right shares of the networks."""
-    numbers = np.arange(1, len(many.own_sets) + 1)
-    accuracies = {
-        f"{HEADS_WORDS['free']} (SGD)": many.free_accuracy(),
-        f"{HEADS_WORDS['shared']} (SGD)": many.boosted["shared"],
-        f"{HEADS_WORDS['frozen']} (SGD)": many.boosted["frozen"],
-        "trained to sets of their own: the head that\na pair was dealt to, alone (Adam)": np.stack(
-            [sets.own for sets in many.own_sets]
-        ),
-    }
-    with new_figure(path, 4.2) as figure:
-        left, right = figure.subplots(1, 2)
-        for at, (words, accuracy) in enumerate(accuracies.items()):
-            low, middle, high = quartiles(list(accuracy))
-            # Side by side, so that bars at the same number of heads do not hide each other.
-            places = numbers + 0.09 * (at - 1.5)
-            left.errorbar(
-                places, middle, (middle - low, high - middle), color=INK[at], marker=MARKS[at], linestyle=_LINES[at],
-                markersize=4, linewidth=1.2, elinewidth=0.9, label=words,
-            )  # fmt: skip
-        left.set_ylabel("accuracy over the 25 pairs (%)\nmedian and quartiles over the seeds")
-        left.set_ylim(0, 104)
-        by_hand = np.array(many.heads_by_hand())
-        numbers_by_hand = np.arange(1, max([len(numbers), *by_hand.tolist()]) + 1)
-        made = [(by_hand <= number).sum() / len(many.by_hand) for number in numbers_by_hand]
-        trained = [sets.succeeded.mean() for sets in many.own_sets]
-        left_free = [np.mean([one.has_own_sets for one in networks]) for networks in many.free]
-        for at, (places, shares, words) in enumerate(
-            (
-                (numbers, trained, "trained to it (Adam)"),
-                (numbers_by_hand, made, "set by hand, with so many heads or fewer:\neach with no pair of another's"),
-                (numbers, left_free, "trained freely (SGD)"),
-            )
-        ):
-            right.plot(
-                places, 100 * np.array(shares), color=INK[at], marker=MARKS[at], linestyle=_LINES[at], markersize=5,
-                label=words,
-            )  # fmt: skip
-        right.set_ylabel("networks whose heads alone know\nsets of their own (%)")
-        right.set_ylim(-3, 104)
-        for panel in (left, right):
-            panel.set_xlabel("heads")
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-            panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=7)  # curves go everywhere above
-    return path
-
-
-ALONE = "What heads know alone"
 SIMPLEX = "The simplex of head weights"
 BOOSTING = "Boosted training"
 ENOUGH = "How many heads are enough"
@@ -266,7 +189,7 @@ def simplex_claims(triangles: Triangles) -> list[Claim]:
 def boosting_claims(trained: Mapping[str, Ensemble]) -> list[Claim]:
     """That boosting by SGD knows less than free training, with the better way to boost; no claim where the seeds are
     too few to tell."""
-    accuracy = {way: trained[way].curve.accuracy[-1] for way in HEADS_WORDS}
+    accuracy = {way: trained[way].curve.accuracy[-1] for way in WAYS}
     free = accuracy.pop("free")
     boosted = max(accuracy.values(), key=lambda known: float(known.mean()))
     p, less = sign_test(free - boosted), float(np.mean(free - boosted))
@@ -339,64 +262,20 @@ def heads_in_words(numbers: Sequence[int]) -> str:
     return f"{least} heads" if least == most else f"{least} to {most} heads (median {np.median(numbers):g})"
 
 
-def boosting_chapter(
-    page: Page, trained: Mapping[str, Ensemble], head_one: Mapping[str, HeadOne], recipe: Recipe
-) -> tuple[list[Claim], Report]:
-    folder, seeds = report_folder(page.run), len(trained["free"].next_tokens)
-    claims = boosting_claims(trained)
+def boosting_chapter(page: Page, trained: Mapping[str, Ensemble], recipe: Recipe) -> tuple[list[Claim], Report]:
     page.heading(BOOSTING)
     page.paragraph(
         f"Head 1 learns alone for {recipe.steps:,} updates and is frozen, then head 2 learns for "
         f"{recipe.later_steps:,}, then head 3; the text does not say whether the embeddings go on learning meanwhile, "
-        f"so both are run, each with more updates than free training has. {seeds} seeds, each with facts and a "
-        "start of its own. Which optimizer trains the heads the text leaves open, too. The claim is judged by SGD with "
-        "momentum, under which a slot of the memory has one coefficient; Adam stands beside as a variant."
-        + ("" if claims else " The seeds are too few to tell whether boosting knows less, and no claim is judged.")
+        "so both are run, each with more updates than free training has, by SGD with momentum."
     )
     page.figure(
-        draw_ways(folder / "boosting.png", trained, recipe),
-        "Accuracy while training: the median over the seeds, shaded from the first quartile to the third. Right: "
-        "every seed at its end, with medians.",
+        draw_ways(report_folder(page.run) / "boosting.png", trained, recipe),
+        "Accuracy while training: the median over the seeds, shaded from the first quartile to the third.",
     )
-    page.show(ways(trained))
-    page.paragraph(why_it_falls(head_one))
-    page.figure(
-        draw_falls(folder / "falls.png", head_one),
-        "Head 1 learning alone. Above, left: by SGD and by Adam, with other steps. Right: the greatest curvature of "
-        "each seed's loss in what learns, up to its fall (filled) or, where it does not fall, up to its end (open), "
-        "over the one that gradient descent with momentum follows, 2 (1 + momentum) / learning rate. Below: the "
-        "accuracy and that curvature of the seeds that fall by SGD, moved so that they fall at 0, each and their "
-        "median.",
-    )
-    page.show(falls(head_one), statements_table([small_steps(head_one), curved_before(head_one)]))
-    return claims, {
-        "ways": {name: [round(25 * known) for known in trained[name].curve.accuracy[-1].tolist()] for name in WAYS},
-        "falls": {name: int(one.fell.sum()) for name, one in head_one.items()},
+    return boosting_claims(trained), {
+        "ways": {way: [round(25 * known) for known in trained[way].curve.accuracy[-1].tolist()] for way in WAYS}
     }
-
-
-def why_it_falls(found: Mapping[str, HeadOne]) -> str:
-    """What the two tests say of falls, in a paragraph."""
-    sgd, fell = found["SGD"], {name: f"{int(one.fell.sum())} of {len(one.fell)}" for name, one in found.items()}
-    if not sgd.fell.any():
-        return f"By SGD, head 1 never falls ({FALL_IN_WORDS}) in {len(sgd.fell)} seeds."
-    steps, curved = small_steps(found), curved_before(found)
-    return (
-        f"By SGD, head 1 falls in {fell['SGD']} seeds: {FALL_IN_WORDS}. {steps.ours} (p = {steps.p:.2g}). "
-        + (
-            "So it is the optimizer that loses more than one head would have to. "
-            if steps.shown
-            else "It is not shown that smaller steps lose less, so a fall may be a matter of what one head can hold. "
-        )
-        + f"As for how curved the loss was: {curved.ours} (p = {curved.p:.2g}). "
-        + (
-            "So falls go with steps that overshoot. "
-            if curved.shown
-            else "Seeds that fell are not shown to differ from the others in this, so it does not tell why they fell. "
-        )
-        + f"By Adam {fell['Adam']} seeds fall, {fell['Adam, ε']} with a larger ε, and {fell['Adam, small']} with "
-        "smaller steps."
-    )
 
 
 def enough_chapter(
@@ -408,20 +287,10 @@ def enough_chapter(
     page.paragraph(
         "Can each head remember a set of pairs of its own, so that it knows them alone, and all heads together know "
         "all? Two answers. Trained to it: the pairs are dealt to the heads at random, and the loss asks all heads "
-        f"for all pairs and each head alone for its own (Adam, {recipe.own_steps:,} updates). It does not ask a head "
-        "to be wrong about the pairs of others. Set by hand: words are placed on their circle so that the second token "
-        "alone always gives a wrong answer, and each head is given an attention that turns to the second token for its "
-        "own pairs, which all have one next token, and to a silent first token for all others. " + _by_hand_words(many)
-    )
-    page.paragraph(
-        "Networks that were trained freely are judged as those that were trained to it: their heads know sets of their "
-        "own if the pairs can be dealt to them so that each head alone knows those dealt to it, in whichever way, and "
-        "to no head more than its share. That accuracies alone add up to 1 is more: then heads are also wrong about "
-        "the pairs of others."
-    )
-    page.figure(
-        draw_many_heads(report_folder(page.run) / "many-heads.png", many),
-        "Left: accuracy by the number of heads. Right: of how many networks the heads know sets of their own.",
+        f"for all pairs and each head alone for its own (Adam, {recipe.own_steps:,} updates). Set by hand: words are "
+        "placed on their circle so that the second token alone always gives a wrong answer, and each head is given an "
+        "attention that turns to the second token for its own pairs, which all have one next token, and to a silent "
+        "first token for all others."
     )
     page.show(_table(many))
     return enough_claims(many), {
@@ -432,28 +301,6 @@ def enough_chapter(
             "emerged": [Overlaps.of(networks).own_sets / len(networks) for networks in many.free],
         }
     }
-
-
-def _by_hand_words(many: ManyHeads) -> str:
-    """What became of the networks that were set by hand: proved, impossible, or built and not as they should be."""
-    proved, built = many.heads_by_hand(), [one for one in many.by_hand if one is not None]
-    words = (
-        f"Evaluated, each of these heads alone knows its own pairs and no other, and all together know all, in "
-        f"{len(proved)} of {len(many.by_hand)} networks"
-    )
-    if proved:
-        words += f", with {heads_in_words(proved)}"
-    if len(built) < len(many.by_hand):
-        words += (
-            f". For {len(many.by_hand) - len(built)}, none can be built so: a second token has all five next tokens, "
-            "and whatever it gives without any head is right for one pair"
-        )
-    if len(proved) < len(built):
-        words += f". In {len(built) - len(proved)}, heads do not know what they were built to know"
-    return (
-        words + ". With 25 heads a network can be built for any facts but such, one pair a head. Both numbers are "
-        "upper bounds: a training that fails, or a plane that is not found, does not prove that there is none."
-    )
 
 
 def _table(many: ManyHeads) -> Table:
@@ -496,51 +343,16 @@ def basis_chapters(
     progress: Progress | None,
 ) -> tuple[list[Claim], Report]:
     """What the recorded network's heads do, and those of its siblings of other seeds. Returns claims and findings."""
-    others = heads_alone(siblings)
     triangles = triangles_of(siblings.networks(), [draw_facts(seed) for seed in seeds], seeds, recipe.simplex)
-    simplex, alone = over_simplex(network, facts, recipe.simplex), heads_alone(Ensemble([network], [facts]))[0]
-    claims = alone_claims(others) + simplex_claims(triangles)
-    report = alone_chapter(page, simplex, alone, others, facts) | simplex_chapter(page, simplex, triangles, facts)
+    claims = alone_claims(heads_alone(siblings)) + simplex_claims(triangles)
+    report = simplex_chapter(page, over_simplex(network, facts, recipe.simplex), triangles, facts)
     for found, more in (
-        boosting_chapter(
-            page, train_ways(recipe, seeds, siblings, progress), train_head_one(recipe, seeds, progress), recipe
-        ),
+        boosting_chapter(page, train_ways(recipe, seeds, siblings, progress), recipe),
         enough_chapter(page, recipe, seeds, siblings, progress),
     ):
         claims += found
         report |= more
     return claims, report
-
-
-def alone_chapter(page: Page, simplex: Simplex, alone: Alone, others: Sequence[Alone], facts: Facts) -> Report:
-    """Which pairs each head knows by itself, and how these sets overlap."""
-    overlaps, outside = Overlaps.of(others), Overlaps.of([one.outside for one in others])
-    p = sign_test(fewer_than_chance(others))
-    page.heading(ALONE)
-    page.paragraph(
-        "Were each head to remember pairs of its own, the pairs known by each alone would be different ones, and "
-        f"add up to all 25. They are {' + '.join(map(str, alone.sizes))} here, of which {int(alone.union.sum())} are "
-        f"different, and {int(alone.without.sum())} are known without any head, from the second token's own stream. "
-        f"In {overlaps.networks} networks, each of other facts and another start, the heads of {overlaps.partitions} "
-        f"part the pairs between them. Two heads share {overlaps.shared:.2f} pairs on average, where sets of their "
-        f"sizes that were drawn independently would share {overlaps.shared_by_chance:.2f}. That counts pairs that are "
-        f"known without any head, which most heads know, too; of the others, two heads share {outside.shared:.2f} "
-        f"where {outside.shared_by_chance:.2f} are expected (one-sided sign test over the networks: p = {p:.2g}). "
-        + (
-            "So heads do tend to different pairs, without parting them."
-            if p <= LEVEL
-            else "So it is not shown that heads tend to different pairs at all."
-        )
-    )
-    page.show(heads.heads(simplex, alone, facts), heads.overlap(alone, facts), heads.overlaps(others))
-    return {
-        "heads": {
-            "alone": alone.sizes.tolist(),
-            "union": int(alone.union.sum()),
-            "without": int(alone.without.sum()),
-            "together": int(alone.together.sum()),
-        }
-    }
 
 
 def simplex_chapter(page: Page, simplex: Simplex, triangles: Triangles, facts: Facts) -> Report:
@@ -564,6 +376,4 @@ def simplex_chapter(page: Page, simplex: Simplex, triangles: Triangles, facts: F
         f"The four patterns, found in {len(triangles.centres)} networks of different seeds by a rule that was fixed "
         "before: of each pattern the class of the most pairs, and of several the one of the first seed.",
     )
-    page.show(heads.patterns(triangles))
-    counts = triangles.counts()
-    return {"patterns": {str(pattern): count for pattern, count in counts.items()}}
+    return {"patterns": {str(pattern): count for pattern, count in triangles.counts().items()}}

@@ -1,29 +1,24 @@
-"""What heads know alone: overlap, trained sets, and heads constructed to remember sets.
+"""What heads know alone, heads that are trained to remember sets of their own, and heads that are constructed to.
 
-What heads know alone, and how that overlaps. Shapes: M networks, H heads, P pairs.
+Shapes: M networks, H heads, P pairs, d = 3 the stream, F = 9 features of a pair, K sets of pairs.
 
 Were heads a meaningful basis, each alone would know pairs of its own, and together these would be all pairs. Sets of
 the same sizes drawn independently of each other overlap, too: of two with a and b of P pairs, a b / P are expected in
-both, and P (1 - (1 - a / P) (1 - b / P) ...) in any. What is known without any head, most heads know alone, too, and
-would be seen as an overlap of theirs: whether heads part the work is asked of the other pairs.
+both. What is known without any head, most heads know alone, too, and would be seen as an overlap of theirs: whether
+heads part the work is asked of the other pairs.
 
-Heads trained to remember a set of pairs of their own. Shapes: M networks, H heads, P pairs.
-
-Each network's pairs are dealt to its heads, in sets as equal as can be. The loss asks for both things at once: all
-heads together answer all pairs, and each head alone answers its own.
+Trained: each network's pairs are dealt to its heads, in sets as equal as can be. The loss asks for both things at once:
+all heads together answer all pairs, and each head alone answers its own.
 
     loss = sum_p ( -log p(next | p, all heads) - log p(next | p, the head that p was dealt to, alone) ) / P
 
 It does not ask a head to be wrong about the pairs of others. Whether a network succeeded is judged by what its heads
 know alone, as that of a freely trained network is (`Alone.has_own_sets`).
 
-A network whose heads remember sets of their own, with parameters that are set and not trained.
-
-Shapes: P pairs, H heads, d = 3 the stream, F = 9 features of a pair, K sets of pairs.
-
-The words c lie in the plane of mean zero. Place 2 adds the normal n of that plane, and place 1 adds nothing. A head's
-values read the stream along n: it is silent where it attends to the first token, and speaks where it attends to the
-second. Which it does is up to its attention, a bilinear form of the last token's stream and the difference of the two:
+Constructed, with parameters that are set and not trained: the words c lie in the plane of mean zero. Place 2 adds the
+normal n of that plane, and place 1 adds nothing. A head's values read the stream along n: it is silent where it attends
+to the first token, and speaks where it attends to the second. Which it does is up to its attention, a bilinear form of
+the last token's stream and the difference of the two:
 
     attention to the second token = sigmoid(m . f),     f = x_2 (x_2 - x_1)^T, F = 9 features of a pair
     what the head adds            = (attention to the second token) * strength * (direction of its next token)
@@ -52,11 +47,9 @@ import torch
 from numpy.typing import NDArray
 
 from dualform_studies.assignment import Progress, counting
-from dualform_studies.memorisation.simplex import PATTERNS, RULES, Simplex, Triangles, classes_of
 from dualform_studies.memorisation.torus import on_circle
 from dualform_studies.memorisation.transformer import (
     HEAD_WIDTH,
-    HEADS,
     TOKENS,
     WIDTH,
     AttentionOnly,
@@ -65,7 +58,6 @@ from dualform_studies.memorisation.transformer import (
     Recipe,
     ensemble_of,
 )
-from dualform_studies.report import Cell, Table, in_fraction
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,10 +94,6 @@ class Alone:
         return bool(self.together.all()) and _can_be_dealt(self.known)
 
     @property
-    def is_disjoint(self) -> bool:
-        return bool((self.known.sum(axis=0) <= 1).all())
-
-    @property
     def is_partition(self) -> bool:
         """Whether each pair is known by one head alone and no other: then the heads' accuracies sum to 1."""
         return bool((self.known.sum(axis=0) == 1).all())
@@ -124,16 +112,6 @@ class Alone:
         """By how many pairs two heads share less than by chance, mean over all twos."""
         return _mean([self.shared_by_chance(*two) - self.shared(*two).sum() for two in _twos(self)])
 
-    @property
-    def union_by_chance(self) -> float:
-        pairs = self.known.shape[1]
-        return float(pairs * (1 - np.prod(1 - self.sizes / pairs)))
-
-    def groups(self) -> Iterator[tuple[int, ...]]:
-        """Two heads and more, as (0, 1), (0, 2), …"""
-        for size in range(2, len(self.known) + 1):
-            yield from combinations(range(len(self.known)), size)
-
 
 def heads_alone(ensemble: Ensemble) -> list[Alone]:
     """Of each network of an ensemble."""
@@ -150,12 +128,7 @@ class Overlaps:
     sizes: float
     """Sum of what the heads know alone."""
     union: float
-    union_by_chance: float
-    shared: float
-    """By two heads, mean over all twos."""
-    shared_by_chance: float
-    disjoint: int
-    """Networks whose heads share no pair."""
+    """What any head knows alone."""
     partitions: int
     """Networks whose heads share no pair and leave none."""
     own_sets: int
@@ -163,15 +136,10 @@ class Overlaps:
 
     @staticmethod
     def of(networks: Sequence[Alone]) -> Overlaps:
-        twos = [(one, two) for one in networks for two in _twos(one)]
         return Overlaps(
             len(networks),
             _mean([one.sizes.sum() for one in networks]),
             _mean([one.union.sum() for one in networks]),
-            _mean([one.union_by_chance for one in networks]),
-            _mean([one.shared(*two).sum() for one, two in twos]),
-            _mean([one.shared_by_chance(*two) for one, two in twos]),
-            sum(one.is_disjoint for one in networks),
             sum(one.is_partition for one in networks),
             sum(one.has_own_sets for one in networks),
         )
@@ -409,82 +377,3 @@ def _network(
     network = AttentionOnly(heads).double()
     network.load_state_dict({f"{name}.weight": weight.contiguous() for name, weight in weights.items()})
     return network
-
-
-def heads(simplex: Simplex, alone: Alone, facts: Facts) -> Table:
-    classes = classes_of(facts)
-    known = {"all, as trained": alone.together}
-    known |= {f"head {head + 1} alone": right for head, right in enumerate(alone.known)}
-    known |= {
-        f"head {head + 1} alone, threefold": simplex.right[simplex.at(*(3.0 * (np.arange(HEADS) == head)))]
-        for head in range(HEADS)
-    }
-    known["no head"] = alone.without
-    rows: list[list[Cell]] = [
-        [name, int(right.sum()), *(f"{right[pairs].sum()} of {pairs.sum()}" for pairs in classes.values())]
-        for name, right in known.items()
-    ]
-    columns = ("heads that speak", "pairs known", *(f"of those that give {token}" for token in classes))
-    return Table("heads", "Pairs known by each head, of 25.", columns, rows)
-
-
-def overlap(alone: Alone, facts: Facts) -> Table:
-    """The pairs that each head knows alone, that heads share, and that any knows."""
-
-    def row(name: str, right: np.ndarray, chance: float | None) -> list[Cell]:
-        names = " ".join(pair for pair, is_known in zip(facts.names, right, strict=True) if is_known)
-        return [name, int(right.sum()), "-" if chance is None else f"{chance:.1f}", names or "-"]
-
-    rows = [row(f"head {head + 1}", right, None) for head, right in enumerate(alone.known)]
-    for group in alone.groups():
-        words = "heads " + " and ".join(str(head + 1) for head in group) if len(group) == 2 else "all heads"
-        rows.append(row(words, alone.shared(*group), alone.shared_by_chance(*group)))
-    rows.append(row("any head", alone.union, alone.union_by_chance))
-    rows.append(row("no head speaks", alone.without, None))
-    return Table(
-        "overlap",
-        "Pairs that heads know alone, in the recorded network. By chance: expected of sets of the same sizes, drawn "
-        "independently.",
-        ("known by", "pairs", "by chance", "which"),
-        rows,
-    )
-
-
-def overlaps(networks: Sequence[Alone]) -> Table:
-    found, outside = Overlaps.of(networks), Overlaps.of([one.outside for one in networks])
-    rows: list[tuple[Cell, ...]] = [
-        ("what the heads know alone, added up", f"{found.sizes:.1f}", "-"),
-        ("known by any head alone", f"{found.union:.1f}", f"{found.union_by_chance:.1f}"),
-        ("known by both of two heads", f"{found.shared:.2f}", f"{found.shared_by_chance:.2f}"),
-        ("the same, of the pairs that are not known without heads", f"{outside.shared:.2f}",
-         f"{outside.shared_by_chance:.2f}"),
-        ("networks whose heads share no pair", f"{found.disjoint} of {found.networks}", "-"),
-        ("networks whose heads share no pair and leave none", f"{found.partitions} of {found.networks}", "-"),
-    ]  # fmt: skip
-    return Table(
-        "overlaps",
-        f"The same over {found.networks} networks: means, in pairs of 25.",
-        ("", "found", "by chance"),
-        rows,
-    )
-
-
-def patterns(triangles: Triangles) -> Table:
-    by_rule = [triangles.counts(rule) for rule in RULES.values()]
-    examples = triangles.examples()
-    rows: list[list[Cell]] = []
-    for pattern, meaning in PATTERNS.items():
-        example = examples.get(pattern)
-        shown = "-" if example is None else f"seed {example.seed}, {example.token}"
-        rows.append([pattern, meaning, *(counts[pattern] for counts in by_rule), shown])
-    rows += [[f"none: {kind}", "", count, "-", "-", "-"] for kind, count in triangles.unpatterned().items()]
-    numbers = [f"in {name} {in_fraction(rule.large)} and {in_fraction(rule.greater)}" for name, rule in RULES.items()]
-    return Table(
-        "patterns",
-        f"What the triangles of {len(triangles.classes)} classes show, in {len(triangles.centres)} networks. A corner "
-        "is where one head has two thirds of the weight or more; between two heads, both have a third or more and the "
-        "other one a sixth at most. The rules differ in from where on an accuracy is large, and from which difference "
-        f"on it is greater: {', '.join(numbers)}.",
-        ("pattern", "what the text makes of it", *(f"classes by {name}" for name in RULES), "shown"),
-        rows,
-    )

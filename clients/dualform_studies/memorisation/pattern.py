@@ -1,6 +1,4 @@
-"""Claims and chapters on the attention pattern and on the layer's output.
-
-What the second study says of attention patterns and the unembedding, put to the test: criteria and verdicts.
+"""What the second study says of attention patterns, the layer's output and the unembedding, put to the test.
 
 What it observes in one network is measured here in several, which are trained alike with facts and starts of their own.
 """
@@ -18,19 +16,15 @@ from dualform_studies.memorisation.layer import (
     REACH,
     STRONGEST,
     EdgeMeasures,
+    VectorColours,
     draw_edges,
-    draw_head_maps,
-    draw_layer_maps,
+    draw_maps,
     draw_surfaces,
-    draw_value_maps,
     layer_maps,
     measure_edges,
     raw_patterns,
-    value_colours,
 )
 from dualform_studies.memorisation.polynomial import (
-    HARMONICS,
-    TIED,
     count_harmonics,
     count_parameters,
     draw_level_lines,
@@ -40,11 +34,10 @@ from dualform_studies.memorisation.polynomial import (
 )
 from dualform_studies.memorisation.torus import grid_angles, images_right, nearest, random_directions, word_angles
 from dualform_studies.memorisation.transformer import WIDTH, AttentionOnly, Facts, Recipe
-from dualform_studies.report import Cell, Page, Table, percent, report_folder
+from dualform_studies.report import Page, report_folder
 
 POLYNOMIAL = "The attention pattern's polynomial"
 LAYER = "What the layer adds up"
-SPHERE = "The network on the torus"
 """Headings of the page."""
 CHANCE = 0.05
 """Of all shifts: frontiers that fewer bring as near to the level lines lie there by more than chance."""
@@ -177,7 +170,6 @@ def pattern_chapters(
     networks = [network, *others]
     measured = [measure_edges(one, recipe.grid) for one in networks]
     _layer_chapter(page, network, facts, recipe)
-    page.show(_edge_table(measured))
     return [
         *polynomial_claims(networks, recipe.grid),
         *edge_claims(measured),
@@ -197,7 +189,6 @@ def _polynomial_chapter(page: Page, network: AttentionOnly, recipe: Recipe) -> N
         "leaves nine. Heads of dimension 2 have eight, since their M has rank 2. On a grid of the torus the difference "
         f"and the polynomial are apart by at most {polynomial_error(network, recipe.grid):.0e} of its range."
     )
-    page.show(_coefficient_table(coefficients))
     page.paragraph(
         "Of a head of dimension 1, M is a product of two vectors, and so is the pattern: `k (cos(t₂ - a) + b) "
         "(cos(t₁ - c) - cos(t₂ - c) + d)`, with five parameters k, a, b, c, d. Multiplied out it has seven terms: `k/2 "
@@ -213,41 +204,6 @@ def _polynomial_chapter(page: Page, network: AttentionOnly, recipe: Recipe) -> N
     )
 
 
-def _coefficient_table(coefficients: np.ndarray) -> Table:
-    rows = [
-        (harmonic.name, *(f"{of[at]:.3f}" for of in coefficients), f"minus that of {TIED[harmonic.name]}"
-         if harmonic.name in TIED else "free")
-        for at, harmonic in enumerate(HARMONICS)
-    ]  # fmt: skip
-    columns = ("harmonic", *(f"head {head}" for head in range(1, len(coefficients) + 1)), "")
-    return Table("pattern", "The raw attention patterns of the trained heads, in nats.", columns, rows)
-
-
-def _edge_table(measured: Sequence[EdgeMeasures]) -> Table:
-    """The measures of edges and their controls."""
-    rows: list[list[Cell]] = []
-    steepest = f"steepest {plain_percent(STRONGEST)} of the sum"
-    for words, values in (
-        (f"{steepest} at level lines, beyond chance", [one.explained for one in measured]),
-        ("level lines at edges of the sum, over at edges of their own map", [one.covered for one in measured]),
-        ("the same with hardmax: a control, 100 %", [one.covered_hardmax for one in measured]),
-        ("frontiers at level lines, beyond chance", [one.frontiers for one in measured]),
-        ("shifts of the level lines with as many frontiers at them", [one.frontiers_shifted for one in measured]),
-        ("frontiers gone when attention is held at its mean", [one.shortened for one in measured]),
-    ):
-        shares = [value for value in values if value is not None]
-        told = [percent(share) for share in np.percentile(shares, (0, 50, 100))] if shares else ["-"] * 3
-        rows.append([words, len(shares), *told])
-    return Table(
-        "edge-measures",
-        f"Where the edges of the layer and of the classes lie, in networks of {len(measured)} seeds. Edges of a map "
-        "are the ridges of its steepness: where it changes faster than on either side. Networks in which there is "
-        "nothing to measure, such as those without level lines, are left out.",
-        ("measure", "networks", "least", "median", "most"),
-        rows,
-    )
-
-
 def _layer_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
     folder, angles, points = report_folder(page.run), word_angles(network), min(recipe.grid, _MAPS)
     hard, soft = layer_maps(network, points, "hardmax"), layer_maps(network, points)
@@ -260,18 +216,38 @@ def _layer_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Rec
         "what a colour is apart from that grey adds up as the vectors do. One scale holds for all maps of a figure, "
         "chosen such that nothing is clipped. The thin line is where a head attends to both tokens alike."
     )
+    kinds = {"hardmax": hard, "softmax": soft}
+    before = [
+        [
+            (f"positions, {kind}", one.positions[shown], raw[shown]),
+            (f"words, {kind}", one.words[shown], raw[shown]),
+            ("positions + words", one.positions[shown] + one.words[shown], raw[shown]),
+        ]
+        for kind, one in kinds.items()
+    ]
     page.figure(
-        draw_head_maps(folder / "head-maps.png", {"hardmax": hard, "softmax": soft}, raw[shown], shown),
+        draw_maps(
+            folder / "head-maps.png", before, VectorColours.over(*[vectors for row in before for _, vectors, _ in row])
+        ),
         f"Head {shown + 1}, whose attention is the most decided, before its values: the positions, the words, and "
         "both, with all attention to the token that gets more (hardmax) and as the network has it (softmax).",
     )
-    colours = value_colours(hard, soft)
+    colours = VectorColours.over(hard.heads, soft.heads, hard.heads_together, soft.heads_together, soft.layer)
+    values = [
+        [(f"head {head + 1}, {kind}", vectors, raw[head]) for head, vectors in enumerate(one.heads)]
+        for kind, one in kinds.items()
+    ]
     page.figure(
-        draw_value_maps(folder / "value-maps.png", {"hardmax": hard, "softmax": soft}, raw, colours),
+        draw_maps(folder / "value-maps.png", values, colours),
         "Every head after value and output. These maps and those of the next figure share one scale.",
     )
+    together = [
+        ("sum of the heads, hardmax", hard.heads_together, None),
+        ("sum of the heads, softmax", soft.heads_together, None),
+        ("and the second token's own stream", soft.layer, None),
+    ]
     page.figure(
-        draw_layer_maps(folder / "layer-maps.png", hard, soft, colours),
+        draw_maps(folder / "layer-maps.png", [together], colours),
         "The sum of the three heads, and of the heads and the second token's own stream: the attention layer's output.",
     )
     page.figure(

@@ -1,6 +1,4 @@
-"""A head's attention pattern as a trigonometric polynomial of two angles, and its level lines.
-
-The raw attention pattern of a head, as the trigonometric polynomial of two angles that it is.
+"""A head's raw attention pattern as a trigonometric polynomial of two angles, and its level lines.
 
 Raw is the difference of the last token's two attention logits, so the attention to the first token is its sigmoid.
 With the two words at the angles t1 and t2 of their circle, r(t) = (cos t, sin t), W = sqrt(d) [u v] with the circle's
@@ -54,7 +52,6 @@ from dualform_studies.memorisation.transformer import HEAD_WIDTH, LENGTH, WIDTH,
 class Harmonic:
     """cos or sin of `first * t1 + second * t2`."""
 
-    name: str
     first: int
     second: int
     sine: bool = False
@@ -65,20 +62,19 @@ class Harmonic:
 
 
 HARMONICS = (
-    Harmonic("1", 0, 0),
-    Harmonic("cos t₁", 1, 0),
-    Harmonic("sin t₁", 1, 0, sine=True),
-    Harmonic("cos t₂", 0, 1),
-    Harmonic("sin t₂", 0, 1, sine=True),
-    Harmonic("cos(t₁ - t₂)", 1, -1),
-    Harmonic("sin(t₁ - t₂)", 1, -1, sine=True),
-    Harmonic("cos(t₁ + t₂)", 1, 1),
-    Harmonic("sin(t₁ + t₂)", 1, 1, sine=True),
-    Harmonic("cos 2t₂", 0, 2),
-    Harmonic("sin 2t₂", 0, 2, sine=True),
+    Harmonic(0, 0),
+    Harmonic(1, 0),
+    Harmonic(1, 0, sine=True),
+    Harmonic(0, 1),
+    Harmonic(0, 1, sine=True),
+    Harmonic(1, -1),
+    Harmonic(1, -1, sine=True),
+    Harmonic(1, 1),
+    Harmonic(1, 1, sine=True),
+    Harmonic(0, 2),
+    Harmonic(0, 2, sine=True),
 )
-TIED = {"cos 2t₂": "cos(t₁ + t₂)", "sin 2t₂": "sin(t₁ + t₂)"}
-"""Harmonics whose coefficient is that of another with its sign changed."""
+"""The coefficients of the last two are those of t₁ + t₂ with their sign changed."""
 
 
 def coefficients(query: Tensor, key: Tensor, positions: Tensor) -> Tensor:
@@ -146,22 +142,6 @@ class OneDimensional:
         keys = np.cos(first - self.key_phase) - np.cos(second - self.key_phase) + self.key_offset
         return np.asarray(self.scale * (np.cos(second - self.phase) + self.offset) * keys)
 
-    def terms(self) -> list[tuple[float, int, int, float]]:
-        """The product multiplied out: amplitude a, whole numbers m and n, and phase p of each a cos(m t1 + n t2 - p).
-
-        The last is the constant. Two have the same m and n, since no two terms are taken together here.
-        """
-        scale, half, both = self.scale, self.scale / 2, self.phase + self.key_phase
-        return [
-            (half, 1, 1, both),
-            (half, 1, -1, self.key_phase - self.phase),
-            (-half, 0, 2, both),
-            (scale * self.offset, 1, 0, self.key_phase),
-            (-scale * self.offset, 0, 1, self.key_phase),
-            (scale * self.key_offset, 0, 1, self.phase),
-            (scale * self.offset * self.key_offset - half * float(np.cos(self.phase - self.key_phase)), 0, 0, 0.0),
-        ]
-
 
 @dataclass(frozen=True, eq=False)
 class Circle:
@@ -187,11 +167,6 @@ class Circle:
     def at(self, angle: float) -> NDArray[np.float64]:
         """float64[n]: the point at an angle in radians."""
         return np.asarray(self.centre + np.array([np.cos(angle), np.sin(angle)]) @ self.targets)
-
-    def angle_of(self, point: NDArray[np.float64]) -> float:
-        """The angle in radians, from 0 up to 2 pi, of a point of the circle."""
-        across, up = self.targets @ (point - self.centre)
-        return float(np.arctan2(up, across) % (2 * np.pi))
 
 
 def through_heads(coefficients: NDArray[np.float64]) -> Circle:
@@ -226,13 +201,12 @@ def draw_level_lines(path: Path, coefficients: NDArray[np.float64], frames: int 
     first, second = np.meshgrid(along, along)
     taken: list[Image.Image] = []
     with new_figure(path, 4.0) as figure:
-        left, dial, right = figure.subplots(1, 3, width_ratios=(1, 0.4, 1))
+        left, right = figure.subplots(1, 2)
         left.set_title("a head of dimension 3: all nine parameters")
         right.set_title("a head of dimension 1: three of five")
         for panel in (left, right):
             name_angles(panel, up=panel is left)
         right.set_yticklabels([])
-        _draw_dial(dial, [circle.angle_of(head / np.linalg.norm(head)) for head in coefficients])
         handles = [
             Patch(facecolor=ink, edgecolor="black", label=f"more attention to the {token} token")
             for token, ink in _SIDES.items()
@@ -244,7 +218,6 @@ def draw_level_lines(path: Path, coefficients: NDArray[np.float64], frames: int 
             drawn = [
                 *_draw(left, along, evaluate(circle.at(turn), first, second)),
                 *_draw(right, along, one_dimensional(turn)(first, second)),
-                *dial.plot(*_hand(turn), color="black", linewidth=1.6, marker="o", markevery=[1], markersize=4),
             ]
             if len(taken) < frames:
                 taken.append(_pixels(figure))
@@ -262,22 +235,6 @@ def _draw(panel: Axes, along: NDArray[np.float64], raw: NDArray[np.float64]) -> 
     style: Any = {"antialiased": False}
     filled = panel.contourf(degrees, degrees, raw, [-2 * most, 0, 2 * most], colors=list(_SIDES.values()), **style)
     return [filled, panel.contour(degrees, degrees, raw, [0], colors="black", linewidths=1.4, **style)]
-
-
-def _draw_dial(panel: Axes, stops: list[float]) -> None:
-    """How far round both are, and where the left one is the pattern of one of the network's heads."""
-    around = np.linspace(0, 2 * np.pi, 100)
-    panel.plot(np.sin(around), np.cos(around), color="0.6", linewidth=0.8)
-    for head, stop in enumerate(stops, start=1):
-        panel.plot(np.sin(stop), np.cos(stop), "o", color="0.45", markersize=4)
-        panel.text(2.1 * np.sin(stop), 1.4 * np.cos(stop), f"head {head}", ha="center", va="center", fontsize=7.5)
-    panel.set_title("the way round", fontsize=8)
-    panel.set(xlim=(-2.7, 2.7), ylim=(-1.8, 1.8), aspect="equal")
-    panel.set_axis_off()
-
-
-def _hand(turn: float) -> tuple[list[float], list[float]]:
-    return [0.0, float(np.sin(turn))], [0.0, float(np.cos(turn))]
 
 
 def _pixels(figure: Figure) -> Image.Image:

@@ -1,8 +1,6 @@
-"""One prediction as two levels of retrieval (the paper's remark 3.5).
+"""One prediction as two levels of retrieval, taken apart exactly (the paper's remark 3.5).
 
-Two levels of retrieval (the paper's remark 3.5), taken apart exactly.
-
-Shapes: P training pairs, S tokens of the pair that is asked about, H heads, N words, T steps.
+Shapes: P training pairs, S tokens of the pair that is asked about, H heads, N words.
 
 With the attention pattern of a prediction given, its logits are linear in the value projection, and that is linear in
 the training's slots (equation 13):
@@ -13,23 +11,20 @@ the training's slots (equation 13):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.query.engine import Engine
 from dualform.questions import QuerySetExamples
 from dualform_studies.figures import new_figure
-from dualform_studies.memorisation.left_out import SCOPES, Omission, masked_projection, only
 from dualform_studies.memorisation.torus import TOKEN_INK, TOKEN_MARKS, token_handles
 from dualform_studies.memorisation.transformer import (
     HEAD_WIDTH,
@@ -41,7 +36,7 @@ from dualform_studies.memorisation.transformer import (
     AttentionOnly,
     Facts,
 )
-from dualform_studies.report import Cell, Page, Report, Table, report_folder
+from dualform_studies.report import Page, Report, report_folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +86,7 @@ def ask_two_levels(memory: Engine, network: AttentionOnly, facts: Facts, pair: i
     values = torch.cat([begun[None], moved])
     outputs = exact.output.weight.reshape(WIDTH, HEADS, HEAD_WIDTH)
     offered = torch.einsum("nd,dhe,phec,jc->jhpn", exact.unembedding.weight, outputs, values, stream[0])
-    sums = memory.group_sum("value", asked_by(pair), by="sample")
+    sums = memory.group_sum("value", QuerySetExamples(QUERY_SET, (pair,)), by="sample")
     return TwoLevels(
         pair,
         sums.sums,
@@ -105,22 +100,14 @@ def ask_two_levels(memory: Engine, network: AttentionOnly, facts: Facts, pair: i
 def moved_values(memory: Engine, facts: Facts) -> tuple[Tensor, Tensor]:
     """[H, e, d] and [P, H, e, d], of float64: the value projection at its start, and what each training pair added."""
     begun = memory.weights(at_step=0)["value.weight"].double()
-    spoken = [masked_projection(memory, "value", only(facts, pair)).double() for pair in range(len(facts))]
+    inputs = np.eye(WIDTH, dtype=np.float32)
+    spoken = [
+        torch.from_numpy(memory.output("value", inputs, where=f"first = '{name[0]}' AND second = '{name[1]}'").values)
+        .T.contiguous()
+        .double()
+        for name in facts.names
+    ]
     return begun.view(HEADS, HEAD_WIDTH, WIDTH), (torch.stack(spoken) - begun).view(-1, HEADS, HEAD_WIDTH, WIDTH)
-
-
-def scores_over_training(memory: Engine, pair: int) -> NDArray[np.float64]:
-    """float64[S, S, N, T]: the score of each token asked about with the training slots of each position and token.
-
-    All slots of one step, position and token hold the same key, so one score stands for them.
-    """
-    sums = memory.group_sum("value", asked_by(pair), by=("position", "token", "step"))
-    return (sums.sums / sums.counts).reshape(LENGTH, LENGTH, len(TOKENS), -1)
-
-
-def asked_by(pair: int) -> QuerySetExamples:
-    """What key and value projection are asked by the two tokens of a pair, as the memory's query set holds it."""
-    return QuerySetExamples(QUERY_SET, (pair,))
 
 
 def most_divided(network: AttentionOnly, facts: Facts) -> int:
@@ -168,41 +155,6 @@ def draw_two_levels(path: Path, found: TwoLevels, facts: Facts) -> Path:
     return path
 
 
-def draw_scores(path: Path, scores: NDArray[np.float64], pair: str) -> Path:
-    """float64[S, S, N, T] of `scores_over_training`: how each slot of the training scores with either token."""
-    styles: tuple[Literal["-", "--"], ...] = ("-", "--")
-    with new_figure(path, 3.3) as figure:
-        axes = figure.subplots(1, LENGTH, sharey=True)
-        for panel, place, asked, token in zip(axes, _PLACES, scores, pair, strict=True):
-            for style, by_token in zip(styles, asked, strict=True):
-                for ink, mark, line in zip(TOKEN_INK, TOKEN_MARKS, by_token, strict=True):
-                    panel.plot(
-                        np.arange(1, len(line) + 1), line, style, color=ink, linewidth=1.3, marker=mark,
-                        markevery=_marked(len(line)), markersize=4,
-                    )  # fmt: skip
-            panel.axhline(0, color="0.6", linewidth=0.6)
-            panel.set_xscale("log")
-            panel.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-            panel.set_xlabel("training step, the first being 1")
-            panel.set_title(f"scores with the {place} token, {token}")
-        axes[0].set_ylabel("attention weight " r"$\alpha$")
-        tokens = [
-            Line2D([], [], color=ink, marker=mark, markersize=4, label=token)
-            for ink, mark, token in zip(TOKEN_INK, TOKEN_MARKS, TOKENS, strict=True)
-        ]
-        places = [
-            Line2D([], [], color="0.3", linestyle=style, label=f"as {place} token")
-            for style, place in zip(styles, _PLACES, strict=True)
-        ]
-        figure.legend(handles=[*tokens, *places], loc="outside lower center", ncols=7)
-    return path
-
-
-def _marked(steps: int) -> list[int]:
-    """Where marks stand on a line over so many steps, on a logarithmic axis."""
-    return sorted({round(at) - 1 for at in np.geomspace(1, steps, 7)})
-
-
 def _rounded(number: float) -> float:
     """To one decimal; never minus zero."""
     return round(float(number), 1) + 0.0
@@ -219,74 +171,6 @@ def _by_pair(panel: Axes, values: NDArray[np.float64], facts: Facts, colours: st
         panel.plot(at % side, at // side, TOKEN_MARKS[token], color=TOKEN_INK[token], markersize=4,
                    markeredgecolor="white", markeredgewidth=0.5)  # fmt: skip
     return drawn
-
-
-def top_slots(memory: Engine, facts: Facts, pair: int, k: int = 5) -> Table:
-    """Of the slots of each training token in either place the one that scores highest, and the k best of these."""
-    rows = []
-    hits = memory.topk("value", asked_by(pair), k=1, by=("token", "position"))
-    for token, of_groups, weights in zip(facts.names[pair], hits.slots, hits.scores, strict=True):
-        scores = np.concatenate(weights)
-        best = np.argsort(-scores, kind="stable")[:k]
-        slots, scores = np.concatenate(of_groups)[best], scores[best]
-        for record, score in zip(memory.slots(slots, "token").records(), scores, strict=True):
-            rows.append(
-                (token, record["first"] + record["second"], record["token"], record["position"] + 1, record["step"],
-                 record["slot"], float(score))
-            )  # fmt: skip
-    columns = (
-        "asked by token", "training pair", "its token", "place", "step (the first is 0)", "slot", "attention weight",
-    )  # fmt: skip
-    return Table(
-        "top-slots",
-        "First level: the slots of greatest attention weight, one of each training token in either place.",
-        columns,
-        rows,
-    )
-
-
-def left_out(found: Sequence[Omission], facts: Facts) -> Table:
-    """What is known when something was left out: of the other pairs, and of those left out."""
-    rows: list[list[Cell]] = []
-    for one in found:
-        known = one.right(facts)
-        counts = [_sum(known[name] & ~one.pairs, known[name] & one.pairs) for name in known]
-        gives = TOKENS[int(facts.next_tokens[one.pairs][0])]
-        rows.append(
-            [one.name, gives, _sum(~one.pairs, one.pairs), *counts,
-             *(f"{one.cancellation[layer]:.1f}" for layer in ("query", "key", "value")),
-             f"{one.share['value']:.2f}"]
-        )  # fmt: skip
-    caption = (
-        "Pairs known when some are left out: others+those left out. Masks take terms out of the sum of these layers; "
-        "retrained is a network that never saw the pairs, from the same start. Cancellation is the sum of norms over "
-        "the norm of the sum of the terms left out, and share how large their sum is beside all that training added."
-    )
-    columns = ("left out", "next token", "there are", *(f"{scope} masked" for scope in SCOPES), "retrained",
-               "cancellation: query", "key", "value", "share of value")  # fmt: skip
-    return Table("left-out", caption, columns, rows)
-
-
-def left_out_means(found: Sequence[Omission], facts: Facts) -> Report:
-    """By network: percent of the other pairs still known, and of those left out, over single pairs and over classes."""
-    report: Report = {}
-    for kind, chosen in (
-        ("pairs", [one for one in found if one.where.startswith("NOT")]),
-        ("classes", [one for one in found if not one.where.startswith("NOT")]),
-    ):
-        known = [(one.pairs, one.right(facts)) for one in chosen]
-        report[kind] = {
-            name: {
-                "others": 100 * float(np.mean([right[name][~pairs].mean() for pairs, right in known])),
-                "left_out": 100 * float(np.mean([right[name][pairs].mean() for pairs, right in known])),
-            }
-            for name in (*SCOPES, "retrained")
-        }
-    return report
-
-
-def _sum(others: NDArray[np.bool_], left_out: NDArray[np.bool_]) -> str:
-    return f"{others.sum()}+{left_out.sum()}"
 
 
 def retrieval_chapter(page: Page, memory: Engine, network: AttentionOnly, facts: Facts) -> Report:
@@ -309,28 +193,12 @@ def retrieval_chapter(page: Page, memory: Engine, network: AttentionOnly, facts:
         f"head, to the lead of {TOKENS[true]}, the true next token, over {TOKENS[rival]}, its strongest rival; titles "
         "give the sum, and what the head's attention to the token (second level) lets through.",
     )
-    lead, loud = float(found.total[true] - found.total[rival]), float(np.abs(margin).sum())
-    page.paragraph(
-        f"The lead is {lead:.1f} nats: {margin.sum():+.1f} from the training's values through the heads, "
-        f"{found.initial[true] - found.initial[rival]:+.1f} from their initial values, and "
-        f"{found.residual[true] - found.residual[rival]:+.1f} from the second token's own stream. For and against, the "
-        f"training pairs say {loud:.1f} nats in all."
-    )
-    page.figure(
-        draw_scores(folder / "scores.png", scores_over_training(memory, pair), name),
-        f"First level over time: the attention weight of each token of `{name}` with the slots of every step. Slots of "
-        "one step, token and place hold the same key, so ten lines stand for all of them.",
-    )
-    page.show(top_slots(memory, facts, pair))
-    page.paragraph(
-        f'Ask for more: `dualform topk RUN --layer value --query {QUERY_SET}/{2 * pair} --where "step < 100"`.'
-    )
     return {
         "pair": name,
         "next_token": TOKENS[true],
         "rival": TOKENS[rival],
-        "lead": lead,
+        "lead": float(found.total[true] - found.total[rival]),
         "from_training": float(margin.sum()),
-        "from_training_absolute": loud,
+        "from_training_absolute": float(np.abs(margin).sum()),
         "attention_to_first": found.pattern[:, 0].tolist(),
     }

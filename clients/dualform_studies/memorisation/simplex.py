@@ -1,18 +1,13 @@
-"""The accuracy over the simplex of head weights.
+"""The accuracy over the simplex of head weights, and the patterns that it shows.
 
-The accuracy when the contribution of each head varies. Shapes: W weightings of the heads, P pairs, N words.
-
-The weights of the three heads sum to 3, so the centre of the simplex, (1, 1, 1), is the network as trained, and a
-corner is one head alone, three times as strong.
-
-Which of four patterns the triangle of a class shows, by a rule that was fixed before any triangle was seen.
+Shapes: W weightings of the heads, P pairs, N words. The weights of the three heads sum to 3, so the centre of the
+simplex, (1, 1, 1), is the network as trained, and a corner is one head alone, three times as strong.
 
 The text names what one sees when one plays with seeds: the accuracy on a class is greater in one corner than in the
 others ("this head is mostly responsible"), large in two corners ("one head is useless"), large in between two heads
-("both heads are remembering together"), or there is no pattern.
-
-The rule. A corner is where one head has at least two thirds of the weight; between two heads is where both have at
-least a third and the third head at most a sixth. The accuracy of a place is its mean over the weightings there. An
+("both heads are remembering together"), or there is no pattern. A rule that was fixed before any triangle was seen
+tells them apart. A corner is where one head has at least two thirds of the weight; between two heads is where both have
+at least a third and the third head at most a sixth. The accuracy of a place is its mean over the weightings there. An
 accuracy is large from 2/3 on, and greater than another if it exceeds it by at least 1/4. The first of these that holds
 is the pattern:
 
@@ -240,8 +235,8 @@ def triangles_of(
 
 _CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, 3**0.5 / 2]])
 """Where head 1, 2 and 3 stand alone."""
-_PIXELS = 400
-"""Along the lower side."""
+_HEXAGON = 12
+"""Points of type, squared: those of a fine grid touch each other."""
 _ACCURACY: Any = {"vmin": 0, "vmax": 100, "cmap": "viridis"}
 
 
@@ -306,36 +301,12 @@ def draw_inputs(path: Path, simplex: Simplex, facts: Facts) -> Path:
 
 
 def _steps(panel: Axes, simplex: Simplex, heights: NDArray[np.float64]) -> Any:
-    """Every point in the colour of the weighting nearest to it; returns what a colour bar is made from."""
-    drawn = panel.imshow(
-        heights_at(simplex, heights, _PIXELS), extent=(0, 1, 0, _CORNERS[2, 1]), origin="lower",
-        interpolation="nearest", **_ACCURACY,
-    )  # fmt: skip
+    """A hexagon for each weighting; returns what a colour bar is made from."""
+    drawn = panel.scatter(*_places(simplex), c=heights, marker="H", s=_HEXAGON, linewidths=0, **_ACCURACY)
     alone = [heights[simplex.at(*(3.0 * (np.arange(3) == head)))] for head in range(3)]
     _outline(panel, [f"head {head}\n{accuracy:.0f} %" for head, accuracy in enumerate(alone, start=1)], 7)
     panel.set(xlim=(-0.18, 1.18), ylim=(-0.3, 1.12))
     return drawn
-
-
-def heights_at(simplex: Simplex, heights: NDArray[np.float64], pixels: int) -> NDArray[np.float64]:
-    """float64[rows, pixels]: the height float64[W] of the nearest weighting, by rows from below; NaN outside."""
-    side = round((np.sqrt(8 * len(heights) + 1) - 3) / 2)
-    rows = round(pixels * _CORNERS[2, 1])
-    y, x = (np.indices((rows, pixels)) + 0.5) / np.array([rows / _CORNERS[2, 1], pixels])[:, None, None]
-    third = y / _CORNERS[2, 1]
-    second = x - third / 2
-    places = np.stack([1 - second - third, second, third], axis=-1) * side
-    nearest = np.rint(places).astype(np.int64)
-    # Three numbers that are rounded need not add up as they did: the one that was rounded most gives way.
-    gives = np.abs(places - nearest).argmax(axis=-1)[..., None]
-    surplus = nearest.sum(axis=-1, keepdims=True) - side
-    np.put_along_axis(nearest, gives, np.take_along_axis(nearest, gives, axis=-1) - surplus, axis=-1)
-    table = np.full((side + 1, side + 1), np.nan)
-    at = np.rint(simplex.shares * side).astype(np.int64)
-    table[at[:, 0], at[:, 1]] = heights
-    inside = (places >= 0).all(axis=-1)
-    first, second = np.clip(nearest[..., :2], 0, side).transpose(2, 0, 1)
-    return np.where(inside, table[first, second], np.nan)
 
 
 def _outline(panel: Axes, names: Sequence[str], size: float) -> None:

@@ -13,16 +13,12 @@ import torch
 
 from dualform.query.engine import open_memory
 from dualform_studies.assignment import Assignment
-from dualform_studies.claims import claims_table
 from dualform_studies.memorisation.basis import basis_chapters
-from dualform_studies.memorisation.head_memory import head_memory_chapter
-from dualform_studies.memorisation.left_out import leave_out
-from dualform_studies.memorisation.masks import mask_chapter
 from dualform_studies.memorisation.pattern import pattern_chapters
 from dualform_studies.memorisation.retrieval import retrieval_chapter
 from dualform_studies.memorisation.torus import heads_chapter, maps_chapter
 from dualform_studies.memorisation.transformer import Recipe, draw_facts, train_recorded, train_siblings
-from dualform_studies.recorded_memory import reconstruction_report, reconstruction_table
+from dualform_studies.recorded_memory import verify_report
 from dualform_studies.report import Page, Report, bytes_on_disk, check_free
 
 _NO_SLOT = "step < 0"
@@ -46,7 +42,6 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
         known = int(facts.right(network(facts.pairs)).sum())
     page.paragraph(_setup(recipe, known, len(facts)))
     with open_memory(out) as memory:
-        verified = memory.verify()
         slots = dict(memory.info().slots)
         report: Report = {
             "study": "memorisation",
@@ -56,11 +51,10 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
             "slots": slots,
             "facts": dict(zip(facts.names, facts.next_tokens.tolist(), strict=True)),
             "known": known,
-            "verify": {name: reconstruction_report(reconstruction) for name, reconstruction in verified.items()},
+            "verify": verify_report(memory),
             "cancellation": dict(memory.cancellation(where=_NO_SLOT)),
             "disk_bytes": bytes_on_disk(out),
         }
-        page.show(reconstruction_table(report["verify"], report["cancellation"], "all its terms"))
         maps_chapter(page, network, facts, recipe)
         seeds = range(seed, seed + recipe.seeds)
         siblings = train_siblings(recipe, seeds, progress=progress)
@@ -73,12 +67,7 @@ def run_memorisation(assignment: Assignment, recipe: Recipe | None = None) -> Re
         claims += of_heads
         report |= found
         report["two_levels"] = retrieval_chapter(page, memory, network, facts)
-        left_out = leave_out(memory, facts, recipe, seed, progress)
-        report["head_memory"] = head_memory_chapter(page, memory, network, facts, left_out)
-        report["masks"] = mask_chapter(page, memory, left_out, network, facts, recipe, progress)
     report["claims"] = [claim.plain() for claim in claims]
-    page.heading("The observations, put to the test")
-    page.show(claims_table(claims))
     report["seconds"] = {"training": trained - start, "all": perf_counter() - start}
     page.write(report)
     return report

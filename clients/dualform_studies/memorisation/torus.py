@@ -1,14 +1,12 @@
-"""The torus of word pairs: maps of classes, regions and Voronoi cells.
+"""The network on the torus, every pair of points on the circle of embedded words; and the unembedding's cells.
 
-The network on the torus: every pair of points on the circle of embedded words. Shapes: G points a side.
+Shapes: G points a side. An angle of 0 is the direction (1, -1, 0) and one of 90 degrees (1, 1, -2), which span the
+plane of mean zero. Maps are indexed [angle of the second token, angle of the first], both ascending, and computed in
+float64.
 
-An angle of 0 is the direction (1, -1, 0) and one of 90 degrees (1, 1, -2), which span the plane of mean zero. Maps are
-indexed [angle of the second token, angle of the first], both ascending, and computed in float64.
-
-The unembedding's cells on the sphere of directions, as a weighted Voronoi diagram.
-
-Of a stream x of length 1 the logit of a token is u . x, and `|x - u|^2 - |u|^2 = 1 - 2 u . x`. So the token of the
-greatest logit is the one whose row u is nearest when the square of its length is taken off the square of the distance.
+The unembedding parts the sphere of directions into a weighted Voronoi diagram. Of a stream x of length 1 the logit of a
+token is u . x, and `|x - u|^2 - |u|^2 = 1 - 2 u . x`. So the token of the greatest logit is the one whose row u is
+nearest when the square of its length is taken off the square of the distance.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_rgb
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
@@ -33,6 +30,8 @@ from dualform_studies.figures import PALETTE, new_figure
 from dualform_studies.memorisation.transformer import HEADS, TOKENS, WIDTH, AttentionOnly, Facts, Recipe
 from dualform_studies.report import Page, report_folder
 
+ALONE = "What heads know alone"
+"""A heading of the page."""
 AXES = torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, -2.0]], dtype=torch.float64)
 AXES /= AXES.norm(dim=1, keepdim=True)
 """float64[2, d]: the directions of 0 and of 90 degrees."""
@@ -161,44 +160,6 @@ def name_places(classes: NDArray[np.int64], free: NDArray[np.bool_]) -> list[tup
     return found
 
 
-_DIRECTIONS = 16
-_DISTANCES = (1.0, 1.5, 2.2, 3.0)
-"""Of a name's centre from its point, in what a name beside its point needs."""
-
-
-def place_names(
-    points: NDArray[np.float64], size: tuple[float, float], radius: float, taken: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """float64[n, 2]: by how much each name's centre is moved from its point.
-
-    `points` float64[n, 2], the `size` of a name (width, height) and the `radius` of a point are in one unit, as are the
-    `taken` places, float64[m, 2], of the same radius. Greedy: each name takes the nearest of the
-    places that cover least.
-    """
-    half = np.array(size) / 2
-    angles = np.arange(_DIRECTIONS) * (2 * np.pi / _DIRECTIONS)
-    around = np.stack([np.cos(angles), np.sin(angles)], axis=1) * (half + radius)
-    candidates = np.concatenate([distance * around for distance in _DISTANCES])
-    discs = np.concatenate([points, taken])
-    boxes: list[NDArray[np.float64]] = []
-    moved = []
-    for point in points:
-        costs = [
-            sum(_overlap(point + move - box, 2 * half) for box in boxes)
-            + sum(_overlap(point + move - disc, half + radius) for disc in discs)
-            for move in candidates
-        ]
-        # The first of equals is the nearest.
-        moved.append(candidates[int(np.argmin(np.round(costs, 6)))])
-        boxes.append(point + moved[-1])
-    return np.array(moved)
-
-
-def _overlap(apart: NDArray[np.float64], reach: NDArray[np.float64]) -> float:
-    """The area that two boxes share whose centres are so far apart, and whose half sizes add up to `reach`."""
-    return float(np.prod(np.clip(reach - np.abs(apart), 0, None)))
-
-
 TOKEN_INK = (*PALETTE[:4], PALETTE[5])
 """One colour a token, wherever it is predicted, or follows; sky blue would be taken for a faint blue."""
 TOKEN_MARKS = ("o", "s", "^", "D", "v")
@@ -210,18 +171,17 @@ _DOT = 8.0
 
 
 def draw_class_map(path: Path, drawn: ClassMap, facts: Facts, angles: NDArray[np.float64]) -> Path:
-    """The whole network, and beside it the circle on which the words lie."""
-    with new_figure(path, 4.3) as figure:
-        left, right = figure.subplots(1, 2, width_ratios=(1.45, 1))
-        paint(left, drawn, angles)
-        place_pairs(left, facts, angles, size=46)
-        name_angles(left)
-        beside = left.secondary_xaxis("top"), left.secondary_yaxis("right")
+    """The whole network; letters at the top and right say which words lie there."""
+    with new_figure(path, 5.0) as figure:
+        panel = figure.subplots()
+        paint(panel, drawn, angles)
+        place_pairs(panel, facts, angles, size=46)
+        name_angles(panel)
+        beside = panel.secondary_xaxis("top"), panel.secondary_yaxis("right")
         for axis, direction in zip(beside, "xy", strict=True):
             axis.set(**{f"{direction}ticks": np.degrees(angles), f"{direction}ticklabels": TOKENS})
             axis.tick_params(length=2)
             axis.spines[:].set_visible(False)
-        _circle(right, angles)
         figure.legend(handles=token_handles(), loc="outside lower center", ncols=len(TOKENS), handletextpad=0.2)
     return path
 
@@ -321,27 +281,6 @@ def token_handles() -> list[Line2D]:
     ]
 
 
-def _circle(panel: Axes, angles: NDArray[np.float64]) -> None:
-    around = np.linspace(0, 2 * np.pi, 200)
-    panel.plot(np.sqrt(3) * np.cos(around), np.sqrt(3) * np.sin(around), color="0.75", linewidth=1)
-    for token, angle in zip(TOKENS, angles, strict=True):
-        direction = np.array([np.cos(angle), np.sin(angle)]) * np.sqrt(3)
-        panel.plot(*direction, "o", color="0.2", markersize=5)
-        panel.annotate(token, direction * 1.17, ha="center", va="center", fontsize=10)
-    panel.set(xlim=(-2.25, 2.25), ylim=(-2.25, 2.25), aspect="equal")
-    panel.set_xticks([-1.73, 0, 1.73], ["-√3", "0", "√3"])
-    panel.set_yticks([-1.73, 0, 1.73], ["-√3", "0", "√3"])
-    panel.set_xlabel("along (1, -1, 0) / √2")
-    panel.set_ylabel("along (1, 1, -2) / √6")
-    panel.set_title("the words on their circle")
-
-
-_NAME = (11.0, 8.0)
-"""Width and height of a pair's two letters, in points of type."""
-_RADIUS = 4.5
-"""Of what a name must keep off, in points of type."""
-
-
 def directions(vectors: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Longitude and latitude, in radians, of float64[n, 3]."""
     return np.arctan2(vectors[:, 1], vectors[:, 0]), np.arcsin(vectors[:, 2] / np.linalg.norm(vectors, axis=1))
@@ -388,25 +327,12 @@ def draw_sphere(path: Path, network: AttentionOnly, facts: Facts) -> Path:
             label="row of the unembedding",
         )  # fmt: skip
         figure.legend(handles=[*token_handles(), row], loc="outside lower center", ncols=3)
-        _name_pairs(figure, panel, facts, inside, own)
+        for name, at in zip(facts.names, inside, strict=True):
+            panel.annotate(
+                name, at, xytext=(0, 8), textcoords="offset points", ha="center", va="center", fontsize=7, zorder=6,
+                path_effects=[withStroke(linewidth=1.5, foreground="white")],
+            )  # fmt: skip
     return path
-
-
-def _name_pairs(
-    figure: Figure, panel: Axes, facts: Facts, inside: NDArray[np.float64], own: NDArray[np.float64]
-) -> None:
-    """Letters of each pair beside its point, `inside` [P, 2]; they keep off the points of the rows, `own` [N, 2]."""
-    # Only a figure that is laid out knows where points are.
-    figure.draw_without_rendering()
-    points, taken = (panel.transData.transform(places) * 72 / figure.dpi for places in (inside, own))
-    meridians = np.stack([np.radians(np.arange(-120, 121, 60)), np.zeros(5)], axis=1)
-    written = panel.transData.transform(meridians) * 72 / figure.dpi + np.array([0, 5])
-    moved = place_names(points, _NAME, _RADIUS, np.concatenate([taken, written]))
-    for name, at, move in zip(facts.names, inside, moved, strict=True):
-        panel.annotate(
-            name, at, xytext=tuple(move), textcoords="offset points", ha="center", va="center", fontsize=7, zorder=6,
-            path_effects=[withStroke(linewidth=1.5, foreground="white")],
-        )  # fmt: skip
 
 
 def maps_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
@@ -420,9 +346,9 @@ def maps_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recip
     drawn = draw_class_map(folder / "class-map.png", class_map(network, recipe.grid), facts, angles)
     page.figure(
         drawn,
-        "Left: the most likely next token at each point of the torus, the fainter the less likely, with its letter; "
+        "The most likely next token at each point of the torus, the fainter the less likely, with its letter; "
         "each mark is a pair in the colour and shape of its true next token, and letters at the top and right say "
-        "which words. Right: the words.",
+        "which words.",
     )
     drawn = draw_sphere(folder / "unembedding.png", network, facts)
     page.figure(
@@ -436,7 +362,7 @@ def maps_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recip
 def heads_chapter(page: Page, network: AttentionOnly, facts: Facts, recipe: Recipe) -> None:
     """Attention patterns, and heads alone."""
     folder, angles = report_folder(page.run), word_angles(network)
-    page.heading("The heads")
+    page.heading(ALONE)
     drawn = draw_attention(folder / "attention.png", attention_maps(network, recipe.grid), facts, angles)
     page.figure(drawn, "How much each head attends to the first token; the line is where both get one half.")
     speaking = {f"head {head + 1} alone": torch.eye(HEADS)[head : head + 1] for head in range(HEADS)}

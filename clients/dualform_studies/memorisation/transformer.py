@@ -1,6 +1,6 @@
 """A small attention-only Transformer that learns 25 pairs by heart, alone or many of them at once.
 
-The attention-only Transformer of the study: one layer of three heads, no MLP, nothing wider than three.
+It has one layer of three heads, no MLP, and nothing is wider than three.
 
 Shapes: B pairs, S = 2 tokens a pair, N = 5 words, d = 3 the stream, H heads of dimension e.
 
@@ -14,10 +14,8 @@ at distance sqrt(d) from the origin. Everything after it is a function of two po
 Every matrix is an nn.Linear without bias, the embeddings too, which read one-hot vectors: so all of them are recorded,
 and a mask speaks for the whole network.
 
-Many small networks trained side by side. Shapes: M networks, W weightings of their H heads, P pairs, N words.
-
-Networks this small cost the same alone as by the dozen: their parameters are stacked, and one pass serves all. Each
-is trained as it would be alone, but for rounding.
+Networks this small cost the same alone as by the dozen: the parameters of M networks are stacked, and one pass serves
+all, with W weightings of their H heads. Each is trained as it would be alone, but for rounding.
 """
 
 from __future__ import annotations
@@ -160,8 +158,6 @@ def with_weights(weights: dict[str, Tensor]) -> AttentionOnly:
 
 Optimize: TypeAlias = Callable[[list[Tensor]], torch.optim.Optimizer]
 """Makes the optimizer of stacked parameters; it must treat every number on its own, as SGD and Adam do."""
-Look: TypeAlias = Callable[[int, dict[str, Tensor]], None]
-"""Is shown the number of updates that were taken, and stacked parameters."""
 _NOTED = 200
 """Points of a learning curve."""
 
@@ -211,15 +207,13 @@ class Ensemble:
         counted: Tensor | None = None,
         heads: Tensor | None = None,
         learns: dict[str, Tensor] | None = None,
-        look: Look | None = None,
         say: Callable[[int], None] = lambda done: None,
     ) -> None:
         """Take `steps` updates with a fresh optimizer.
 
         `heads` [W, H] are the weightings with which every pair is answered, one of all heads where none is given;
         `counted`, broadcast to [M, W, P], weighs the answers in the loss, which is their sum over P; `learns` holds, by
-        parameter, a mask of the numbers that learn (all where it is missing). The curve is of the first weighting, and
-        `look` is shown the parameters whenever it is noted.
+        parameter, a mask of the numbers that learn (all where it is missing). The curve is of the first weighting.
         """
         parameters = {name: p.detach().requires_grad_() for name, p in self.parameters.items()}
         optimizer = optimize(list(parameters.values()))
@@ -229,8 +223,6 @@ class Ensemble:
             losses = self._losses(logits)
             if done % every == 1 or every == 1:
                 self._note(logits, losses)
-                if look is not None:
-                    look(self._step, {name: p.detach() for name, p in parameters.items()})
             optimizer.zero_grad()
             torch.autograd.backward((losses if counted is None else losses * counted).sum() / losses.shape[-1])
             for name, mask in (learns or {}).items():
@@ -315,8 +307,6 @@ class Recipe:
     """Points along each side of a torus."""
     simplex: int = 45
     """Intervals along each side of the simplex of head weights; a multiple of 3, so that its centre is among them."""
-    swept: int = 25
-    """Pairs whose last steps are left out."""
 
     @property
     def sgd(self) -> Optimize:

@@ -1,42 +1,32 @@
-"""What prompts ask of a training, and the ranks of the paper's passages.
-
-What prompts ask of a training, and how its answers read.
-
-Shapes: n queries (tokens of prompts), m prompts, c of them with passages of the paper, d of a key, P token positions of
-the training text, S steps.
+"""What prompts ask of a training, how its answers read, and where the paper's own passages come among them.
 
 "We sum all attention weights which go to the same training token position" (section 5.5): one sum over the passes in
 which a token was read. The paper's published code sums absolute values, and so do the answers here; the signed sums,
 which are what equation 13 adds up, are asked for beside them.
 
-Where the paper's own passages come among all training token positions, and how many of the best are of their form.
-
-Shapes: P token positions of the training text that were read.
+Shapes: m prompts, o other queries, d of a key, P token positions of the training text that were read.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dualform.answers import GroupSums, Hits
 from dualform.questions import GroupSum, TopK, Vectors
 from dualform_studies.text.corpora import Corpus, Tokens, Vocabulary
 from dualform_studies.text.prompts import CONTEXT, Cases, Form, Prompt, PublishedTable, find, forms_of
-from dualform_studies.text.training import LAYER, Checkpoint, LanguageModel, last_queries
+from dualform_studies.text.training import LAYER, LanguageModel, last_queries
 
 Question: TypeAlias = TopK | GroupSum
 
 HITS = 10
 """Single training datapoints that a prompt asks for, beside sums."""
-_ASKED = 24
-"""Tokens of a prompt that are asked about, from its end: each costs a pass over all keys."""
 
 
 def read_by(vocabulary: Vocabulary, prompts: Sequence[Prompt]) -> list[Tokens]:
@@ -47,53 +37,31 @@ def read_by(vocabulary: Vocabulary, prompts: Sequence[Prompt]) -> list[Tokens]:
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """The last tokens of some prompts as queries; each prompt's very last one is its query."""
+    """The last tokens of some prompts as queries."""
 
     prompts: Sequence[Prompt]
     tokens: Sequence[Tokens]
     """Of each prompt."""
-    rows: Sequence[slice]
-    """Of each prompt: its queries among all."""
     queries: NDArray[np.float32]
-    """float32[n, d]."""
-    compared: Sequence[int] = ()
-    """int[c]: the prompts whose passages of the paper stand in the training text, as checkpoints have their queries."""
-    checkpoints: Sequence[Checkpoint] = ()
-    """Those before the end of the training."""
+    """float32[m, d]."""
     others: NDArray[np.float32] | None = None
     """float32[o, d]: queries of the test text (observations.py)."""
 
     @property
-    def last(self) -> list[int]:
-        """int[m]: the query of each prompt's last token."""
-        return [rows.stop - 1 for rows in self.rows]
-
-    def scored(self, steps: int) -> float:
-        """How often all keys are scored: for the best and three sums of last tokens, one sum of others, and as much of
-        the training as each checkpoint has seen."""
-        seen = sum(checkpoint.updates for checkpoint in self.checkpoints) / steps
-        others = 0 if self.others is None else len(self.others)
-        return len(self.queries) + 3 * len(self.prompts) + seen * len(self.compared) + others
-
-    def asked(self, prompt: int) -> range:
-        """Which tokens of a prompt have a query."""
-        count = len(self.tokens[prompt])
-        return range(count - (self.rows[prompt].stop - self.rows[prompt].start), count)
+    def scored(self) -> int:
+        """How often all keys are scored: for the best and two sums of each prompt, and one sum of each other query."""
+        return 3 * len(self.prompts) + (0 if self.others is None else len(self.others))
 
     def questions(self) -> dict[str, Question]:
-        """By the fields of `Attention` that their answers become, those as of a checkpoint by `as_of`."""
-        last = Vectors(self.queries[self.last])
+        """By the fields of `Attention` that their answers become."""
+        last = Vectors(self.queries)
         asked: dict[str, Question] = {
             "hits": TopK(LAYER, last, k=HITS, score="abs"),
-            "by_position": GroupSum(LAYER, Vectors(self.queries), by=("position",), score="abs"),
+            "by_position": GroupSum(LAYER, last, by=("position",), score="abs"),
             "by_position_signed": GroupSum(LAYER, last, by=("position",)),
-            "by_step": GroupSum(LAYER, last, by=("step",), score="abs"),
         }
         if self.others is not None:
             asked["of_others"] = GroupSum(LAYER, Vectors(self.others), by=("position",), score="abs")
-        for one in self.checkpoints:
-            seen = f"step < {one.updates}"
-            asked[as_of(one)] = GroupSum(LAYER, Vectors(one.queries), by=("position",), where=seen, score="abs")
         return asked
 
 
@@ -104,22 +72,12 @@ class Attention:
     hits: Hits
     by_position: GroupSums
     by_position_signed: GroupSums
-    by_step: GroupSums
     of_others: GroupSums | None = None
-    at_checkpoints: Sequence[GroupSums] = ()
-    """Of each checkpoint before the end of the training."""
-
-    @classmethod
-    def of(cls, asking: Questions, answers: Mapping[str, Any]) -> Attention:
-        """`answers` by the names of the questions."""
-        of_checkpoints = [as_of(one) for one in asking.checkpoints]
-        fields = {name: answer for name, answer in answers.items() if name not in of_checkpoints}
-        return cls(**fields, at_checkpoints=[answers[name] for name in of_checkpoints])
 
     @property
     def positions(self) -> NDArray[np.int64]:
         """int64[P]: the positions that were read, ascending."""
-        return positions_of(self.by_position)
+        return np.array([position for (position,) in self.by_position.groups], dtype=np.int64)
 
     def digests(self, prompt: int) -> dict[str, str]:
         """One for the best datapoints of a prompt and one for its signed sums: equal where all their bits are."""
@@ -133,35 +91,15 @@ class Attention:
         }
 
 
-def as_of(checkpoint: Checkpoint) -> str:
-    """The name of the question as of a checkpoint."""
-    return f"as of {checkpoint.updates} updates"
-
-
-def positions_of(sums: GroupSums) -> NDArray[np.int64]:
-    """int64[P]: the positions that sums by position are of, ascending."""
-    return np.array([position for (position,) in sums.groups], dtype=np.int64)
-
-
 def prepare(
-    network: LanguageModel,
-    vocabulary: Vocabulary,
-    prompts: Sequence[Prompt],
-    compared: Sequence[int] = (),
-    checkpoints: Sequence[Checkpoint] = (),
-    others: Sequence[Tokens] = (),
+    network: LanguageModel, vocabulary: Vocabulary, prompts: Sequence[Prompt], others: Sequence[Tokens] = ()
 ) -> Questions:
-    """Let the network read each prompt from a state of zeros, and keep the LSTM's input at each of its last tokens, and
-    at the last token alone of `others`."""
-    device = next(network.parameters()).device
+    """Let the network read each prompt and `others` from a state of zeros, and keep the LSTM's input at the last token
+    of each.
+    """
     tokens = read_by(vocabulary, prompts)
-    queries, rows, begin = [], [], 0
-    for one in tokens:
-        queries.append(network.queries(torch.from_numpy(one.ids).to(device)).cpu().numpy()[-_ASKED:])
-        rows.append(slice(begin, begin + len(queries[-1])))
-        begin = rows[-1].stop
     of_others = last_queries(network, others) if others else None
-    return Questions(prompts, tokens, rows, np.concatenate(queries), compared, checkpoints, of_others)
+    return Questions(prompts, tokens, last_queries(network, tokens), of_others)
 
 
 def best(sums: NDArray[np.float64], k: int) -> NDArray[np.int64]:
@@ -191,11 +129,6 @@ class Standard:
         places = [None if place is None else tokens.first_from(place[1]) for place in found]
         forms = forms_of(table.number)
         return cls(table, places, forms, [form.cases(tokens, corpus) for form in forms])
-
-    @property
-    def comparable(self) -> bool:
-        """Whether the training text has any of its passages."""
-        return any(place is not None for place in self.places)
 
     def ranks(self, positions: NDArray[np.int64], sums: NDArray[np.float64]) -> list[int | None]:
         """Of each row its rank (1: the greatest) among sums float64[P] of positions int64[P], ascending; None where the

@@ -1,6 +1,10 @@
-"""Aesop's Fables and WikiText-2: files and tokens.
+"""The texts of section 5.5, "Aesop's Fables" and WikiText-2, found in a folder; and their tokens.
 
-Where the book "Aesop's Fables" is cut into a text to train on and a text to test on.
+    DIR/aesop/49010-0.txt                DIR/wikitext-2/train.txt, valid.txt, test.txt (or wiki.train.tokens, …)
+
+DIR is the folder given, else that of the environment variable DUALFORM_DATA, else a cache folder of the user; every
+file may be gzipped. Nothing is downloaded: WikiText-2 has no home of its own any more, and Project Gutenberg reissues
+its books, so that no hash would hold.
 
 The paper's published code counts characters of Project Gutenberg's file: it leaves out the first 17,563 and the last
 22,356, tests on as many as a tenth of the whole file before these last, and trains on what remains. Gutenberg has
@@ -9,18 +13,9 @@ fit one cut of the text, and that is made by what stands there: from the heading
 ANNOUNCEMENTS, the last 17,761 characters of which are the test text. A file of 177,613 characters, 973 of them before
 the book's first, has both ends and the tenth just there, and 18 chunks of 100 characters for each of 64 streams.
 
-The texts of section 5.5: "Aesop's Fables" and WikiText-2, found in a folder.
-
-    DIR/aesop/49010-0.txt                DIR/wikitext-2/train.txt, valid.txt, test.txt (or wiki.train.tokens, …)
-
-DIR is the folder given, else that of the environment variable DUALFORM_DATA, else a cache folder of the user; every
-file may be gzipped. Nothing is downloaded: WikiText-2 has no home of its own any more, and Project Gutenberg reissues
-its books, so that no hash would hold.
-
-Tokens of a text, each with the place in the text that it came from. Shape: n tokens.
-
 A token is a character, or a word as spaces and line ends set it apart; a line end is a token of its own. Words that the
-vocabulary does not have become <unk>, and keep their place; a character that it does not have is refused.
+vocabulary does not have become <unk>, and keep their place; a character that it does not have is refused. Shape: n
+tokens.
 """
 
 from __future__ import annotations
@@ -299,12 +294,6 @@ class Vocabulary:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         return Tokens(text, np.array(encoding.ids, dtype=np.int64), offsets[:, 0], offsets[:, 1])
-
-    def lacks(self, tokens: Tokens) -> NDArray[np.bool_]:
-        """bool[n]: which tokens are read as <unk>, but do not stand there as <unk> themselves."""
-        lacking: NDArray[np.bool_] = tokens.ids == self.unknown
-        lacking[lacking] = [tokens.word(at) != UNKNOWN for at in np.flatnonzero(lacking).tolist()]
-        return lacking
 
 
 def _splitter(unit: Unit) -> PreTokenizer:

@@ -1,12 +1,7 @@
-"""The paper's observations of texts (section 5.5, appendix C), and what prompts led to.
+"""The paper's observations of texts (section 5.5, appendix C), and what prompts led to, as report.json has it.
 
-Whether what the paper sees in the passages of one query is so of other queries of the same form in the test text.
-
-The paper's own query is not among the others, where it was taken from the test text.
-
-What prompts led to, as report.json has it: training passages with their sums, datapoints, and the paper's own rows.
-
-Everything that the page shows is here, so that prompts asked later are shown beside those asked before.
+Whether what the paper sees in the passages of one query is so of other queries of the same form is asked of the test
+text; the paper's own query is not among the others, where it was taken from there.
 """
 
 from __future__ import annotations
@@ -19,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.methods import Answers
 from dualform_studies.claims import (
     FAILS,
     HOLDS,
@@ -34,10 +28,8 @@ from dualform_studies.report import Report, percent
 from dualform_studies.text.attention import BEST, Attention, Questions, Standard, best, count_best
 from dualform_studies.text.corpora import Tokens
 from dualform_studies.text.prompts import CONTEXT, Cases, Form, Passage, Prompt, cut
-from dualform_studies.text.runs import Task
+from dualform_studies.text.task import Task
 
-LEADING = 100
-"""Positions among which the paper's passages are looked for, where they are not among the best."""
 ENOUGH = 10
 """Cases that a verdict needs: of a form in the training text, or queries of the test text."""
 _MOST = 2 / 3
@@ -49,40 +41,12 @@ def claims_of(report: Report) -> list[Claim]:
     for prompt in report["prompts"]:
         if prompt["table"] is not None:
             claims += _of_table(prompt, report["corpus"])
-            claims += (_prevalent(told, heading_of(prompt)) for told in _others(prompt, report) if _enough(told))
+            claims += (
+                _prevalent(told)
+                for told in report["prevalence"]
+                if told["table"] == prompt["table"] and len(told["of_ten"]) >= ENOUGH <= told["of_all"]
+            )
     return claims
-
-
-def without_verdict(prompt: Report, report: Report) -> Iterator[str]:
-    """A sentence for each observation of a prompt's table that has too few cases for a verdict."""
-    if prompt["table"] is not None and not any(row["rank_here"] for row in prompt["published"] if row["leads"]):
-        yield "What was read of the training text has none of the passages that the paper shows: they have no rank."
-    for form in prompt["forms"]:
-        if form["of_all"] < ENOUGH:
-            yield (
-                f"Of all positions of the training text {form['of_all']} show {form['claim']}, and a verdict needs "
-                f"{ENOUGH}."
-            )
-        elif form["told_apart"] is not None and form["elsewhere"] < ENOUGH:
-            yield (
-                f"On other pages there are {form['elsewhere']} positions of the same structure, and a verdict on "
-                f"topics needs {ENOUGH}."
-            )
-    for told in _others(prompt, report):
-        if len(told["of_ten"]) < ENOUGH:
-            yield (
-                f"The test text has {told['in_the_test_text'] or 'no'} other tokens that show {told['claim']}, and a "
-                f"verdict on other queries needs {ENOUGH}."
-            )
-
-
-def _others(prompt: Report, report: Report) -> list[Report]:
-    """How other queries of the prompt's forms fare."""
-    return [told for told in report["prevalence"] if told["table"] == prompt["table"]]
-
-
-def _enough(told: Report) -> bool:
-    return len(told["of_ten"]) >= ENOUGH <= int(told["of_all"])
 
 
 def is_most(of_ten: int) -> bool:
@@ -90,7 +54,7 @@ def is_most(of_ten: int) -> bool:
     return of_ten / BEST >= _MOST
 
 
-def _prevalent(told: Report, heading: str) -> Claim:
+def _prevalent(told: Report) -> Claim:
     queries = told["of_ten"]
     most = sum(map(is_most, queries))
     return judge(
@@ -101,18 +65,11 @@ def _prevalent(told: Report, heading: str) -> Claim:
         table=told["table"],
         form=told["claim"],
         best=BEST,
-        heading=heading,
     )
 
 
-def heading_of(prompt: Report) -> str:
-    """The heading that a prompt stands under."""
-    table = prompt["table"]
-    return f"Table {table} of the paper" if table else f"Prompt {prompt['name'].removeprefix('prompt-')}"
-
-
 def _of_table(prompt: Report, corpus: Report) -> Iterator[Claim]:
-    words = {"table": prompt["table"], "heading": heading_of(prompt), "best": BEST}
+    words = {"table": prompt["table"], "best": BEST}
     shown = [row for row in prompt["published"] if row["leads"]]
     if any(row["rank_here"] is not None for row in shown):
         last = max(inf if row["rank_here"] is None else row["rank_here"] for row in shown)
@@ -260,108 +217,58 @@ PASSAGES = 5
 """Training passages of a prompt; the paper shows three."""
 
 
-def findings(
-    asking: Questions, attention: Attention, memory: Answers, task: Task, standards: Mapping[str, Standard]
-) -> list[Report]:
-    """One entry for each prompt; `memory` tells the columns of slots and needs no keys for that. `standards` are of the
-    prompts that come from the paper, by name."""
-    told = _Teller(asking, attention, memory, task, standards)
-    return [told.prompt(number) for number in range(len(asking.prompts))]
+def findings(asking: Questions, attention: Attention, task: Task, standards: Mapping[str, Standard]) -> list[Report]:
+    """One entry for each prompt; `standards` are of the prompts that come from the paper, by name."""
+    return [
+        _finding(prompt, asking.tokens[number], attention, number, task, standards.get(prompt.name))
+        for number, prompt in enumerate(asking.prompts)
+    ]
 
 
-class _Teller:
-    def __init__(
-        self, asking: Questions, attention: Attention, memory: Answers, task: Task, standards: Mapping[str, Standard]
-    ) -> None:
-        self._asking, self._attention, self._memory = asking, attention, memory
-        self._task, self._standards = task, standards
-        self._positions = attention.positions
-
-    def prompt(self, number: int) -> Report:
-        prompt, tokens = self._asking.prompts[number], self._asking.tokens[number]
-        rows, asked = self._asking.rows[number], self._asking.asked(number)
-        own = self._attention.by_position.sums[rows.stop - 1]
-        signed = self._attention.by_position_signed.sums[number]
-        leading, lacking = set(best(own, PASSAGES).tolist()), self._task.vocabulary.lacks(tokens)
-        return {
-            "name": prompt.name,
-            "text": prompt.text,
-            "query": vars(_query(prompt, tokens)),
-            "table": None if prompt.published is None else prompt.published.number,
-            "remark": "" if prompt.published is None else prompt.published.remark,
-            "unmarked": [] if prompt.published is None else prompt.published.unmarked,
-            "length": len(tokens),
-            "in_the_text": prompt.published is None or prompt.place is not None,
-            "unread": self._unread(prompt),
-            "passages": [self._passage(rows.stop - 1, place) for place in best(own, PASSAGES)],
-            "of_these_also_signed": len(leading & set(best(signed, PASSAGES).tolist())),
-            "hits": self._hits(number),
-            "tokens": [
-                {
-                    "of": tokens.word(at),
-                    "unknown": bool(lacking[at]),
-                    **self._passage(row, int(best(self._attention.by_position.sums[row], 1)[0])),
-                }
-                for at, row in zip(asked, range(rows.start, rows.stop), strict=True)
-            ],
-            "published": self._published(number),
-            "forms": self._forms(number),
-            "digests": self._attention.digests(number),
-        }
-
-    def _unread(self, prompt: Prompt) -> int | None:
-        """The place of a query that stands in the training text where no stream comes; None for every other one."""
-        if prompt.published is None or prompt.published.origin != "train" or prompt.place is None:
-            return None
-        return None if np.isin(prompt.place, self._positions) else prompt.place
-
-    def _passage(self, row: int, place: int) -> Report:
-        """One training position and what stands there."""
-        position = int(self._positions[place])
-        text = self._task.train
-        return {
-            "position": position,
-            "sum": float(self._attention.by_position.sums[row, place]),
-            "times_read": int(self._attention.by_position.counts[place]),
-            "title": self._task.corpus.title(int(text.starts[position])),
-            "passage": vars(cut(text, position)),
-        }
-
-    def _hits(self, number: int) -> list[Report]:
-        hits = self._attention.hits
-        records = self._memory.slots(hits.slots[number], hits.space).records()
-        return [{**record, "score": float(s)} for record, s in zip(records, hits.scores[number], strict=True)]
-
-    def _published(self, number: int) -> list[Report]:
-        """The paper's passages, and how they rank here where the training text has them (1: the best)."""
-        standard = self._standards.get(self._asking.prompts[number].name)
-        if standard is None:
-            return []
-        own = self._attention.by_position.sums[self._asking.last[number]]
-        signed = self._attention.by_position_signed.sums[number]
-        ranks, ranks_signed = (standard.ranks(self._positions, sums) for sums in (own, signed))
-        return [
+def _finding(
+    prompt: Prompt, tokens: Tokens, attention: Attention, number: int, task: Task, standard: Standard | None
+) -> Report:
+    positions, sums = attention.positions, attention.by_position.sums[number]
+    read = cut(tokens, len(tokens) - 1)
+    found: Report = {
+        "name": prompt.name,
+        "text": prompt.text,
+        # Its last token marked; what follows that is space, or was not read.
+        "query": vars(Passage(read.before, read.token, read.after + prompt.after)),
+        "passages": [
+            {
+                "position": int(positions[place]),
+                "sum": float(sums[place]),
+                "times_read": int(attention.by_position.counts[place]),
+                "title": task.corpus.title(int(task.train.starts[positions[place]])),
+                "passage": vars(cut(task.train, int(positions[place]))),
+            }
+            for place in best(sums, PASSAGES)
+        ],
+        "table": None,
+        "published": [],
+        "forms": [],
+        "digests": attention.digests(number),
+    }
+    if standard is None:
+        return found
+    of_ten, of_all = standard.of_the_best(positions, sums), standard.of_all(positions)
+    elsewhere, told_apart = standard.elsewhere(positions), standard.told_apart(positions, sums)
+    return found | {
+        "table": standard.table.number,
+        "remark": standard.table.remark,
+        "unmarked": standard.table.unmarked,
+        "published": [
             {
                 "rank": row.rank,
                 "leads": row.leads,
-                "sign": row.sign,
                 "title": row.page,
                 "passage": vars(row.passage),
                 "rank_here": rank,
-                "rank_signed": other,
             }
-            for row, rank, other in zip(standard.table.rows, ranks, ranks_signed, strict=True)
-        ]
-
-    def _forms(self, number: int) -> list[Report]:
-        """How many of the best positions are of the form that the paper sees in its passages."""
-        standard = self._standards.get(self._asking.prompts[number].name)
-        if standard is None:
-            return []
-        own = self._attention.by_position.sums[self._asking.last[number]]
-        of_ten, of_all = standard.of_the_best(self._positions, own), standard.of_all(self._positions)
-        elsewhere, told_apart = standard.elsewhere(self._positions), standard.told_apart(self._positions, own)
-        return [
+            for row, rank in zip(standard.table.rows, standard.ranks(positions, sums), strict=True)
+        ],
+        "forms": [
             {
                 "claim": form.claim,
                 "rule": form.rule,
@@ -371,17 +278,8 @@ class _Teller:
                 "told_apart": told_apart[at],
             }
             for at, form in enumerate(standard.forms)
-        ]
-
-
-def _query(prompt: Prompt, tokens: Tokens) -> Passage:
-    """The end of the prompt with its last token marked; what follows that is space, or was not read."""
-    read = cut(tokens, len(tokens) - 1)
-    return Passage(read.before, read.token, read.after + prompt.after)
-
-
-def passage_of(entry: Report) -> Passage:
-    return Passage(**entry["passage"])
+        ],
+    }
 
 
 def standards_of(prompts: Sequence[Prompt], task: Task) -> dict[str, Standard]:

@@ -1,10 +1,8 @@
-"""The paper's tables of passages, and prompts: texts whose last token asks what it was trained on.
+"""Tables 2 to 7 of the paper, word for word, and prompts: texts whose last token asks what it was trained on.
 
-Tables 2 to 7 of the paper, word for word: its query passages and the training passages it found for them.
-
-The text version of the paper that these rows were taken from had lost some of the bold type that marks tokens. There
-the mark stands where the other rows of the same table have it, and `marked` is False. Table 2 came with its three
-passages in one cell; where each ends is our reading.
+The text version of the paper that the rows were taken from had lost some of the bold type that marks tokens. There the
+mark stands where the other rows of the same table have it, and `marked` is False. Table 2 came with its three passages
+in one cell; where each ends is our reading.
 """
 
 from __future__ import annotations
@@ -200,11 +198,6 @@ class Row:
         """Whether the paper shows it as attended to most, and not as an example that is not attended to."""
         return self.rank.startswith("Top")
 
-    @property
-    def sign(self) -> str:
-        """Its name in figures: P1 is Top-1, N the example that is not attended to."""
-        return f"P{self.rank[-1]}" if self.leads else self.rank[0]
-
 
 @dataclass(frozen=True)
 class PublishedTable:
@@ -223,7 +216,7 @@ class PublishedTable:
         return [row.rank for row in (self.query, *self.rows) if not row.marked]
 
 
-AESOP = (
+AESOP_TABLES = (
     PublishedTable(
         3,
         'a concept of "doing something fast"',
@@ -341,7 +334,7 @@ AESOP = (
     ),
 )
 
-WIKITEXT2 = (
+WIKITEXT2_TABLES = (
     PublishedTable(
         2,
         "pages about warships, and a similar sentence structure",

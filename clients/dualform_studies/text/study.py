@@ -1,7 +1,9 @@
-"""The studies `aesop` and `wikitext2`, from training to page."""
+"""The studies `aesop` and `wikitext2`: a configuration for each, and the course that they share."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,13 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from dualform.errors import BadInput
+from dualform.errors import AlreadyExists, BadInput
 from dualform_studies.assignment import Assignment, Progress
-from dualform_studies.recorded_memory import open_recorded
-from dualform_studies.report import Report, bytes_on_disk, check_free, report_folder, study_of, write_report
-from dualform_studies.text.attention import Attention, Question, Questions, Standard, prepare, read_by
+from dualform_studies.report import (
+    Cell,
+    Page,
+    Report,
+    Table,
+    bytes_on_disk,
+    check_free,
+    report_folder,
+    study_of,
+    write_report,
+)
+from dualform_studies.text.attention import Attention, Question, Questions, prepare, read_by
 from dualform_studies.text.corpora import Corpus, Vocabulary, load_corpus
-from dualform_studies.text.course import course_of, draw_course
 from dualform_studies.text.observations import (
     Sample,
     asked_of,
@@ -28,19 +38,17 @@ from dualform_studies.text.observations import (
     samples_of,
     standards_of,
 )
-from dualform_studies.text.page import describe_corpus, digest_of, draw_attention, dry_run, language_page, same_weights
-from dualform_studies.text.prompts import AESOP, WIKITEXT2, Prompt, PublishedTable, own_prompts, paper_prompts
-from dualform_studies.text.runs import Task, check_same, read_report
-from dualform_studies.text.training import (
-    CheckpointTaker,
-    LanguageModel,
-    Recipe,
-    Surprise,
-    choose_preset,
-    chunks_of_a_pass,
-    foretell,
-    updates_to_stop_at,
+from dualform_studies.text.prompts import (
+    AESOP_TABLES,
+    WIKITEXT2_TABLES,
+    Passage,
+    Prompt,
+    PublishedTable,
+    own_prompts,
+    paper_prompts,
 )
+from dualform_studies.text.task import Task
+from dualform_studies.text.training import Recipe, choose_preset, chunks_of_a_pass
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class LanguageStudy:
 
 
 def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Recipe | None = None) -> Report:
-    """Train, record, ask and draw; the memory is `out` itself, the page and report.json lie in `out/report`.
+    """Train, record and ask; the memory is `out` itself, the page and report.json lie in `out/report`.
 
     Where `out` holds this study already, prompts that are given are asked of it and added to its page. Raises
     AlreadyExists where it holds anything else, BadInput for a prompt without a token or with a character that the text
@@ -68,18 +76,17 @@ def run_language_study(study: LanguageStudy, assignment: Assignment, recipe: Rec
     if not again and not assignment.dry_run:
         check_free(assignment.out)
     if again:
-        recipe = Recipe(**read_report(assignment.out)["recipe"])
+        recipe = Recipe(**_read_report(assignment.out)["recipe"])
     recipe = (recipe or choose_preset(study.presets, assignment.preset)).with_steps(assignment.steps)
     task = _task(load_corpus(study.corpus, assignment.data), recipe, assignment.first_seed, assignment.progress)
     if again:
         return _add_prompts(study, assignment, task)
     prompts = [*_paper_prompts(study, task), *own_prompts(assignment.prompts)]
     read_by(task.vocabulary, prompts)
-    standards = standards_of(prompts, task)
-    compared = [at for at, prompt in enumerate(prompts) if prompt.published and standards[prompt.name].comparable]
+    samples = samples_of(prompts, standards_of(prompts, task), task)
     if assignment.dry_run:
-        return dry_run(study.name, task, prompts, compared, asked_of(samples_of(prompts, standards, task)))
-    return _run(study, assignment, task, prompts, standards, compared)
+        return dry_run(study.name, task, prompts, samples)
+    return _run(study, assignment, task, prompts, samples)
 
 
 def _task(corpus: Corpus, recipe: Recipe, seed: int, progress: Progress | None) -> Task:
@@ -113,28 +120,13 @@ def _check_room(out: Path, recipe: Recipe) -> None:
 
 
 def _run(
-    study: LanguageStudy,
-    assignment: Assignment,
-    task: Task,
-    prompts: Sequence[Prompt],
-    standards: Mapping[str, Standard],
-    compared: Sequence[int],
+    study: LanguageStudy, assignment: Assignment, task: Task, prompts: Sequence[Prompt], samples: Sequence[Sample]
 ) -> Report:
-    """The training: plain and recorded, or, where it is run again, recorded and then run again for the answers."""
+    """The training, recorded; and run again for the answers, where no keys are stored."""
     out, recipe, start = assignment.out, task.recipe, perf_counter()
     if not assignment.rerun:
         _check_room(out, recipe)
-    measured: dict[str, Surprise] = {}
-    seconds: dict[str, float] = {}
-    plain: LanguageModel | None = None
-    if not assignment.rerun:
-        plain, seconds["training"] = task.run_plain()
-        measured["plain"] = foretell(plain, task.test.ids, recipe.batch)
-    of_a_pass = task.of_a_pass
-    read = read_by(task.vocabulary, [prompts[number] for number in compared])
-    taker = CheckpointTaker(updates_to_stop_at(recipe.steps, of_a_pass), read, task.test, recipe.batch)
-    network, seconds["recorded_training"] = task.record(out, keys=not assignment.rerun, watch=taker)
-    measured["recorded"] = foretell(network, task.test.ids, recipe.batch)
+    network, seconds = task.record(out, keys=not assignment.rerun)
     report: Report = {
         "study": study.name,
         "command": assignment.command(study.name),
@@ -142,46 +134,93 @@ def _run(
         "seed": task.seed,
         "preset": assignment.preset or next(iter(study.presets)),
         "recipe": asdict(recipe),
-        "updates_of_the_paper": study.presets["paper"].steps,
         "rerun": assignment.rerun,
-        "corpus": describe_corpus(task),
+        "corpus": _describe(task),
         "slots": recipe.slots,
         "disk_bytes": bytes_on_disk(out),
-        "perplexity": {name: found.perplexity for name, found in measured.items()},
-        "bits": {name: found.bits_per_token for name, found in measured.items()},
-        "unharmed": None if plain is None else same_weights(network, plain),
         "prompts": [],
-        "course": [],
         "prevalence": [],
-        "seconds": seconds,
+        "seconds": {"recorded_training": seconds},
     }
     # From here on the memory can be asked: nothing that goes wrong with asking should cost the training.
     write_report(out, report)
-    samples = samples_of(prompts, standards, task)
-    before = taker.taken[:-1] if compared else ()
-    asking = prepare(network, task.vocabulary, prompts, compared, before, asked_of(samples))
-    way = task.rerun if assignment.rerun else task.ask_stored
-    attention, took = _ask(out, report, task, asking, standards, samples, way)
-    seconds["training_again" if assignment.rerun else "asking"] = took
-    report["course"] = course_of(asking, attention, standards, taker.taken, of_a_pass)
-    seconds["all"] = perf_counter() - start
+    asking = prepare(network, task.vocabulary, prompts, asked_of(samples))
+    _ask(out, report, task, asking, samples, task.rerun if assignment.rerun else task.ask_stored)
+    report["seconds"]["all"] = perf_counter() - start
     return _write(study, out, report)
+
+
+def _describe(task: Task) -> Report:
+    steps, recipe = task.of_a_pass, task.recipe
+    return {
+        "name": task.corpus.name,
+        "unit": task.corpus.unit,
+        "trained_on": task.corpus.train_split,
+        "note": task.corpus.note,
+        "train_tokens": len(task.train),
+        "test_tokens": len(task.test),
+        "vocabulary": len(task.vocabulary),
+        "tokens_of_a_pass": steps * recipe.batch * recipe.unroll,
+        "tokens_read": min(steps, recipe.steps) * recipe.batch * recipe.unroll,
+        "passes": recipe.steps / steps,
+        "digest": _digest_of(task),
+    }
+
+
+def _digest_of(task: Task) -> str:
+    """Of the training text and the tokens' numbers, so that passages are never cut from another."""
+    parts = (task.corpus.train, *task.vocabulary.words)
+    return hashlib.sha256("\0".join(parts).encode("utf-8")).hexdigest()
+
+
+def _read_report(run: Path) -> Report:
+    report: Report = json.loads((report_folder(run) / "report.json").read_text(encoding="utf-8"))
+    return report
+
+
+def check_same(report: Report, assignment: Assignment, digest: str) -> None:
+    """Raises AlreadyExists where the assignment asks for another training than the one that is there, and BadInput
+    where that one stored no keys or was fed another text than the one with this digest.
+    """
+    wanted: dict[str, tuple[Any, Any]] = {
+        "seed": (assignment.seed, report["seed"]),
+        "preset": (assignment.preset, report["preset"]),
+        "steps": (assignment.steps, report["recipe"]["steps"]),
+    }
+    for name, (asked, there) in wanted.items():
+        if asked not in (None, there):
+            raise AlreadyExists(
+                f"{assignment.out} contains a run with {name} {there}, not {asked}.",
+                hint=f"Pass another folder with --out, or leave out --{name} to ask this run.",
+            )
+    if report["rerun"] or assignment.rerun:
+        raise BadInput(
+            f"{assignment.out} already contains a run, and --rerun trains again.",
+            hint="Pass another folder with --out, and all prompts at once."
+            if report["rerun"]
+            else "This run stored its keys: leave out --rerun.",
+            field="rerun",
+        )
+    if digest != report["corpus"]["digest"]:
+        raise BadInput(
+            f"the run in {assignment.out} was trained on another text than that in the data folder.",
+            hint="Pass the data folder that it was trained from with --data.",
+            field="data",
+        )
 
 
 def _add_prompts(study: LanguageStudy, assignment: Assignment, task: Task) -> Report:
     """Ask a finished run about more prompts, and write its page anew; with the paper's, where it was stopped before."""
     out = assignment.out
-    report = read_report(out)
-    check_same(report, assignment, digest_of(task))
+    report = _read_report(out)
+    check_same(report, assignment, _digest_of(task))
     there = {prompt["name"] for prompt in report["prompts"]}
     first = 1 + sum(name.startswith("prompt-") for name in there)
     prompts = [prompt for prompt in _paper_prompts(study, task) if prompt.name not in there]
     prompts += own_prompts(assignment.prompts, first)
-    standards = standards_of(prompts, task)
-    samples = samples_of(prompts, standards, task)
-    asking = prepare(task.recorded_network(out), task.vocabulary, prompts, others=asked_of(samples))
-    _, seconds = _ask(out, report, task, asking, standards, samples, task.ask_stored)
-    report["seconds"]["asking"] = seconds + report["seconds"].get("asking", 0.0)
+    samples = samples_of(prompts, standards_of(prompts, task), task)
+    asking = prepare(task.recorded_network(out), task.vocabulary, prompts, asked_of(samples))
+    _ask(out, report, task, asking, samples, task.ask_stored)
     return _write(study, out, report)
 
 
@@ -190,38 +229,109 @@ def _ask(
     report: Report,
     task: Task,
     asking: Questions,
-    standards: Mapping[str, Standard],
     samples: Sequence[Sample],
     answering: Callable[[Path, Sequence[Question]], tuple[list[Any], float]],
-) -> tuple[Attention, float]:
-    """Ask about prompts, draw their figures and add what they led to; the seconds that answering took."""
+) -> None:
+    """Ask about prompts, and add what they led to."""
     questions = asking.questions()
     answers, seconds = answering(out, list(questions.values()))
-    attention = Attention.of(asking, dict(zip(questions, answers, strict=True)))
-    folder = report_folder(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / "queries.npy", asking.queries)
-    with open_recorded(out, ram=None) as memory:
-        report["prompts"] += findings(asking, attention, memory, task, standards)
+    attention = Attention(**dict(zip(questions, answers, strict=True)))
+    np.save(report_folder(out) / "queries.npy", asking.queries)
+    report["prompts"] += findings(asking, attention, task, standards_of(asking.prompts, task))
     report["prevalence"] += prevalence_of(samples, attention)
-    for number, prompt in enumerate(asking.prompts):
-        path = folder / f"{prompt.name}-attention.png"
-        draw_attention(path, asking, attention, number, task.corpus.unit, standards.get(prompt.name))
-    return attention, seconds
+    report["seconds"]["asking"] = seconds + report["seconds"].get("asking", 0.0)
 
 
 def _write(study: LanguageStudy, out: Path, report: Report) -> Report:
     """The page and report.json, with what follows from the answers."""
-    claims = claims_of(report)
-    report["claims"] = [claim.plain() for claim in claims]
+    report["claims"] = [claim.plain() for claim in claims_of(report)]
     report["beside_paper"] = beside_paper(report, study.paper)
-    if report["course"]:
-        draw_course(report_folder(out) / "course.png", report["course"])
-    language_page(out, report, claims).write(report)
+    corpus, recipe = report["corpus"], report["recipe"]
+    page = Page(out, report["title"])
+    page.paragraph(
+        f"A {corpus['unit']}-level language model of one LSTM layer with {recipe['hidden']:,} units, trained on "
+        f"{corpus['trained_on']} ({corpus['train_tokens']:,} {corpus['unit']}s) for {recipe['steps']:,} updates, which "
+        f"are {corpus['passes']:.1f} passes. Preset `{report['preset']}`, seed {report['seed']}. Attention weights are "
+        "those of the LSTM's one linear transformation, whose key is the state before a token and the token's input; "
+        "the query is that of the last of 100 tokens read from a state of zeros. The absolute values of all weights "
+        "that go to the same training token position are summed, as in the paper's code."
+    )
+    if corpus["note"]:
+        page.paragraph(corpus["note"])
+    for prompt in report["prompts"]:
+        _show_prompt(page, prompt, report)
+    page.write(report)
     return report
 
 
-_STUDY = LanguageStudy(
+def _show_prompt(page: Page, prompt: Report, report: Report) -> None:
+    """The training passages attended to most, beside those of the paper's table where the prompt has one."""
+    caption = f"The training passages attended to most by the marked {report['corpus']['unit']}"
+    columns = ["", "training passage", "from", "summed weight"]
+    rows: list[list[Cell]] = [["query", Passage(**prompt["query"]).marked(), "", None]]
+    rows += [
+        [str(rank), Passage(**entry["passage"]).marked(), entry["title"], entry["sum"]]
+        for rank, entry in enumerate(prompt["passages"], start=1)
+    ]
+    if prompt["table"] is not None:
+        caption += f", beside those of Table {prompt['table']} of the paper, in which it sees {prompt['remark']}"
+        columns += ["the paper's passage", "from", f"its rank here, of {report['corpus']['tokens_read']:,}"]
+        published: list[list[Cell]] = [
+            [Passage(**entry["passage"]).marked(), entry["title"], entry["rank_here"]] for entry in prompt["published"]
+        ]
+        nothing: list[Cell] = ["", "", None]
+        beside = [nothing, *published] + [nothing] * len(rows)
+        rows = [row + other for row, other in zip(rows, beside, strict=False)]
+    caption += "."
+    if unmarked := prompt.get("unmarked"):
+        caption += f" The text of the paper at hand lost the marks of {', '.join(unmarked)}."
+    page.table(f"{prompt['name']}-passages", caption, columns, rows)
+
+
+_WARM_UP, _TIMED = 2, 8
+"""Steps: the first of a process are slow, as threads start and memory is mapped."""
+_SLOT_BYTES, _DIGEST_BYTES = 12, 48
+"""Of a slot's columns in DuckDB, compressed, and of a step's digests, about."""
+_PRODUCT_SECONDS = 1e-9
+"""For one number of a key and one of a query, about, on one core."""
+
+
+def dry_run(study: str, task: Task, prompts: Sequence[Prompt], samples: Sequence[Sample]) -> Report:
+    """Slots, bytes and seconds of both ways; nothing is written. Some steps are timed, the rest is arithmetic."""
+    recipe, network = task.recipe, task.initial_network()
+    task.seconds_of(_WARM_UP)
+    step = task.seconds_of(_TIMED) / _TIMED
+    queries = prepare(network, task.vocabulary, prompts, asked_of(samples)).scored
+    numbers = recipe.slots * recipe.d_in
+    table = _SLOT_BYTES * recipe.slots + 2 * sum(4 * value.numel() for value in network.state_dict().values())
+    training, answering = recipe.steps * step, _PRODUCT_SECONDS * numbers * queries
+    report: Report = {
+        "study": study,
+        "seed": task.seed,
+        "dry_run": True,
+        "slots": recipe.slots,
+        "key_width": recipe.d_in,
+        "queries": queries,
+        "step_seconds": step,
+        "stored": {"bytes": 4 * numbers + table, "seconds": training + answering},
+        "rerun": {"bytes": _DIGEST_BYTES * recipe.steps + table, "seconds": 2 * training + answering},
+    }
+    ways = {"stored": "keys stored", "rerun": "--rerun: no keys stored, trained twice"}
+    estimate = Table(
+        "estimate",
+        f"{study}: {recipe.slots:,} slots with keys of {recipe.d_in:,} numbers, {queries:,} questions. A step takes "
+        f"{step:.3g} s here.",
+        ["way", "slots", "disk (GB)", "time (minutes)"],
+        [
+            [words, recipe.slots, round(report[way]["bytes"] / 1e9, 3), round(report[way]["seconds"] / 60, 1)]
+            for way, words in ways.items()
+        ],
+    )
+    report["tables"] = [estimate.plain()]
+    return report
+
+
+AESOP = LanguageStudy(
     name="aesop",
     corpus="aesop",
     title="A character-level language model of Aesop's Fables (section 5.5, Tables 3 to 5)",
@@ -231,7 +341,7 @@ _STUDY = LanguageStudy(
         "laptop": Recipe(embedding=64, projection=256, hidden=256, lr=3e-3, clip=1.0, batch=64, steps=24 * 18),
         "paper": Recipe(embedding=64, projection=1024, hidden=1024, lr=1e-3, clip=1.0, batch=64, steps=5000),
     },
-    tables=AESOP,
+    tables=AESOP_TABLES,
     paper={
         "tokens of the training text": ("about 185,000 in the book", "119,933 (inferred)"),
         "tokens that a pass reads": ("", "115,200 (inferred)"),
@@ -243,12 +353,7 @@ _STUDY = LanguageStudy(
 )
 
 
-def run_aesop(assignment: Assignment, recipe: Recipe | None = None) -> Report:
-    """Train on the fables, and ask with Tables 3 to 5 of the paper; see `run_language_study`."""
-    return run_language_study(_STUDY, assignment, recipe)
-
-
-_WIKITEXT2_STUDY = LanguageStudy(
+WIKITEXT2 = LanguageStudy(
     name="wikitext2",
     corpus="wikitext-2",
     title="A word-level language model of WikiText-2 (section 5.5, Tables 2, 6 and 7)",
@@ -262,7 +367,7 @@ _WIKITEXT2_STUDY = LanguageStudy(
             embedding=200, projection=0, hidden=200, lr=3e-3, clip=0.3, batch=128, steps=10_000, dropout=0.5
         ),
     },
-    tables=WIKITEXT2,
+    tables=WIKITEXT2_TABLES,
     paper={
         "tokens of the training text": ("about 2 M", "2,088,628 (inferred)"),
         "tokens that a pass reads": ("", "2,086,400 (inferred)"),
@@ -272,10 +377,3 @@ _WIKITEXT2_STUDY = LanguageStudy(
         "updates": ("", "10,000 (by the code)"),
     },
 )
-
-
-def run_wikitext2(assignment: Assignment, recipe: Recipe | None = None) -> Report:
-    """Train on the train split, the valid split where that is absent, and ask with Tables 2, 6 and 7 of the paper; see
-    `run_language_study`.
-    """
-    return run_language_study(_WIKITEXT2_STUDY, assignment, recipe)

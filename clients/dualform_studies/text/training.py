@@ -1,20 +1,15 @@
 """The paper's language model, its batches and its training (section 5.5, appendix C.1).
 
-The paper's language model: an embedding, one LSTM layer, and a linear layer to the vocabulary (appendix C.1).
+An embedding, one LSTM layer, and a linear layer to the vocabulary. The text is cut into chunks, and the chunks into B
+runs of equal length. One stream reads each run, chunk after chunk, all streams side by side; what is left over at the
+end of the text is not read. After the last chunk each stream goes back to its first one, which begins another pass.
 
-Shapes: B texts, L tokens of each, V tokens of the vocabulary, h units of the LSTM, e inputs of it.
+The training is as its published code has it: Adam, clipping, and a state that is carried along until a pass ends or
+chance has it begin anew. (In the code the thread that fetches batches makes a pass begin anew, perhaps a batch or two
+early; here the state begins anew with the pass.) Recorded or not, and however often it is run: on one machine, the seed
+alone decides every bit.
 
-Batches of a text as the paper's code reads it. Shapes: n tokens, B streams, L tokens of a chunk.
-
-The text is cut into chunks, and the chunks into B runs of equal length. One stream reads each run, chunk after chunk,
-all streams side by side; what is left over at the end of the text is not read. After the last chunk each stream goes
-back to its first one, which begins another pass.
-
-The training of section 5.5 as its published code has it: Adam, clipping, and a state that is carried along until a
-pass ends or chance has it begin anew. (In the code the thread that fetches batches makes a pass begin anew, perhaps a
-batch or two early; here the state begins anew with the pass.)
-
-Recorded or not, and however often it is run: on one machine, the seed alone decides every bit.
+Shapes: n tokens of a text, B streams, L tokens of a chunk, V tokens of the vocabulary, h units of the LSTM, e inputs.
 """
 
 from __future__ import annotations
@@ -22,18 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from math import exp, log
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, log_softmax
+from torch.nn.functional import cross_entropy
 
 from dualform import PreviewSet
 from dualform.errors import BadInput, NotFound
-from dualform_studies.assignment import Progress
+from dualform_studies.assignment import Progress, or_silent
 from dualform_studies.text.corpora import Tokens
 
 
@@ -162,11 +156,6 @@ def chunks_of_a_pass(length: int, recipe: Recipe) -> int:
     return count
 
 
-def reads_evenly(steps: int, of_a_pass: int) -> bool:
-    """Whether all tokens that so many steps read are read equally often, where a pass takes `of_a_pass` of them."""
-    return steps <= of_a_pass or steps % of_a_pass == 0
-
-
 def chunks(ids: NDArray[np.int64], recipe: Recipe) -> Iterator[Chunk]:
     """One chunk for each step, of tokens int64[n]. Raises BadInput where the text is too short."""
     count = chunks_of_a_pass(len(ids), recipe)
@@ -198,8 +187,6 @@ def streams(tokens: Tokens, recipe: Recipe) -> PreviewSet:
 
 StepContext: TypeAlias = Callable[..., AbstractContextManager[object]]
 """`step` of a recorder or of a rerun."""
-Watch: TypeAlias = Callable[[LanguageModel, int], None]
-"""Told the network, and how many updates it has had."""
 
 
 def begin(
@@ -218,7 +205,6 @@ def train(
     seed: int,
     *,
     step: StepContext | None = None,
-    watch: Watch | None = None,
     dataset: str = "",
     label: str = "training",
     progress: Progress | None = None,
@@ -226,8 +212,7 @@ def train(
     """Take `recipe.steps` updates; the loss of each is returned, in nats a token.
 
     With `step`, each is recorded: a slot is one token read, its position the place of that token in the text, its label
-    the token that follows, its sample the stream that read it. `watch` is told of each update and may let the network
-    read; it leaves its mode and torch's generator as they were. Whether the state is carried over is drawn by a
+    the token that follows, its sample the stream that read it. Whether the state is carried over is drawn by a
     generator of its own; dropout draws from torch's, which is set for the training and put back after it.
     """
     parameters = list(network.parameters())
@@ -253,105 +238,12 @@ def train(
                 optimizer.step()
             state = (after[0].detach(), after[1].detach())
             losses.append(loss.detach())
-            if watch is not None:
-                watch(network, done)
-            if progress is not None:
-                progress(label, done, recipe.steps)
+            or_silent(progress)(label, done, recipe.steps)
     return torch.stack(losses).tolist()
-
-
-_READ_AT_ONCE = 1024
-"""Tokens: their scores of the whole vocabulary are held at once."""
-
-
-@dataclass(frozen=True)
-class Surprise:
-    """Mean surprise over a text."""
-
-    nats: float
-    """Mean of -ln p(token | what was read before it)."""
-    tokens: int
-    """How many were predicted."""
-
-    @property
-    def perplexity(self) -> float:
-        return exp(self.nats)
-
-    @property
-    def bits_per_token(self) -> float:
-        return self.nats / log(2)
-
-
-@torch.no_grad()
-def foretell(network: LanguageModel, ids: NDArray[np.int64], streams: int = 1) -> Surprise:
-    """Read a text int64[n], n at least 2; what is summed is summed in float64.
-
-    The text is cut into `streams` runs of equal length, which are read side by side, each from a state of zeros to its
-    end; fewer than `streams` tokens at the end of the text may be left over. The network is left in the mode it was in.
-    """
-    was_training = network.training
-    network.eval()
-    device = next(network.parameters()).device
-    streams = min(streams, len(ids) - 1)
-    length = (len(ids) - 1) // streams
-    tokens = torch.from_numpy(ids).to(device)
-    inputs, targets = (tokens[first : first + streams * length].view(streams, length) for first in (0, 1))
-    state: State | None = None
-    total, size = 0.0, max(1, _READ_AT_ONCE // streams)
-    for start in range(0, length, size):
-        scores, state = network(inputs[:, start : start + size], state)
-        chosen = log_softmax(scores.double(), dim=2).gather(2, targets[:, start : start + size, None])
-        total -= float(chosen.sum())
-    network.train(was_training)
-    return Surprise(total / (streams * length), streams * length)
-
-
-MOST = 10
-"""Checkpoints of a training."""
-
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """Shapes: m queries, d of a key."""
-
-    updates: int
-    """That the network has had."""
-    perplexity: float
-    """Of the test text."""
-    queries: NDArray[np.float32]
-    """float32[m, d]: of the last token of each prompt."""
-
-
-def updates_to_stop_at(steps: int, of_a_pass: int, most: int = MOST) -> list[int]:
-    """`most` numbers of updates or fewer, evenly spaced and ascending, the last being all `steps`.
-
-    They end whole passes where there are as many as two: elsewhere some tokens have been read once more than others,
-    and lead for that alone.
-    """
-    unit = of_a_pass if steps >= 2 * of_a_pass else 1
-    units = steps // unit
-    count = min(most, units)
-    return sorted({*(unit * (units * number // count) for number in range(1, count)), steps})
 
 
 def last_queries(network: LanguageModel, prompts: Sequence[Tokens]) -> NDArray[np.float32]:
     """float32[m, d]: the key of the last token of each prompt, which is read from a state of zeros."""
-    if not prompts:
-        return np.empty((0, 0), dtype=np.float32)
     device = next(network.parameters()).device
     rows = [network.queries(torch.from_numpy(prompt.ids).to(device))[-1:].cpu() for prompt in prompts]
     return torch.cat(rows).numpy()
-
-
-class CheckpointTaker:
-    """Watches a training, and takes its checkpoints."""
-
-    def __init__(self, at: Sequence[int], prompts: Sequence[Tokens], test: Tokens, streams: int) -> None:
-        """`at`: numbers of updates; `streams`: how the test text is read"""
-        self._at, self._prompts, self._test, self._streams = frozenset(at), prompts, test, streams
-        self.taken: list[Checkpoint] = []
-
-    def __call__(self, network: LanguageModel, updates: int) -> None:
-        if updates in self._at:
-            perplexity = foretell(network, self._test.ids, self._streams).perplexity
-            self.taken.append(Checkpoint(updates, perplexity, last_queries(network, self._prompts)))

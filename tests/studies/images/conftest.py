@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from dualform.query.engine import Engine, open_memory
-from dualform_studies.images import continual, joint, single
-from dualform_studies.images.datasets import Dataset, Images, Split, load_dataset
+from dualform_studies.images import study
+from dualform_studies.images.datasets import FOLDER, Dataset, Images, Split, load_dataset
 from dualform_studies.images.training import Checkpoint, Recipe, mixed_batches, record
+from tests.studies.images.files import CIFAR10_FILES, cifar10_records
 
 FEWER = 500
 """Test images of the real data that a study in miniature looks at: it counts over all of them, time after time."""
@@ -41,14 +43,26 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 @pytest.fixture
 def fewer_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """The studies get all training images of the real data, and the first of its test images."""
-    for study in (single, joint, continual):
 
-        def load(*arguments: object, whole=study.load_dataset):
-            dataset = whole(*arguments)
-            test = dataset.test
-            return replace(dataset, test=Images(test.pixels[:FEWER], test.labels[:FEWER]))
+    def load(*arguments: object, whole=study.load_dataset):
+        dataset = whole(*arguments)
+        test = dataset.test
+        return replace(dataset, test=Images(test.pixels[:FEWER], test.labels[:FEWER]))
 
-        monkeypatch.setattr(study, "load_dataset", load)
+    monkeypatch.setattr(study, "load_dataset", load)
+
+
+@pytest.fixture(scope="session")
+def cifar10_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with made-up files of CIFAR-10, the last of them compressed."""
+    folder = tmp_path_factory.mktemp("data") / FOLDER
+    folder.mkdir()
+    for seed, name in enumerate(CIFAR10_FILES):
+        (folder / name).write_bytes(cifar10_records(seed))
+    test = folder / CIFAR10_FILES[-1]
+    test.with_name(f"{test.name}.gz").write_bytes(gzip.compress(test.read_bytes()))
+    test.unlink()
+    return folder.parent
 
 
 LAYERS = ("layer-0", "layer-1", "layer-2")

@@ -35,3 +35,16 @@ def write_dataset(folder: Path, seed: int, train: int = 400, test: int = 60) -> 
         write_idx(folder / f"{part}-images-idx3-ubyte.gz", images)
         write_idx(folder / f"{part}-labels-idx1-ubyte.gz", labels)
     return folder
+
+
+CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+CIFAR10_EACH = 60
+
+
+def cifar10_records(seed: int, count: int = CIFAR10_EACH) -> bytes:
+    """Images of ten classes, each a pattern of its own under noise; red, green and blue differ in brightness."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 10, count)
+    patterns = np.random.default_rng(0).integers(0, 2, (10, 3, 1024)) * 120
+    images = patterns[labels] + rng.integers(0, 40, (count, 3, 1024)) + np.array([0, 40, 90])[:, None]
+    return np.column_stack([labels, images.reshape(count, -1)]).astype(np.uint8).tobytes()

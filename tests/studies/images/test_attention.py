@@ -14,7 +14,7 @@ from dualform_studies.images.attention import (
     best_slots,
     sampled_rows,
 )
-from dualform_studies.images.dates import SAMPLED, Period, ask_dates
+from dualform_studies.images.dates import SAMPLED, ask_dates
 from dualform_studies.images.hubs import COMPARED, ask_hubs
 from dualform_studies.images.training import Checkpoint
 from tests.studies.images.conftest import BATCH, LAYERS, STEPS, Recorded
@@ -127,22 +127,11 @@ def test_hubs_are_those_of_float64(recorded: Recorded):
 
 def test_dates_are_those_of_float64(recorded: Recorded):
     points = ask_datapoints(recorded.memory)
-    norms = {layer: ask_key_norms(recorded.memory, layer) for layer in LAYERS}
-    period = Period(20, 50, "step >= 20 AND step < 50", "the middle")
     assert SAMPLED >= 60, "all test images are dated"
-    within = np.flatnonzero((points.steps >= 20) & (points.steps < 50))
-    for dates in ask_dates(recorded.memory, LAYERS, recorded.checkpoint(1), 7, period, points, norms):
-        products = recorded.products(dates.layer, 1)[:, within]
-        expected = points.steps[within][ranked(products)[:, :500]]
-        np.testing.assert_array_equal(dates.product.steps, expected)
-        np.testing.assert_array_equal(dates.shown.steps, expected[7:8])
-        queries = recorded.memory.query_set("test-fashion-mnist", dates.layer).queries.astype(np.float64)
-        cosine = cosines(products, recorded.keys(dates.layer)[within], queries)
-        best = ranked(cosine.astype(np.float32))[:, :500]  # cosines rank by the float32 that is reported
-        np.testing.assert_array_equal(dates.cosine.steps, points.steps[within][best])
-        lengths = norms[dates.layer].reshape(STEPS, BATCH)[20:50]
-        np.testing.assert_allclose(dates.norms, lengths.mean(axis=1), rtol=1e-12)
-        np.testing.assert_array_equal(dates.longest, lengths.max(axis=1))
+    for layer, dates in ask_dates(recorded.memory, LAYERS, recorded.checkpoint(1), points).items():
+        expected = points.steps[ranked(recorded.products(layer, 1))[:, :500]]
+        np.testing.assert_array_equal(dates.steps, expected)
+        assert dates.updates == STEPS
 
 
 def test_best_slots_are_those_of_the_mask(recorded: Recorded):

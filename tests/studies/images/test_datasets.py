@@ -10,8 +10,18 @@ import pytest
 
 from dualform.errors import Damaged, NotFound
 from dualform_studies.assignment import data_folder
-from dualform_studies.images.datasets import SOURCES, digits, draw_split, every_row, load_dataset, permuted, read_idx
-from tests.studies.images.files import at_hand, write_dataset, write_idx
+from dualform_studies.images.datasets import (
+    FOLDER,
+    SOURCES,
+    digits,
+    draw_split,
+    every_row,
+    load_dataset,
+    permuted,
+    read_cifar10,
+    read_idx,
+)
+from tests.studies.images.files import CIFAR10_EACH, CIFAR10_FILES, at_hand, cifar10_records, write_dataset, write_idx
 
 
 def test_inputs_are_normalised_by_the_training_images_that_are_kept(made_up_data: Path):
@@ -19,8 +29,8 @@ def test_inputs_are_normalised_by_the_training_images_that_are_kept(made_up_data
     pixels = dataset.train.pixels.astype(np.float64)
     kept = pixels[dataset.split.kept]
     assert len(kept) == 400 - 400 // 6
-    assert dataset.mean == pytest.approx(kept.mean(), rel=1e-12)
-    assert dataset.std == pytest.approx(kept.std(), rel=1e-12)
+    assert dataset.mean.item() == pytest.approx(kept.mean(), rel=1e-12)
+    assert dataset.std.item() == pytest.approx(kept.std(), rel=1e-12)
     inputs = dataset.inputs(dataset.train)
     assert inputs.dtype == np.float32
     np.testing.assert_allclose(inputs, (pixels - kept.mean()) / kept.std(), atol=1e-5)
@@ -120,7 +130,7 @@ def test_sources_name_a_hash_for_each_file():
 
 
 def test_unknown_name_lists_those_that_exist():
-    with pytest.raises(NotFound, match=r"there is no dataset 'cifar'\. Datasets: mnist, fashion-mnist\."):
+    with pytest.raises(NotFound, match=r"there is no dataset 'cifar'\. Datasets: mnist, fashion-mnist, cifar-10\."):
         load_dataset("cifar")
 
 
@@ -245,3 +255,63 @@ def test_mean_and_deviation_are_those_of_the_papers_code(name: str, mean: float,
     dataset = load_dataset(name)
     assert len(dataset.train) == 60_000
     assert (dataset.mean, dataset.std) == pytest.approx((mean, deviation), abs=rounding)
+
+
+def test_images_and_labels_are_those_of_the_files_in_their_order(cifar10_data: Path):
+    train, test = read_cifar10(cifar10_data)
+    assert train.pixels.shape == (5 * CIFAR10_EACH, 3072)
+    assert train.pixels.dtype == np.uint8
+    content = np.frombuffer(cifar10_records(1), dtype=np.uint8).reshape(CIFAR10_EACH, 3073)
+    np.testing.assert_array_equal(train.labels[CIFAR10_EACH : 2 * CIFAR10_EACH], content[:, 0])
+    np.testing.assert_array_equal(train.pixels[CIFAR10_EACH : 2 * CIFAR10_EACH], content[:, 1:])
+    np.testing.assert_array_equal(test.labels, np.frombuffer(cifar10_records(5), dtype=np.uint8)[::3073])
+
+
+def test_every_plane_is_normalised_by_itself_over_all_training_images(cifar10_data: Path):
+    dataset = load_dataset("cifar-10", cifar10_data)
+    planes = dataset.inputs(dataset.train).reshape(-1, 3, 1024)
+    np.testing.assert_allclose(planes.mean(axis=(0, 2), dtype=np.float64), 0, atol=1e-6)
+    np.testing.assert_allclose(planes.std(axis=(0, 2), dtype=np.float64), 1, atol=1e-6)
+    pixels = dataset.train.pixels[7].reshape(3, 1024).astype(np.float64)
+    every = dataset.train.pixels.reshape(-1, 3, 1024).astype(np.float64)
+    green = (pixels[1] - every[:, 1].mean()) / every[:, 1].std()
+    np.testing.assert_allclose(dataset.inputs(dataset.train, np.array([7]))[0].reshape(3, 1024)[1], green, rtol=1e-5)
+
+
+def test_the_split_is_that_of_the_papers_code(cifar10_data: Path):
+    # Of CIFAR-10's 50,000 none are held out before a fifth is left out, and their order is that of the files.
+    split = load_dataset("cifar-10", cifar10_data).split
+    expected = np.flatnonzero(np.random.RandomState(0xC1CAFA52).rand(5 * CIFAR10_EACH) > 0.2)
+    np.testing.assert_array_equal(split.kept, np.arange(5 * CIFAR10_EACH))
+    np.testing.assert_array_equal(split.trained, expected)
+
+
+def test_missing_files_say_where_they_are_to_be_had(tmp_path: Path):
+    with pytest.raises(NotFound) as caught:
+        load_dataset("cifar-10", tmp_path)
+    assert str(caught.value) == (
+        f"data_batch_1.bin of CIFAR-10 is not in {tmp_path / FOLDER}. Unpack "
+        "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz into a folder, and name that folder with --data DIR "
+        "or the environment variable DUALFORM_DATA."
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            cifar10_records(1)[:-1],
+            r"data_batch_2\.bin has 184379 bytes, not a multiple of the 3073 bytes of a CIFAR-10 image",
+        ),
+        (b"", r"data_batch_2\.bin has 0 bytes"),
+        (bytes([10]) + bytes(3072), r"data_batch_2\.bin has a label 10; classes are 0 to 9"),
+    ],
+    ids=["cut", "empty", "label"],
+)
+def test_files_of_cifar10_that_do_not_fit_are_damage(tmp_path: Path, content: bytes, message: str):
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    for name in CIFAR10_FILES:
+        (folder / name).write_bytes(content if name == "data_batch_2.bin" else cifar10_records(1))
+    with pytest.raises(Damaged, match=message):
+        load_dataset("cifar-10", tmp_path)

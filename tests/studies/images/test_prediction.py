@@ -10,70 +10,15 @@ import pytest
 
 from dualform.answers import Columns, GroupSums, Hits
 from dualform.questions import QuerySetExamples
-from dualform_studies.images.datasets import Dataset, Images, digits, every_row, permuted
+from dualform_studies.images.datasets import Dataset, digits, permuted
 from dualform_studies.images.prediction import (
     LayerSpotlight,
     ask_spotlight,
-    choose_interference,
-    clearest_interference,
-    draw_accuracies,
     draw_distribution,
     draw_sums,
     draw_top_images,
-    draw_weighted_sums,
 )
 from dualform_studies.images.query_figure import Query
-from dualform_studies.images.training import Verdict
-
-LABELS = np.array([1, 1, 1, 2, 1, 2])
-
-
-def made_up(name: str) -> Dataset:
-    images = Images(np.zeros((6, 4), dtype=np.uint8), LABELS)
-    return Dataset(name, images, images, 2, [str(label) for label in range(4)], every_row(6))
-
-
-@pytest.fixture
-def judged() -> Verdict:
-    """Rows 0, 1, 3 and 4 are spoilt and mended; row 2 is not mended, row 5 not spoilt."""
-    given = {
-        "after_first": np.array([1, 1, 1, 2, 1, 2]),
-        "final": np.array([3, 3, 3, 3, 0, 2]),
-        "masked": np.array([1, 1, 0, 2, 1, 2]),
-    }
-    pair = made_up("old"), made_up("new")
-    return Verdict(pair, {moment: {"old": classes, "new": classes} for moment, classes in given.items()})
-
-
-class Attention:
-    """Gives each row its attention to the intruder's class 3, and 10 to the first dataset's class 1."""
-
-    def __init__(self, *to_intruder: float) -> None:
-        self.to_intruder = np.array(to_intruder)
-
-    def group_sum(self, layer: str, queries: QuerySetExamples, **_: Any) -> GroupSums:
-        own = self.to_intruder[list(queries.examples or ())]
-        groups = (("new", 0), ("new", 3), ("old", 1))
-        sums = np.stack([own * 0, own, own * 0 + 10], axis=1)
-        return GroupSums(groups, sums, np.array([1, 1, 1]), ("dataset", "label"))
-
-
-def test_interference_is_spoilt_by_the_second_dataset_and_mended_by_the_mask(judged: Verdict):
-    assert judged.interfered().tolist() == [0, 1, 3, 4]
-    assert judged.interfered((1, 3)).tolist() == [0, 1]
-    assert judged.interfered((2, 0)).tolist() == []
-
-
-def test_the_mistake_asked_for_goes_before_a_clearer_other_one(judged: Verdict):
-    query = choose_interference(Attention(11, 12, 99, 50, 0, 99), judged, "layer-2", (1, 3))  # type: ignore[arg-type]
-    assert query is not None
-    assert (query.row, query.label, query.given) == (1, 1, 3)
-
-
-def test_where_no_image_is_mistaken_so_the_clearest_of_all_is_taken(judged: Verdict):
-    query = choose_interference(Attention(11, 12, 99, 50, 0, 99), judged, "layer-2", (2, 0))  # type: ignore[arg-type]
-    assert query is not None
-    assert (query.row, query.label, query.given) == (3, 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +50,7 @@ def layers(pair: tuple[Dataset, Dataset]) -> list[LayerSpotlight]:
         (
             draw_distribution,
             "training class; within each, its 59 datapoints of greatest weight from the left,\n"
-            "ranks on a logarithmic scale (dots: ranks 1 and 10)",
+            "ranks on a logarithmic scale (dots: ranks 1, 10)",
             "attention weight",
             "Figure 4",
         ),
@@ -202,26 +147,6 @@ def test_all_weights_of_a_figure_have_the_same_decimals(tmp_path: Path, pair, la
     assert {title.split("weight ")[1].split(",")[0] for title in titles} == {"347.0", "346.0"}
 
 
-def test_accuracies_are_in_percent(tmp_path: Path, drawn):
-    accuracy = {"digits": {"a": 0.97, "b": 0.5}, "permuted-digits": {"a": 0.1, "b": 0.96}}
-    path = draw_accuracies(tmp_path / "accuracy.png", accuracy, {"a": "after the first", "b": "at the end"})
-    assert path.stat().st_size > 1000
-    axes = drawn[0].get_axes()[0]
-    assert axes.get_ylabel() == "test accuracy (%)"
-    assert axes.get_xlabel() == "the network"
-    assert [text.get_text() for text in axes.texts] == ["97.0", "50.0", "10.0", "96.0"]
-    assert [bar.get_hatch() for bar in axes.patches] == ["", "", "////", "////"]
-
-
-def test_weighted_sums_are_labelled_as_such(tmp_path: Path, pair, layers, drawn):
-    path = draw_weighted_sums(tmp_path / "weighted.png", layers, Query(pair[0], 4, 3), pair)
-    assert path.stat().st_size > 1000
-    panels = [axes for axes in drawn[0].get_axes() if axes.get_ylabel()]
-    assert all(panel.get_ylabel().startswith("weighted sums") for panel in panels)
-    heights = [bar.get_height() for bar in panels[0].patches if bar.get_width() == 0.72]
-    assert heights == layers[0].sums.tolist()
-
-
 QUERIES = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]])
 
 
@@ -303,19 +228,3 @@ def test_more_datapoints_are_asked_for_until_enough_images_are_found(memory: Any
     (layer,) = ask_spotlight(memory, ["layer-0"], QuerySetExamples("test", (0,)), ["zebra"], top=5)
     assert len(layer.top) == 5
     assert memory.asked[-2:] == [80, 320]
-
-
-def test_the_clearest_interference_is_that_of_the_greatest_share(memory: Any):
-    rows = np.array([0, 1, 2])
-    given = np.array([1, 0, 1])
-    answer = memory.group_sum("layer-2", QuerySetExamples("test", (0, 1, 2)), ("dataset", "label"), score="abs")
-    group = [memory.groups.index(("apple", label)) for label in given]
-    own = answer.sums[rows, group]
-    ranked = [(own[at] == answer.sums[at].max(), own[at] / answer.sums[at].sum(), at) for at in rows]
-    found = clearest_interference(memory, "layer-2", "test", rows, given, "apple")
-    assert found == max(ranked)[2]
-
-
-def test_no_interference_is_none(memory: Any):
-    nothing = np.array([], dtype=np.int64)
-    assert clearest_interference(memory, "layer-2", "test", nothing, nothing, "apple") is None

@@ -16,8 +16,6 @@ from dualform_studies.images.table1 import (
     count_cells,
     is_met,
     over_runs,
-    runs_table,
-    table_1,
     table_1_claims,
 )
 
@@ -76,33 +74,8 @@ def run_of(*right: float | None, points: float = 0.0) -> dict[str, dict[str, flo
     }
 
 
-def test_a_table_stands_beside_the_papers_text_and_code():
-    near, far = over_runs([run_of(75.13, 80.0, 85.2)]), over_runs([run_of(75.75, 81.0, 104.7)])
-    table = table_1({"3000": far, "5000": near}, 5000, 1)
-    assert len(table.rows) == 9
-    assert list(table.rows[-1]) == [
-        "layer-2", "yes", "either", "84.7 ± 1.1", "85.2", "+0.50", "+0.5", "yes", "85.66, 83.97",
-        "104.7", "+20.00", "84.05, 84.01",
-    ]  # fmt: skip
-    assert list(table.rows[2][5:9]) == ["+0.03", "-", "yes", "75.03, 75.05"], "the paper's deviation at layer-0 is 0.0"
-    assert [row[8] for row in table.rows].count("-") == 6, "the code was asked for networks that are right"
-    assert {len(row) for row in table.rows} == {len(table.columns)}
-
-
-def test_without_a_number_of_updates_that_the_code_was_run_for_nothing_stands_beside():
-    table = table_1({"40": over_runs([run_of(75.1, None, 84.7)])}, 40, 1)
-    assert [row[8] for row in table.rows] == ["-"] * 9
-    assert [row[4:8] for row in table.rows][5] == ["-", "-", "-", "no"]
-
-
-def test_every_run_has_a_column():
-    table = runs_table(over_runs([run_of(75.1, 78.8, 84.7), run_of(75.0, None, 84.0)]), 5000, first_seed=3)
-    assert list(table.columns[3:]) == ["seed 3", "seed 4"]
-    assert list(table.rows[5][3:]) == ["78.80", "-"]
-
-
 def test_nine_cells_stand_beside_the_papers():
-    rows = [row.plain() for row in beside_table_1({"5000": over_runs([run_of(75.1, 78.8, 84.7)])}, 5000)]
+    rows = [row.plain() for row in beside_table_1(over_runs([run_of(75.1, 78.8, 84.7)]), 5000)]
     assert len(rows) == 9
     assert [row["code"] for row in rows if row["code"]] == ["75.03, 75.05", "79.61, 78.08", "85.66, 83.97"]
     assert (rows[2]["ours"], rows[2]["text"]) == ("75.1", "75.1 ± 0.0")

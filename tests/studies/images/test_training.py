@@ -1,22 +1,18 @@
-"""The paper's recipe: batches, updates and recipes of each study."""
+"""The paper's recipe: batches and updates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from dualform.errors import BadInput
-from dualform_studies.assignment import Assignment
-from dualform_studies.images import continual, joint, single
 from dualform_studies.images.datasets import Split, digits, load_dataset, permuted
+from dualform_studies.images.study import CONTINUAL, JOINT, SINGLE
 from dualform_studies.images.training import (
     Recipe,
     accuracy,
@@ -67,6 +63,8 @@ def test_the_recipe_is_that_of_the_papers_code():
     assert tuple(linear) == layer_names((784, 800, 800, 10)) == ("layer-0", "layer-1", "layer-2")
     assert [tuple(module.weight.shape) for module in linear.values()] == [(800, 784), (800, 800), (10, 800)]
     assert all(module.bias is not None for module in linear.values())
+    assert [study.recipe for study in (SINGLE, JOINT, CONTINUAL)] == [Recipe(steps=n) for n in (5000, 5000, 3000)]
+    assert (SINGLE.runs, SINGLE.moments) == (5, (3000,))
     group = recipe.optimizer(network).param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (3e-3, 0.9, 0)
 
@@ -132,39 +130,3 @@ def test_predictions_leave_the_network_in_its_mode():
     assert classes.shape == (1400,)
     copy = with_weights(SMALL.widths(dataset), network.state_dict())
     np.testing.assert_array_equal(predictions(copy, dataset, dataset.train), classes)
-
-
-class Trained(Exception):
-    """In place of a training: what it was told."""
-
-
-def trained(monkeypatch: pytest.MonkeyPatch, study: ModuleType, name: str, run: Callable[[], Any]) -> tuple[Any, ...]:
-    def stop(*told: object, **more: object) -> None:
-        raise Trained([one for one in (*told, *more.values()) if isinstance(one, Recipe)], more.get("moments"))
-
-    monkeypatch.setattr(study, name, stop)
-    with pytest.raises(Trained) as found:
-        run()
-    return found.value.args
-
-
-@pytest.mark.parametrize(
-    ("study", "name", "run", "recipe", "moments"),
-    [
-        (single, "record", single.run_single, Recipe(steps=5000), (3000,)),
-        (joint, "record", joint.run_joint, Recipe(steps=5000), None),
-        (continual, "train_in_succession", continual.run_continual, Recipe(steps=3000), None),
-    ],
-    ids=["single", "joint", "continual"],
-)
-def test_a_study_trains_with_the_recipe_of_the_papers_code(
-    monkeypatch, made_up_data: Path, tmp_path: Path, study, name, run, recipe, moments
-):
-    (tmp_path / "run").mkdir()
-    assert recipe.clip == 1.0
-    told = trained(monkeypatch, study, name, lambda: run(Assignment(tmp_path / "run", made_up_data)))
-    assert told == ([recipe], moments)
-
-
-def test_the_single_task_has_five_runs():
-    assert single.SINGLE_RECIPE.runs == 5

@@ -242,9 +242,9 @@ def test_networks_set_by_hand_must_know_what_they_were_made_to_know():
 
 
 MEASURED = EdgeMeasures(
-    explained=0.9, covered=0.5, covered_hardmax=1.0, frontiers=0.2, frontiers_shifted=0.2, shortened=0.6
+    explained=0.9, covered=0.5, frontiers=0.2, frontiers_shifted=0.2, shortened=0.6
 )  # fmt: skip
-NOTHING = EdgeMeasures(None, None, None, None, None, None)
+NOTHING = EdgeMeasures(None, None, None, None, None)
 
 
 def test_harmonics_and_parameters_are_claimed_as_counted():

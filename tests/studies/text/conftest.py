@@ -14,15 +14,3 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_aesop(folder)
     write_wikitext2(folder, "valid", "test")
     return folder
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take most of a small study's time: where nothing is said of them, empty files stand for them."""
-
-    def draw(path: Path, *given: object) -> None:
-        for suffix in (".png", ".svg"):
-            path.with_suffix(suffix).touch()
-
-    for name in ("draw_attention", "draw_course"):
-        monkeypatch.setattr(f"dualform_studies.text.study.{name}", draw)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dualform_studies.text.prompts import AESOP, Passage
+from dualform_studies.text.prompts import AESOP_TABLES, Passage
 from dualform_studies.text.training import Recipe
 
 _BEASTS = ("Fox", "Wolf", "Lamb", "Hare", "Crow")
@@ -27,9 +27,9 @@ def sentences(count: int, seed: int) -> list[str]:
 def aesop(seed: int = 1) -> str:
     """A book as long as the real one, with the passages that the paper found in the first fable, and its queries where
     they are: in the training text where no stream reads, and in the appendix."""
-    passages = " ".join(_whole(row.passage) for table in AESOP for row in table.rows)
+    passages = " ".join(_whole(row.passage) for table in AESOP_TABLES for row in table.rows)
     of_test, of_train = (
-        " ".join(_whole(table.query.passage) for table in AESOP if table.origin == origin)
+        " ".join(_whole(table.query.passage) for table in AESOP_TABLES if table.origin == origin)
         for origin in ("test", "train")
     )
     appendix = "\n\n\n\n\nAPPENDIX\n\n\n" + "\n".join([*sentences(200, seed + 1), of_test]) + "\n\n\n\n\n"

@@ -199,7 +199,6 @@ def test_an_unknown_word_is_told_and_an_unknown_character_is_refused() -> None:
     tokens = words.encode("b z\na")
     assert tokens.ids.tolist() == [3, words.unknown, 0, 2]
     assert tokens.word(1) == "z"
-    assert words.lacks(words.encode("b <unk> z a")).tolist() == [False, False, True, False]
     characters = Vocabulary("bba", "character")
     assert characters.unknown == -1
     with pytest.raises(BadInput, match=r"the network was not trained with 'x', 'é'\.") as error:

@@ -1,8 +1,7 @@
-"""The trainings of a language study: plain, recorded, run again, and resumed."""
+"""The trainings of a language study: recorded, and run again for the answers."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from dualform import Recorder, Rerun
-from dualform.errors import AlreadyExists, BadInput
-from dualform_studies.assignment import Assignment, Progress, or_silent
+from dualform_studies.assignment import Progress, or_silent
 from dualform_studies.recorded_memory import open_recorded
-from dualform_studies.report import Report, report_folder
 from dualform_studies.text.attention import Question
 from dualform_studies.text.corpora import Corpus, Tokens, Vocabulary
 from dualform_studies.text.prompts import CONTEXT
@@ -26,7 +23,6 @@ from dualform_studies.text.training import (
     LAYER,
     LanguageModel,
     Recipe,
-    Watch,
     begin,
     build_network,
     chunks_of_a_pass,
@@ -60,22 +56,22 @@ class Task:
     def device(self) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
 
-    def run_plain(self) -> tuple[LanguageModel, float]:
-        """The trained network, and the seconds it took."""
+    def seconds_of(self, steps: int) -> float:
+        """How long so many updates take, unrecorded."""
         network, optimizer = self._begin()
         start = perf_counter()
-        train(network, optimizer, self.train, self.recipe, self.seed, label="training plainly", progress=self.progress)
-        return network, perf_counter() - start
+        train(network, optimizer, self.train, self.recipe.with_steps(steps), self.seed)
+        return perf_counter() - start
 
-    def record(self, out: Path, *, keys: bool, watch: Watch) -> tuple[LanguageModel, float]:
-        """The same, recorded into a folder and watched; without keys for a rerun."""
+    def record(self, out: Path, *, keys: bool) -> tuple[LanguageModel, float]:
+        """The trained network, recorded into a folder, and the seconds it took; without keys for a rerun."""
         network, optimizer = self._begin()
         names = {self.corpus.name: self.vocabulary.words}
         start = perf_counter()
         with Recorder(
             network, optimizer, out, [LAYER], values=False, label_names=names, keys=keys, quiet=True
         ) as recorder:
-            self._train(network, optimizer, recorder, "training, recorded", watch)
+            self._train(network, optimizer, recorder, "training, recorded")
             seconds = perf_counter() - start
             if keys:
                 self._show(recorder)
@@ -111,11 +107,14 @@ class Task:
             say("asking the memory", len(questions), len(questions))
         return answers, perf_counter() - start
 
+    def initial_network(self) -> LanguageModel:
+        return build_network(len(self.vocabulary), self.recipe, self.seed).to(self.device)
+
     def recorded_network(self, out: Path) -> LanguageModel:
         """The network as a recorded training left it."""
-        network = build_network(len(self.vocabulary), self.recipe, self.seed)
+        network = self.initial_network()
         network.load_state_dict(load_file(out / "weights" / "final.safetensors"))
-        return network.to(self.device)
+        return network
 
     def _begin(self) -> tuple[LanguageModel, torch.optim.Adam]:
         if self.device == "cuda":
@@ -130,7 +129,6 @@ class Task:
         optimizer: torch.optim.Optimizer,
         recorder: Recorder,
         label: str,
-        watch: Watch | None = None,
     ) -> None:
         train(
             network,
@@ -139,44 +137,7 @@ class Task:
             self.recipe,
             self.seed,
             step=recorder.step,
-            watch=watch,
             dataset=self.corpus.name,
             label=label,
             progress=self.progress,
-        )
-
-
-def read_report(run: Path) -> Report:
-    report: Report = json.loads((report_folder(run) / "report.json").read_text(encoding="utf-8"))
-    return report
-
-
-def check_same(report: Report, assignment: Assignment, digest: str) -> None:
-    """Raises AlreadyExists where the assignment asks for another training than the one that is there, and BadInput
-    where that one stored no keys or was fed another text than the one with this digest.
-    """
-    wanted: dict[str, tuple[Any, Any]] = {
-        "seed": (assignment.seed, report["seed"]),
-        "preset": (assignment.preset, report["preset"]),
-        "steps": (assignment.steps, report["recipe"]["steps"]),
-    }
-    for name, (asked, there) in wanted.items():
-        if asked not in (None, there):
-            raise AlreadyExists(
-                f"{assignment.out} contains a run with {name} {there}, not {asked}.",
-                hint=f"Pass another folder with --out, or leave out --{name} to ask this run.",
-            )
-    if report["rerun"] or assignment.rerun:
-        raise BadInput(
-            f"{assignment.out} already contains a run, and --rerun trains again.",
-            hint="Pass another folder with --out, and all prompts at once."
-            if report["rerun"]
-            else "This run stored its keys: leave out --rerun.",
-            field="rerun",
-        )
-    if digest != report["corpus"]["digest"]:
-        raise BadInput(
-            f"the run in {assignment.out} was trained on another text than that in the data folder.",
-            hint="Pass the data folder that it was trained from with --data.",
-            field="data",
         )
