@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -444,6 +443,7 @@ UNKNOWN = {
     "sparse": lambda x: torch.sparse.mm(torch.eye(B)[ORDER].to_sparse(), x.flatten(1)).view_as(x),
     "nested": lambda x: torch.nested.nested_tensor(list(x.flip(0))).to_padded_tensor(0.0),
     "pairs": lambda x: (x[:, :1] * torch.ones(1, B, 1)).flatten(0, 1)[:B].unsqueeze(1).expand(-1, L, -1),
+    "spread": lambda x: (x[:, 0] * torch.ones(B, 1, 1)).flatten(0, 1)[:B].unsqueeze(1).expand(-1, L, -1),
 }
 
 
@@ -463,8 +463,7 @@ class Numbered(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:the rows of layer:RuntimeWarning", "ignore:The PyTorch API of nested:UserWarning")
 def test_rows_written_over_or_mixed_by_a_matrix_are_those_of_their_keys_or_null(tmp_path):
-    alone, together = {"pairs": UNKNOWN["pairs"]}, KNOWN | {n: own for n, own in UNKNOWN.items() if n != "pairs"}
-    for name, found in chain(*(columns_of_numbered(tmp_path / str(len(own)), own, L) for own in (alone, together))):
+    for name, found in columns_of_numbered(tmp_path / "m", KNOWN | UNKNOWN, L):
         if name in KNOWN:
             assert found["row"].tolist() == found["label"].tolist() == found["key"].tolist(), name
             assert found["sample"].tolist() == (found["key"] + 10).tolist(), name
