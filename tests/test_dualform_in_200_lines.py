@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import dualform
+from tests.trainings import learn
 
 FILE = Path(__file__).parent.parent / "clients" / "examples" / "dualform_in_200_lines.py"
 STEPS, ROWS = 12, 8
@@ -38,9 +39,7 @@ def both(short, tmp_path_factory):
             x, label = torch.randn(ROWS, 6), torch.randint(3, (ROWS,))
             said = {"label": label.numpy(), "sample": np.arange(step * ROWS, (step + 1) * ROWS)}
             with recorder.step(**said), own.step(**said):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), label).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(model(x), label))
     with dualform.open(path) as memory:
         yield model, own.memory(), memory
 

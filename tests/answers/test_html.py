@@ -23,6 +23,7 @@ from dualform.questions import PreviewLookup, SlotLookup, SqlStatement, TopK
 from dualform_client.client import Client
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from tests.trainings import take_steps
 
 EVIL = "<script>alert('&\"')</script>"
 NAMES = [EVIL, "one", "two"]
@@ -37,14 +38,17 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("html") / "run"
     with dualform.Recorder(model, optimizer, path, quiet=True, label_names={EVIL: NAMES, "b": NAMES}) as recorder:
         recorder.previews(EVIL, dualform.PreviewSet.images(images[:6].numpy()))
-        for step in range(6):
-            rows = torch.arange(4) + step % 2 * 4
-            with recorder.step(
-                dataset=(EVIL, "b")[step // 3], label=labels[rows], sample=rows, note=[EVIL] * 4, nothing=None
-            ):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(images[rows].flatten(1)), labels[rows]).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            ((step, torch.arange(4) + step % 2 * 4) for step in range(6)),
+            lambda step, rows: nn.functional.cross_entropy(model(images[rows].flatten(1)), labels[rows]),
+            dataset=lambda step, rows: (EVIL, "b")[step // 3],
+            label=lambda step, rows: labels[rows],
+            sample=lambda step, rows: rows,
+            note=[EVIL] * 4,
+            nothing=None,
+        )
         recorder.query_set("test", images.flatten(1)[:5], label=labels[:5])
     return path
 

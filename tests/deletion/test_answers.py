@@ -17,8 +17,10 @@ from dualform.errors import BadInput, EmptyMask, Inexact, NotFound, RecordingErr
 from dualform.query.engine import Engine
 from dualform.store.check import check_memory
 from dualform.store.runs import opened
+from tests.cases import some
 from tests.query.trained import STEPS, Trained, train
 from tests.record.resumed_training import ROWS, Training
+from tests.trainings import learn
 
 FIRST, GONE = 10, (80, 133, 197, 198)
 """The first step that has one of the samples that go: a step has eight."""
@@ -49,7 +51,7 @@ def answers(engine: Engine, where: str | None) -> list[np.ndarray]:
 
 
 def test_scores_and_sums_are_those_that_a_mask_gave(sgd):
-    for before, after in zip(sgd.before, answers(sgd.engine, None), strict=True):
+    for before, after in some(zip(sgd.before, answers(sgd.engine, None), strict=True)):
         assert before.tobytes() == after.tobytes()
 
 
@@ -71,7 +73,7 @@ def test_their_sum_stands_whatever_a_mask_leaves(sgd, tmp_path):
     whole = train(tmp_path / "whole", weight_decay=1e-2, nesterov=True).engine
     brought = {name: own - whole.weights(OTHERS).arrays[name] for name, own in whole.weights().arrays.items()}
     before, after = whole.weights(f"label = 1 AND {OTHERS}").arrays, sgd.engine.weights("label = 1").arrays
-    for name, own in brought.items():
+    for name, own in some(brought.items()):
         assert np.abs(own).max() > 1e-4
         assert np.allclose(after[name], before[name] + own, rtol=0, atol=2e-6)
 
@@ -111,9 +113,7 @@ def test_a_run_behind_takes_the_sum_on(tmp_path):
             for step in range(6):
                 x, y = torch.randn(5, 4), torch.randint(3, (5,))
                 with recorder.step(label=y, sample=np.arange(5) + 5 * step + 100 * number):
-                    optimizer.zero_grad()
-                    cross_entropy(model(x), y).backward()
-                    optimizer.step()
+                    learn(optimizer, cross_entropy(model(x), y))
     dualform.delete(tmp_path / "a", "sample IN (3, 4, 28, 29)")
     both = dualform.open([tmp_path / "a", tmp_path / "b"])
     assert both.verify()[""].reconstruction_error < 1e-6
@@ -154,9 +154,7 @@ def _adam(path: Path) -> dict:
             history.append({name: own.clone() for name, own in model.state_dict().items()})
             x, y = torch.randn(8, 5), torch.randint(3, (8,))
             with recorder.step(label=y, sample=np.arange(8) + 8 * step):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
     return {"history": history, "answers": answers(dualform.open(path), "sample NOT IN (43, 44)")}
 
 
@@ -280,9 +278,7 @@ def test_a_memory_without_keys_keeps_no_digest_and_is_not_run_again(tmp_path):
     with dualform.Recorder(model, optimizer, tmp_path / "run", keys=False, quiet=True) as recorder:
         for step in range(3):
             with recorder.step(sample=np.arange(4) + step):
-                optimizer.zero_grad()
-                model(torch.randn(4, 4)).square().mean().backward()
-                optimizer.step()
+                learn(optimizer, model(torch.randn(4, 4)).square().mean())
     told = planned_deletion(tmp_path / "run", "sample = 1")
     assert told == dualform.delete(tmp_path / "run", "sample = 1")
     assert (told.samples, told.summed, told.scores_only) == (2, (), ())
@@ -300,9 +296,7 @@ def test_a_recording_that_was_cut_off_adds_up_to_where_it_came(tmp_path):
     with recorder:
         for step in range(5):
             with recorder.step(sample=np.arange(4) + 4 * step):
-                optimizer.zero_grad()
-                model(torch.randn(4, 4)).square().mean().backward()
-                optimizer.step()
+                learn(optimizer, model(torch.randn(4, 4)).square().mean())
         recorder.flush()
         shutil.copytree(tmp_path / "run", tmp_path / "cut off")
         before = dualform.open(tmp_path / "cut off").weights(allow_inexact=True)
@@ -338,9 +332,7 @@ def test_what_only_nan_picks_is_not_deleted_unasked(tmp_path, where, gone):
         for _ in range(2):
             low = [0.0, 0.0, 0.0, float("nan"), 0.0, 0.0]
             with recorder.step(conf=CONFIDENCE, low=low, label=[0, 1, 2, 3, 4, 5]):
-                optimizer.zero_grad()
-                model(torch.randn(6, 4)).square().mean().backward()
-                optimizer.step()
+                learn(optimizer, model(torch.randn(6, 4)).square().mean())
     for make in (planned_deletion, dualform.delete):
         if isinstance(gone, int):
             assert make(tmp_path / "m", where).samples == gone

@@ -16,18 +16,21 @@ from dualform.store.check import check_memory
 from dualform.store.leftovers import leftovers
 from tests.record.resumed_training import Training
 from tests.record.test_previews import Small
+from tests.trainings import take_steps
 
 
 def record(path: Path, *steps: tuple[str | None, list[int] | None]) -> None:
     """A step of each dataset and samples, each with a preview set of twenty texts that name it."""
     training = Small(path)
     with training.recorder as recorder:
-        for dataset, samples in steps:
-            index = torch.arange(4)
-            with recorder.step(dataset=dataset, sample=samples):
-                training.optimizer.zero_grad()
-                training.model(training.inputs[index]).sum().backward()
-                training.optimizer.step()
+        take_steps(
+            recorder,
+            training.optimizer,
+            ((dataset, samples, torch.arange(4)) for dataset, samples in steps),
+            lambda dataset, samples, index: training.model(training.inputs[index]).sum(),
+            dataset=lambda dataset, samples, index: dataset,
+            sample=lambda dataset, samples, index: samples,
+        )
         for dataset in {dataset for dataset, _ in steps}:
             recorder.previews(dataset, PreviewSet.texts([f"{dataset} secret {number}." for number in range(20)]))
 

@@ -20,6 +20,7 @@ from dualform.influence.adjoint import adjoint, retrain
 from dualform.influence.rerun import recorded_training
 from dualform.store.check import check_memory
 from dualform.store.manifest import Manifest
+from tests.trainings import record_steps, take_steps
 
 SAMPLES, ROWS, STEPS = 20, 6, 12
 CHECKED = 4
@@ -571,9 +572,12 @@ def test_arguments_that_do_not_fit(tmp_path, given, why):
 def test_a_record_without_samples_is_refused(tmp_path):
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True) as recorder, recorder.step():
-        net(torch.ones(2, 5)).sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True),
+        optimizer,
+        1,
+        lambda _: net(torch.ones(2, 5)).sum(),
+    )
     with pytest.raises(Inexact, match="no sample"):
         adjoint(tmp_path / "run", net, (torch.ones(2, 5), torch.zeros(2).long()), per_row, lambda step, samples: None)
 
@@ -805,12 +809,17 @@ def test_columns_of_samples_that_are_called_as_kept_ones(tmp_path):
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
-        for _ in range(3):
-            with recorder.step(sample=range(4), name=[7, 8, 9, 10], value=0.5, steps=[1, 1, 2, 2], colour="red"):
-                optimizer.zero_grad()
-                model(x).square().sum(1).mean().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True),
+        optimizer,
+        3,
+        lambda _: model(x).square().sum(1).mean(),
+        sample=range(4),
+        name=[7, 8, 9, 10],
+        value=0.5,
+        steps=[1, 1, 2, 2],
+        colour="red",
+    )
 
     def loss(outputs, targets):
         return outputs.square().sum(1)
@@ -831,11 +840,7 @@ def test_kept_rows_name_the_stored_example_that_a_query_is(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
         for name in ("before", "held"):  # the last weights are those of the second one
-            for _ in range(3):
-                with recorder.step(sample=range(4)):
-                    optimizer.zero_grad()
-                    model(x).square().sum(1).mean().backward()
-                    optimizer.step()
+            take_steps(recorder, optimizer, 3, lambda _: model(x).square().sum(1).mean(), sample=range(4))
             recorder.query_set(name, held)
 
     def each(outputs, targets):
@@ -865,11 +870,7 @@ def test_rows_are_kept_together_and_without_a_dataset_they_are_found(tmp_path, m
 
     arguments = model, (x[:1], torch.zeros(1)), loss, lambda step, rows: (x[rows], rows)
     with dualform.Recorder(model, optimizer, tmp_path / "run", quiet=True) as recorder:
-        for _ in range(3):
-            with recorder.step(sample=range(4)):
-                optimizer.zero_grad()
-                model(x).square().sum(1).mean().backward()
-                optimizer.step()
+        take_steps(recorder, optimizer, 3, lambda _: model(x).square().sum(1).mean(), sample=range(4))
         recorder.flush()
         with pytest.raises(BadInput, match="still recorded"):
             dualform.adjoint(tmp_path / "run", copy.deepcopy(model), *arguments[1:], name="kept")

@@ -14,6 +14,7 @@ from torch.func import functional_call
 import dualform
 from dualform.errors import BadInput, Inexact
 from dualform.influence import blocks
+from tests.cases import pairwise
 from tests.influence.trainings import (
     EXAMPLES,
     KINDS,
@@ -184,9 +185,10 @@ def test_every_variant_of_sgd_adds_up(tmp_path, change, line):
         assert (np.abs(own).max() > 1e-3) == (name == line), name
 
 
-@pytest.mark.parametrize("name", ["linear layers", "LSTM and embedding"])
-@pytest.mark.parametrize("optimizer", [sgd(), sgd(momentum=0.5)], ids=["plain", "momentum"])
-@pytest.mark.parametrize("numbers", [1, 200, 1000])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "numbers"),
+    pairwise(["linear layers", "LSTM and embedding"], [sgd(), sgd(momentum=0.5)], [1, 200, 1000]),
+)
 def test_slots_that_are_read_a_few_at_a_time_have_the_same_ledger(tmp_path, monkeypatch, name, optimizer, numbers):
     training = replace(KINDS[name], optimizer=optimizer)
     training.record(tmp_path / "m", STEPS)

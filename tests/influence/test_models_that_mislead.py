@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import dualform
 from dualform.errors import BadInput
 from tests.influence.trainings import EXAMPLES, ROWS, Training, labels, losses, numbers, samples, sgd
+from tests.trainings import learn
 
 STEPS = 10
 
@@ -202,9 +203,7 @@ def seldom(tmp_path_factory):
         for step in range(4):
             model.skips = step % 2 == 0
             with recorder.step(sample=np.arange(ROWS), weight=np.tile(weights, 2)):
-                optimizer.zero_grad()
-                losses(model(numbers((6,))(step)), labels(step)).mean().backward()
-                optimizer.step()
+                learn(optimizer, losses(model(numbers((6,))(step)), labels(step)).mean())
     model.skips = False
     return path, model
 

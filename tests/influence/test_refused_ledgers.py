@@ -18,6 +18,7 @@ from tests.influence.trainings import (
     samples,
     squares,
 )
+from tests.trainings import record_steps
 
 STEPS = 12
 
@@ -122,11 +123,12 @@ def test_a_memory_without_values_is_refused(tmp_path):
     training = KINDS["linear layers"]
     model = perceptron()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, values=False) as recorder:
-        for step in range(2):
-            with recorder.step(sample=samples(step)):
-                optimizer.zero_grad()
-                training.loss(model(training.inputs(step)), labels(step)).mean().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, values=False),
+        optimizer,
+        2,
+        lambda step: training.loss(model(training.inputs(step)), labels(step)).mean(),
+        sample=lambda step: samples(step),
+    )
     with pytest.raises(Inexact, match="no layer has values"):
         dualform.ledger(tmp_path / "m", perceptron(), training.influence())

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from dualform import kernels
+from tests.cases import some
 from tests.kernels.forms import COMPILED
 
 SOURCES = Path(kernels.__file__).parent
@@ -103,7 +104,7 @@ def test_no_loop_reads_or_writes_beside_its_arrays(tmp_path):
 def test_the_loops_compile_for_other_systems(tmp_path, system):
     pytest.importorskip("ziglang", reason="the package ziglang, which brings other systems' headers, is not here")
     command = [sys.executable, "-m", "ziglang", "cc", "-target", system, *FLAGS, "-O3", "-c", "-o", "loop.o"]
-    for source in sorted(SOURCES.glob("*.c")):
+    for source in some(sorted(SOURCES.glob("*.c"))):
         made = subprocess.run([*command, str(source)], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr
 

@@ -13,6 +13,7 @@ import dualform
 from dualform.errors import BadInput, RecordingError
 from dualform_client import AsyncClient, Client
 from dualform_service.server import Server
+from tests.trainings import record_steps
 
 
 class Tied(nn.Module):
@@ -35,12 +36,13 @@ def trained(tmp_path_factory):
     torch.manual_seed(0)
     model, words = Tied(), torch.randint(0, 7, (6, 5, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with dualform.Recorder(model, optimizer, path) as recorder:
-        for batch in words:
-            with recorder.step(label=batch[:, 0]):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten()).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path),
+        optimizer,
+        words,
+        lambda batch: nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten()),
+        label=lambda batch: batch[:, 0],
+    )
     with dualform.open(path) as memory:
         yield model, memory
 

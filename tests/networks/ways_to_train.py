@@ -9,16 +9,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.rules.own import Unruled
+from tests.trainings import learn
 
 from .network import STEPS, Batch, Loss, Network
 from .samples import classify, labelled, mlp
 
 
 def clipped(model: nn.Module, optimizer: Optimizer, batch: Batch, loss: Loss) -> None:
-    optimizer.zero_grad()
-    loss(model, batch.inputs).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    optimizer.step()
+    learn(optimizer, loss(model, batch.inputs), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1))
 
 
 Network("clipped", mlp, labelled, classify, train=clipped)

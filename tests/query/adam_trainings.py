@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from tests.record.listed import batches, small_net, snapshot
+from tests.trainings import learn
 
 STEPS = 40
 
@@ -33,9 +34,7 @@ def record(path, make=adamw, steps=STEPS, loop=None, between=None, **options):
 
 
 def plain(model, optimizer, x, y, number):
-    optimizer.zero_grad()
-    cross_entropy(model(x), y).backward()
-    optimizer.step()
+    learn(optimizer, cross_entropy(model(x), y))
 
 
 def closure(model, optimizer, x, y, number):
@@ -56,10 +55,7 @@ def accumulated(model, optimizer, x, y, number):
 
 
 def clipped(model, optimizer, x, y, number):
-    optimizer.zero_grad()
-    cross_entropy(model(x), y).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    optimizer.step()
+    learn(optimizer, cross_entropy(model(x), y), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1))
 
 
 def scheduled(model, optimizer, x, y, number):

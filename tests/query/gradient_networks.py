@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dualform
+from tests.trainings import learn
 
 CLASSES, ROWS, STEPS, TESTS = 3, 4, 5, 3
 
@@ -72,9 +73,7 @@ class Case:
                 inputs, labels = draw(ROWS), torch.randint(0, CLASSES, (ROWS,))
                 self.gradients += [self.gradient_of(inputs[i : i + 1], labels[i : i + 1]) for i in range(ROWS)]
                 with recorder.step(label=labels, sample=torch.arange(ROWS) + ROWS * step):
-                    optimizer.zero_grad()
-                    loss(self.model(inputs), labels).sum().backward()
-                    optimizer.step()
+                    learn(optimizer, loss(self.model(inputs), labels).sum())
         self.tests = draw(TESTS), torch.randint(0, CLASSES, (TESTS,))
         self.memory = dualform.open(path)
         self.asked = self.memory.gradients(self.model, *self.tests, loss)

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from tests.query.trained import _copy as state_of
 from tests.record.listed import batches, small_net
+from tests.trainings import learn
 
 FIRST, STEPS = 12, 30
 LAYERS = ("0", "2", "4")
@@ -43,9 +44,7 @@ class Training:
         with dualform.Recorder(self.model, self.optimizer, path) as recorder:
             for x, y in batches(STEPS)[self.done : until]:
                 with recorder.step(dataset="odd" if self.done % 2 else "even", label=y, sample=np.arange(8)):
-                    self.optimizer.zero_grad()
-                    cross_entropy(self.model(x), y).backward()
-                    self.optimizer.step()
+                    learn(self.optimizer, cross_entropy(self.model(x), y))
                 self.done += 1
                 self.history.append(state_of(self.model))
             recorder.query_set("test", batches(1)[0][0])

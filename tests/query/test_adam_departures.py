@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from tests.record.listed import batches, small_net, snapshot
+from tests.trainings import learn
 
 from .adam_trainings import (
     adamw,
@@ -112,9 +113,7 @@ def test_a_memory_that_is_still_recorded_is_not_said_to_be_cut_off(tmp_path):
 
 def test_squares_that_underflow_are_not_said_to_be_written_weights(tmp_path):
     def tiny(model, optimizer, x, y, number):
-        optimizer.zero_grad()
-        (cross_entropy(model(x), y) * 1e-18).backward()
-        optimizer.step()
+        learn(optimizer, cross_entropy(model(x), y) * 1e-18)
 
     record(tmp_path / "m", loop=tiny, eps=1e-30)
     with dualform.open(tmp_path / "m") as memory:

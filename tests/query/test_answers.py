@@ -13,6 +13,7 @@ from torch import nn
 import dualform
 from dualform.answers import Cancellation, Hits, Outputs, Scan, Status, Weights
 from dualform.errors import BadInput, Inexact, MissingPackage, NotFound
+from tests.trainings import record_steps
 
 STEPS, ROWS, TOKENS = 4, 5, 3
 
@@ -34,13 +35,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TwoSpaces]:
     torch.manual_seed(0)
     path, model = tmp_path_factory.mktemp("spaces") / "run", TwoSpaces()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with dualform.Recorder(model, optimizer, path) as recorder:
-        for _ in range(STEPS):
-            label = torch.randint(0, 2, (ROWS,))
-            with recorder.step(dataset="made", label=label):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(torch.randn(ROWS, TOKENS, 3)), label).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path),
+        optimizer,
+        (torch.randint(0, 2, (ROWS,)) for _ in range(STEPS)),
+        lambda label: nn.functional.cross_entropy(model(torch.randn(ROWS, TOKENS, 3)), label),
+        dataset="made",
+        label=lambda label: label,
+    )
     return path, model
 
 

@@ -16,7 +16,6 @@ from dualform.query.engine import Engine
 from dualform.query.score import backends
 from dualform.query.score.backends.torch import TorchDeviceBackend
 from dualform.query.score.bound import bound, norms
-from tests.contract.recorded import record
 
 from . import arrays
 
@@ -186,9 +185,8 @@ with dualform.open(sys.argv[1]) as memory:
 """
 
 
-def test_every_question_is_answered_where_faiss_is_not_installed(tmp_path):
-    path = record(tmp_path / "run")
-    given = [sys.executable, "-c", ASKED, str(path)]
+def test_every_question_is_answered_where_faiss_is_not_installed(small_run):
+    given = [sys.executable, "-c", ASKED, str(small_run)]
     found = [
         subprocess.run([*given, way], capture_output=True, text=True, check=True, timeout=120).stdout
         for way in ("with", "without")

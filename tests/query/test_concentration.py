@@ -19,16 +19,17 @@ from dualform.query.view import never
 from dualform.query.weights import trajectory
 from dualform.query.weights.concentration import _figures
 from dualform.query.where.mask import Selection
-from tests.query.adam_trainings import naive, record
+from tests.query.adam_trainings import naive
+from tests.trainings import record_steps
 
 NAMES = {"0": 35, "2": 42, "4": 18}
 """Entries of each layer's weight, of tests.record.listed.small_net."""
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    path = tmp_path_factory.mktemp("concentration") / "m"
-    return path, record(path)[1]
+@pytest.fixture
+def trained(by_adamw):
+    path, _, history = by_adamw
+    return path, history
 
 
 def oracle(masked: np.ndarray, whole: np.ndarray, initial: np.ndarray) -> tuple[float, float]:
@@ -121,12 +122,9 @@ def test_a_gradient_that_all_but_cancels_gathers_the_move_in_one_entry(tmp_path)
     x = torch.ones(2, 150)
     x[1] = -0.5
     x[1, 7] = -0.999
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
-        for _ in range(20):
-            with recorder.step(label=[0, 1]):
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m"), optimizer, 20, lambda _: model(x).sum(), label=[0, 1]
+    )
     with dualform.open(tmp_path / "m") as memory:
         (one,) = memory.cancellation("label = 0").concentrations.values()
         moved = (memory.weights("label = 0")["weight"] - memory.weights()["weight"]).abs().reshape(-1)
@@ -142,13 +140,13 @@ def test_masks_of_two_spaces_and_a_block_that_layers_share(tmp_path):
     model = nn.Sequential(embedding, nn.Tanh(), head)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     initial = embedding.weight.detach().clone().double()
-    with dualform.Recorder(model, optimizer, tmp_path / "m", spaces={"0": "read", "2": "said"}) as recorder:
-        for step in range(12):
-            tokens = torch.randint(9, (3, 5), generator=torch.Generator().manual_seed(step))
-            with recorder.step(label=[0, 1, 2]):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(tokens[:, :-1]).reshape(-1, 9), tokens[:, 1:].reshape(-1)).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", spaces={"0": "read", "2": "said"}),
+        optimizer,
+        (torch.randint(9, (3, 5), generator=torch.Generator().manual_seed(step)) for step in range(12)),
+        lambda tokens: nn.functional.cross_entropy(model(tokens[:, :-1]).reshape(-1, 9), tokens[:, 1:].reshape(-1)),
+        label=[0, 1, 2],
+    )
     with dualform.open(tmp_path / "m") as memory:
         masks = {"read": "label <> 1"}
         found = memory.cancellation(masks).concentrations

@@ -14,6 +14,7 @@ from dualform.query.weights import contributions
 from tests.cases import some
 from tests.query.test_output import STEPS, Case
 from tests.query.test_tied_across_spaces import Translator
+from tests.trainings import learn, record_steps
 
 
 @given(
@@ -89,13 +90,14 @@ def memory(request, tmp_path_factory):
     model = build()
     optimizer = OPTIMIZERS[rule](model.parameters())
     path = tmp_path_factory.mktemp("contributions") / "m"
-    with dualform.Recorder(model, optimizer, path, spaces=spaces, quiet=True) as recorder:
-        for step in range(6):
-            given = inputs()
-            with recorder.step(dataset="ab"[step % 2], sample=np.arange(5)):
-                optimizer.zero_grad()
-                model(*given).square().mean().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, spaces=spaces, quiet=True),
+        optimizer,
+        ((step, inputs()) for step in range(6)),
+        lambda step, given: model(*given).square().mean(),
+        dataset=lambda step, given: "ab"[step % 2],
+        sample=np.arange(5),
+    )
     with dualform.open(path) as opened:
         yield opened
 
@@ -140,9 +142,7 @@ def test_what_moved_the_weights_outside_the_record_stands(tmp_path):
     with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
         for step in range(4):
             with recorder.step(label=torch.arange(3)):
-                optimizer.zero_grad()
-                model(torch.randn(3, 4)).square().sum().backward()
-                optimizer.step()
+                learn(optimizer, model(torch.randn(3, 4)).square().sum())
                 if step == 2:
                     model.weight.data += 0.5
     queries = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
@@ -164,12 +164,13 @@ def test_what_was_deleted_stands(tmp_path):
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
-        for _ in range(4):
-            with recorder.step(label=torch.arange(3)):
-                optimizer.zero_grad()
-                model(torch.randn(3, 4)).square().sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True),
+        optimizer,
+        4,
+        lambda _: model(torch.randn(3, 4)).square().sum(),
+        label=torch.arange(3),
+    )
     queries = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
     with dualform.open(tmp_path / "m") as memory:
         before = memory.contributions("", queries, "label")

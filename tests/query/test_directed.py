@@ -12,8 +12,10 @@ import dualform
 from dualform import kernels
 from dualform.errors import BadInput, EmptyMask, Inexact
 from dualform.query.score.canonical import canonical_scores
+from tests.cases import pairwise
 from tests.query import arrays, oracle
 from tests.query.test_output import BATCH, STEPS, Case
+from tests.trainings import record_steps
 
 D_OUT = 4
 directions = st.one_of(
@@ -118,10 +120,10 @@ def test_the_sums_of_groups_are_those_of_their_terms(backend, seed, target, labe
         np.testing.assert_allclose(found.sums[query], wanted, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("repeats", [False, True])
-@pytest.mark.parametrize("where", [None, "label <> 2"])
-@pytest.mark.parametrize("by", [None, "label"])
-@pytest.mark.parametrize("target", [3, "0-5", "vectors"])
+@pytest.mark.parametrize(
+    ("target", "by", "where", "repeats"),
+    pairwise([3, "0-5", "vectors"], [None, "label"], [None, "label <> 2"], [False, True]),
+)
 def test_the_screen_leaves_out_what_the_scan_would_not_find(target, by, where, repeats):
     rng, slots = np.random.default_rng(0), 6000
     rows = rng.normal(size=(900 if repeats else slots, 24)).astype(np.float32)
@@ -325,12 +327,13 @@ def trained(path, rule):
     torch.manual_seed(0)
     model = Tied()
     optimizer = RULES[rule](model.parameters())
-    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for step in range(6):
-            with recorder.step(label=torch.tensor([step % 3, 1])):
-                optimizer.zero_grad()
-                model(torch.randn(2, 4)).square().mean().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, quiet=True),
+        optimizer,
+        6,
+        lambda step: model(torch.randn(2, 4)).square().mean(),
+        label=lambda step: torch.tensor([step % 3, 1]),
+    )
     return dualform.open(path)
 
 
@@ -384,19 +387,21 @@ class Grouped(nn.Module):
         return self.head(self.conv(images).relu().mean((2, 3)))
 
 
-@pytest.mark.parametrize("backend", ["numpy", "int8"])
-@pytest.mark.parametrize("view", ["conv.0", "conv.1"])
-@pytest.mark.parametrize("target", [2, "0-1", np.float32([0.5, -1, 2])])
+@pytest.mark.parametrize(
+    ("target", "view", "backend"),
+    pairwise([2, "0-1", np.float32([0.5, -1, 2])], ["conv.0", "conv.1"], ["numpy", "int8"]),
+)
 def test_a_group_of_channels_has_contributions_of_its_own(tmp_path, target, view, backend):
     torch.manual_seed(0)
     model = Grouped()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
-        for _ in range(4):
-            with recorder.step(label=torch.arange(5)):
-                optimizer.zero_grad()
-                model(torch.randn(5, 4, 6, 6)).square().mean().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True),
+        optimizer,
+        4,
+        lambda _: model(torch.randn(5, 4, 6, 6)).square().mean(),
+        label=torch.arange(5),
+    )
     with dualform.open(tmp_path / "m", backend=backend) as memory:
         width = memory.keys(view, [0]).shape[1]
         query, ids = np.linspace(-1, 2, width, dtype=np.float32), np.arange(memory.info().slots["patch"])

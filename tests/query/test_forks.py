@@ -27,6 +27,7 @@ from dualform.errors import Forked, RecordingError
 from dualform.query.engine import Engine
 from dualform.store import forks, query_sets, shard
 from tests.store.small_memory import write
+from tests.trainings import learn
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
@@ -238,9 +239,7 @@ def trained(tmp_path: Path) -> tuple[dualform.Recorder, Callable[[dualform.Recor
 
     def train(recorder: dualform.Recorder) -> None:
         with recorder.step():
-            optimizer.zero_grad()
-            model(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
+            learn(optimizer, model(torch.ones(2, 3)).sum())
 
     return dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True), train
 

@@ -12,6 +12,7 @@ import dualform
 from dualform import kernels
 from dualform.questions import ExampleGradients, LayerGradients
 from tests.cases import some
+from tests.trainings import record_steps
 
 from .gradient_networks import CLASSES, NETWORKS, Case, loss
 
@@ -34,13 +35,14 @@ def deep(tmp_path_factory):
     model, path = Deep(), tmp_path_factory.mktemp("gradients") / "m"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     every = torch.randn(300, 20)
-    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for step in range(40):
-            index = torch.randint(0, 300, (100,))
-            with recorder.step(label=index % 5, sample=index):
-                optimizer.zero_grad()
-                loss(model(every[index] * (1 + step % 3)), index % CLASSES).mean().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, quiet=True),
+        optimizer,
+        ((step, torch.randint(0, 300, (100,))) for step in range(40)),
+        lambda step, index: loss(model(every[index] * (1 + step % 3)), index % CLASSES).mean(),
+        label=lambda step, index: index % 5,
+        sample=lambda step, index: index,
+    )
     return model, path
 
 

@@ -13,6 +13,7 @@ from dualform.questions import ExampleGradients, LayerGradients
 from dualform.record.example_signals import Examples, SignalPasses
 from tests.cases import some
 from tests.store.small_memory import TOKENS, open_writer, token_batch
+from tests.trainings import record_steps
 
 from .gradient_networks import CLASSES, NETWORKS, ROWS, STEPS, TESTS, Case, loss
 
@@ -117,12 +118,12 @@ def test_rows_that_examples_share_are_taken_one_example_at_a_time(tmp_path):
     torch.manual_seed(0)
     model = Places()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
-        for _ in range(2):
-            with recorder.step():
-                optimizer.zero_grad()
-                loss(model(torch.randn(4, 3, 4)), torch.zeros(4, dtype=torch.long)).sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True),
+        optimizer,
+        2,
+        lambda _: loss(model(torch.randn(4, 3, 4)), torch.zeros(4, dtype=torch.long)).sum(),
+    )
     memory = dualform.open(tmp_path / "m")
     found = memory.gradients(model, torch.randn(2, 3, 4), torch.zeros(2, dtype=torch.long), loss)
     assert found.layers["places"].examples.tolist() == [0, 0, 0, 1, 1, 1]
@@ -179,12 +180,12 @@ def test_layers_whose_gradients_came_from_elsewhere_too_are_refused(tmp_path):
     torch.manual_seed(0)
     model, words = Reused(), torch.randint(0, CLASSES, (8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
-        for _ in range(3):
-            with recorder.step():
-                optimizer.zero_grad()
-                loss(model(words), torch.zeros(8, dtype=torch.long)).sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True),
+        optimizer,
+        3,
+        lambda _: loss(model(words), torch.zeros(8, dtype=torch.long)).sum(),
+    )
     memory = dualform.open(tmp_path / "m")
     asked = memory.gradients(model, words[:2], torch.zeros(2, dtype=torch.long), loss)
     with pytest.raises(Inexact, match="The slots of layer 'words' do not hold its whole gradient from step 0 on:"):
@@ -197,9 +198,12 @@ def test_tables_of_a_greatest_norm_stay_as_they_are(tmp_path):
     model = nn.Sequential(nn.Embedding(5, 4, max_norm=1.0), nn.Flatten(), nn.Linear(8, CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     words = torch.randint(0, 5, (8, 2))
-    with dualform.Recorder(model, optimizer, tmp_path / "m", layers=["2"], quiet=True) as recorder, recorder.step():
-        loss(model(words), torch.zeros(8, dtype=torch.long)).sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", layers=["2"], quiet=True),
+        optimizer,
+        1,
+        lambda _: loss(model(words), torch.zeros(8, dtype=torch.long)).sum(),
+    )
     with torch.no_grad():
         model[0].weight.mul_(10)  # beyond the norm, as an update may leave it
     before = model[0].weight.clone()
@@ -287,9 +291,12 @@ def test_losses_and_labels_that_do_not_fit_are_refused(mlp):
 def test_a_memory_without_values_is_refused(tmp_path):
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "m", values=False, quiet=True) as recorder, recorder.step():
-        loss(model(torch.randn(2, 5)), torch.tensor([0, 1])).sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", values=False, quiet=True),
+        optimizer,
+        1,
+        lambda _: loss(model(torch.randn(2, 5)), torch.tensor([0, 1])).sum(),
+    )
     memory = dualform.open(tmp_path / "m")
     one = LayerGradients(np.ones((1, 5)), np.ones((1, 6)), np.zeros(1, dtype=int))
     with pytest.raises(Inexact, match="keys and values"):
@@ -319,13 +326,13 @@ def test_slots_that_one_layer_lacks_have_the_others_part(tmp_path, where):
     torch.manual_seed(0)
     model = Sometimes()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True) as recorder:
-        for step in range(12):
-            inputs, labels = torch.randn(50, 8), torch.randint(0, CLASSES, (50,))
-            with recorder.step(label=labels):
-                optimizer.zero_grad()
-                loss(model(inputs, step % 3 == 1), labels).mean().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True),
+        optimizer,
+        ((step, torch.randn(50, 8), torch.randint(0, CLASSES, (50,))) for step in range(12)),
+        lambda step, inputs, labels: loss(model(inputs, step % 3 == 1), labels).mean(),
+        label=lambda step, inputs, labels: labels,
+    )
     with (
         dualform.open(tmp_path / "m", backend="numpy") as scan,
         dualform.open(tmp_path / "m", backend="int8") as screen,

@@ -18,6 +18,7 @@ from dualform.query.sums.group_sum import group_sum
 from dualform.query.view import never
 from dualform.questions import GroupSum, Vectors
 from tests.query import arrays
+from tests.trainings import record_steps
 from tests.wire.values import same
 
 WIDE, STEPS, ROWS = 700, 4, 8
@@ -40,13 +41,13 @@ class Net(nn.Module):
 def run(tmp_path_factory):
     model, path = Net(), tmp_path_factory.mktemp("needs") / "run"
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for step in range(STEPS):
-            generator = torch.Generator().manual_seed(step)
-            with recorder.step(label=torch.arange(ROWS)):
-                optimizer.zero_grad()
-                model(torch.randn(ROWS, 5, generator=generator)).square().sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, quiet=True),
+        optimizer,
+        (torch.Generator().manual_seed(step) for step in range(STEPS)),
+        lambda generator: model(torch.randn(ROWS, 5, generator=generator)).square().sum(),
+        label=torch.arange(ROWS),
+    )
     return path
 
 
@@ -101,10 +102,13 @@ def test_layers_that_hold_a_parameter_of_the_layer_count_with_it(tmp_path):
     model[1].weight = model[0].weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     spaces = {"0": "token", "1": "token"}
-    recorder = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, spaces=spaces)
-    with recorder, recorder.step(label=[0, 1]):
-        model(torch.arange(6).reshape(2, 3)).square().sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, spaces=spaces),
+        optimizer,
+        1,
+        lambda _: model(torch.arange(6).reshape(2, 3)).square().sum(),
+        label=[0, 1],
+    )
     with dualform.open(tmp_path / "m") as memory:
         view = memory._view
         assert needs.of_weights(view, view.snapshot.layer("0")) == needs.of_weights(view)

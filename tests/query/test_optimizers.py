@@ -13,6 +13,7 @@ from dualform.errors import Inexact, RecordingError
 from dualform.query.weights import trajectory
 from tests.cases import some
 from tests.record.listed import batches, small_net, snapshot
+from tests.trainings import learn
 
 STEPS = 30
 WAYS = {
@@ -32,9 +33,7 @@ WAYS = {
 
 
 def trained(model, optimizer, x, y):
-    optimizer.zero_grad()
-    cross_entropy(model(x), y).backward()
-    optimizer.step()
+    learn(optimizer, cross_entropy(model(x), y))
 
 
 def record(path, way, before=0, between=None):

@@ -8,6 +8,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import BadInput
+from tests.trainings import take_steps
 
 CLASSES = 4
 
@@ -30,11 +31,14 @@ def record(tmp_path):
         inputs, labels = torch.randn(20, 6), torch.randint(0, CLASSES, (20,))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with dualform.Recorder(model, optimizer, tmp_path / "run", layers=layers, quiet=True) as recorder:
-            for _ in range(3):
-                with recorder.step(label=labels, sample=torch.arange(20)):
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(model(inputs), labels).backward()
-                    optimizer.step()
+            take_steps(
+                recorder,
+                optimizer,
+                3,
+                lambda _: nn.functional.cross_entropy(model(inputs), labels),
+                label=labels,
+                sample=torch.arange(20),
+            )
             if query_set:
                 recorder.query_set("test", inputs[:5], label=labels[:5])
         return dualform.open(tmp_path / "run")

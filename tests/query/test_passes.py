@@ -13,6 +13,7 @@ import dualform
 from dualform.kernels import workers
 from dualform.query.weights import direct_outputs
 from dualform.store import segment
+from tests.trainings import record_steps
 
 STEPS, ROWS = 24, 1000
 
@@ -30,38 +31,51 @@ def read(monkeypatch):
     return blocks
 
 
-def recorded(path, first):
-    """A network that begins with a narrow layer, and what that is given."""
+FIRST = {
+    "linear": lambda: nn.Linear(30, 24),
+    "embedding": lambda: nn.Embedding(50, 24),
+    "patches": lambda: nn.Conv2d(1, 5, 3),
+}
+
+
+@pytest.fixture(scope="module")
+def path(request, tmp_path_factory):
+    """Of a network that begins with a narrow layer."""
     torch.manual_seed(0)
+    path, first = tmp_path_factory.mktemp("passes") / "run", FIRST[request.param]()
     model = nn.Sequential(first, nn.Flatten(), nn.LazyLinear(3))
     given = torch.randint(50, (ROWS, 2)) if isinstance(first, nn.Embedding) else None
     size = (ROWS, 30) if isinstance(first, nn.Linear) else (ROWS, 1, 8, 8)
     model(torch.randn(size) if given is None else given)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, path) as recorder:
-        for _ in range(STEPS):
-            x = torch.randn(size) if given is None else torch.randint(50, (ROWS, 2))
-            y = torch.randint(3, (ROWS,))
-            with recorder.step(label=y):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path),
+        optimizer,
+        (
+            (torch.randn(size) if given is None else torch.randint(50, (ROWS, 2)), torch.randint(3, (ROWS,)))
+            for _ in range(STEPS)
+        ),
+        lambda x, y: nn.functional.cross_entropy(model(x), y),
+        label=lambda x, y: y,
+    )
     return path
 
 
-@pytest.mark.parametrize("mask", ["label <> 1", "slot % 3 <> 0", "step > 11"])
 @pytest.mark.parametrize(
-    "first",
+    ("path", "mask"),
     [
-        pytest.param(lambda: nn.Linear(30, 24), id="linear"),
-        pytest.param(lambda: nn.Embedding(50, 24), id="embedding"),
-        pytest.param(lambda: nn.Conv2d(1, 5, 3), id="patches"),
+        ("linear", "label <> 1"),
+        ("linear", "slot % 3 <> 0"),
+        ("linear", "step > 11"),
+        ("embedding", "label <> 1"),
+        ("patches", "slot % 3 <> 0"),
     ],
+    indirect=["path"],
 )
-def test_the_first_masked_output_of_a_narrow_layer_reads_each_block_once(tmp_path, monkeypatch, read, first, mask):
+def test_the_first_masked_output_of_a_narrow_layer_reads_each_block_once(path, monkeypatch, read, mask):
     monkeypatch.setattr(direct_outputs, "LEAST_PRODUCT", 0)
     monkeypatch.setattr(workers, "cores", lambda: 1)  # one that sleeps may find its block gone
-    with dualform.open(recorded(tmp_path / "run", first())) as memory:
+    with dualform.open(path) as memory:
         query = np.abs(memory.keys("0", [5]))
         read.clear()
         found = memory.output("0", query, mask)

@@ -15,6 +15,7 @@ from dualform.query.placebo import _random_sets, _samples
 from dualform.query.weights.group_weights import group_weights
 from dualform.query.weights.rebuilt_weights import recorded, recorded_without_slots
 from dualform.query.where.mask import Selection
+from tests.trainings import learn, take_steps
 
 RULES = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -40,12 +41,15 @@ def record(path, rule, tokens=False, samples=60, steps=24):
     net = Net(tokens)
     optimizer = RULES[rule](net.parameters())
     with dualform.Recorder(net, optimizer, path, quiet=True) as recorder:
-        for step in range(steps):
-            index = torch.randperm(samples)[:8]
-            with recorder.step(dataset=f"part {step % 3}", label=labels[index], sample=index):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(net(inputs[index]).flatten(0, -2), labels[index].flatten()).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            ((step, torch.randperm(samples)[:8]) for step in range(steps)),
+            lambda step, index: nn.functional.cross_entropy(net(inputs[index]).flatten(0, -2), labels[index].flatten()),
+            dataset=lambda step, index: f"part {step % 3}",
+            label=lambda step, index: labels[index],
+            sample=lambda step, index: index,
+        )
         recorder.query_set("test", inputs[:9], label=labels[:9])
     return path
 
@@ -213,11 +217,14 @@ def test_a_layer_of_one_output_has_itself_as_margin(tmp_path):
     net, inputs = nn.Sequential(nn.Linear(4, 1)), torch.randn(20, 4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with dualform.Recorder(net, optimizer, tmp_path / "run", quiet=True) as recorder:
-        for _ in range(10):
-            with recorder.step(sample=torch.arange(20), dataset="a"):
-                optimizer.zero_grad()
-                (net(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            10,
+            lambda _: (net(inputs) - inputs.sum(1, keepdim=True)).square().mean(),
+            sample=torch.arange(20),
+            dataset="a",
+        )
         recorder.query_set("test", inputs[:5], label=(inputs[:5].sum(1) > 0).long())
     with dualform.open(tmp_path / "run") as memory:
         found = memory.placebo(queries="test", where="sample < 15")
@@ -241,9 +248,7 @@ def classified(path, width, classes, rows, **columns):
     with dualform.Recorder(net, optimizer, path, quiet=True) as recorder:
         for _ in range(10):
             with recorder.step(label=labels, **columns):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(net(inputs), labels).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(net(inputs), labels))
         recorder.query_set("test", inputs)
     return inputs
 
@@ -295,9 +300,7 @@ def routed(request, tmp_path_factory):
             first, last = (30, 40) if net.elsewhere else (0, SEEN) if step < HALF else (SEEN, 21)
             index = first + torch.randperm(last - first)[:4]
             with recorder.step(sample=index, label=labels[index], dataset="a"):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(net(inputs[index]), labels[index]).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(net(inputs[index]), labels[index]))
         net.elsewhere = False
         recorder.query_set("test", inputs[:7], label=labels[:7])
     with dualform.open(path) as memory:

@@ -13,6 +13,7 @@ import dualform
 from dualform.errors import NotFound
 from dualform.methods import Answers
 from tests.query import oracle
+from tests.trainings import learn
 
 STEPS, BATCH, INPUTS = 25, 8, 40
 
@@ -36,10 +37,7 @@ def train(path, watch=None):
             dataset = "early" if step < 10 else "late"
             with recorder.step(dataset=dataset, label=labels[index], sample=index):
                 loss = nn.functional.cross_entropy(model(inputs[index]), labels[index])
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-                optimizer.step()
+                learn(optimizer, loss, lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.5))
             if watch:
                 watch(step, recorder)
         recorder.query_set("test", inputs, label=labels)

@@ -13,6 +13,7 @@ import dualform
 from dualform.store.snapshot import Snapshot
 from dualform_service.server import Server
 from tests.cases import some
+from tests.trainings import record_steps
 
 STEPS = 60
 
@@ -125,12 +126,12 @@ def test_larger_gaps_stay_a_defect(tmp_path):
 def test_a_memory_without_any_says_nothing_of_them(tmp_path):
     model = nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
-        for _ in range(3):
-            with recorder.step():
-                optimizer.zero_grad()
-                model(torch.randn(5, 4)).square().mean().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m"),
+        optimizer,
+        3,
+        lambda _: model(torch.randn(5, 4)).square().mean(),
+    )
     assert "rounding_gradients" not in json.loads((tmp_path / "m" / "memory.json").read_text())["columns"]
 
 

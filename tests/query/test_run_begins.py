@@ -11,6 +11,7 @@ from dualform.errors import Inexact
 from dualform.store.manifest import FileMark, Manifest
 from dualform.store.weights import read_buffers, write_weights
 from tests.record.listed import batches
+from tests.trainings import learn
 
 from .run_training import FIRST, STEPS, Training
 
@@ -106,9 +107,7 @@ def test_what_was_wrong_with_the_first_run_is_wrong_with_the_second(tmp_path):
     with dualform.Recorder(training.model, training.optimizer, tmp_path / "a") as recorder:
         for number, (x, y) in enumerate(batches(FIRST)):
             with recorder.step(label=y):
-                training.optimizer.zero_grad()
-                cross_entropy(training.model(x), y).backward()
-                training.optimizer.step()
+                learn(training.optimizer, cross_entropy(training.model(x), y))
             if number == 5:  # an update by hand
                 with torch.no_grad():
                     training.model[4].weight.mul_(1.02)

@@ -16,6 +16,7 @@ from dualform.errors import BadInput, Damaged
 from dualform.store.manifest import Manifest
 from tests.damage import flip
 from tests.record.listed import small_net
+from tests.trainings import record_steps
 
 from .run_training import FIRST, LAYERS, STEPS, Training
 
@@ -139,12 +140,13 @@ def test_runs_that_are_not_of_one_network_are_refused(resumed, tmp_path):
     folder, _ = resumed
     other = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    with (
-        dualform.Recorder(other, optimizer, tmp_path / "other") as recorder,
-        recorder.step(label=torch.zeros(2).long()),
-    ):
-        cross_entropy(other(torch.ones(2, 6)), torch.zeros(2).long()).backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(other, optimizer, tmp_path / "other"),
+        optimizer,
+        1,
+        lambda _: cross_entropy(other(torch.ones(2, 6)), torch.zeros(2).long()),
+        label=torch.zeros(2).long(),
+    )
     hint = "Open only runs of one network, recorded with the same layers and spaces."
     with pytest.raises(BadInput) as caught:
         dualform.open([folder / "a", tmp_path / "other"])
@@ -174,12 +176,14 @@ def test_inputs_that_repeat_in_both_runs_answer_as_one_recording(tmp_path):
 
     def record(path, model, optimizer, epochs):
         inputs = torch.randn(40, 5, generator=torch.Generator().manual_seed(3))
-        with dualform.Recorder(model, optimizer, path) as recorder:
-            for index in [part for _ in range(epochs) for part in torch.arange(40).split(8)]:
-                with recorder.step(label=index % 3, sample=index):
-                    optimizer.zero_grad()
-                    cross_entropy(model(inputs[index]), index % 3).backward()
-                    optimizer.step()
+        record_steps(
+            dualform.Recorder(model, optimizer, path),
+            optimizer,
+            [part for _ in range(epochs) for part in torch.arange(40).split(8)],
+            lambda index: cross_entropy(model(inputs[index]), index % 3),
+            label=lambda index: index % 3,
+            sample=lambda index: index,
+        )
         return path
 
     paths = []

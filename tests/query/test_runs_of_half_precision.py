@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from tests.rules.test_rounded_rules import PLAIN_LOOPS, sums_are_rounded_once
+from tests.trainings import record_steps
 
 pytestmark = pytest.mark.skipif(not sums_are_rounded_once(), reason=PLAIN_LOOPS)
 FIRST, MORE, ROWS = 16, 6, 8
@@ -22,13 +23,13 @@ def train(model, path, steps, options, **recorder):
     """The state dict once the steps were taken."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **options)
     dtype = next(model.parameters()).dtype
-    with dualform.Recorder(model, optimizer, path, **recorder) as recording:
-        for _ in range(steps):
-            x = torch.randn(ROWS, 16).to(dtype)
-            with recording.step(label=range(ROWS)):
-                optimizer.zero_grad()
-                cross_entropy(model(x).float(), x[:, :4].float().argmax(1)).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, **recorder),
+        optimizer,
+        (torch.randn(ROWS, 16).to(dtype) for _ in range(steps)),
+        lambda x: cross_entropy(model(x).float(), x[:, :4].float().argmax(1)),
+        label=range(ROWS),
+    )
     return deepcopy(model.state_dict())
 
 

@@ -99,20 +99,32 @@ def test_a_new_score_ranks_and_sums_once_it_stands_in_the_table(opposed, backend
         np.testing.assert_allclose(sums[i], [sum(expected[slot] for slot in own) for own in members], rtol=1e-10)
 
 
+TRAINING = Training(steps=40, rows=230)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A training recorded twice: with keys and without."""
+    path = tmp_path_factory.mktemp("scores")
+    TRAINING.run(lambda *of: dualform.Recorder(*of, path / "stored"))
+    TRAINING.run(lambda *of: dualform.Recorder(*of, path / "m", keys=False))
+    return path
+
+
 @pytest.mark.parametrize("window_bytes", [1, 128 << 20], ids=["several windows", "one window"])
-@pytest.mark.parametrize("name", ["nearness", "opposed", "cosine"])
-def test_a_new_score_is_reran_as_a_stored_memory_answers_it(near, opposed, tmp_path, rng, name, window_bytes):
-    training = Training(steps=40, rows=230)
-    training.run(lambda *of: dualform.Recorder(*of, tmp_path / "stored"))
-    training.run(lambda *of: dualform.Recorder(*of, tmp_path / "m", keys=False))
+def test_new_scores_are_reran_as_a_stored_memory_answers_them(near, opposed, folder, rng, window_bytes):
     queries = dualform.Vectors(rng.normal(size=(3, 7)))
     questions = [
-        dualform.TopK("2", queries, k=9, where="label < 2", score=name),
-        dualform.TopK("2", queries, k=2, by=("dataset", "label"), score=name),
-        dualform.GroupSum("2", queries, by=("dataset", "label"), where="sample > 40", score=name),
+        question
+        for name in ("nearness", "opposed", "cosine")
+        for question in (
+            dualform.TopK("2", queries, k=9, where="label < 2", score=name),
+            dualform.TopK("2", queries, k=2, by=("dataset", "label"), score=name),
+            dualform.GroupSum("2", queries, by=("dataset", "label"), where="sample > 40", score=name),
+        )
     ]
-    reran = training.run(lambda *of: dualform.Rerun(*of, tmp_path / "m", questions, window_bytes=window_bytes))
-    with dualform.open(tmp_path / "stored") as stored:
+    reran = TRAINING.run(lambda *of: dualform.Rerun(*of, folder / "m", questions, window_bytes=window_bytes))
+    with dualform.open(folder / "stored") as stored:
         assert stored.info().slots["sample"] > 2 * BLOCK  # so that the smallest windows are three
         for found, expected in zip(reran.answers(), map(stored.ask, questions), strict=True):
             assert (found.groups, found.counts.tolist()) == (expected.groups, expected.counts.tolist())
@@ -121,9 +133,8 @@ def test_a_new_score_is_reran_as_a_stored_memory_answers_it(near, opposed, tmp_p
                 np.testing.assert_array_equal(found.flat_scores, expected.flat_scores)
             else:
                 np.testing.assert_allclose(found.sums, expected.sums, rtol=1e-12)
-        keys = stored.keys("2")
-        best = np.argsort(-nearness(keys, queries.rows[:1])[0], kind="stable")[:5]
-        assert name != "nearness" or stored.topk("2", queries, k=5, score=name).slots[0].tolist() == best.tolist()
+        best = np.argsort(-nearness(stored.keys("2"), queries.rows[:1])[0], kind="stable")[:5]
+        assert stored.topk("2", queries, k=5, score="nearness").slots[0].tolist() == best.tolist()
 
 
 def test_a_score_that_is_not_in_the_table_is_refused_by_name():

@@ -12,6 +12,7 @@ from dualform.query.score.backends import choose
 from dualform.query.where import mask
 from dualform.store.batch import Batch
 from dualform.store.snapshot import Snapshot
+from tests.cases import pairwise
 from tests.store.small_memory import LAYERS, TOKENS, batch, expected, open_writer, token_batch
 
 SIZES = [3, 2, 5, 4]
@@ -52,9 +53,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("where", MASKS)
-@pytest.mark.parametrize("layer", ["every", "some"])
-@pytest.mark.parametrize("chunk", [7, 1 << 20])
+@pytest.mark.parametrize(("where", "layer", "chunk"), pairwise([*MASKS], ["every", "some"], [7, 1 << 20]))
 def test_a_mask_keeps_the_slots_for_which_it_is_true(made, monkeypatch, where, layer, chunk):
     engine, wanted = made
     monkeypatch.setattr(mask, "_CHUNK", chunk)

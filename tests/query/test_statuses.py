@@ -18,6 +18,7 @@ from dualform.query.weights.rebuilt_weights import rebuild
 from dualform.query.where import mask
 from tests.record.listed import batches, small_net
 from tests.rules.own import Unruled
+from tests.trainings import learn
 
 from .measured_statuses import LAYERS, required, status_of
 from .trained import STEPS, WHEN, train
@@ -247,9 +248,7 @@ def test_a_training_cut_off_is_graded_by_its_last_row(tmp_path):
     with recorder:
         for x, y in batches(3):
             with recorder.step():
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(model(x), y))
             written = recorder._training.recording.batches
             written.put_logs()
             written.sink.flush()  # as a crash leaves it: nobody has looked at the last update

@@ -9,6 +9,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import BadInput
+from tests.trainings import record_steps
 
 
 class Translator(nn.Module):
@@ -30,13 +31,14 @@ def memory(request, tmp_path_factory):
     model = Translator()
     optimizer = request.param(model.parameters(), lr=0.1)
     path = tmp_path_factory.mktemp("tied") / "m"
-    with dualform.Recorder(model, optimizer, path, spaces={"said": "target"}) as recorder:
-        for step in range(6):
-            words = torch.randint(0, 9, (5, 7))
-            with recorder.step(dataset="ab"[step % 2], sample=np.arange(5)):
-                optimizer.zero_grad()
-                model(words[:, :4], words[:, 4:]).square().sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, spaces={"said": "target"}),
+        optimizer,
+        ((step, torch.randint(0, 9, (5, 7))) for step in range(6)),
+        lambda step, words: model(words[:, :4], words[:, 4:]).square().sum(),
+        dataset=lambda step, words: "ab"[step % 2],
+        sample=np.arange(5),
+    )
     with dualform.open(path) as opened:
         yield opened
 

@@ -212,7 +212,7 @@ def test_many_groups_take_the_sorting_path(backend, rng):
 
 
 def test_many_rows_that_tie_exactly_come_in_slot_order(backend):
-    case = {"rows": np.ones((40_000, 3), np.float32), "of_slot": None, "labels": [0] * 40_000}
+    case = {"rows": np.ones((40_000, 3), np.float32), "of_slot": None, "labels": [0] * 40_000, "segment_rows": 700}
     hits = engine_of(case, backend).topk("fc", [1, 2, 3], k=25)
     assert hits.slots[0].tolist() == list(range(25))
     assert hits.scores[0].tolist() == [6.0] * 25

@@ -10,6 +10,7 @@ from torch.nn.utils import prune
 import dualform
 from dualform.query.weights import exactness
 from tests.cases import some
+from tests.trainings import record_steps
 
 STEPS = 6
 
@@ -185,12 +186,12 @@ def test_what_half_precision_loses_of_small_steps_is_followed_or_off(tmp_path, d
     model = net().to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=foreach)
     x, y = torch.randn(12, 5, dtype=dtype), torch.randint(0, 3, (12,))
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
-        for _ in range(STEPS):
-            with recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x).float(), y).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m"),
+        optimizer,
+        STEPS,
+        lambda _: cross_entropy(model(x).float(), y),
+    )
     with dualform.open(tmp_path / "m") as memory:
         reconstructions = memory.verify()
         for layer in some(memory.info().layers):

@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import Inexact
 from dualform.query.weights import exactness
+from tests.trainings import record_steps
 
 WIDTH = 64
 
@@ -32,14 +33,16 @@ def trained(path, rows, used, after=lambda model: None):
     model, generator = Words(rows), torch.Generator().manual_seed(1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     optimizer.register_step_post_hook(lambda *_: after(model))
-    with dualform.Recorder(model, optimizer, path, quiet=True) as recorder:
-        for _ in range(20):
-            tokens = torch.randint(used, (16, 6), generator=generator)
-            label = torch.randint(10, (16,), generator=generator)
-            with recorder.step(label=label):
-                optimizer.zero_grad()
-                cross_entropy(model(tokens), label).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, quiet=True),
+        optimizer,
+        (
+            (torch.randint(used, (16, 6), generator=generator), torch.randint(10, (16,), generator=generator))
+            for _ in range(20)
+        ),
+        lambda tokens, label: cross_entropy(model(tokens), label),
+        label=lambda tokens, label: label,
+    )
     return model, dualform.open(path)
 
 

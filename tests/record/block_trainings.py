@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.record.taps import Parameter
 from tests.record.product_tap import Product
+from tests.trainings import learn
 
 STEPS, B, L, D, CLASSES = 24, 6, 5, 8, 3
 
@@ -29,9 +30,7 @@ def train(model, path, taps=(), steps=STEPS, shape=(B, L, D), momentum_before=0,
 
     def update():
         y = torch.randint(0, CLASSES, (B,), generator=generator)
-        optimizer.zero_grad()
-        cross_entropy(model(torch.randn(shape, generator=generator)), y).backward()
-        optimizer.step()
+        learn(optimizer, cross_entropy(model(torch.randn(shape, generator=generator)), y))
 
     for _ in range(momentum_before):
         update()

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.record.recorder import Recorder
 from dualform.store import durable_files, writer
+from tests.trainings import learn
 
 STEPS, BATCH, WIDTH = 6, 4, 24
 FLUSHED = (2, 4)
@@ -138,9 +139,7 @@ class Training:
             self.acknowledged = steps
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
-        cross_entropy(self.model(x), y).backward()
-        self.optimizer.step()
+        learn(self.optimizer, cross_entropy(self.model(x), y))
 
     def weights(self) -> bytes:
         return b"".join(own.detach().numpy().tobytes() for own in self.model.state_dict().values())

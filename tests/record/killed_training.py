@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dualform
 from dualform.store import writer
 from dualform.store.journal import JournalWriter
+from tests.trainings import learn
 
 STEPS, FLUSH_EVERY = 18, 5
 CLOCK = 0.03
@@ -74,9 +75,7 @@ class KilledTraining:
                 generator = torch.Generator().manual_seed(1000 * self.rank + self.done)
                 x, y = torch.randn(kind.rows, kind.width, generator=generator), torch.arange(kind.rows) % 3
                 with recorder.step(dataset="odd" if self.done % 2 else "even", label=y, sample=self.done + y):
-                    self.optimizer.zero_grad()
-                    cross_entropy(model(x), y).backward()
-                    self.optimizer.step()
+                    learn(self.optimizer, cross_entropy(model(x), y))
                 self.done += 1
                 if self.done % FLUSH_EVERY == 0:
                     recorder.flush()

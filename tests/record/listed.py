@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from dualform.record.recorder import Recorder
 from dualform.rules import Update, named
+from tests.trainings import learn
 
 
 class ListSink:
@@ -189,9 +190,7 @@ def assert_rebuilt(sink, snapshots):
 def train(opened, model, data, **said):
     for x, y in data:
         with opened.recorder.step(label=y, **said):
-            opened.optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            opened.optimizer.step()
+            learn(opened.optimizer, cross_entropy(model(x), y))
 
 
 def opened_on(model, path, **options):

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.trainings import learn
+
 from .listed import Opened
 
 B, D = 5, 4
@@ -21,9 +23,7 @@ def opened_on(model, path, **options):
 
 def one_step(opened, model, *inputs, **said):
     with opened.recorder.step(**said):
-        opened.optimizer.zero_grad()
-        model(*inputs).square().sum().backward()
-        opened.optimizer.step()
+        learn(opened.optimizer, model(*inputs).square().sum())
 
 
 class Tied(nn.Module):

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dualform.record.recorder import Recorder
+from tests.trainings import learn, take_steps
 
 STEPS = 8
 
@@ -44,12 +45,14 @@ def even(rank, path):
     model = DistributedDataParallel(net())
     optimizer = sgd(model)
     with recorder_of(model, optimizer, path / "even") as recorder:
-        for step in range(STEPS):
-            x, y = batch(rank, step, 6)
-            with recorder.step(label=y, sample=100 * rank + torch.arange(6)):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            (batch(rank, step, 6) for step in range(STEPS)),
+            lambda x, y: cross_entropy(model(x), y),
+            label=lambda x, y: y,
+            sample=100 * rank + torch.arange(6),
+        )
 
 
 def budgeted(rank, path, keep="samples"):
@@ -58,12 +61,13 @@ def budgeted(rank, path, keep="samples"):
     optimizer = sgd(model)
     recorder = recorder_of(model, optimizer, path / f"budgeted-{keep}", budget="40 MB", keep=keep, steps=150, seed=3)
     with recorder:
-        for step in range(STEPS):
-            x, y = batch(rank, step, 600)
-            with recorder.step(label=y):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            (batch(rank, step, 600) for step in range(STEPS)),
+            lambda x, y: cross_entropy(model(x), y),
+            label=lambda x, y: y,
+        )
 
 
 def budgeted_by_steps(rank, path):
@@ -78,10 +82,7 @@ def uneven(rank, path):
         for step in range(STEPS):
             x, y = batch(rank, step, 4 + rank + step % 3)
             with recorder.step(label=y):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.3))
 
 
 def accumulated(rank, path):
@@ -122,12 +123,13 @@ def fewer(rank, path, shorter=1):
     model = DistributedDataParallel(net())
     optimizer = sgd(model)
     with recorder_of(model, optimizer, path / f"fewer-{shorter}") as recorder, Join([model, recorder]):
-        for step in range(STEPS - 3 * (rank == shorter)):
-            x, y = batch(rank, step, 6)
-            with recorder.step(label=y):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            (batch(rank, step, 6) for step in range(STEPS - 3 * (rank == shorter))),
+            lambda x, y: cross_entropy(model(x), y),
+            label=lambda x, y: y,
+        )
 
 
 def fewer_of_the_first(rank, path):

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.record.budget import Budget
 from dualform.store.sampling import ROWS_OF_A_RANK
+from tests.trainings import learn
 
 BUDGET, SEED, ROWS, LENGTH = "1 GB", 7, 9, 4
 SHARES = (1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125)
@@ -81,9 +82,7 @@ def record(folder, steps=STEPS, optimizer=None, **options):
             at = {"expert": {"row": row, "position": position}, "token": {"mask": batch.mask, "token": batch.numbers}}
             with recorder.step(at=at, sample=torch.arange(ROWS), **said):
                 loss = cross_entropy(model(batch.numbers, batch.mask), batch.label)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                learn(optimizer, loss)
     return model
 
 

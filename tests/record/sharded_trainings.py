@@ -11,6 +11,7 @@ from torch import distributed, nn
 from dualform.errors import RecordingError
 from dualform.record import ranks
 from dualform.record.recorder import Recorder
+from tests.trainings import learn, take_steps
 
 from .rank_trainings import recorder_of
 
@@ -93,10 +94,7 @@ def train(rank, model, recorder=None):
             model(x)
         model.train()
         with nullcontext() if recorder is None else recorder[0].step(label=y):
-            optimizer.zero_grad()
-            loss_of(model, x, y).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-            optimizer.step()
+            learn(optimizer, loss_of(model, x, y), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.3))
 
 
 def whole(model):
@@ -171,12 +169,12 @@ def transformer(rank, path):
     optimizer = decoupled(model)
     generator = torch.Generator().manual_seed(rank)
     with recorder_of(model, optimizer, path / "sharded-tokens") as recorder:
-        for _ in range(STEPS):
-            x = torch.randint(11, (4 + rank, 7), generator=generator)
-            with recorder.step():
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x).transpose(1, 2), x.roll(-1, 1)).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            (torch.randint(11, (4 + rank, 7), generator=generator) for _ in range(STEPS)),
+            lambda x: nn.functional.cross_entropy(model(x).transpose(1, 2), x.roll(-1, 1)),
+        )
 
 
 def refused(rank, path):
@@ -197,12 +195,13 @@ def left_early(rank, path):
     before, ranks.WAIT_SECONDS = ranks.WAIT_SECONDS, 2.0
     ends = pytest.raises(KeyboardInterrupt) if rank else nullcontext()
     with ends, recorder_of(model, optimizer, path / "left") as recorder:
-        for step in range(3):
-            x, y = batch(rank, step)
-            with recorder.step(label=y):
-                optimizer.zero_grad()
-                loss_of(model, x, y).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            (batch(rank, step) for step in range(3)),
+            lambda x, y: loss_of(model, x, y),
+            label=lambda x, y: y,
+        )
         if rank:
             raise KeyboardInterrupt
     ranks.WAIT_SECONDS = before

@@ -27,6 +27,7 @@ from tests.damage import flipped
 from tests.record.faulty_disk import STEPS, Training, WatchedDisk, answers, steps_of
 from tests.record.rank_threads import ROWS, Fleet, data
 from tests.reliability import report, rounds, soaking
+from tests.trainings import take_steps
 
 SEED = 35
 KINDS = ("ended", "cut off", "of digests", "resumed", "of two ranks", "deleted in")
@@ -57,12 +58,14 @@ def recorded(path: Path, kind: str) -> None:
 
 
 def _rank(rank: int, model: Any, optimizer: Any, recorder: Any) -> None:
-    for step in range(4):
-        x, y = data(rank, step)
-        with recorder.step(label=y, sample=np.arange(ROWS)):
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
+    take_steps(
+        recorder,
+        optimizer,
+        (data(rank, step) for step in range(4)),
+        lambda x, y: cross_entropy(model(x), y),
+        label=lambda x, y: y,
+        sample=np.arange(ROWS),
+    )
 
 
 def questions(memory: Any, sql: bool) -> Mapping[str, Callable[[], Any]]:

@@ -14,6 +14,7 @@ from torch import nn
 import dualform
 from tests.cases import some
 from tests.query.test_backends import SETTINGS
+from tests.trainings import learn
 
 from .listed import Opened
 
@@ -110,10 +111,11 @@ def run(model, batches, recorder=None, autocast=False, call=None):
             with made.step(label=np.arange(B)) if made else nullcontext():
                 with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                     outcome = (model if call is None else call)(*inputs)
-                optimizer.zero_grad()
-                outcome.float().square().sum().backward()
-                gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-                optimizer.step()
+                learn(
+                    optimizer,
+                    outcome.float().square().sum(),
+                    lambda: gradients.append({name: p.grad.clone() for name, p in model.named_parameters()}),
+                )
         if made:
             made.query_set("test", inputs)
     return gradients

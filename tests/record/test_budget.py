@@ -21,6 +21,7 @@ from dualform.store import shard
 from dualform.store.byte_counts import bytes_of
 from dualform.store.manifest import Manifest
 from dualform.store.runs import opened
+from tests.trainings import learn, record_steps, take_steps
 
 MB = 10**6
 sizes = st.integers(0, 3 * MB)
@@ -207,9 +208,7 @@ def test_a_real_recording_stays_within_it_to_its_last_byte(tmp_path, monkeypatch
             y = torch.randint(3, (512,), generator=generator)
             with recorder.step(label=y):
                 loss = cross_entropy(model(x), y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                learn(optimizer, loss)
             if not step:
                 recorder.query_set("test", torch.randn(5, 400))
         with pytest.raises(BadInput, match=r"query set 'large' takes 16\.4 MB, but only .* of the budget is left\."):
@@ -236,9 +235,7 @@ def test_a_budget_that_logs_alone_use_up_ends_the_recording_not_the_training(tmp
             for step in range(60):
                 with recorder.step():
                     loss = sum(part(torch.ones(2, 4)).square().sum() for part in model.values())
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
+                    learn(optimizer, loss)
                 trained.append(step)
 
     with pytest.warns(RuntimeWarning, match=r"recording stopped after .* the budget of 15 MB is used up"):
@@ -254,10 +251,13 @@ def test_what_earlier_runs_and_the_optimizer_take_is_part_of_it(tmp_path):
     """A training that is stopped and resumed again and again adds a run each time; buffers are stored once a run."""
     model = torch.nn.Linear(1200, 1200)
     optimizer = torch.optim.Adam(model.parameters())
-    recorder = dualform.Recorder(model, optimizer, tmp_path / "cold", budget="32 MB", quiet=True)
-    with recorder, recorder.step(label=[0]):
-        model(torch.ones(1, 1200)).sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "cold", budget="32 MB", quiet=True),
+        optimizer,
+        1,
+        lambda _: model(torch.ones(1, 1200)).sum(),
+        label=[0],
+    )
     with pytest.raises(BadInput, match="is too small: weights, optimizer state, tables and earlier runs take"):
         dualform.Recorder(model, optimizer, tmp_path / "warm", budget="32 MB", quiet=True)
     budget = disk_use(tmp_path / "cold") + 15 * MB
@@ -283,11 +283,7 @@ def test_parameters_of_no_layer_are_dropped_before_any_slot(tmp_path, planned):
     optimizer = sgd(model)
     recorder = dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=limit, steps=planned)
     with recorder:
-        for step in range(steps):
-            with recorder.step():
-                optimizer.zero_grad()
-                model(torch.full((2, 4), step / steps)).square().sum().backward()
-                optimizer.step()
+        take_steps(recorder, optimizer, steps, lambda step: model(torch.full((2, 4), step / steps)).square().sum())
     assert disk_use(tmp_path / "m") <= limit
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().steps == steps
@@ -310,9 +306,7 @@ def test_a_query_set_that_would_leave_no_room_for_a_step_is_refused(tmp_path):
     with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, budget=16 * MB) as recorder:
         for step in range(4):
             with recorder.step(label=torch.zeros(4, dtype=torch.int64)):
-                optimizer.zero_grad()
-                model(torch.ones(4, 8)).sum().backward()
-                optimizer.step()
+                learn(optimizer, model(torch.ones(4, 8)).sum())
             if step == 2:
                 recorder.flush()
                 budget = recorder._training.recording.batches._sampler._budget

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from dualform.errors import BadInput, RecordingError
 from dualform.record import call_order
 from dualform.record.call_order import CallOrder
+from tests.trainings import learn
 
 from .listed import Opened, assert_rebuilt, snapshot
 
@@ -35,9 +36,7 @@ def record(path, steps, loss_of, model=None, **said):
         for number in range(steps):
             inputs.append(torch.randn(5, 4, generator=generator))
             with opened.recorder.step(**said):
-                opened.optimizer.zero_grad()
-                loss_of(model, inputs[-1], number).backward()
-                opened.optimizer.step()
+                learn(opened.optimizer, loss_of(model, inputs[-1], number))
             snapshots.append(snapshot(model))
     return opened.sink, inputs, snapshots
 

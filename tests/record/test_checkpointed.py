@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dualform import tap
+from tests.trainings import learn
 
 from .listed import Opened, assert_rebuilt, snapshot
 
@@ -157,9 +158,7 @@ def test_a_checkpoint_that_runs_again_on_the_other_side_of_a_steps_end(tmp_path,
         inputs = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(1))
 
         def update(x=None):
-            optimizer.zero_grad()
-            (losses.pop() if x is None else model(x).square().sum()).backward()
-            optimizer.step()
+            learn(optimizer, losses.pop() if x is None else model(x).square().sum())
 
         if opened is None:
             for x in inputs:

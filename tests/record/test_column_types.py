@@ -19,6 +19,7 @@ from dualform_client import Client
 from dualform_proto import arrays
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server
+from tests.trainings import record_steps
 
 DAYS = np.array([f"2024-01-0{1 + row % 3}T12:00:00" for row in range(8)], dtype="datetime64[s]")
 TIMES = [datetime(2024, 1, 1, 12), datetime(2024, 1, 2, 12), datetime(2024, 1, 3, 12)]
@@ -47,13 +48,13 @@ def timestamps(monkeypatch):
 def path(tmp_path, timestamps):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
-        for step in range(4):
-            seen = DAYS if step else np.ma.MaskedArray(DAYS, mask=np.arange(8) == 7)
-            with recorder.step(seen=seen):
-                optimizer.zero_grad()
-                cross_entropy(model(torch.randn(8, 3)), torch.arange(8) % 2).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m"),
+        optimizer,
+        (DAYS if step else np.ma.MaskedArray(DAYS, mask=np.arange(8) == 7) for step in range(4)),
+        lambda seen: cross_entropy(model(torch.randn(8, 3)), torch.arange(8) % 2),
+        seen=lambda seen: seen,
+    )
     return tmp_path / "m"
 
 
@@ -134,12 +135,13 @@ def test_digests_are_what_they_were(column, digest):
 def test_single_tokens_have_columns_of_the_new_type(tmp_path, timestamps, keys):
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, tmp_path / "m", keys=keys) as recorder:
-        for _ in range(2):
-            with recorder.step(seen=DAYS.reshape(2, 4)):
-                optimizer.zero_grad()
-                cross_entropy(model(torch.randn(2, 4, 3)).reshape(8, 2), torch.arange(8) % 2).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m", keys=keys),
+        optimizer,
+        2,
+        lambda _: cross_entropy(model(torch.randn(2, 4, 3)).reshape(8, 2), torch.arange(8) % 2),
+        seen=DAYS.reshape(2, 4),
+    )
     assert check.check_memory(tmp_path / "m") == []
     with dualform.open(tmp_path / "m") as memory:
         seen = [row["seen"] for row in memory.slots(range(16)).records()]

@@ -18,6 +18,7 @@ from dualform.record.recorder import Recorder
 from tests.networks import samples, tokens, ways_to_train  # noqa: F401  (they name their networks)
 from tests.networks.network import NETWORKS, train
 from tests.reliability import soaking
+from tests.trainings import learn
 
 from .listed import Opened, assert_rebuilt, batches, small_net, snapshot
 
@@ -190,9 +191,7 @@ def test_models_given_compiled(tmp_path, how):
     with opened.recorder:
         for x, y in batches(3):
             with opened.recorder.step(label=y):
-                opened.optimizer.zero_grad()
-                cross_entropy(trained(x), y).backward()
-                opened.optimizer.step()
+                learn(opened.optimizer, cross_entropy(trained(x), y))
             snapshots.append(snapshot(model))
         opened.recorder.query_set("test", batches(1)[0][0])
     assert opened.sink.layer_names == ["0", "2._orig_mod" if how == "a wrapped part" else "2", "4"]

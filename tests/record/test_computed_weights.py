@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, weight_norm
 import dualform
 from dualform.errors import Inexact
 from tests.cases import some
+from tests.trainings import learn, record_steps
 
 STEPS = 6
 
@@ -68,9 +69,7 @@ def train(model, recorder=None):
     history, inputs = [], []
 
     def step(x, y):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        learn(optimizer, nn.functional.cross_entropy(model(x), y))
 
     generator = torch.Generator().manual_seed(1)
     torch.manual_seed(2)
@@ -130,12 +129,13 @@ def test_a_convolution_and_an_embedding(tmp_path):
     normed = map(parametrizations.weight_norm, (nn.Embedding(9, 4), nn.Conv1d(5, 3, 2)))
     model = nn.Sequential(*normed, nn.Flatten(), nn.Linear(9, 2))
     optimizer, tokens = torch.optim.AdamW(model.parameters(), lr=0.01), torch.arange(10).reshape(2, 5) % 9
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
-        for _ in range(3):
-            with recorder.step(label=[0, 1]):
-                optimizer.zero_grad()
-                model(tokens).square().sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m"),
+        optimizer,
+        3,
+        lambda _: model(tokens).square().sum(),
+        label=[0, 1],
+    )
     with dualform.open(tmp_path / "m") as memory:
         assert memory.keys("0").argmax(1)[:10].tolist() == tokens.reshape(-1).tolist()
         assert memory.keys("1").shape == (3 * 2 * 3, 10)
@@ -187,9 +187,7 @@ def test_a_lora(tmp_path, make):
             x, y = torch.randn(6, 4, generator=generator), torch.arange(6) % 3
             history.append(copy.deepcopy(model.state_dict()))
             with made.step(label=y):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(model(x), y))
     reason = "its weight is frozen" if make is nn.Linear else "its weight is a buffer, which no optimizer moves"
     assert made.skipped == {"0.base_layer": reason, "2.base_layer": reason}
     with dualform.open(tmp_path / "m") as memory:

@@ -13,6 +13,7 @@ from dualform.record import feature_maps
 from dualform.record.feature_maps import ConvolutionGeometry, FeatureMaps
 from dualform.record.taps import ModuleTap
 from tests.networks.capture import patches_of
+from tests.trainings import learn, record_steps
 
 from .block_trainings import assert_exact, assert_live
 
@@ -40,9 +41,7 @@ def train(model, path, size=(7, 6), steps=STEPS, **options):
             images.append(torch.randn(B, 2, *size, generator=generator))
             y = torch.randint(0, CLASSES, (B,), generator=generator)
             with recorder.step(dataset="a" if step < steps // 2 else "b", label=y, sample=np.arange(B)):
-                optimizer.zero_grad()
-                cross_entropy(model(images[-1]), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(images[-1]), y))
     return torch.cat(images)
 
 
@@ -175,12 +174,13 @@ def test_groups_whose_names_are_taken_are_not_recorded(tmp_path):
 
 def train_on_sizes(model, path, sizes, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with dualform.Recorder(model, optimizer, path, **options) as recorder:
-        for size in sizes:
-            with recorder.step(sample=np.arange(B)):
-                optimizer.zero_grad()
-                model(torch.randn(B, 2, size, size)).square().sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, **options),
+        optimizer,
+        sizes,
+        lambda size: model(torch.randn(B, 2, size, size)).square().sum(),
+        sample=np.arange(B),
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"values": False}, {"keys": False}], ids=["", "no values", "no keys"])
@@ -264,9 +264,7 @@ def test_a_mask_of_tokens_does_not_leave_out_patches(tmp_path):
     recorder = dualform.Recorder(model, optimizer, tmp_path / "m")
 
     def step():
-        with recorder, recorder.step(mask=mask):
-            model(torch.randn(B, 2, 7, 7)).square().sum().backward()
-            optimizer.step()
+        record_steps(recorder, optimizer, 1, lambda _: model(torch.randn(B, 2, 7, 7)).square().sum(), mask=mask)
 
     with pytest.raises(BadInput, match=r"^mask cannot leave out places of space 'patch'"):
         step()

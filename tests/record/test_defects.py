@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from tests.trainings import learn, take_steps
+
 from .listed import Opened, batches, small_net
 
 
@@ -177,9 +179,7 @@ def test_an_update_without_anything_recorded(tmp_path):
     with opened.recorder:
         for number, (x, y) in enumerate(batches(3)):
             with opened.recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
             if number == 1:
                 optimizer.step()
     reason = "the optimizer stepped outside recorder.step at step 1, with gradients that no slot holds"
@@ -195,10 +195,6 @@ def test_gradients_nearly_cancelled_are_no_defect(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     opened = Opened(model, optimizer, tmp_path / "m")
     with opened.recorder:
-        for _ in range(400):
-            with opened.recorder.step():
-                optimizer.zero_grad()
-                (model(x) - target).square().mean().backward()
-                optimizer.step()
+        take_steps(opened.recorder, optimizer, 400, lambda _: (model(x) - target).square().mean())
     assert model.weight.grad.norm() < 1e-6
     assert opened.sink.defects == []

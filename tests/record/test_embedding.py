@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, one_hot
 import dualform
 from dualform.errors import NotFound
 from tests.cases import some
+from tests.trainings import learn, record_steps
 
 from .block_trainings import assert_exact, assert_live
 
@@ -58,9 +59,7 @@ def train(model, path, steps=STEPS, make=sgd, **options):
             with recorder.step(dataset="a" if step < steps // 2 else "b", sample=np.arange(B)):
                 out = model(x)
                 y = x[:, 0] % CLASSES if out.dim() == 2 else (x + 1) % V
-                optimizer.zero_grad()
-                cross_entropy(out.flatten(0, -2), y.flatten()).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(out.flatten(0, -2), y.flatten()))
     return torch.stack(tokens)
 
 
@@ -126,12 +125,14 @@ def test_what_is_looked_up_once_for_all_rows_is_of_no_row(tmp_path, places, rows
     model = Placed(PLACES[places])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(1)
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
-        for _ in range(5):
-            with recorder.step(sample=np.arange(rows), batch_dim=0):
-                optimizer.zero_grad()
-                model(torch.randint(0, V, (rows, L), generator=generator)).square().sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m"),
+        optimizer,
+        5,
+        lambda _: model(torch.randint(0, V, (rows, L), generator=generator)).square().sum(),
+        sample=np.arange(rows),
+        batch_dim=0,
+    )
     with dualform.open(tmp_path / "m") as memory:
         assert_exact(memory, ["embed", "head", "positions"])
         assert {layer.name: layer.space for layer in memory.info().layers}["positions"] == "positions"
@@ -154,10 +155,14 @@ def spaces_of(path, rows, **options):
     model = Labelled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randint(0, V, (rows, L), generator=torch.Generator().manual_seed(1))
-    recorder = dualform.Recorder(model, optimizer, path, **options)
-    with recorder, recorder.step(sample=np.arange(rows), batch_dim=0):
-        model(x).square().sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, **options),
+        optimizer,
+        1,
+        lambda _: model(x).square().sum(),
+        sample=np.arange(rows),
+        batch_dim=0,
+    )
     with dualform.open(path) as memory:
         return {layer.name: layer.space for layer in memory.info().layers}
 
@@ -232,12 +237,14 @@ class Numbers(nn.Module):
 
 def train_on(model, path, batches, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with dualform.Recorder(model, optimizer, path, **options) as recorder:
-        for x in batches:
-            with recorder.step(label=np.arange(len(x)) % CLASSES, batch_dim=0):
-                optimizer.zero_grad()
-                model(x).square().sum().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, path, **options),
+        optimizer,
+        batches,
+        lambda x: model(x).square().sum(),
+        label=lambda x: np.arange(len(x)) % CLASSES,
+        batch_dim=0,
+    )
     memory = dualform.open(path)
     return memory, {layer.name: layer.space for layer in memory.info().layers}
 

@@ -14,6 +14,7 @@ import dualform
 from dualform.record.taps import ModuleTap, embedding_bag
 from dualform.record.taps.embedding_bag import RowCountForm
 from dualform.store.sources.row_counts import counted, unpacked
+from tests.trainings import learn
 
 from .block_trainings import adamw, assert_exact, assert_live, sgd
 
@@ -72,9 +73,7 @@ def train(model, path, inputs, make=sgd):
         for step, (given_, named) in enumerate(inputs):
             labels = torch.arange(step, step + B) % CLASSES
             with recorder.step(label=labels):
-                optimizer.zero_grad()
-                cross_entropy(model(*given_, **named), labels).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(*given_, **named), labels))
     return model
 
 
@@ -218,9 +217,7 @@ def test_compiled_bags(tmp_path, as_one_list):
         with recorder:
             for given_, _ in inputs:
                 with recorder.step() if path else nullcontext():
-                    optimizer.zero_grad()
-                    model(*given_).square().sum().backward()
-                    optimizer.step()
+                    learn(optimizer, model(*given_).square().sum())
         trained.append(model.state_dict())
     assert all(torch.equal(own, trained[1][name]) for name, own in trained[0].items())
     with dualform.open(tmp_path / "m") as memory:

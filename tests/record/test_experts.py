@@ -12,6 +12,7 @@ from torch.nn.functional import linear, silu
 
 import dualform
 from dualform.errors import BadInput
+from tests.trainings import learn
 
 E, TOP, B, L, H, INNER = 4, 2, 3, 5, 6, 7
 
@@ -69,14 +70,13 @@ def trained(tmp_path_factory):
     path, gradients = tmp_path_factory.mktemp("experts") / "m", []
     with dualform.Recorder(model, optimizers[0], path) as recorder:
         for x in STEPS:
-            optimizers[1].zero_grad()
-            dense(x, dense=True).square().sum().backward()
-            gradients.append({name: p.grad.clone() for name, p in dense.named_parameters()})
-            optimizers[1].step()
+            learn(
+                optimizers[1],
+                dense(x, dense=True).square().sum(),
+                lambda: gradients.append({name: p.grad.clone() for name, p in dense.named_parameters()}),
+            )
             with recorder.step(label=np.arange(B)):
-                optimizers[0].zero_grad()
-                model(x).square().sum().backward()
-                optimizers[0].step()
+                learn(optimizers[0], model(x).square().sum())
         recorder.query_set("test", STEPS[0], label=torch.arange(B))
     with dualform.open(path) as memory:
         yield memory, model, recorder.skipped, gradients

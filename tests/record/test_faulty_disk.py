@@ -20,6 +20,7 @@ import torch
 import dualform
 from dualform.errors import DualformError, NotAMemory
 from dualform.store.check import check_memory
+from tests.cases import some
 from tests.record.faulty_disk import (
     ERRORS,
     STEPS,
@@ -103,7 +104,7 @@ def raised_by(call: Callable[[], None]) -> str:
 def test_each_act_fails_and_the_next_step_says_so(whole, tmp_path):
     acts = whole.drawn()
     said = 0
-    for number in acts:
+    for number in some(acts):
         path, training = tmp_path / str(number) / "m", Training()
         path.parent.mkdir()
         disk = FailingDisk(path, number, ERRORS[number % len(ERRORS)], for_good=bool(number // len(ERRORS) % 2))
@@ -136,7 +137,7 @@ def test_each_act_fails_and_the_next_step_says_so(whole, tmp_path):
 @pytest.mark.soak
 def test_each_act_fails_and_the_training_goes_on(whole, tmp_path):
     acts = whole.drawn(first_act(whole))
-    for number in acts:
+    for number in some(acts):
         path, training = tmp_path / str(number) / "m", Training()
         path.parent.mkdir()
         disk = FailingDisk(path, number, ERRORS[number % len(ERRORS)], for_good=bool(number // len(ERRORS) % 2))
@@ -195,7 +196,7 @@ def received(pipe: Any) -> int:
 def test_a_process_ends_before_each_act(whole, processes, tmp_path):
     acts = whole.drawn()
     steps = 0
-    for number in acts:
+    for number in some(acts):
         path = tmp_path / str(number) / "m"
         path.parent.mkdir()
         ours, theirs = processes.Pipe(duplex=False)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ import dualform
 from dualform.record.alignment import Aligner
 from dualform.record.followed_rows import FollowedRows
 from tests.cases import some
+from tests.trainings import learn
 
 B, L, D = 6, 4, 5
 LENGTHS = torch.tensor([2, 4, 1, 4, 3, 2])
@@ -151,46 +154,76 @@ def inputs(step):
     return x, numbers
 
 
-def recorded(path, form, name, steps=3, batch_dim=None):
-    model = Net(form)
+class Nets(nn.Module):
+    """A network for each of some forms."""
+
+    def __init__(self, names):
+        super().__init__()
+        self.each = nn.ModuleList(Net(FORMS[name]) for name in names)
+
+    def forward(self, x, numbers):
+        return torch.stack([net(x, numbers)[0].sum() for net in self.each]).sum()
+
+
+@dataclass
+class Recorded:
+    path: Path
+    names: list[str]
+    model: Nets
+    weights: list[dict[str, torch.Tensor]]
+    """Of all parameters, before each step."""
+
+    def layer(self, name, part):
+        return f"each.{self.names.index(name)}.{part}"
+
+
+def recorded(path, names, batch_dim=None):
+    model = Nets(names)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    spaces = {"second": "token", "third": "token"} if name in TOKENS else {}
-    weights = []
+    found = Recorded(path, names, model, [])
+    spaces = {found.layer(name, part): "token" for name in names if name in TOKENS for part in ("second", "third")}
     with dualform.Recorder(model, optimizer, path, spaces=spaces, quiet=True) as recorder:
-        for step in range(steps):
+        for step in range(3):
             x, numbers = inputs(step)
-            weights.append({key: own.clone() for key, own in model.state_dict().items()})
+            found.weights.append({key: own.clone() for key, own in model.state_dict().items()})
             with recorder.step(label=torch.arange(B) % 3, sample=numbers[:, 0, 0].long(), batch_dim=batch_dim):
-                optimizer.zero_grad()
-                model(x, numbers)[0].sum().backward()
-                optimizer.step()
+                learn(optimizer, model(x, numbers))
         recorder.query_set("test", inputs(0))
-    return model, weights
+    return found
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("asked") / "m", [name for name in FORMS if name in ASKED])
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("others") / "m", [name for name in FORMS if name not in ASKED])
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_slots_of_each_sample_make_the_gradient_of_its_own_loss(tmp_path, name):
-    model, weights = recorded(tmp_path / "m", FORMS[name], name)
-    if name in ASKED:
-        _check_queries(tmp_path / "m", model, FORMS[name])
-    with dualform.open(tmp_path / "m") as memory:
+def test_slots_of_each_sample_make_the_gradient_of_its_own_loss(asked, others, name):
+    found = asked if name in ASKED else others
+    with dualform.open(found.path) as memory:
         spaces = {layer.name: layer.space for layer in memory.info().layers}
-        slots = {layer: _slots_of(memory, layer, spaces[layer]) for layer in ("second", "third")}
-        for step, own in some(enumerate(weights)):
-            exact = Net(FORMS[name], torch.float64)
-            exact.load_state_dict(own)
-            x, numbers = inputs(step)
-            losses, samples = exact(x.double(), numbers.double())
-            for sample in range(100 * step, 100 * step + B):
-                found = torch.autograd.grad(
-                    losses[samples == sample].sum(), [exact.second.weight, exact.third.weight], retain_graph=True
-                )
-                for layer, expected in zip(slots, found, strict=True):
-                    keys, values, table = slots[layer]
-                    mine = table["sample"] == sample
-                    np.testing.assert_allclose(values[mine].T @ keys[mine], expected, atol=2e-6, err_msg=layer)
-                    assert (table["label"][mine] == sample % 100 % 3).all()
-                    assert (table["row"][mine] == sample % 100).all()
+        layers = [found.layer(name, part) for part in ("second", "third")]
+        slots = {layer: _slots_of(memory, layer, spaces[layer]) for layer in layers}
+    exact, prefix = Net(FORMS[name], torch.float64), found.layer(name, "")
+    for step, own in some(enumerate(found.weights)):
+        exact.load_state_dict({key.removeprefix(prefix): w for key, w in own.items() if key.startswith(prefix)})
+        x, numbers = inputs(step)
+        losses, samples = exact(x.double(), numbers.double())
+        for sample in range(100 * step, 100 * step + B):
+            gradients = torch.autograd.grad(
+                losses[samples == sample].sum(), [exact.second.weight, exact.third.weight], retain_graph=True
+            )
+            for layer, expected in zip(slots, gradients, strict=True):
+                keys, values, table = slots[layer]
+                mine = table["sample"] == sample
+                np.testing.assert_allclose(values[mine].T @ keys[mine], expected, atol=2e-6, err_msg=layer)
+                assert (table["label"][mine] == sample % 100 % 3).all()
+                assert (table["row"][mine] == sample % 100).all()
 
 
 def _slots_of(memory, layer, space):
@@ -201,25 +234,29 @@ def _slots_of(memory, layer, space):
     return keys, values, {name: np.ma.filled(table[name], -1) for name in ("row", "sample", "label", "position")}
 
 
-def _check_queries(path, model, form):
+def check_queries(recorded):
     """An example's queries are its tokens after one another."""
     x, numbers = inputs(0)
-    hidden = torch.tanh(model.first(x)).detach()
-    real = torch.ones(B, L, 1, dtype=torch.bool)
-    if form is ROWS["padded again"]:
-        real = form(numbers) >= 0
-    with dualform.open(path) as memory:
-        for found in (memory.query_set("test", "second").queries, memory.queries(model, (x, numbers))["second"].rows):
-            shown = torch.as_tensor(found).view(B, L, D)
-            np.testing.assert_allclose(shown.where(real, 0.0), hidden.where(real, 0.0), atol=1e-6)
+    with dualform.open(recorded.path) as memory:
+        live = memory.queries(recorded.model, (x, numbers))
+        for name, net in some(zip(recorded.names, recorded.model.each, strict=True)):
+            layer, hidden = recorded.layer(name, "second"), torch.tanh(net.first(x)).detach()
+            real = torch.ones(B, L, 1, dtype=torch.bool) if name != "padded again" else net.form(numbers) >= 0
+            for found in (memory.query_set("test", layer).queries, live[layer].rows):
+                shown = torch.as_tensor(found).view(B, L, D)
+                np.testing.assert_allclose(shown.where(real, 0.0), hidden.where(real, 0.0), atol=1e-6, err_msg=name)
+
+
+def test_queries_of_an_example_are_its_tokens(asked):
+    check_queries(asked)
 
 
 def test_where_nothing_is_followed_what_is_said_of_a_list_of_tokens_holds_of_its_queries_too(tmp_path, monkeypatch):
     monkeypatch.setattr(FollowedRows, "of", lambda *_: None)  # as in compiled code
-    said = {"second": 1, "third": 1}
-    model, _ = recorded(tmp_path / "m", FORMS["time first"], "time first", batch_dim=said)
-    _check_queries(tmp_path / "m", model, FORMS["time first"])
-    with dualform.open(tmp_path / "m") as memory:
+    said = {"each.0.second": 1, "each.0.third": 1}
+    found = recorded(tmp_path / "m", ["time first"], batch_dim=said)
+    check_queries(found)
+    with dualform.open(found.path) as memory:
         assert memory.info().query_sets[0].examples == B
 
 
@@ -406,59 +443,62 @@ UNKNOWN = {
     "sparse": lambda x: torch.sparse.mm(torch.eye(B)[ORDER].to_sparse(), x.flatten(1)).view_as(x),
     "nested": lambda x: torch.nested.nested_tensor(list(x.flip(0))).to_padded_tensor(0.0),
     "pairs": lambda x: (x[:, :1] * torch.ones(1, B, 1)).flatten(0, 1)[:B].unsqueeze(1).expand(-1, L, -1),
+    "spread": lambda x: (x[:, 0] * torch.ones(B, 1, 1)).flatten(0, 1)[:B].unsqueeze(1).expand(-1, L, -1),
 }
 
 
 class Numbered(nn.Module):
-    """The first column of a key is the number of the row that it was."""
+    """For each form a layer; the first column of its keys is the number of the row that it was."""
 
-    def __init__(self, form):
+    def __init__(self, forms):
         super().__init__()
         torch.manual_seed(0)
-        self.form, self.first, self.second = form, nn.Linear(D, D), nn.Linear(D, D)
+        self.forms, self.first = forms, nn.Linear(D, D)
+        self.seconds = nn.ModuleList(nn.Linear(D, D) for _ in forms)
 
     def forward(self, x):
-        return self.first(x).sum() + self.second(self.form(x)).square().sum()
+        seconds = zip(self.seconds, self.forms, strict=True)
+        return self.first(x).sum() + sum(second(form(x)).square().sum() for second, form in seconds)
 
 
 @pytest.mark.filterwarnings("ignore:the rows of layer:RuntimeWarning", "ignore:The PyTorch API of nested:UserWarning")
-@pytest.mark.parametrize("name", [*KNOWN, *UNKNOWN])
-def test_rows_written_over_or_mixed_by_a_matrix_are_those_of_their_keys_or_null(tmp_path, name):
-    found = columns_of_numbered(tmp_path / "m", (KNOWN | UNKNOWN)[name], L)
-    if name in KNOWN:
-        assert found["row"].tolist() == found["label"].tolist() == found["key"].tolist()
-        assert found["sample"].tolist() == (found["key"] + 10).tolist()
-    else:
-        assert (found["row"] == -1).all()
-        assert (found["sample"] == -1).all()
+def test_rows_written_over_or_mixed_by_a_matrix_are_those_of_their_keys_or_null(tmp_path):
+    for name, found in columns_of_numbered(tmp_path / "m", KNOWN | UNKNOWN, L):
+        if name in KNOWN:
+            assert found["row"].tolist() == found["label"].tolist() == found["key"].tolist(), name
+            assert found["sample"].tolist() == (found["key"] + 10).tolist(), name
+        else:
+            assert (found["row"] == -1).all(), name
+            assert (found["sample"] == -1).all(), name
 
 
 @pytest.mark.filterwarnings("ignore:the rows of layer:RuntimeWarning")
-@pytest.mark.parametrize("name", ["first row", "mean", "largest", "einsum", "time first, mean", "first tokens"])
-def test_as_many_tokens_as_rows_are_not_taken_for_the_batch(tmp_path, name):
-    form = {
+def test_as_many_tokens_as_rows_are_not_taken_for_the_batch(tmp_path):
+    forms = {
         "first row": lambda x: x[0],
         "mean": lambda x: x.mean(0),
         "largest": lambda x: x.max(0).values,
         "einsum": lambda x: torch.einsum("bld->ld", x),
         "time first, mean": lambda x: x.transpose(0, 1).mean(1),
         "first tokens": lambda x: x.flatten(0, 1)[:B],
-    }[name]
-    rows = columns_of_numbered(tmp_path / "m", form, B, batch_dim=0)["row"]
-    assert (rows == (0 if name.startswith("first") else -1)).all()
+    }
+    for name, found in columns_of_numbered(tmp_path / "m", forms, B, batch_dim=0):
+        assert (found["row"] == (0 if name.startswith("first") else -1)).all(), name
 
 
-def columns_of_numbered(path, form, length, **said):
-    model, x = Numbered(form), torch.randn(B, length, D, generator=torch.Generator().manual_seed(1))
+def columns_of_numbered(path, forms, length, **said):
+    """What a step says of the slots of each form."""
+    model, x = Numbered([*forms.values()]), torch.randn(B, length, D, generator=torch.Generator().manual_seed(1))
     x[..., 0] = torch.arange(B)[:, None]
-    recorder = dualform.Recorder(
-        model, torch.optim.SGD(model.parameters(), lr=0.01), path, quiet=True, spaces={"second": "own"}
-    )
+    spaces = {f"seconds.{number}": f"own_{number}" for number in range(len(forms))}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorder = dualform.Recorder(model, optimizer, path, quiet=True, spaces=spaces)
     with recorder, recorder.step(label=torch.arange(B), sample=torch.arange(B) + 10, **said):
         model(x).backward()
     with dualform.open(path) as memory:
-        keys, _, columns = _slots_of(memory, "second", "own")
-    return columns | {"key": keys[:, 0].astype(int)}
+        for name, (layer, space) in zip(forms, spaces.items(), strict=True):
+            keys, _, columns = _slots_of(memory, layer, space)
+            yield name, columns | {"key": keys[:, 0].astype(int)}
 
 
 class Ordinary(nn.Module):

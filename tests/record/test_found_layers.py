@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import dualform
 from tests.cases import some
 from tests.record.products import B, Checkpointed, D, Tied, Turned, matrix, one_step, opened_on
+from tests.trainings import learn
 
 
 class Products(nn.Module):
@@ -52,10 +53,11 @@ def train(model, inputs, recorder=None, steps=3):
     with made or nullcontext():
         for _ in range(steps):
             with made.step(label=np.arange(len(inputs))) if made else nullcontext():
-                optimizer.zero_grad()
-                model(inputs).square().sum().backward()
-                gradients.append([p.grad.clone() for p in model.parameters()])
-                optimizer.step()
+                learn(
+                    optimizer,
+                    model(inputs).square().sum(),
+                    lambda: gradients.append([p.grad.clone() for p in model.parameters()]),
+                )
         if made:
             made.query_set("test", inputs)
     return gradients
@@ -178,9 +180,7 @@ def test_two_recorders_of_one_model_see_the_same(tmp_path):
     with outer, inner:
         for number in range(3):
             with outer.step(), inner.step() if number != 1 else nullcontext():
-                optimizer.zero_grad()
-                model(words).square().sum().backward()
-                optimizer.step()
+                learn(optimizer, model(words).square().sum())
     with dualform.open(tmp_path / "outer") as one, dualform.open(tmp_path / "inner") as other:
         assert (outer.skipped, inner.skipped) == ({}, {})
         assert [x.name for x in one.info().layers] == [x.name for x in other.info().layers]

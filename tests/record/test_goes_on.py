@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from dualform.errors import BadInput, RecordingError
 from dualform.record.recorder import Recorder
+from tests.trainings import learn
 
 from .listed import Opened, batches, opened_on, small_net, train
 
@@ -22,9 +23,7 @@ def test_a_loss_that_the_training_skips(tmp_path, first):
                 loss = cross_entropy(model(x), y)
                 if number == (0 if first else 2):
                     continue
-                opened.optimizer.zero_grad()
-                loss.backward()
-                opened.optimizer.step()
+                learn(opened.optimizer, loss)
     slots = [len(batch.samples["label"]) for batch in opened.sink.recorded]
     assert slots == ([8, 8, 8] if first else [8, 8, 0, 8])
     assert opened.sink.defects == []
@@ -123,9 +122,7 @@ def test_a_failure_of_writing_warns_once_and_the_training_goes_on(tmp_path):
     plain = small_net()
     unrecorded = torch.optim.SGD(plain.parameters(), lr=0.1)
     for x, y in batches(4):
-        unrecorded.zero_grad()
-        cross_entropy(plain(x), y).backward()
-        unrecorded.step()
+        learn(unrecorded, cross_entropy(plain(x), y))
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
 
 
@@ -211,9 +208,7 @@ def test_weights_of_another_shape_are_a_defect(tmp_path):
                 model[2].weight.data, model[2].bias.data = torch.randn(9, 7), torch.randn(9)
                 model[4].weight.data = torch.randn(3, 9)
             with opened.recorder.step(label=y):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
     reasons = {layer: reason for layer, _, reason in reversed(opened.sink.defects)}
     assert reasons["2"] == "2.weight is no longer a tensor of its shape at step 1"
     assert [len(opened.sink.keys(layer)) for layer in ("0", "2", "4")] == [32, 16, 16]

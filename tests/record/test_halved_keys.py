@@ -9,6 +9,7 @@ from torch import nn
 import dualform
 from dualform.store.check import check_memory
 from dualform.store.snapshot import Snapshot
+from tests.trainings import learn
 
 STEPS = 6
 
@@ -34,9 +35,7 @@ def recorded(path, halved, kind=torch.bfloat16):
                     out.register_hook(lambda error: errors.append(error.float()))
                     loss = out.float().square().sum()
                 seen.append(hidden.detach().to(dtype).float())
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                learn(optimizer, loss)
     return inputs, torch.cat(seen), torch.cat(errors)
 
 

@@ -28,6 +28,7 @@ from dualform.record.taps.named import LISTENING
 from dualform.record.taps.watcher import _AROUND
 from dualform.store.writer import Writer
 from tests.reliability import report, soaking
+from tests.trainings import learn
 
 from .listed import ListSink, batches, opened_on, small_net, train
 
@@ -135,9 +136,7 @@ def test_what_alters_an_output_before_the_recorder_sees_it_is_named(tmp_path, ki
             for number, (x, y) in enumerate(batches(4)):
                 altered = alter(model[2]) if number in (1, 2) else None
                 with opened.recorder.step(label=y) if path else ExitStack():
-                    opened.optimizer.zero_grad()
-                    cross_entropy(model(x), y).backward()
-                    opened.optimizer.step()
+                    learn(opened.optimizer, cross_entropy(model(x), y))
                 if altered is not None:
                     altered.remove()
         return model, opened

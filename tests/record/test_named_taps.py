@@ -11,6 +11,7 @@ import dualform
 from dualform.record.taps.named import LISTENING
 from dualform.store.check import check_memory
 from dualform.store.copying import copy_memory
+from tests.trainings import take_steps
 
 from .listed import Opened
 
@@ -37,12 +38,13 @@ def opened_on(model, path, **options):
 
 def steps(opened, model, count=3):
     generator = torch.Generator().manual_seed(1)
-    for _ in range(count):
-        words = torch.randint(WORDS, (B,), generator=generator)
-        with opened.recorder.step(label=np.arange(B)):
-            opened.optimizer.zero_grad()
-            model(words).square().sum().backward()
-            opened.optimizer.step()
+    take_steps(
+        opened.recorder,
+        opened.optimizer,
+        (torch.randint(WORDS, (B,), generator=generator) for _ in range(count)),
+        lambda words: model(words).square().sum(),
+        label=np.arange(B),
+    )
 
 
 def test_without_a_recorder_it_is_the_product_alone():
@@ -57,12 +59,13 @@ def test_each_name_is_a_layer_whose_record_is_exact(tmp_path):
     recorder = dualform.Recorder(model, optimizer, tmp_path / "m")
     generator = torch.Generator().manual_seed(1)
     with recorder:
-        for _ in range(3):
-            words = torch.randint(WORDS, (B,), generator=generator)
-            with recorder.step(label=np.arange(B)):
-                optimizer.zero_grad()
-                model(words).square().sum().backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            (torch.randint(WORDS, (B,), generator=generator) for _ in range(3)),
+            lambda words: model(words).square().sum(),
+            label=np.arange(B),
+        )
     with dualform.open(tmp_path / "m") as memory:
         sizes = {layer.name: (layer.d_in, layer.d_out, layer.slots) for layer in memory.info().layers}
         assert sizes == {"embedding": (WORDS, D, 15), "second": (D, D, 15), "head": (D, WORDS, 15)}
@@ -135,11 +138,7 @@ def test_a_layer_may_have_any_name(tmp_path, name):
     words, spaces = torch.arange(B), {"embedding": "sample"}
     recorder = dualform.Recorder(model, optimizer, tmp_path / "m", spaces=spaces, quiet=True)
     with recorder:
-        for _ in range(2):
-            with recorder.step(label=np.arange(B)):
-                optimizer.zero_grad()
-                model(words).square().sum().backward()
-                optimizer.step()
+        take_steps(recorder, optimizer, 2, lambda _: model(words).square().sum(), label=np.arange(B))
         recorder.query_set("test", words, label=np.arange(B))
     with dualform.open(tmp_path / "m") as memory:
         assert len(memory.topk(name, "test", k=2).slots[0]) == 2

@@ -12,6 +12,7 @@ import dualform
 from dualform.errors import RecordingError
 from tests.record.listed import small_net
 from tests.record.optimizer_trainings import CLOSE, batch, closed as closed, distances, recorded
+from tests.trainings import learn
 
 
 def test_an_optimizer_may_update_at_a_rate_of_its_own(tmp_path):
@@ -21,9 +22,7 @@ def test_an_optimizer_may_update_at_a_rate_of_its_own(tmp_path):
         for number in range(8):
             x, y = batch(number)
             with recorder.step(label=y):
-                optimizers[0].zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizers[0].step()
+                learn(optimizers[0], cross_entropy(model(x), y))
                 if number == 2:
                     optimizers[1].step()
                     optimizers[1].zero_grad()

@@ -15,6 +15,7 @@ from dualform.record import other_values
 from dualform.store.others import STORED
 from dualform_service.server import Server
 from tests.cases import some
+from tests.trainings import learn
 
 STEPS = 9
 
@@ -45,9 +46,7 @@ def batch(number):
 
 def update(model, optimizer, number):
     x, y = batch(number)
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
+    learn(optimizer, nn.functional.cross_entropy(model(x), y))
 
 
 def afterwards(model, number):

@@ -11,6 +11,7 @@ import dualform
 from dualform.record import kept_outputs
 from dualform_proto.messages import QUERY_SET
 from tests.cases import pairwise
+from tests.trainings import take_steps
 
 WORDS, PLACES, WIDTH = 13, 8, 12
 
@@ -76,11 +77,7 @@ def trained(path, model, inputs, optimizer=torch.optim.SGD, lies=0, **given):
     updates = optimizer(model.parameters(), lr=0.01)
     seen = tokens() if inputs.dim() == 2 else torch.randn(5, PLACES, 4).movedim(0, lies)
     with dualform.Recorder(model, updates, path, quiet=True) as recorder:
-        for _ in range(3):
-            with recorder.step(sample=torch.arange(5)):
-                updates.zero_grad()
-                outputs_of(model(seen)).square().mean().backward()
-                updates.step()
+        take_steps(recorder, updates, 3, lambda _: outputs_of(model(seen)).square().mean(), sample=torch.arange(5))
         recorder.query_set("test", inputs, **given)
     model.eval()
     with torch.no_grad():
@@ -242,11 +239,7 @@ def test_outputs_of_tokens_give_way_to_a_budget(tmp_path):
     with dualform.Recorder(
         model, optimizer, tmp_path / "m", layers=["words"], budget="32 MB", steps=3, quiet=True
     ) as recorder:
-        for _ in range(2):
-            with recorder.step():
-                optimizer.zero_grad()
-                model(tokens()).square().mean().backward()
-                optimizer.step()
+        take_steps(recorder, optimizer, 2, lambda _: model(tokens()).square().mean())
         with pytest.warns(RuntimeWarning, match="they exceed what is left of the budget"):
             recorder.query_set("test", tokens(100))
     with dualform.open(tmp_path / "m") as memory:

@@ -17,6 +17,7 @@ from dualform.store.snapshot import Snapshot
 from dualform.store.sources.key_format import KeyFormat, float32_rows
 from dualform.store.sources.made_rows import MadeRows
 from dualform.store.writer import Writer
+from tests.trainings import learn, take_steps
 
 from .block_trainings import assert_exact
 
@@ -95,9 +96,7 @@ def test_a_transposed_convolution_of_ones_own(tmp_path, signs, shape):
         for _ in range(STEPS):
             given.append(torch.randn(B, 3, *shape).sign())
             with recorder.step(label=np.arange(B) % 3):
-                optimizer.zero_grad()
-                cross_entropy(model(given[-1]), torch.arange(B) % 3).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(given[-1]), torch.arange(B) % 3))
     assert_exact(dualform.open(tmp_path / "m"), ["up", "head"])
     memory = Snapshot.open(tmp_path / "m")
     assert {name: (layer.space, layer.source) for name, layer in memory.layers.items()} == {
@@ -136,11 +135,7 @@ class Solo:
 
 def train(recorder, model, optimizer):
     with recorder:
-        for _ in range(STEPS):
-            with recorder.step(label=np.arange(B)):
-                optimizer.zero_grad()
-                model(torch.randn(B, 3)).square().sum().backward()
-                optimizer.step()
+        take_steps(recorder, optimizer, STEPS, lambda _: model(torch.randn(B, 3)).square().sum(), label=np.arange(B))
 
 
 def test_a_kind_of_shard_of_ones_own(tmp_path):

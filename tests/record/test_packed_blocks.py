@@ -25,6 +25,7 @@ from tests.record.block_trainings import (
     train,
 )
 from tests.record.product_tap import Product
+from tests.trainings import record_steps
 
 
 @pytest.mark.parametrize("momentum_before", [0, 3], ids=["from the start", "with momentum from before"])
@@ -93,12 +94,13 @@ def test_a_training_goes_on_in_a_folder_of_its_own(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     generator, y = torch.Generator().manual_seed(1), torch.arange(B) % CLASSES
     for run in ("one", "two"):
-        with dualform.Recorder(model, optimizer, tmp_path / run, taps=model.attend.taps) as recorder:
-            for _ in range(10):
-                with recorder.step(sample=np.arange(B)):
-                    optimizer.zero_grad()
-                    cross_entropy(model(torch.randn(B, L, D, generator=generator)), y).backward()
-                    optimizer.step()
+        record_steps(
+            dualform.Recorder(model, optimizer, tmp_path / run, taps=model.attend.taps),
+            optimizer,
+            10,
+            lambda _: cross_entropy(model(torch.randn(B, L, D, generator=generator)), y),
+            sample=np.arange(B),
+        )
         model.attend.in_proj_weight.data[2 * D :] += 1  # of v, which nobody records
     model.attend.in_proj_weight.data[2 * D :] -= 1  # as the second run ended
     with dualform.open([tmp_path / "one", tmp_path / "two"]) as memory:

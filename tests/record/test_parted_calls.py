@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from tests.trainings import learn
+
 from .listed import Opened
 
 
@@ -28,9 +30,7 @@ def record(path, steps, loss_of, **said):
         for number in range(steps):
             with warnings.catch_warnings(record=True) as seen, opened.recorder.step(**said):
                 warnings.simplefilter("always")
-                opened.optimizer.zero_grad()
-                loss_of(model, number).backward()
-                opened.optimizer.step()
+                learn(opened.optimizer, loss_of(model, number))
             told.append([str(warning.message) for warning in seen])
     return opened.sink, told
 

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import dualform
 from dualform.record.recorder import Recorder
 from tests.cases import some
+from tests.trainings import learn
 
 from .listed import Opened, assert_rebuilt, batches, small_net, snapshot
 from .rank_threads import COUNT, Fleet, data
@@ -183,9 +184,7 @@ def test_layers_of_a_pass_that_is_gone_have_no_slots(tmp_path):
         for x, y in batches(3):
             with opened.recorder.step(label=y):
                 model(x).square().sum().backward()
-                opened.optimizer.zero_grad()
-                model[0](x).square().sum().backward()
-                opened.optimizer.step()
+                learn(opened.optimizer, model[0](x).square().sum())
                 opened.optimizer.zero_grad()
     reason = "its gradients were cleared before an update used them"
     assert opened.sink.skipped == {"2": reason, "4": reason}

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from dualform.errors import RecordingError
 from dualform.record.recorder import Recorder
 from tests.record.optimizer_trainings import CLOSE, ROWS, batch, closed as closed, distances, recorded
+from tests.trainings import learn
 
 
 class Adversaries(nn.Module):
@@ -42,9 +43,7 @@ def test_two_networks_that_train_against_each_other_take_a_step_for_each_pass(tm
         for number in range(6):
             for loss, optimizer in zip(model.losses(number), optimizers, strict=True):
                 with recorder.step():
-                    optimizer.zero_grad()
-                    loss().backward()
-                    optimizer.step()
+                    learn(optimizer, loss())
                 told()
 
     memory, history = recorded(tmp_path / "m", train, Adversaries(), adversaries)
@@ -58,16 +57,12 @@ def test_a_forward_pass_that_two_steps_share(tmp_path):
             x, _ = batch(number)
             with recorder.step() as first:
                 made = model.maker(x[:, :3])
-                optimizers[0].zero_grad()
-                model.judge(made.detach()).exp().mean().backward()
-                optimizers[0].step()
+                learn(optimizers[0], model.judge(made.detach()).exp().mean())
             assert first.updated
             told()
             with recorder.step() as second:
                 second.continues(first)
-                optimizers[1].zero_grad()
-                (-model.judge(made).mean()).backward()
-                optimizers[1].step()
+                learn(optimizers[1], -model.judge(made).mean())
             told()
 
     memory, history = recorded(tmp_path / "m", train, Adversaries(), adversaries)
@@ -109,9 +104,7 @@ def test_both_passes_in_one_step_are_refused_at_the_first_and_named_later(tmp_pa
     def one_step(model, optimizers, recorder, number):
         with recorder.step():
             for loss, optimizer in zip(model.losses(number), optimizers, strict=True):
-                optimizer.zero_grad()
-                loss().backward()
-                optimizer.step()
+                learn(optimizer, loss())
 
     model = Adversaries()
     with (
@@ -126,9 +119,7 @@ def test_both_passes_in_one_step_are_refused_at_the_first_and_named_later(tmp_pa
             if number < 2:
                 for loss, optimizer in zip(model.losses(number), optimizers, strict=True):
                     with recorder.step():
-                        optimizer.zero_grad()
-                        loss().backward()
-                        optimizer.step()
+                        learn(optimizer, loss())
             else:
                 one_step(model, optimizers, recorder, number)
             told()

@@ -27,6 +27,7 @@ from tests.cases import some
 from tests.damage import flip
 from tests.record.faulty_disk import FailingDisk, WatchedDisk
 from tests.record.resumed_training import Training
+from tests.trainings import learn
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (20, 4, 5), dtype=np.uint8)
 WORDS = [f"passage {number}" for number in range(20)]
@@ -46,9 +47,7 @@ class Small:
     def step(self, dataset: str | None = "a") -> None:
         index = torch.randint(20, (4,))
         with self.recorder.step(dataset=dataset, label=index % 3, sample=index):
-            self.optimizer.zero_grad()
-            cross_entropy(self.model(self.inputs[index]), index % 3).backward()
-            self.optimizer.step()
+            learn(self.optimizer, cross_entropy(self.model(self.inputs[index]), index % 3))
 
     def run(self, before: Any = None, during: Any = None) -> nn.Module:
         with self.recorder as recorder:

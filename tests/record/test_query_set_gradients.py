@@ -15,6 +15,7 @@ from dualform.questions import QuerySetExamples
 from dualform.store.check import what_is_wrong
 from dualform.store.copying import copy_memory
 from tests.query.test_gradients import NETWORKS, ROWS, STEPS, TESTS, loss
+from tests.trainings import learn, take_steps
 from tests.wire.values import same
 
 CLASSES = 3
@@ -28,12 +29,14 @@ def record(path, name="mlp", **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     tests = draw(TESTS), torch.randint(0, CLASSES, (TESTS,))
     with dualform.Recorder(model, optimizer, path, quiet=True, **options) as recorder:
-        for step in range(STEPS):
-            inputs, labels = draw(ROWS), torch.randint(0, CLASSES, (ROWS,))
-            with recorder.step(label=labels, sample=torch.arange(ROWS) + ROWS * step):
-                optimizer.zero_grad()
-                loss(model(inputs), labels).sum().backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            ((step, draw(ROWS), torch.randint(0, CLASSES, (ROWS,))) for step in range(STEPS)),
+            lambda step, inputs, labels: loss(model(inputs), labels).sum(),
+            label=lambda step, inputs, labels: labels,
+            sample=lambda step, inputs, labels: torch.arange(ROWS) + ROWS * step,
+        )
         recorder.query_set("test", tests[0], tests[1], loss=loss)
     return model, *tests
 
@@ -207,9 +210,7 @@ def test_a_resumed_training_keeps_them_and_takes_more(tmp_path):
         resume = {"resume": True} if name == "second" else {}
         with dualform.Recorder(model, optimizer, tmp_path / "m", quiet=True, **resume) as recorder:
             with recorder.step():
-                optimizer.zero_grad()
-                loss(model(inputs), labels).sum().backward()
-                optimizer.step()
+                learn(optimizer, loss(model(inputs), labels).sum())
             recorder.query_set(name, inputs, labels, loss=loss)
     memory = dualform.open(tmp_path / "m")
     sums = [memory.group_sum("*", name, by="step", score="gradient").sums for name in ("first", "second")]

@@ -8,6 +8,7 @@ from torch import nn
 import dualform
 from dualform.errors import BadInput, RecordingError
 from dualform.store.manifest import Manifest
+from tests.trainings import learn
 
 from .listed import Opened, batches, opened_on
 
@@ -250,9 +251,7 @@ def test_a_refused_name_changes_nothing_and_the_memory_comes_to_its_end(tmp_path
 
     def train():
         with recorder.step(label=torch.arange(4)):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
+            learn(optimizer, model(x).square().mean())
 
     with pytest.raises(BadInput, match="query set") as refused, recorder:  # noqa: PT012  leaving it is what is tested
         train()

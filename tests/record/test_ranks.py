@@ -31,6 +31,7 @@ from tests.record.rank_threads import (
     sgd,
     two,
 )
+from tests.trainings import learn
 
 
 @pytest.mark.parametrize("make", [sgd, adamw])
@@ -105,10 +106,7 @@ class ResumedFleet:
         for step in range(self._done, STEPS if self._done else STEPS - 2):
             x, y = data(rank, step)
             with recorder.step(label=y, sample=100 * rank + torch.arange(ROWS)):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                self._fleet.average(rank, model)
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y), lambda: self._fleet.average(rank, model))
             if step == 3:
                 recorder.flush()
                 self._saved[rank] = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -161,10 +159,7 @@ def test_a_layer_that_only_one_rank_reaches_is_measured_by_all(tmp_path):
         for step in range(STEPS):
             x, y = data(rank, step)
             with recorder.step(label=y):
-                optimizer.zero_grad()
-                cross_entropy(model(x, rank), y).backward()
-                fleet.average(rank, model)
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x, rank), y), lambda: fleet.average(rank, model))
 
     fleet.run(train)
     memory = dualform.open(tmp_path / "m")
@@ -186,10 +181,11 @@ def test_a_batch_without_rows_is_a_step_without_slots(tmp_path, make):
             x, y = data(rank, step)
             rows = 0 if step == 3 + rank or step == 6 else ROWS
             with recorder.step(label=y[:rows]):
-                optimizer.zero_grad()
-                cross_entropy(model(x[:rows]), y[:rows], reduction="sum").backward()
-                fleet.average(rank, model)
-                optimizer.step()
+                learn(
+                    optimizer,
+                    cross_entropy(model(x[:rows]), y[:rows], reduction="sum"),
+                    lambda: fleet.average(rank, model),
+                )
 
     fleet.run(train)
     with dualform.open(tmp_path / "m") as memory:

@@ -13,6 +13,7 @@ import dualform
 from dualform.errors import NotAMemory, RecordingError
 from dualform.record.placement import Placement
 from tests.record.rank_threads import COUNT, ROWS, Fleet, data, one_step
+from tests.trainings import learn
 
 
 class Numbered(nn.Module):
@@ -85,10 +86,7 @@ def train_saying(fleet, said):
         for step in range(4):
             x = torch.randn(ROWS, 2, 5, generator=torch.Generator().manual_seed(10 * step + rank))
             with recorder.step(**said(rank, step)):
-                optimizer.zero_grad()
-                model(x).square().mean().backward()
-                fleet.average(rank, model)
-                optimizer.step()
+                learn(optimizer, model(x).square().mean(), lambda: fleet.average(rank, model))
 
     return train
 

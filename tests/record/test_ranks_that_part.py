@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.store.snapshot import Snapshot
 from tests.record.rank_threads import COUNT, ROWS, STEPS, Fleet, Seat, data, one_step, reasons, two
+from tests.trainings import learn
 
 
 def test_ranks_of_which_each_updates_another_optimizer_have_parted(tmp_path):
@@ -110,10 +111,7 @@ def test_a_rank_that_stops_recording_cuts_the_memory_off(tmp_path):
         for step in range(STEPS):
             x, y = data(rank, step)
             with recorder.step(label=y[:2] if (rank, step) == (1, 4) else y):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                fleet.average(rank, model)
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y), lambda: fleet.average(rank, model))
 
     fleet.run(train, on_error="warn")
     memory = dualform.open(tmp_path / "m")
@@ -130,10 +128,7 @@ def test_where_every_rank_stops_the_memory_says_so(tmp_path):
         for step in range(STEPS):
             x, y = data(rank, step)
             with recorder.step(label=y[:2] if step == 4 else y):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                fleet.average(rank, model)
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y), lambda: fleet.average(rank, model))
 
     fleet.run(train, on_error="warn")
     assert dualform.open(tmp_path / "m").info().cut_off == (

@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from tests.rules.own import Unruled
+from tests.trainings import learn
 
 from .listed import Opened, assert_rebuilt, batches, small_net, snapshot
 
@@ -109,9 +110,7 @@ def test_a_momentum_buffer_from_before(tmp_path):
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.2)
     for x, y in batches(3, seed=5):
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
+        learn(optimizer, cross_entropy(model(x), y))
     optimizer.zero_grad()
     sink, snapshots = record(model, optimizer, tmp_path / "m", batches(6))
     assert set(sink.header.buffers) == set(dict(model.named_parameters()))

@@ -8,6 +8,7 @@ import torch
 
 from dualform import kernels
 from dualform.record.recorded_entries import ENTRIES, RUN, _choose, add_terms
+from tests.cases import pairwise
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (33, 32), (64, 64), (4096, 1), (20_000,), (2, 2048)])
@@ -31,9 +32,9 @@ def test_of_a_larger_one_no_entry_is_drawn_twice_and_rows_and_columns_alike(shap
         assert times.min() >= ENTRIES // count - 1
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
-@pytest.mark.parametrize("slots", [0, 1, 3, 4, 1030])
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("slots", "compiled", "kind"), pairwise([0, 1, 3, 4, 1030], [True, False], [torch.float32, torch.float64])
+)
 def test_terms_of_entries_are_those_of_the_outer_products(slots, compiled, kind, monkeypatch):
     if not compiled:
         monkeypatch.setattr(kernels, "library", lambda: None)

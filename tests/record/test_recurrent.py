@@ -8,6 +8,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from tests.cases import pairwise
+from tests.trainings import learn
+
 from .listed import Opened
 
 KINDS = {"lstm": (nn.LSTM, nn.LSTMCell), "gru": (nn.GRU, nn.GRUCell)}
@@ -144,9 +147,7 @@ def weights_after(model, loss, tmp_path=None):
     torch.manual_seed(7)
 
     def one(tokens):
-        optimizer.zero_grad()
-        loss(*model(tokens), tokens).backward()
-        optimizer.step()
+        learn(optimizer, loss(*model(tokens), tokens))
 
     if opened is None:
         for tokens in chunks():
@@ -159,9 +160,7 @@ def weights_after(model, loss, tmp_path=None):
     return [p.detach().clone() for p in model.parameters()], torch.get_rng_state(), opened
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "loss", "checkpointed"), pairwise([*KINDS], [*LOSSES.values()], [False, True]))
 def test_same_bits_as_without_wherever_gradients_come_from(tmp_path, kind, loss, checkpointed):
     plain, plain_rng, _ = weights_after(Words(kind, checkpointed=checkpointed), loss)
     recorded, rng, opened = weights_after(Words(kind, checkpointed=checkpointed), loss, tmp_path)

@@ -12,6 +12,7 @@ from tests.record.resumed_training import Training
 from tests.record.sampled_training import (
     BUDGET,
 )
+from tests.trainings import record_steps
 
 
 class Strip(nn.Module):
@@ -35,9 +36,14 @@ def test_keys_of_several_samples_are_refused_at_the_first_step(tmp_path, keep):
     )
 
     def train():
-        with recorder, recorder.step(at={"pixel": {"row": torch.arange(3).repeat(4)}}, label=torch.arange(3)):
-            model(torch.randn(3, 1, 4)).backward()
-            optimizer.step()
+        record_steps(
+            recorder,
+            optimizer,
+            1,
+            lambda _: model(torch.randn(3, 1, 4)),
+            at={"pixel": {"row": torch.arange(3).repeat(4)}},
+            label=torch.arange(3),
+        )
 
     if keep == "steps":
         train()

@@ -20,6 +20,7 @@ from dualform.store.copying import copy_memory
 from dualform.store.manifest import Manifest
 from tests.cases import pairwise
 from tests.record.resumed_training import ROWS, Training, batch
+from tests.trainings import record_steps
 
 STEPS = 15
 
@@ -261,12 +262,12 @@ def test_layers_that_join_late_join_before_or_behind_the_seam(tmp_path, moment):
     model = Late()
     for start, until in ((0, moment), (moment, 7)):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        with dualform.Recorder(model, optimizer, tmp_path / "m", resume=True, quiet=True) as recorder:
-            for number in range(start, until):
-                with recorder.step():
-                    optimizer.zero_grad()
-                    model(batch(number)[0], number).square().mean().backward()
-                    optimizer.step()
+        record_steps(
+            dualform.Recorder(model, optimizer, tmp_path / "m", resume=True, quiet=True),
+            optimizer,
+            range(start, until),
+            lambda number: model(batch(number)[0], number).square().mean(),
+        )
     with dualform.open(tmp_path / "m") as memory:
         assert memory.verify()["first"].exact
         found = memory.topk("second", np.ones((1, 5), np.float32), k=99)

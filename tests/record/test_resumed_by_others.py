@@ -11,6 +11,7 @@ import dualform
 from dualform.errors import AlreadyExists
 from dualform.store.manifest import Manifest
 from tests.record.resumed_training import Training
+from tests.trainings import learn
 
 
 def test_a_further_run_is_told_that_another_one_took_its_place(tmp_path):
@@ -54,9 +55,7 @@ def test_a_moment_before_the_weights_moved_is_that_of_every_training_that_begins
             for rate in rates:
                 optimizer.param_groups[0]["lr"] = rate
                 with recorder.step(sample=torch.arange(3) + 100 * seed):
-                    optimizer.zero_grad()
-                    model(torch.randn(3, 4, generator=generator)).square().sum().backward()
-                    optimizer.step()
+                    learn(optimizer, model(torch.randn(3, 4, generator=generator)).square().sum())
                 recorder.flush()
         return model
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import BadInput, RecordingError
+from tests.trainings import learn
 
 ROWS, STEPS = 4, 3
 NUMBERS = np.arange(ROWS)
@@ -40,9 +41,7 @@ class Resumed:
             for _ in range(STEPS):
                 generator = torch.Generator().manual_seed(self.done)
                 with recorder.step(**said):
-                    optimizer.zero_grad()
-                    model(torch.randn(ROWS, 2, 5, generator=generator)).square().mean().backward()
-                    optimizer.step()
+                    learn(optimizer, model(torch.randn(ROWS, 2, 5, generator=generator)).square().mean())
                 self.done += 1
             recorder.flush()
             self.states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))

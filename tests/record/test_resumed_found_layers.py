@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy, linear
 
 import dualform
 from dualform.errors import RecordingError
+from tests.trainings import learn
 
 MOMENT, STEPS = 3, 6
 
@@ -90,9 +91,7 @@ def train(kind, path, first, until, saved=None, **options):
             generator = torch.Generator().manual_seed(number)
             x, y = torch.randn(7, 6, generator=generator), torch.randint(3, (7,), generator=generator)
             with recorder.step(label=y):
-                optimizer.zero_grad()
-                cross_entropy(model(x, number), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x, number), y))
         recorder.flush()
     return [*seen, {name: value.clone() for name, value in model.state_dict().items()}]
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import dualform
 from dualform.record.collector import Collector
+from tests.trainings import learn
 
 STEPS = 4
 
@@ -49,9 +50,7 @@ def once(loss):
 
     def train(model, optimizer, x, step, recorded):
         with recorded():
-            optimizer.zero_grad()
-            loss(model, x).backward()
-            optimizer.step()
+            learn(optimizer, loss(model, x))
 
     return train
 

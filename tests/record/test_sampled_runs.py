@@ -19,6 +19,7 @@ from tests.record.sampled_training import (
     scripted,
 )
 from tests.record.test_ranks import ROWS as RANK_ROWS, Fleet, data
+from tests.trainings import learn
 
 
 def test_a_resumed_training_goes_on_with_the_share_it_had_and_the_lots_of_its_steps(tmp_path, monkeypatch):
@@ -55,10 +56,7 @@ def test_ranks_draw_lots_of_their_own_and_share_the_budget(tmp_path, monkeypatch
             for step in range(3):
                 x, y = data(rank, step)
                 with recorder.step(label=y, sample=100 * rank + torch.arange(RANK_ROWS)):
-                    optimizer.zero_grad()
-                    cross_entropy(model(x), y).backward()
-                    fleet.average(rank, model)
-                    optimizer.step()
+                    learn(optimizer, cross_entropy(model(x), y), lambda: fleet.average(rank, model))
 
         fleet.run(train, quiet=True, **options)
         return dualform.open(tmp_path / name)

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from tests.cases import some
+from tests.trainings import learn
 
 from .listed import Opened, assert_rebuilt, batches, small_net, snapshot
 
@@ -145,10 +146,7 @@ def test_a_gradient_that_was_set_to_zero_keeps_its_factor(tmp_path):
     with opened.recorder:
         for x, y in batches(3):
             with opened.recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                model[0].bias.grad.zero_()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y), lambda: model[0].bias.grad.zero_())
     for log in some(opened.sink.logs.values()):
         assert {factor.parameter: factor.factor for factor in log.factors}["0.bias"] == 0.0
 

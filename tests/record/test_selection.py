@@ -11,6 +11,7 @@ import dualform
 from dualform import tap
 from dualform.errors import AlreadyExists, BadInput, NotFound, RecordingError
 from dualform.record.recorder import Recorder
+from tests.trainings import learn
 
 
 class Own(nn.Linear):
@@ -209,9 +210,7 @@ def test_layers_of_other_types_and_those_that_run_without_hooks_are_skipped(tmp_
                 stack.enter_context(recorder)
             for x in torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(1)):
                 with recorder.step() if recorded else ExitStack():
-                    optimizer.zero_grad()
-                    model(x).square().sum().backward()
-                    optimizer.step()
+                    learn(optimizer, model(x).square().sum())
         return model, recorder.skipped if recorded else {}
 
     (model, skipped), (plain, _) = train(True), train(False)

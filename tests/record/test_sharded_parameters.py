@@ -11,6 +11,7 @@ from torch import distributed, nn
 import dualform
 from dualform.errors import BadInput, RecordingError
 from dualform.record.recorder import Recorder
+from tests.trainings import learn
 
 from . import sharded_trainings
 from .processes import launch
@@ -166,9 +167,7 @@ def test_one_process_may_hold_all_rows(one_process, tmp_path):
             x, y = batch(0, step)
             told = pytest.warns(RuntimeWarning, match="^only final values are stored of sharded parameters")
             with nullcontext() if step else told, recorder.step(label=y):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, nn.functional.cross_entropy(model(x), y))
     assert (recorder.summary.recorded, recorder.summary.trained) == (4663, 4729)
     with dualform.open(tmp_path / "m") as memory:
         assert check(memory, 1e-5, STEPS * 4) == {"exact"}

@@ -10,6 +10,7 @@ from torch import nn
 from dualform.errors import BadInput, RecordingError
 from dualform.record.followed_rows import FollowedRows
 from dualform.record.metadata import Metadata
+from tests.trainings import record_steps
 
 from .listed import Opened, batches, small_net
 
@@ -107,9 +108,13 @@ def test_padding_becomes_no_slots(tmp_path):
 def test_padding_that_reaches_the_loss_is_a_defect(tmp_path):
     model = Tokens()
     opened = opened_on(model, tmp_path)
-    with opened.recorder, opened.recorder.step(mask=[[True, True, False], [True, False, False]]):
-        model(torch.randn(2, 3, 5)).square().mean().backward()
-        opened.optimizer.step()
+    record_steps(
+        opened.recorder,
+        opened.optimizer,
+        1,
+        lambda _: model(torch.randn(2, 3, 5)).square().mean(),
+        mask=[[True, True, False], [True, False, False]],
+    )
     assert {layer for layer, _, _ in opened.sink.defects} == {"token"}
 
 

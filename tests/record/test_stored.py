@@ -14,6 +14,7 @@ from dualform.query.weights.coefficients import coefficients
 from dualform.record.recorder import Recorder
 from dualform.store.snapshot import Snapshot
 from dualform.store.writer import Writer
+from tests.trainings import learn
 
 from .listed import batches, small_net, snapshot
 
@@ -22,10 +23,9 @@ def train(recorder, model, optimizer, data):
     snapshots = [snapshot(model)]
     for x, y in data:
         with recorder.step(dataset="made", label=y):
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
+            learn(
+                optimizer, cross_entropy(model(x), y), lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            )
         snapshots.append(snapshot(model))
     return snapshots
 

@@ -11,6 +11,7 @@ import dualform
 from dualform import Recorder, tap
 from dualform.errors import RecordingError
 from dualform.store.layer import Parameter
+from tests.trainings import learn
 
 from .listed import Opened, assert_rebuilt, snapshot
 from .product_tap import Product
@@ -39,9 +40,7 @@ def test_a_product_by_hand(tmp_path):
     with opened.recorder:
         for _ in range(3):
             with opened.recorder.step(label=np.arange(6)):
-                opened.optimizer.zero_grad()
-                model(x).square().sum().backward()
-                opened.optimizer.step()
+                learn(opened.optimizer, model(x).square().sum())
             snapshots.append(snapshot(model))
         opened.recorder.query_set("test", x)
     assert model.product.listener is None

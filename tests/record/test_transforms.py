@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import RecordingError
 from dualform.record.recorder import Recorder
+from tests.trainings import learn
 
 from .listed import Opened, batches, small_net
 
@@ -89,9 +90,7 @@ def test_a_transform_that_trains_nothing_leaves_the_record_exact(tmp_path):
         for x, y in data:
             with recorder.step(label=y):
                 by_vmap(model, dict(model.named_parameters()), x, y)
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
     memory = dualform.open(tmp_path / "m")
     assert memory.info().slots == {"sample": 32}
     assert {layer.status.name for layer in memory.info().layers} == {"exact"}

@@ -8,6 +8,7 @@ from torch import nn
 
 import dualform
 from dualform.record.taps import ModuleTap
+from tests.trainings import record_steps
 
 from .block_trainings import assert_exact
 from .test_convolution import CLASSES, train
@@ -96,12 +97,12 @@ def test_an_output_size_may_be_said(tmp_path):
     """It is the padding of the output, said call by call."""
     up = nn.ConvTranspose2d(3, 2, 3, stride=2, bias=False)
     optimizer = torch.optim.SGD(up.parameters(), lr=0.01)
-    with dualform.Recorder(up, optimizer, tmp_path / "m") as recorder:
-        for size in [(9, 9), (10, 9), (9, 10)]:
-            with recorder.step():
-                optimizer.zero_grad()
-                up(torch.randn(2, 3, 4, 4), output_size=size).square().mean().backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(up, optimizer, tmp_path / "m"),
+        optimizer,
+        [(9, 9), (10, 9), (9, 10)],
+        lambda *size: up(torch.randn(2, 3, 4, 4), output_size=size).square().mean(),
+    )
     with dualform.open(tmp_path / "m") as memory:
         assert_exact(memory, [""])
 

@@ -8,6 +8,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.checkpoint import checkpoint
 
 from dualform.store.batch import TOLERANCE
+from tests.trainings import learn
 
 from .listed import Opened, batches
 
@@ -139,9 +140,7 @@ def test_keys_survive_a_loader_that_overwrites_its_buffer(tmp_path):
             buffer.copy_(x)
             labels.copy_(y)
             with opened.recorder.step(label=labels):
-                optimizer.zero_grad()
-                cross_entropy(model(buffer), labels).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(buffer), labels))
             buffer.zero_()
             model.weight.grad.zero_()
             labels.zero_()

@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import BadInput, NotFound
+from tests.trainings import record_steps, take_steps
 
 from .block_trainings import adamw, assert_exact, assert_live, sgd
 from .test_convolution import CLASSES
@@ -49,12 +50,15 @@ def train(model, path, make=sgd, size=(6, 5), recorder=dualform.Recorder, **opti
     labels = torch.randint(0, CLASSES, (len(images),), generator=generator)
     optimizer = make(model)
     with recorder(model, optimizer, path, **options) as recording:
-        for step in range(STEPS):
-            index = torch.arange(step * B, step * B + B) % len(images)
-            with recording.step(dataset="a" if step < 5 else "b", label=labels[index], sample=index):
-                optimizer.zero_grad()
-                cross_entropy(model(images[index]), labels[index]).backward()
-                optimizer.step()
+        take_steps(
+            recording,
+            optimizer,
+            ((step, torch.arange(step * B, step * B + B) % len(images)) for step in range(STEPS)),
+            lambda step, index: cross_entropy(model(images[index]), labels[index]),
+            dataset=lambda step, index: "a" if step < 5 else "b",
+            label=lambda step, index: labels[index],
+            sample=lambda step, index: index,
+        )
         if recorder is dualform.Recorder:
             recording.query_set("test", images[:3], label=labels[:3])
     return recording
@@ -259,12 +263,12 @@ def test_entries_of_large_groups_are_watched(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(64, 64, 5, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(128, CLASSES))
     optimizer = adamw(model)
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
-        for _ in range(5):
-            with recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(torch.randn(B, 64, 6)), torch.arange(B) % CLASSES).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m"),
+        optimizer,
+        5,
+        lambda _: cross_entropy(model(torch.randn(B, 64, 6)), torch.arange(B) % CLASSES),
+    )
     with dualform.open(tmp_path / "m") as memory:
         assert_exact(memory, ["0", "3"])
         assert memory.topk("0.1", memory.keys("0.1", [5]), k=1).ids.tolist() == [5]
@@ -273,9 +277,12 @@ def test_entries_of_large_groups_are_watched(tmp_path):
 def test_a_convolution_that_is_the_model_itself(tmp_path):
     model = nn.Conv1d(4, 4, 2, groups=4)
     optimizer = sgd(model)
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder, recorder.step():
-        model(torch.randn(B, 4, 3)).square().sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "m"),
+        optimizer,
+        1,
+        lambda _: model(torch.randn(B, 4, 3)).square().sum(),
+    )
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().layers[0].views == ("0", "1", "2", "3")
         assert memory.keys("3").shape == (2 * B, 2)

@@ -13,6 +13,7 @@ from dualform.record import observed_weights
 from dualform.rules import named, of_type
 from tests.cases import some
 from tests.rules.own import Unruled
+from tests.trainings import learn
 
 from .listed import Opened, batches, small_net, snapshot
 
@@ -109,9 +110,7 @@ def test_distances_along_the_directions_are_those_of_numpy(tmp_path, monkeypatch
     with opened.recorder:
         for x, y in batches(6):
             with opened.recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
             snapshots.append(snapshot(model))
     (parameters,), sink = held, opened.sink
     for parameter in (p for p in parameters if p.directions is not None):
@@ -142,16 +141,12 @@ def test_a_momentum_buffer_from_before_is_part_of_the_start(tmp_path):
     model = small_net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for x, y in batches(3, seed=5):
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
+        learn(optimizer, cross_entropy(model(x), y))
     opened = Opened(model, optimizer, tmp_path / "m")
     with opened.recorder:
         for x, y in batches(3):
             with opened.recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
     assert all(row.accumulated < 1e-5 * row.way for rows in opened.sink.watch.values() for row in rows)
 
 
@@ -179,9 +174,7 @@ def test_an_update_that_no_slot_holds_shows_after_its_step(tmp_path):
     with opened.recorder:
         for number, (x, y) in enumerate(batches(4)):
             with opened.recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
             if number == 1:
                 optimizer.step()
     rows = opened.sink.watch["2.weight"]
@@ -199,9 +192,7 @@ def test_without_values_or_without_a_rule_nothing_is_watched(tmp_path):
         with opened.recorder:
             for x, y in batches(2):
                 with opened.recorder.step():
-                    optimizer.zero_grad()
-                    cross_entropy(model(x), y).backward()
-                    optimizer.step()
+                    learn(optimizer, cross_entropy(model(x), y))
         assert opened.sink.watch == {}
 
 
@@ -217,9 +208,7 @@ def test_weights_that_blew_up_end_nothing(tmp_path, bad):
                     model[4].bias.fill_(bad)
                 break
             with opened.recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
     last = opened.sink.watch["4.bias"][-1]
     assert last.step == 1
     assert not last.accumulated < 1e30

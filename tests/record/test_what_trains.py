@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import dualform
 from dualform.errors import RecordingError
 from dualform.record.recorder import Recorder
+from tests.trainings import learn, record_steps
 
 from .listed import Opened, assert_rebuilt, batches, small_net, snapshot
 
@@ -24,9 +25,7 @@ def train(model, opened, data, before=lambda number: None):
         for number, (x, y) in enumerate(data):
             before(number)
             with opened.recorder.step(label=y):
-                opened.optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                opened.optimizer.step()
+                learn(opened.optimizer, cross_entropy(model(x), y))
             snapshots.append(snapshot(model))
     return snapshots
 
@@ -132,9 +131,7 @@ def test_a_training_of_biases_may_write_to_the_inputs_of_its_layers(tmp_path, ow
             for number, (x, _) in enumerate(batches(4)):
                 middle.layer.weight.requires_grad_(number == 0)
                 with opened.recorder.step() if opened else nullcontext():
-                    optimizer.zero_grad()
-                    model(x).square().sum().backward()
-                    optimizer.step()
+                    learn(optimizer, model(x).square().sum())
                 snapshots.append(snapshot(model))
         return opened, snapshots, torch.cat(middle.seen[:: 1 + checkpointed])
 
@@ -155,9 +152,7 @@ def test_hits_of_a_frozen_layer_brought_something(tmp_path):
         for number, (x, y) in enumerate(batches(6)):
             model[0].requires_grad_(number % 2 == 0)
             with recorder.step(label=y):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
     memory = dualform.open(tmp_path / "m")
     query = np.ones((1, 5), dtype=np.float32)
     hits = memory.topk("0", query, k=100)
@@ -235,12 +230,13 @@ def test_another_recorder_records_a_layer_from_the_step_where_it_joins(tmp_path)
     train(model, Opened(model, optimizer, tmp_path / "first"), batches(3))
     model[2].requires_grad_(True)
     optimizer.add_param_group({"params": list(model[2].parameters())})
-    with dualform.Recorder(model, optimizer, tmp_path / "second", quiet=True) as recorder:
-        for x, y in batches(4, seed=2):
-            with recorder.step(label=y):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+    record_steps(
+        dualform.Recorder(model, optimizer, tmp_path / "second", quiet=True),
+        optimizer,
+        batches(4, seed=2),
+        lambda x, y: cross_entropy(model(x), y),
+        label=lambda x, y: y,
+    )
     with dualform.open(tmp_path / "second") as memory:
         reconstructions = memory.verify()
         assert [*reconstructions] == ["0", "2", "4"]

@@ -7,6 +7,7 @@ from torch import nn
 
 import dualform
 from dualform import GroupSum, TopK
+from tests.trainings import take_steps
 
 
 def words():
@@ -25,11 +26,7 @@ def test_a_rerun_has_the_stored_memorys_answers(made, tmp_path):
         model, batches = made()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with recorder(model, optimizer) as recording:
-            for x in batches:
-                with recording.step(sample=np.arange(6)):
-                    optimizer.zero_grad()
-                    model(x).square().sum().backward()
-                    optimizer.step()
+            take_steps(recording, optimizer, batches, lambda x: model(x).square().sum(), sample=np.arange(6))
         return recording
 
     run(lambda *of: dualform.Recorder(*of, tmp_path / "stored"))

@@ -14,6 +14,7 @@ from dualform.rerun.rerun import FirstTraining, Rerun
 from dualform.store.batch import Batch
 from dualform.store.snapshot import Snapshot
 from tests.cases import some
+from tests.trainings import take_steps
 
 STEPS = 8
 
@@ -39,12 +40,13 @@ def run(make, turn=0, stays=True):
     model = Heads()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with make(model, optimizer) as recorder:
-        for step in range(STEPS):
-            x = torch.randn(6, 4)
-            with recorder.step(label=torch.arange(6) % 3):
-                optimizer.zero_grad()
-                model(x, min(step + turn, STEPS if stays else 4)).backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            ((step, torch.randn(6, 4)) for step in range(STEPS)),
+            lambda step, x: model(x, min(step + turn, STEPS if stays else 4)),
+            label=torch.arange(6) % 3,
+        )
     return recorder
 
 

@@ -16,6 +16,7 @@ from dualform import TopK
 from dualform.errors import BadInput, DualformError, RecordingError
 from tests.cases import some
 from tests.influence.trainings import KINDS, ROWS, Training, labels, numbers, perceptron, samples
+from tests.trainings import take_steps
 
 STEPS = 12
 
@@ -26,11 +27,14 @@ def run(training: Training, recorded_by, steps=STEPS, inputs=None):
     model = training.make()
     optimizer = training.optimizer(model)
     with recorded_by(model, optimizer) as recorder:
-        for step in range(steps):
-            with recorder.step(sample=samples(step), label=labels(step)):
-                optimizer.zero_grad()
-                training.loss(model((inputs or training.inputs)(step)), labels(step)).mean().backward()
-                optimizer.step()
+        take_steps(
+            recorder,
+            optimizer,
+            steps,
+            lambda step: training.loss(model((inputs or training.inputs)(step)), labels(step)).mean(),
+            sample=lambda step: samples(step),
+            label=lambda step: labels(step),
+        )
     return recorder
 
 

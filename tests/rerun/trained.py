@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from tests.trainings import learn
+
 
 @dataclass(frozen=True)
 class Training:
@@ -53,9 +55,7 @@ class Training:
         with recorder:
             for x, y, columns in batches[:until]:
                 with recorder.step(**columns):
-                    optimizer.zero_grad()
-                    cross_entropy(model(x).reshape(-1, self.labels), y.reshape(-1)).backward()
-                    optimizer.step()
+                    learn(optimizer, cross_entropy(model(x).reshape(-1, self.labels), y.reshape(-1)))
             if fail:
                 raise ZeroDivisionError
             if query_set:

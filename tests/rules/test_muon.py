@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 from dualform.rules import State, advanced, named, updated
+from tests.cases import pairwise
 
 SHAPES = [(48, 96), (64, 64), (128, 32)]
 BFLOAT16 = 2.0**-8
@@ -61,9 +62,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(12, 20), (20, 12)])
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize(("shape", "options", "before"), pairwise([(12, 20), (20, 12)], OPTIONS, [0, 3]))
 def test_many_updates_are_those_of_torch_to_bfloat16(shape, options, before):
     torch.manual_seed(0)
     weight, rule = nn.Parameter(0.1 * torch.randn(shape)), named("muon")

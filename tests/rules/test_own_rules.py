@@ -17,6 +17,7 @@ from dualform.query.weights import reconstruction
 from dualform.query.weights.requirement import BOUND
 from tests.cases import some
 from tests.record.listed import batches, small_net, snapshot
+from tests.trainings import learn
 
 from .own import Heavy, Normed, NormedRule, Plain, Sign, SignRule
 
@@ -32,9 +33,7 @@ def record(path, kind, between=None, steps=STEPS):
     with dualform.Recorder(model, optimizer, path) as recorder:
         for number, (x, y) in enumerate(batches(steps)):
             with recorder.step(label=y):
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                optimizer.step()
+                learn(optimizer, cross_entropy(model(x), y))
             if between is not None:
                 between(number, model)
             history.append(snapshot(model))

@@ -13,6 +13,7 @@ from dualform.errors import BadInput
 from dualform.record.optimizers import why_no_rule
 from dualform.rules import Scale, State, UpdateRule, named, of_type, register, why_refused
 from tests.record.listed import batches, small_net
+from tests.trainings import learn
 
 from .own import Sign, SignRule
 
@@ -56,9 +57,7 @@ def record(path, make=Momentum, before=0, steps=8):
     optimizer = make(model.parameters())
 
     def train(x, y):
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
+        learn(optimizer, cross_entropy(model(x), y))
 
     for x, y in batches(before):
         train(x, y)

@@ -32,7 +32,6 @@ from dualform.store.repair import repair
 from dualform.store.snapshot import Snapshot
 from dualform.store.writing_lock import writing
 from tests.cases import some
-from tests.contract.recorded import record
 from tests.damage import flip, flipped
 from tests.store.small_memory import write
 
@@ -142,9 +141,9 @@ def test_one_flipped_bit_is_refused_by_name_or_without_effect(sound, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
+def trained(small_run, tmp_path_factory) -> Path:
     """With two layers, others, query sets, preview sets and a further run."""
-    return record(tmp_path_factory.mktemp("edited") / "memory")
+    return Path(shutil.copytree(small_run, tmp_path_factory.mktemp("edited") / "memory"))
 
 
 def places(said: object, at: tuple = ()) -> list[tuple]:

@@ -18,6 +18,7 @@ from dualform.errors import BadInput
 from dualform.store.check import check_memory
 from dualform_service.server import Server
 from tests.store.small_memory import write
+from tests.trainings import learn
 
 NAMES = [
     " it's \"x\"; 100% %41 sta*r a[b] #1 {a} $HOME ünï 学 new\nline", "-dash", "~run", ":memory:", "md:run",
@@ -51,9 +52,7 @@ def train(path: Path, then: Callable[[], None] = lambda: None) -> None:
     with dual.Recorder(model, optimizer, path, quiet=True) as recorder:
         for after in (then, lambda: None):
             with recorder.step(label=1):
-                optimizer.zero_grad()
-                model(torch.ones(2, 3)).sum().backward()
-                optimizer.step()
+                learn(optimizer, model(torch.ones(2, 3)).sum())
             recorder.flush()
             after()
 

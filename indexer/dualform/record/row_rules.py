@@ -99,7 +99,7 @@ def keep(followed: KnownRows, args: tuple[Any, ...], kwargs: dict[str, Any], out
 
 
 def _keep_in(followed: KnownRows, given: list[Tensor], output: Tensor) -> None:
-    shape, marks = tuple(output.shape), set[Mark]()
+    shape, marks, spread = tuple(output.shape), set[Mark](), list[Tensor]()
     own: Lineage | None = None
     for tensor in given:
         known = followed.of(tensor)
@@ -110,7 +110,7 @@ def _keep_in(followed: KnownRows, given: list[Tensor], output: Tensor) -> None:
             if (tensor.dim() and tuple(tensor.shape[:-1]) == shape[:-1]) or not followed.live:
                 followed.put(output, None)
                 return
-            marks.add(Mark.MADE)
+            spread.append(tensor)
         elif isinstance(known, Mark):
             marks.add(known)
         elif len(known.shape) == len(shape):
@@ -122,8 +122,12 @@ def _keep_in(followed: KnownRows, given: list[Tensor], output: Tensor) -> None:
         put(output, own if own.shape == shape else own.then(shape, after.sized(shape), "sized"))
     elif Mark.MIXED in marks:
         put(output, Mark.MIXED)
-    elif marks:
-        followed.put(output, Mark.MADE if Mark.MADE in marks else Mark.MODEL)
+    elif any(tensor.dim() == len(shape) and tensor.shape[0] == shape[0] for tensor in spread):
+        followed.put(output, None)  # the batch's rows, over axes of what was made
+    elif any(tensor.dim() > 1 for tensor in spread):
+        put(output, Mark.MIXED)  # rows of a batch may lie along another axis now
+    elif marks or spread:
+        followed.put(output, Mark.MADE if spread or Mark.MADE in marks else Mark.MODEL)
 
 
 def mix(followed: KnownRows, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

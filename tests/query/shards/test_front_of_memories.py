@@ -16,6 +16,7 @@ from dualform.query.shards.shard_engine import ShardEngine
 from dualform.store.runs import opened
 from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import SIZES, queries, same, write
+from tests.trainings import record_steps
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
@@ -50,10 +51,13 @@ def test_shards_of_a_memory_that_was_recorded_anew_are_not_merged_with_those_of_
 def test_a_layer_without_keys_is_refused_as_by_one_engine(tmp_path):
     layer = torch.nn.Linear(6, 4)
     optimizer = torch.optim.SGD(layer.parameters())
-    recorder = dualform.Recorder(layer, optimizer, tmp_path / "memory", keys=False)
-    with recorder, recorder.step(label=torch.arange(5)):
-        layer(torch.ones(5, 6)).sum().backward()
-        optimizer.step()
+    record_steps(
+        dualform.Recorder(layer, optimizer, tmp_path / "memory", keys=False),
+        optimizer,
+        1,
+        lambda _: layer(torch.ones(5, 6)).sum(),
+        label=torch.arange(5),
+    )
     front, _ = front_of(tmp_path / "memory")
     own = np.ones((1, 6), np.float32)
     for ask in (
