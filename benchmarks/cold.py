@@ -24,7 +24,7 @@ from benchmarks import oracle
 from benchmarks.data import LAYER, Floats, load, network, read_memory
 from benchmarks.harness import OURS, Cell, Check, K, Plan, Section, Target, apart, race, unchecked
 from benchmarks.serving import CLI, served
-from dualform.store.derived_file import CODES, SUM
+from dualform.store.files.durable_files import CODES, SUM
 
 FAISS, PASS, BARE = "FAISS, read_index and search", "one pass over the keys", "one pass over its keys and values"
 ABLATED = "ablated output, 1 query, from opening to the answer"

@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 from benchmarks.harness import Plan
 from dualform.query.engine import CACHE_BYTES, Engine
 from dualform.query.score import backends
-from dualform.store import derived_file
-from dualform.store.batch import Batch, Extent, Factor, LayerRows, ParameterGroup, StepLog
-from dualform.store.header import Header
+from dualform.store.batch import Batch, Extent, Factor, Header, LayerRows, ParameterGroup, StepLog
+from dualform.store.files import durable_files
+from dualform.store.files.segment import SegmentCache
 from dualform.store.layer import Layer, affine
 from dualform.store.query_sets import QuerySetArrays
-from dualform.store.segment_cache import SegmentCache
-from dualform.store.snapshot import Snapshot
-from dualform.store.writer import Writer
+from dualform.store.reading.snapshot import Snapshot
+from dualform.store.writing.writer import Writer
 
 A = TypeVar("A")
 Floats: TypeAlias = NDArray[np.float32]
@@ -313,12 +312,12 @@ class Fresh:
 
         Nobody asked before: sums that were kept beside the keys are neither read nor written.
         """
-        seconds, least = list[float](), derived_file.LEAST_BYTES
-        derived_file.LEAST_BYTES = sys.maxsize
+        seconds, least = list[float](), durable_files.LEAST_BYTES
+        durable_files.LEAST_BYTES = sys.maxsize
         for _ in range(repeats):
             with self.engine() as engine:
                 began = time.perf_counter()
                 answer = ask(engine)
                 seconds.append(time.perf_counter() - began)
-        derived_file.LEAST_BYTES = least
+        durable_files.LEAST_BYTES = least
         return seconds, answer

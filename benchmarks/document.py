@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import FELT, OURS, REPEATED, SECTIONS, Cell, Row, Section, Target
-from dualform.store.byte_counts import readable
+from dualform.store.files.ram_budget import readable
 from dualform_studies.documents import write_page
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from benchmarks.harness import OURS, Cell, Check, K, Plan, Section, Target, aske
 from benchmarks.peers import ours
 from benchmarks.recording import train
 from dualform import Engine, ExampleGradients, LayerGradients
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.images.datasets import load_dataset
 
 OUTPUT = 3

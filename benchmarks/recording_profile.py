@@ -25,50 +25,41 @@ import torch
 
 from benchmarks.document import table
 from benchmarks.recording import Kind, Training, trainings
-from dualform.record import (
-    batches,
-    collector,
-    gradient_factor,
-    observed_weights,
-    other_values,
-    pending_gradients,
-    recorded_entries,
-    recorded_training,
-    recording,
-    sink,
-    slots,
-    updates,
-)
-from dualform.record.taps import identity, module_tap, watcher
-from dualform.store import direct_file, distinct_keys, journal, rows_writer, shard, writer
+from dualform.record import batches, recording, session, sink
+from dualform.record.audit import parameters, pending, scale, updates, weights
+from dualform.record.slots import slots, step_record
+from dualform.record.taps import autograd, tap, watcher
+from dualform.store import journal, shard
+from dualform.store.files import durable_files
+from dualform.store.writing import rows_writer, writer
 
 PARTS: Sequence[tuple[str, Any, str]] = (
     ("training: a record begun and ended", recording.Recording, "__init__"),
-    ("training: a record begun and ended", recorded_training.RecordedTraining, "close"),
-    ("training: taps, forward and backward", module_tap._Hook, "__call__"),
-    ("training: taps, forward and backward", module_tap._Before, "__call__"),
+    ("training: a record begun and ended", session.RecordedTraining, "close"),
+    ("training: taps, forward and backward", tap._Hook, "__call__"),
+    ("training: taps, forward and backward", tap._Before, "__call__"),
     ("training: taps, forward and backward", watcher, "_seen"),
-    ("training: taps, forward and backward", identity.Report, "__call__"),
-    ("training: keys and error signals copied", collector.Collector, "received"),
-    ("training: slots along directions, and whether they are finite", pending_gradients.PendingGradients, "add"),
-    ("training: gradients of chosen entries, from slots", recorded_entries.RecordedEntries, "add_outer"),
-    ("training: gradients along directions", gradient_factor.GradientFactors, "measure"),
-    ("training: weights looked at before an update", observed_weights.ObservedWeights, "observe"),
-    ("training: weights looked at after an update", observed_weights.ObservedWeights, "updated"),
-    ("training: the watch goes on", observed_weights.ObservedWeights, "advance"),
-    ("training: rest of an update", recorded_training.RecordedTraining, "_updating"),
+    ("training: taps, forward and backward", autograd.Report, "__call__"),
+    ("training: keys and error signals copied", step_record.Collector, "received"),
+    ("training: slots along directions, and whether they are finite", pending.PendingGradients, "add"),
+    ("training: gradients of chosen entries, from slots", parameters.RecordedEntries, "add_outer"),
+    ("training: gradients along directions", scale.GradientFactors, "measure"),
+    ("training: weights looked at before an update", weights.ObservedWeights, "observe"),
+    ("training: weights looked at after an update", weights.ObservedWeights, "updated"),
+    ("training: the watch goes on", weights.ObservedWeights, "advance"),
+    ("training: rest of an update", session.RecordedTraining, "_updating"),
     ("training: slots laid out", slots.SlotMaker, "slots_of"),
     ("training: finite, where nothing is measured", updates, "surely_finite"),
     ("training: rest of a step", recording.Recording, "_put"),
-    ("training: rest of a step", recorded_training.RecordedTraining, "begin_step"),
-    ("training: rest of a step", recorded_training.RecordedTraining, "end_step"),
+    ("training: rest of a step", session.RecordedTraining, "begin_step"),
+    ("training: rest of a step", session.RecordedTraining, "end_step"),
     ("training: rest of a step", batches.Batches, "put"),
-    ("training: parameters of no layer", other_values.OtherValues, "look"),
+    ("training: parameters of no layer", batches.OtherValues, "look"),
     ("training: handed to the writer", sink.SinkThread, "put"),
     ("writer: rows into blocks, and their checksums", rows_writer.MatrixWriter, "append"),
-    ("writer: repeated inputs", distinct_keys.DistinctKeys, "rows_of"),
-    ("writer: blocks to the disk", direct_file.DirectFile, "write"),
-    ("writer: blocks to the disk", direct_file.DirectFile, "finish"),
+    ("writer: repeated inputs", rows_writer.DistinctKeys, "rows_of"),
+    ("writer: blocks to the disk", durable_files.DirectFile, "write"),
+    ("writer: blocks to the disk", durable_files.DirectFile, "finish"),
     ("writer: DuckDB", shard.Appender, "append"),
     ("writer: DuckDB", shard, "create"),
     ("writer: journal", journal.JournalWriter, "append"),

@@ -33,7 +33,7 @@ from dualform.answers import Hits
 from dualform.errors import BadInput, DualformError, Overloaded
 from dualform.methods import Answers
 from dualform.questions import QuerySetExamples
-from dualform.store.byte_counts import bytes_of, readable
+from dualform.store.files.ram_budget import bytes_of, readable
 from dualform_client import Client
 from dualform_proto.address import parse_address
 

@@ -18,9 +18,8 @@ from torch import nn
 from benchmarks.data import LR, Floats, Fresh, network, read_memory
 from benchmarks.harness import OURS, Cell, Plan, Section, Target
 from benchmarks.recording import GROUPS, Transformer, perceptron, texts, train_adamw, vectors
-from dualform.store.layer import Layer
-from dualform.store.parameter import Parameter
-from dualform.store.snapshot import Snapshot
+from dualform.store.layer import Layer, Parameter
+from dualform.store.reading.snapshot import Snapshot
 
 BLOCK = 8192
 Doubles = NDArray[np.float64]

@@ -9,8 +9,8 @@ import pytest
 
 from dualform import kernels
 from dualform.kernels import loader
-from dualform.query.weights import direct_outputs
-from dualform.record import recorded_entries
+from dualform.query.weights import output
+from dualform.record.audit import parameters
 
 LOOPS = Path(__file__).parents[1] / "indexer" / "dualform" / "kernels"
 
@@ -19,8 +19,8 @@ LOOPS = Path(__file__).parents[1] / "indexer" / "dualform" / "kernels"
     ("file", "stated", "number"),
     [
         ("codes.c", r"int32_t dualform_abi\(void\) \{ return (\d+); \}", loader.ABI),
-        ("entries.c", r"#define RUN (\d+)", recorded_entries.RUN),
-        ("weighed.c", r"#define JOINED (\d+)", direct_outputs._TERMS),
+        ("entries.c", r"#define RUN (\d+)", parameters.RUN),
+        ("weighed.c", r"#define JOINED (\d+)", output._TERMS),
         ("kernels.h", r"#define ROWS (\d+)", kernels.ROWS),
         ("kernels.h", r"#define DIRECTIONS (\d+)", kernels.DIRECTIONS),
     ],

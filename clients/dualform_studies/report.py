@@ -25,7 +25,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from dualform.errors import AlreadyExists
-from dualform.store.machine_memory import memory_bytes
+from dualform.store.files.ram_budget import memory_bytes
 
 Report: TypeAlias = dict[str, Any]
 """Plain values only, ready for JSON."""

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
         Vectors as Vectors,
     )
     from dualform.record.recorder import Recorder as Recorder
-    from dualform.record.taps.named import tap as tap
+    from dualform.record.taps.matrix import tap as tap
     from dualform.rerun.rerun import Rerun as Rerun
     from dualform.store.previews.preview_set import PreviewSet as PreviewSet
     from dualform_client.target import connect as connect
@@ -79,7 +79,7 @@ _HOME = {
     "Rerun": ("dualform.rerun.rerun", "Rerun"),
     "Estimate": ("dualform.costs.estimate", "Estimate"),
     "estimate": ("dualform.costs.estimate", "estimate"),
-    "tap": ("dualform.record.taps.named", "tap"),
+    "tap": ("dualform.record.taps.matrix", "tap"),
     "Influence": ("dualform.influence.ledger", "Influence"),
     "ledger": ("dualform.influence.ledger", "ledger"),
     "adjoint": ("dualform.influence.adjoint", "adjoint"),

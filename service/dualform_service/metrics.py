@@ -28,7 +28,7 @@ from dualform_service.call_record import CallRecord, layer_of
 from dualform_service.engine import Engine
 
 if TYPE_CHECKING:
-    from dualform.query.counts import Counts
+    from dualform.query.view import Counts
 from typing import TypeVar
 
 from dualform.query.bounds import QuestionBounds

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from dualform.errors import Cancelled, DualformError, Overloaded, TimedOut
 from dualform.kernels import workers
-from dualform.query import helpers_time
+from dualform.query import bounds
 from dualform_service.call_record import current
 
 
@@ -359,4 +359,4 @@ class ScanCosts:
 
 
 def _seconds() -> float:
-    return time.thread_time() + helpers_time.taken()
+    return time.thread_time() + bounds.taken()

@@ -17,7 +17,7 @@ from types import TracebackType
 from prometheus_client import ProcessCollector
 
 from dualform.errors import DualformError
-from dualform.store.allocator import bound_arenas, free_pages_returned
+from dualform.store.files.startup import bound_arenas, free_pages_returned
 from dualform_proto.address import Address, parse_address
 from dualform_service.auth import METRICS
 from dualform_service.call_record import Exporter, JsonLog, Observer

@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from dualform.errors import BadInput
-from dualform.store.byte_counts import bytes_of
+from dualform.store.files.ram_budget import bytes_of
 from dualform_service.auth import read_tokens
 from dualform_service.config import ServiceConfig
 

@@ -19,14 +19,21 @@ from typing import Any, Protocol, TypeAlias
 
 from dualform.errors import BadInput, DualformError, TimedOut, Unavailable
 from dualform.extras import optional
-from dualform.query.shards.front import Front, ShardsMissing, open_front
-from dualform.query.shards.shard_engine import Reply, ShardEngine, names_of_shards, open_shard
+from dualform.query.shards.engines import (
+    Front,
+    Reply,
+    ShardEngine,
+    ShardsMissing,
+    names_of_shards,
+    open_front,
+    open_shard,
+)
 from dualform.query.shards.shards import ShardQuestion
 from dualform.query.view import Check
 
 
 class ShardAnswerer(Protocol):
-    """A process that keeps a dualform.query.shards.shard_engine.ShardEngine of one shard."""
+    """A process that keeps a dualform.query.shards.engines.ShardEngine of one shard."""
 
     def ask(self, asked: ShardQuestion | None, seconds: float) -> Future[Reply]:
         """What the engine's `reply` gives; any error means that the process is gone. Returns at once. None asks whether
@@ -109,7 +116,7 @@ class _Member:
 
 
 class Fleet:
-    """Is what a Front asks (dualform.query.shards.front). Safe to use from several threads. A context manager."""
+    """Is what a Front asks (dualform.query.shards.engines). Safe to use from several threads. A context manager."""
 
     def __init__(self, launch: Launch, names: Callable[[], Sequence[str]], seconds: float = SECONDS) -> None:
         """`names`: reads those of the shards, by which errors call them; called again when one is asked that came

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import dualform_client.cli  # noqa: F401 (its file main.py)
-from dualform.store import allocator, read_ahead
+from dualform.store.files import startup
 
 ASK = """
 import sys
@@ -46,7 +46,7 @@ def test_files_of_the_question_are_read_ahead(folder, monkeypatch, words, wanted
     def ahead(folder, layers, query_sets, *, codes):
         asked.append((folder, layers, query_sets, codes))
 
-    monkeypatch.setattr(read_ahead, "read_ahead", ahead)
+    monkeypatch.setattr(startup, "read_ahead", ahead)
     sys.modules["dualform_client.cli.main"]._read_ahead([str(folder) if word == "RUN" else word for word in words])
     assert asked == ([] if wanted is None else [(str(folder), *wanted)])
 
@@ -66,7 +66,7 @@ def test_a_servers_pools_of_memory_are_bounded_before_its_first_thread_begins(mo
     cli, done = sys.modules["dualform_client.cli.main"], list[str]()
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(gc, "set_threshold", lambda objects: None)
-    monkeypatch.setattr(allocator, "bound_arenas", lambda: done.append("bounded"))
+    monkeypatch.setattr(startup, "bound_arenas", lambda: done.append("bounded"))
     monkeypatch.setattr(cli, "_read_ahead", lambda given: done.append("read ahead"))
     monkeypatch.setattr(sys, "setswitchinterval", lambda seconds: done.append(f"switches every {seconds} s"))
     cli.prepare(["serve", "runs/demo"])

@@ -282,7 +282,7 @@ def test_an_error_of_the_training_comes_out_as_it_is(tmp_path):
 def test_a_preview_set_is_not_tried(monkeypatch):
     """It is no part of the estimate, and encoding it may take long."""
     encoded = []
-    monkeypatch.setattr("dualform.store.writer.write_preview_set", lambda *arguments: encoded.append(arguments))
+    monkeypatch.setattr("dualform.store.writing.writer.write_preview_set", lambda *arguments: encoded.append(arguments))
 
     def train(recorded_by):
         model = nn.Linear(4, 2)

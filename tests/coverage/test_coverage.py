@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from dualform.query.weights.block_status import EXACT
+from dualform.query.weights.exactness import EXACT
 from dualform_studies.documents import MARK
 from tests.reliability import soaking
 

@@ -15,8 +15,8 @@ import dualform
 from dualform.deletion.delete import planned_deletion
 from dualform.errors import BadInput, EmptyMask, Inexact, NotFound, RecordingError
 from dualform.query.engine import Engine
-from dualform.store.check import check_memory
-from dualform.store.runs import opened
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.runs import opened
 from tests.cases import some
 from tests.query.trained import STEPS, Trained, train
 from tests.record.resumed_training import ROWS, Training

@@ -14,8 +14,8 @@ import pytest
 import dualform
 from dualform.deletion import delete
 from dualform.errors import Damaged, EmptyMask, Locked
-from dualform.store.check import check_memory, what_is_wrong
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance.check import check_memory, what_is_wrong
+from dualform.store.reading.snapshot import Snapshot
 from tests.deletion.test_rewrite import write
 from tests.store.small_memory import batches_of
 

@@ -12,8 +12,7 @@ import dualform
 from dualform import PreviewSet
 from dualform.deletion.delete import planned_deletion
 from dualform.errors import NotFound
-from dualform.store.check import check_memory
-from dualform.store.leftovers import leftovers
+from dualform.store.maintenance.check import check_memory, leftovers
 from tests.record.resumed_training import Training
 from tests.record.test_previews import Small
 from tests.trainings import take_steps

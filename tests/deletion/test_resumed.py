@@ -9,7 +9,7 @@ import pytest
 import dualform
 from dualform.errors import Locked, RecordingError
 from dualform.record.batches import Batches
-from dualform.store.check import check_memory
+from dualform.store.maintenance.check import check_memory
 from tests.record.resumed_training import Training
 
 

@@ -16,11 +16,10 @@ from hypothesis import given, settings, strategies as st
 import dualform
 from dualform.deletion.delete import planned_deletion
 from dualform.errors import BadInput, EmptyMask, NotFound
-from dualform.store.batch import Batch, Extent, LayerRows
-from dualform.store.check import check_memory
-from dualform.store.header import Ending
-from dualform.store.runs import opened
-from dualform.store.snapshot import Snapshot
+from dualform.store.batch import Batch, Ending, Extent, LayerRows
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.runs import opened
+from dualform.store.reading.snapshot import Snapshot
 from tests.store.small_memory import (
     LAYERS,
     OTHERS,

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform.errors import BadInput, NotFound
 from dualform.query.weights import contributions
-from dualform.record import kept_outputs
+from dualform.record import query_sets
 from dualform_explorer import groups as groups_room
 from dualform_explorer.filter import Chip
 from dualform_explorer.memories import Beside, RememberedAnswers
@@ -43,7 +43,7 @@ def path(request, tmp_path_factory, whole):
     if request.param == "outputs":
         return whole
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kept_outputs, "MOST_BYTES", 0)
+        patched.setattr(query_sets, "MOST_BYTES", 0)
         return record(tmp_path_factory.mktemp("gpt") / "run")
 
 

@@ -18,7 +18,7 @@ import dualform
 from dualform.errors import BadInput, Damaged, Inexact, NotFound
 from dualform.influence.adjoint import adjoint, retrain
 from dualform.influence.rerun import recorded_training
-from dualform.store.check import check_memory
+from dualform.store.maintenance.check import check_memory
 from dualform.store.manifest import Manifest
 from tests.trainings import record_steps, take_steps
 
@@ -712,7 +712,9 @@ def test_what_cannot_be_kept_at_the_end_is_in_the_checkpoint(tmp_path, monkeypat
     arguments = tmp_path / "run", training.model, training.queries, per_row, training.batches
     again = retrain(*arguments, random=3, share=0.2)
     with monkeypatch.context() as broken:
-        broken.setattr("dualform.store.attributions.write_whole", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        broken.setattr(
+            "dualform.store.maintenance.attributions.write_whole", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
+        )
         for asked, more in ((adjoint, {}), (retrain, {"random": 3, "share": 0.2})):
             with pytest.raises(OSError, match="full"):
                 asked(*arguments, name="kept", checkpoint=file.with_suffix(f".{asked.__name__}"), **more)

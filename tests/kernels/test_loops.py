@@ -32,12 +32,10 @@ from dualform.kernels.arguments import (
 )
 from dualform.kernels.sums import sum_deviations, sum_runs
 from dualform.query.score.canonical import canonical_scores
-from dualform.query.search.code_products import code_products
-from dualform.query.search.codes import Codes, RowFactors, quantise, quantise_queries
-from dualform.query.search.codes_cache import CodesCache
-from dualform.query.search.screen import Request, screen
+from dualform.query.search.codes import Codes, CodesCache, RowFactors, quantise, quantise_queries
+from dualform.query.search.screen import Request, code_products, screen
 from dualform.store.rows import Keys
-from dualform.store.sources.held_rows import HeldRows
+from dualform.store.sources.key_format import HeldRows
 from tests.kernels.forms import EXAMPLES, FORMS, using
 
 SOME = settings(max_examples=EXAMPLES, deadline=None)

@@ -10,13 +10,12 @@ import numpy as np
 
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
-from dualform.store.layer import Layer, affine
+from dualform.store.layer import Layer, StoredOptimizer, affine
 from dualform.store.manifest import Manifest, Shard
+from dualform.store.reading.shard_tables import HeldTables
+from dualform.store.reading.snapshot import Snapshot
 from dualform.store.rows import Keys
-from dualform.store.shard_tables import HeldTables
-from dualform.store.snapshot import Snapshot
-from dualform.store.sources.held_rows import HeldRows
-from dualform.store.stored_optimizer import StoredOptimizer
+from dualform.store.sources.key_format import HeldRows
 from dualform.store.tables import SAMPLES, arrow_table, rows_table
 
 SETTINGS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dualform.query.weights.exactness import status
-from dualform.query.weights.requirement import require
+from dualform.query.weights.reconstruction import require
 
 LAYERS = ("0", "2", "4")
 

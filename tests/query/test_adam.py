@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import dualform
 from dualform.errors import Cancelled
-from dualform.query.weights.recorded_blocks import build
+from dualform.query.weights.trajectory import build
 from dualform.query.where import mask
 from dualform_service.server import Server
 from tests.cases import some

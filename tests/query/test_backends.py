@@ -15,7 +15,7 @@ from dualform.errors import MissingPackage, NotFound
 from dualform.query.engine import Engine
 from dualform.query.score import backends
 from dualform.query.score.backends.torch import TorchDeviceBackend
-from dualform.query.score.bound import bound, norms
+from dualform.query.score.canonical import bound, norms
 
 from . import arrays
 

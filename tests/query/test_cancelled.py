@@ -10,8 +10,8 @@ import pytest
 from dualform import kernels
 from dualform.errors import Cancelled, EmptyMask
 from dualform.query import groups
-from dualform.query.cache import Cache
-from dualform.query.score.rescoring import score_pairs
+from dualform.query.score.canonical import score_pairs
+from dualform.query.view import Cache
 from dualform.query.where import mask
 from dualform.questions import Distribution, GroupSum, Output, TopK, Vectors
 from tests.query import arrays

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from dualform.errors import BadInput, NotFound
 from dualform.query.weights.coefficients import coefficients
 from dualform.rules import Update, named
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 
 from ..store.small_memory import write

@@ -14,10 +14,9 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import dualform
-from dualform.query.cache import Cache
-from dualform.query.view import never
+from dualform.query.view import Cache, never
 from dualform.query.weights import trajectory
-from dualform.query.weights.concentration import _figures
+from dualform.query.weights.cancellation import _figures
 from dualform.query.where.mask import Selection
 from tests.query.adam_trainings import naive
 from tests.trainings import record_steps

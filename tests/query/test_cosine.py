@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dualform import kernels
-from dualform.query.score.bound import norms
-from dualform.query.score.canonical import as_float32, canonical_scores
+from dualform.query.score.canonical import as_float32, canonical_scores, norms
 from dualform.query.sums import grouping
 from tests.query import arrays, oracle
 from tests.query.test_top_k import backend, cases, engine_of, mask_of, small_blocks

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 import dualform
-from dualform.query.counts import Counts
+from dualform.query.view import Counts
 
 
 def grown(before: Counts, after: Counts) -> dict[str, float]:

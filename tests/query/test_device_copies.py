@@ -7,8 +7,7 @@ import gc
 import numpy as np
 
 from dualform.query.engine import Engine
-from dualform.query.score.backends.device_copies import DeviceCopies
-from dualform.query.score.backends.torch import TorchDeviceBackend
+from dualform.query.score.backends.torch import DeviceCopies, TorchDeviceBackend
 from tests.query import arrays
 
 

@@ -13,10 +13,9 @@ from hypothesis import given, settings, strategies as st
 
 from dualform import kernels
 from dualform.query.engine import Engine
-from dualform.query.score.backends.torch import TorchDeviceBackend
-from dualform.query.search import device_screen
-from dualform.query.search.codes_cache import CodesCache
-from dualform.query.search.device_screen import DeviceScreen
+from dualform.query.score.backends import torch as torch_file
+from dualform.query.score.backends.torch import DeviceScreen, TorchDeviceBackend
+from dualform.query.search.codes import CodesCache
 from dualform.query.search.screen import Request
 from tests.kernels.test_loops import assert_best_are_candidates, keys_of, questions
 from tests.query import arrays
@@ -39,7 +38,7 @@ def screen(room: int = 1 << 30) -> DeviceScreen:
 def test_every_one_of_the_k_best_is_a_candidate(question, segment_rows, room, at_once):
     keys, queries, request = question
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_screen, "_AT_ONCE", at_once)
+        patch.setattr(torch_file, "_AT_ONCE", at_once)
         found = screen(room).candidates(keys_of(keys, segment_rows), queries, request, lambda: None)
     assert_best_are_candidates(found, keys, queries, request)
 

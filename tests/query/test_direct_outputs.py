@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dualform.query import network
-from dualform.query.weights import direct_outputs, slot_products
-from dualform.query.weights.slot_products import SlotCoefficients, SlotSum, add_products
-from dualform.query.weights.slot_sum import slot_coefficients
+from dualform.query.weights import output as output_file, slot_products
+from dualform.query.weights.slot_products import SlotCoefficients, SlotSum, add_products, slot_coefficients
 from dualform.query.where import mask
 from tests.query import arrays
 
@@ -21,8 +20,8 @@ D_IN, D_OUT = 5, 200
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_outputs, "LEAST_PRODUCT", 0)
-    monkeypatch.setattr(direct_outputs, "MOST_QUERIES", 2)
+    monkeypatch.setattr(output_file, "LEAST_PRODUCT", 0)
+    monkeypatch.setattr(output_file, "MOST_QUERIES", 2)
     monkeypatch.setattr(slot_products, "_RANGE", 300)
     monkeypatch.setattr(slot_products, "_PRODUCT", 64)
 
@@ -72,7 +71,7 @@ questions = st.fixed_dictionaries(
 def test_they_are_those_of_the_weights(monkeypatch, seed, cancel, repeats, bias, question, doubts):
     memory, queries = recorded(seed, cancel, repeats, bias)
     with monkeypatch.context() as patch:
-        patch.setattr(direct_outputs, "_SLACK", 2.0**doubts)  # so that more outputs are in doubt than need be
+        patch.setattr(output_file, "_SLACK", 2.0**doubts)  # so that more outputs are in doubt than need be
         found = arrays.engine(memory).output("fc", queries, **question)
         single = arrays.engine(memory).output("fc", queries[:1], **question)
     wanted = by_weights(memory, queries, **question)
@@ -97,14 +96,14 @@ def test_the_first_question_about_a_mask_makes_no_weights_and_the_second_does(mo
 def test_outputs_in_doubt_have_the_weights_made_of_a_few_alone(monkeypatch):
     memory, queries = recorded(1, 100.0)
     asked = []
-    made = direct_outputs.outputs_of_slot_sum
+    made = output_file.outputs_of_slot_sum
     monkeypatch.setattr(
-        direct_outputs, "outputs_of_slot_sum", lambda *given: asked.append(given[3].tolist()) or made(*given)
+        output_file, "outputs_of_slot_sum", lambda *given: asked.append(given[3].tolist()) or made(*given)
     )
     slack = 1.0
     while not asked:
         slack *= 2
-        monkeypatch.setattr(direct_outputs, "_SLACK", slack)
+        monkeypatch.setattr(output_file, "_SLACK", slack)
         found = arrays.engine(memory).output("fc", queries, where="label <> 2").values
     assert 0 < len(asked[0]) < D_OUT
     assert found.tobytes() == by_weights(memory, queries, where="label <> 2").tobytes()
@@ -154,7 +153,7 @@ def test_neither_sum_is_off_by_more_than_its_roundings(repeats):
     view, layer = arrays.engine(memory)._view, memory.layer("fc")
     slots = slot_coefficients(view, layer, mask.selection(view, layer, "label <> 0"), None)
     keys, values = memory.keys("fc"), memory.values("fc")
-    found, terms = direct_outputs._sums(keys, values, slots, queries[:1], lambda: None)
+    found, terms = output_file._sums(keys, values, slots, queries[:1], lambda: None)
     made = SlotSum(np.zeros((D_OUT, D_IN)), np.zeros((1, D_OUT)))
     add_products(made, layer, keys, values, slots, lambda: None)
     output, query = 3, [Fraction(float(number)) for number in queries[0]]
@@ -167,7 +166,7 @@ def test_neither_sum_is_off_by_more_than_its_roundings(repeats):
         size += abs(delta) * (abs(weight) * sum(map(abs, parts)) + abs(bias))
     assert Fraction(float(terms[0, output])) >= size
     unit, count = Fraction(1, 2**53), slot_products.roundings(keys, values, slots)
-    assert abs(Fraction(float(found[0, output])) - exact) <= (direct_outputs._TERMS + 8) * unit * size
+    assert abs(Fraction(float(found[0, output])) - exact) <= (output_file._TERMS + 8) * unit * size
     weights = sum(Fraction(float(w)) * q for w, q in zip(made.weight[output], query, strict=True))
     assert abs(weights + Fraction(float(made.biases[0, output])) - exact) <= (count + 1) * unit * size
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dualform.errors import Inexact
-from dualform.query.weights.distances import Distances
-from dualform.store.snapshot import Snapshot
+from dualform.query.weights.exactness import Distances
+from dualform.store.reading.snapshot import Snapshot
 from tests.query import arrays
 from tests.query.test_output import Case
 

@@ -25,7 +25,7 @@ from torch import nn
 import dualform
 from dualform.errors import Forked, RecordingError
 from dualform.query.engine import Engine
-from dualform.store import forks, query_sets, shard
+from dualform.store import locks as locks_file, query_sets, shard
 from tests.store.small_memory import write
 from tests.trainings import learn
 
@@ -69,7 +69,7 @@ def locks_of(*roots: Any) -> list[Any]:
             found.append(one)
         elif isinstance(one, CONTAINERS) or type(one).__module__.startswith("dualform"):
             waiting += gc.get_referents(one)
-    own_lock = gc.get_referents(vars(forks._changed))  # what a fork waits for is never held while it happens
+    own_lock = gc.get_referents(vars(locks_file._changed))  # what a fork waits for is never held while it happens
     return [lock for lock in found if not any(lock is other for other in own_lock)]
 
 
@@ -145,7 +145,7 @@ def test_a_fork_waits_for_what_would_leave_duckdb_locked():
     done, inside = [], threading.Event()
 
     def work() -> None:
-        with forks.held_back():
+        with locks_file.held_back():
             inside.set()
             time.sleep(0.3)
             done.append(True)
@@ -155,37 +155,37 @@ def test_a_fork_waits_for_what_would_leave_duckdb_locked():
     assert inside.wait(30)
     child = os.fork()
     if not child:
-        os._exit(0 if done and forks.forked() and not forks._inside else 1)
+        os._exit(0 if done and locks_file.forked() and not locks_file._inside else 1)
     assert done == [True]
     assert os.waitpid(child, 0)[1] == 0
     thread.join()
-    assert not forks.forked()
+    assert not locks_file.forked()
 
 
 def test_a_fork_waits_no_longer_than_it_must(monkeypatch):
-    monkeypatch.setattr(forks, "MOST_SECONDS", 0.1)
-    with forks.held_back():
+    monkeypatch.setattr(locks_file, "MOST_SECONDS", 0.1)
+    with locks_file.held_back():
         in_a_fork(lambda: None)
 
 
 def test_a_fork_of_whoever_is_inside_leaves_nothing_to_wait_for(monkeypatch):
-    monkeypatch.setattr(forks, "MOST_SECONDS", 0.1)
-    with forks.held_back():
+    monkeypatch.setattr(locks_file, "MOST_SECONDS", 0.1)
+    with locks_file.held_back():
         child = os.fork()
     if not child:
-        os._exit(0 if forks._inside == 0 else 1)
+        os._exit(0 if locks_file._inside == 0 else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert forks._inside == 0
+    assert locks_file._inside == 0
 
 
 def test_forks_wait_while_a_file_of_duckdb_is_open(folder):
     path = next(folder.glob("shard-*")) / shard.FILE
     with shard.opened(path, read_only=True):
-        assert forks._inside == 1
+        assert locks_file._inside == 1
     appender = shard.Appender(path)
     with appender._held():
-        assert forks._inside == 1
-    assert forks._inside == 0
+        assert locks_file._inside == 1
+    assert locks_file._inside == 0
     appender.close()
 
 
@@ -193,7 +193,7 @@ def test_forks_wait_while_a_query_set_is_parsed(folder, monkeypatch):
     inside, parse = [], np.lib.format.read_array_header_1_0
 
     def parsed(*args: Any, **named: Any) -> Any:
-        inside.append(forks._inside)
+        inside.append(locks_file._inside)
         return parse(*args, **named)
 
     monkeypatch.setattr(query_sets.np.lib.format, "read_array_header_1_0", parsed)

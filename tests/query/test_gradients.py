@@ -10,7 +10,7 @@ from torch import nn
 import dualform
 from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
 from dualform.questions import ExampleGradients, LayerGradients
-from dualform.record.example_signals import Examples, SignalPasses
+from dualform.record.examples import Examples, SignalPasses
 from tests.cases import some
 from tests.store.small_memory import TOKENS, open_writer, token_batch
 from tests.trainings import record_steps

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform import kernels
 from dualform.errors import BadInput, Inexact, NotFound
-from dualform.query.sums import absolute_sum, grouping, key_sums
+from dualform.query.sums import grouping, key_sums
 from tests.cases import some
 from tests.query import arrays, oracle
 
@@ -63,7 +63,7 @@ def test_sums_are_those_of_exact_arithmetic(case, absolute, block, budget):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouping, "BUDGET", budget)
         patch.setattr(key_sums, "BLOCK", block)
-        patch.setattr(absolute_sum, "_ROWS", block)
+        patch.setattr(grouping, "_ROWS", block)
         score = "abs" if absolute else "dot"
         found = engine_of(case).group_sum("fc", case["queries"], by=case["by"], where=where, score=score)
     assert found.groups == tuple(groups)
@@ -218,10 +218,10 @@ def test_float32_products_answer_within_a_millionth_or_not_at_all(seed, shared, 
     queries = (queries * scale).astype(np.float32)
     made = arrays.memory({"fc": rows}, {"label": label.tolist()}, rows_of_slots={"fc": of_slot} if repeats else {})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(absolute_sum, "MANY_ROWS", 100)
-        patch.setattr(absolute_sum, "MANY_QUERIES", 1)
-        patch.setattr(absolute_sum, "_BATCH", batch)
-        patch.setattr(absolute_sum, "_ROWS", 256)
+        patch.setattr(grouping, "MANY_ROWS", 100)
+        patch.setattr(grouping, "MANY_QUERIES", 1)
+        patch.setattr(grouping, "_BATCH", batch)
+        patch.setattr(grouping, "_ROWS", 256)
         found = arrays.engine(made, "numpy").group_sum("fc", queries, by="label", score="abs").sums
         patch.setattr(kernels, "library", lambda: None)
         without = arrays.engine(made, "numpy").group_sum("fc", queries, by="label", score="abs").sums
@@ -236,8 +236,8 @@ def test_float32_products_are_used_where_they_suffice_and_float64_elsewhere(rng,
     label = np.where(np.arange(6000) < 5900, np.arange(6000) % 2, 2)
     queries = rng.normal(size=(20, 16)).astype(np.float32)
     exactly = []
-    whole = absolute_sum._float64
-    monkeypatch.setattr(absolute_sum, "_float64", lambda *of: exactly.append(of[2:4]) or whole(*of))
+    whole = grouping._float64
+    monkeypatch.setattr(grouping, "_float64", lambda *of: exactly.append(of[2:4]) or whole(*of))
     engine = arrays.engine(arrays.memory({"fc": keys}, {"label": label.tolist()}))
     engine.group_sum("fc", queries, by="label", score="abs")
     (count, asked), *rest = exactly
@@ -258,8 +258,8 @@ def test_scores_beyond_float32_are_summed_in_float64(rng):
 def test_absolute_sums_of_too_many_groups_for_key_sums_are_products_in_float64(rng, monkeypatch, repeats):
     monkeypatch.setattr(grouping, "BUDGET", 1)
     monkeypatch.setattr(grouping, "score_every", None)  # pair by pair takes several times as long
-    monkeypatch.setattr(absolute_sum, "_ROWS", 64)
-    monkeypatch.setattr(absolute_sum, "_BATCH", 7)
+    monkeypatch.setattr(grouping, "_ROWS", 64)
+    monkeypatch.setattr(grouping, "_BATCH", 7)
     keys = rng.normal(size=(500, 40)).astype(np.float32)
     of_slot = rng.integers(0, 500, 900) if repeats else np.arange(500)
     position = rng.integers(0, 130, len(of_slot))

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import Inexact
-from dualform.query.weights.block_status import BFLOAT16
+from dualform.query.weights.exactness import BFLOAT16
 from dualform.store.manifest import Manifest
 from tests.cases import some
 from tests.rules.test_rounded_rules import sums_are_rounded_once

@@ -9,17 +9,11 @@ from hypothesis import given, settings, strategies as st
 import dualform
 from dualform.query import network
 from dualform.query.view import never
-from dualform.query.weights import (
-    contributions,
-    direct_outputs,
-    left_out as left_out_module,
-    slot_products,
-    trajectory,
-)
-from dualform.query.weights.left_out import left_out, rebuilt_by_difference
-from dualform.query.weights.rebuilt_weights import rebuild
+from dualform.query.weights import contributions, output, output as left_out_module, slot_products, trajectory
+from dualform.query.weights.output import left_out, rebuilt_by_difference
+from dualform.query.weights.reconstruction import rebuild
 from dualform.query.where import mask
-from dualform.store import derived_file
+from dualform.store.files import durable_files
 from tests.query import arrays
 from tests.query.test_placebo import record
 
@@ -76,11 +70,11 @@ def test_outputs_are_those_of_the_weights_or_none(seed, cancel, repeats, bias, a
 
 
 def test_an_output_is_in_doubt_where_the_bound_leaves_two_roundings(monkeypatch):
-    made, answers = direct_outputs.outputs_by_difference, []
+    made, answers = output.outputs_by_difference, []
     monkeypatch.setattr(network, "outputs_by_difference", lambda *own: answers.append(made(*own)) or answers[-1])
     memory, queries = recorded(0)
     arrays.engine(memory).output("fc", queries, FEW)
-    monkeypatch.setattr(direct_outputs, "_SLACK", 1e9)
+    monkeypatch.setattr(output, "_SLACK", 1e9)
     arrays.engine(memory).output("fc", queries, FEW)
     assert [own is None for own in answers] == [False, True]
 
@@ -88,8 +82,8 @@ def test_an_output_is_in_doubt_where_the_bound_leaves_two_roundings(monkeypatch)
 @pytest.mark.parametrize("repeats", [False, True])
 def test_no_weight_is_further_off_than_the_bound_says(monkeypatch, repeats):
     monkeypatch.setattr(slot_products, "_RANGE", 300)
-    bounds, made = [], direct_outputs.certain_outputs
-    monkeypatch.setattr(direct_outputs, "certain_outputs", lambda *own: bounds.append(own[1]) or made(*own))
+    bounds, made = [], output.certain_outputs
+    monkeypatch.setattr(output, "certain_outputs", lambda *own: bounds.append(own[1]) or made(*own))
     memory, queries = recorded(1, 1e4, repeats)
     engine = arrays.engine(memory)
     engine.output("fc", queries, FEW)
@@ -147,7 +141,7 @@ def test_what_would_lose_its_digits_is_added_up(change):
 
 
 def test_the_end_of_a_trajectory_is_found_by_another_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(derived_file, "LEAST_BYTES", 0)
+    monkeypatch.setattr(durable_files, "LEAST_BYTES", 0)
     run = record(tmp_path / "run", "AdamW")
     with dualform.open(run) as memory:
         first = np.asarray(memory.output("head", "test"))

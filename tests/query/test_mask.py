@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadMask, EmptyMask, NotFound
-from dualform.query.where import connection, mask
-from dualform.query.where.connection import connect
-from dualform.query.where.expression import parse
+from dualform.query.where import expression as expression_file, mask
+from dualform.query.where.expression import connect, parse
 from tests.query import arrays
 
 SLOTS = 60
@@ -315,9 +314,9 @@ def masks(draw):
 
 @pytest.fixture(scope="module")
 def theirs(engine):
-    with duckdb.connect() as connection:
-        connection.register("slots", engine._view.snapshot.space("sample").between(0, SLOTS, [*COLUMNS, "slot"]))
-        yield connection
+    with duckdb.connect() as database:
+        database.register("slots", engine._view.snapshot.space("sample").between(0, SLOTS, [*COLUMNS, "slot"]))
+        yield database
 
 
 @given(masks())
@@ -386,7 +385,7 @@ def test_masks_of_two_threads_have_tables_apart():
 
 
 def test_a_mask_is_answered_after_duckdb_has_ended_its_instance(engine):
-    connection._shared(os.getpid()).close()
+    expression_file._shared(os.getpid()).close()
     assert kept(engine, "step = 5 AND label = 2") == [52]
 
 

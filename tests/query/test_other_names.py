@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.store.durable_files import checksum
+from dualform.store.files.durable_files import checksum
 from dualform.store.manifest import FILE, Manifest
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.query.trained import train
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, BadMask, EmptyMask, Inexact, NotFound
 from dualform.query.score.canonical import as_float32, canonical_scores
-from dualform.query.weights import slot_products, slot_sum
+from dualform.query.weights import slot_products
 from dualform.query.weights.output import outputs
-from dualform.query.weights.rebuilt_weights import RebuiltWeights
+from dualform.query.weights.reconstruction import RebuiltWeights
 from dualform.query.where import mask
 from tests.query import arrays
 
@@ -289,7 +289,7 @@ def test_weights_of_repeated_keys_do_not_depend_on_the_number_of_cores(budget, m
         monkeypatch.setattr(slot_products, "cores", lambda count=count: count)
         view = arrays.engine(made)._view
         layer, selection = view.snapshot.layer("fc"), mask.selection(view, view.snapshot.layer("fc"), None)
-        found.add(slot_sum.slot_sum(view, layer, selection, None, lambda: None).weight.tobytes())
+        found.add(slot_products.slot_sum(view, layer, selection, None, lambda: None).weight.tobytes())
     assert len(found) == 1
 
 

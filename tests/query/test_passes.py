@@ -11,8 +11,8 @@ from torch import nn
 
 import dualform
 from dualform.kernels import workers
-from dualform.query.weights import direct_outputs
-from dualform.store import segment
+from dualform.query.weights import output
+from dualform.store.files import segment
 from tests.trainings import record_steps
 
 STEPS, ROWS = 24, 1000
@@ -73,7 +73,7 @@ def path(request, tmp_path_factory):
     indirect=["path"],
 )
 def test_the_first_masked_output_of_a_narrow_layer_reads_each_block_once(path, monkeypatch, read, mask):
-    monkeypatch.setattr(direct_outputs, "LEAST_PRODUCT", 0)
+    monkeypatch.setattr(output, "LEAST_PRODUCT", 0)
     monkeypatch.setattr(workers, "cores", lambda: 1)  # one that sleeps may find its block gone
     with dualform.open(path) as memory:
         query = np.abs(memory.keys("0", [5]))

@@ -13,7 +13,7 @@ from dualform.errors import BadInput
 from dualform.query import needs
 from dualform.query.placebo import _random_sets, _samples
 from dualform.query.weights.group_weights import group_weights
-from dualform.query.weights.rebuilt_weights import recorded, recorded_without_slots
+from dualform.query.weights.reconstruction import recorded, recorded_without_slots
 from dualform.query.where.mask import Selection
 from tests.trainings import learn, take_steps
 

@@ -16,12 +16,11 @@ from dualform import kernels
 from dualform.answers import Scan
 from dualform.errors import BadInput
 from dualform.query import engine, needs
-from dualform.store import ram_budget
-from dualform.store.batch import Batch, Extent, LayerRows
-from dualform.store.header import Header
+from dualform.store.batch import Batch, Extent, Header, LayerRows
+from dualform.store.files import ram_budget
 from dualform.store.layer import Layer, affine
-from dualform.store.runs import opened
-from dualform.store.writer import Writer
+from dualform.store.reading.runs import opened
+from dualform.store.writing.writer import Writer
 from tests.wire.values import same
 
 WIDTH = 160
@@ -141,7 +140,7 @@ CLAIMED = """
 import sys, threading
 import numpy as np
 import dualform
-from dualform.store.ram_budget import anonymous_bytes
+from dualform.store.files.ram_budget import anonymous_bytes
 path = sys.argv[1]
 many = np.random.default_rng(1).normal(size=(500, 160)).astype(np.float32)
 asks = [
@@ -192,7 +191,7 @@ import sys, threading, time
 import numpy as np
 import dualform
 from dualform.query import needs
-from dualform.store.ram_budget import anonymous_bytes
+from dualform.store.files.ram_budget import anonymous_bytes
 needs.WORK, needs.HELD_BYTES, needs.LEAST = 12 << 20, 8 << 20, 22 << 20
 small, large = sys.argv[1:]
 queries = np.random.default_rng(1).normal(size=(3, 160)).astype(np.float32)

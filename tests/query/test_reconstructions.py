@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dualform.answers import Status
-from dualform.query.weights.block_status import BlockDistance
+from dualform.query.weights.exactness import BlockDistance
 from dualform.query.weights.reconstruction import _confirmed
 
 from .trained import train

@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 import dualform
 from dualform.query.view import View
 from dualform.store import tables
-from dualform.store.check import check_memory
-from dualform.store.products import Products
-from dualform.store.runs import Runs
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.merged_tables import Products
+from dualform.store.reading.runs import Runs
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.coverage.rows import convolutions_are_one_product
 from tests.record.rank_threads import COUNT, Fleet

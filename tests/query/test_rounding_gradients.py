@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from dualform_service.server import Server
 from tests.cases import some
 from tests.trainings import record_steps

@@ -9,8 +9,8 @@ import torch
 import dualform
 from dualform.errors import BadInput
 from dualform.query.score import kinds
-from dualform.query.score.rescoring import score_rows
-from dualform.query.search.searchers import scan_of
+from dualform.query.score.canonical import score_rows
+from dualform.query.search.screen import scan_of
 from dualform.query.sums.key_sums import BLOCK
 from dualform.questions import Vectors
 from dualform.questions.question import as_queries

@@ -11,22 +11,21 @@ import numpy as np
 import pytest
 
 from dualform import kernels
-from dualform.query.score import rescoring
-from dualform.query.score.canonical import canonical_scores
-from dualform.query.score.rescoring import score_pairs
-from dualform.query.search import codes_cache
+from dualform.query.score import canonical
+from dualform.query.score.canonical import canonical_scores, score_pairs
+from dualform.query.search import codes as codes_file
 from dualform.query.search.codes import (
     WIDEST,
     Codes,
+    CodesCache,
     can_quantise,
     quantise,
     quantise_queries,
     quantise_source,
 )
-from dualform.query.search.codes_cache import CodesCache
 from dualform.query.search.screen import Request, screen
 from dualform.store.rows import Keys
-from dualform.store.sources.held_rows import HeldRows
+from dualform.store.sources.key_format import HeldRows
 from tests.query import arrays
 
 
@@ -135,7 +134,7 @@ def test_rescoring_holds_no_more_segments_than_it_may(monkeypatch, rng):
             return matrix, rows
 
     sources = [Uncached(start, start, keys[start : start + 10]) for start in range(0, 60, 10)]
-    monkeypatch.setattr(rescoring, "HELD_BYTES", 2 * 10 * 30 * 4)
+    monkeypatch.setattr(canonical, "HELD_BYTES", 2 * 10 * 30 * 4)
     found = score_pairs(Keys(sources, 30, 60, None), rows, query, queries)
     assert found.tobytes() == canonical_scores(keys[rows], queries[query]).tobytes()
     assert most == 2 * 10 * 30 * 4
@@ -151,7 +150,7 @@ def test_the_size_of_codes_is_known_before_they_are_made(rows, width):
 def test_codes_that_will_not_all_be_held_are_made_once(monkeypatch, rng):
     keys, queries = rng.normal(size=(96, 1)).astype(np.float32), np.ones((1, 1), np.float32)
     made = []
-    monkeypatch.setattr(codes_cache, "quantise_source", lambda source: made.append(source) or quantise_source(source))
+    monkeypatch.setattr(codes_file, "quantise_source", lambda source: made.append(source) or quantise_source(source))
     # Codes of keys of one number take more room than the keys: padding to four numbers, and four numbers a row.
     cache = CodesCache(Codes.bytes_of(16, 1))
     screen(arrays.keys_of(keys, 16), cache, queries, Request(2, 1, None, False), lambda: None)

@@ -11,7 +11,7 @@ from torch import nn
 import dualform
 from dualform.errors import EmptyMask, Inexact
 from dualform.query.score.canonical import canonical_scores
-from dualform.query.weights import slot_sum, softmax
+from dualform.query.weights import slot_products, softmax
 from dualform.query.where import mask
 from tests.query import arrays
 from tests.query.test_output import BATCH, LR, STEPS, Case
@@ -191,8 +191,10 @@ def test_the_sums_of_biases_are_those_of_the_linear_kernel():
     view = case.engine._view
     layer = view.snapshot.layer("fc")
     chosen = mask.selection(view, layer, "label <> 1")
-    found = slot_sum.bias_sum(view, layer, chosen, 8, lambda: None)
-    np.testing.assert_allclose(found, slot_sum.slot_sum(view, layer, chosen, 8, lambda: None).biases[0], rtol=1e-12)
+    found = slot_products.bias_sum(view, layer, chosen, 8, lambda: None)
+    np.testing.assert_allclose(
+        found, slot_products.slot_sum(view, layer, chosen, 8, lambda: None).biases[0], rtol=1e-12
+    )
 
 
 def test_an_empty_mask_is_an_error():

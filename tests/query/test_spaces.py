@@ -11,7 +11,7 @@ from dualform.query.groups import group_entries
 from dualform.query.score.backends import choose
 from dualform.query.where import mask
 from dualform.store.batch import Batch
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import pairwise
 from tests.store.small_memory import LAYERS, TOKENS, batch, expected, open_writer, token_batch
 

@@ -25,7 +25,7 @@ from dualform.query.sql import process
 from dualform.query.sql.process import Sql
 from dualform.query.view import View
 from dualform.questions import SqlStatement
-from dualform.store.ram_budget import resident_bytes
+from dualform.store.files.ram_budget import resident_bytes
 from dualform_client.connection import Connection
 from tests.cases import pairwise
 from tests.query import arrays

@@ -12,9 +12,8 @@ from torch import nn
 
 import dualform
 from dualform.errors import Inexact
-from dualform.query.weights.block_status import EXACT
-from dualform.query.weights.exactness import status
-from dualform.query.weights.rebuilt_weights import rebuild
+from dualform.query.weights.exactness import EXACT, status
+from dualform.query.weights.reconstruction import rebuild
 from dualform.query.where import mask
 from tests.record.listed import batches, small_net
 from tests.rules.own import Unruled

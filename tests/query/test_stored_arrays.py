@@ -16,11 +16,11 @@ from torch import nn
 
 import dualform
 from dualform.answers import Scan
-from dualform.query import groups, stored_arrays
-from dualform.query.search import stored_codes
-from dualform.query.sums import stored_key_sums
-from dualform.query.weights import cancellation, slot_sum
-from dualform.store import derived_file
+from dualform.query import groups
+from dualform.query.search import codes
+from dualform.query.sums import key_sums
+from dualform.query.weights import cancellation, slot_products
+from dualform.store.files import durable_files
 from dualform_client.cli.main import main
 from tests.damage import damaged, flip, rewrite_derived
 from tests.wire.values import same
@@ -46,7 +46,7 @@ def plain(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(derived_file, "LEAST_BYTES", 0)
+    monkeypatch.setattr(durable_files, "LEAST_BYTES", 0)
     return Path(shutil.copytree(plain, tmp_path / "run"))
 
 
@@ -76,7 +76,7 @@ def _answers(memory: Any) -> Iterator[Any]:
 
 
 def test_a_process_that_finds_sums_makes_none(derived_run, expected, monkeypatch):
-    for module, maker in ((stored_key_sums, "key_sums"), (slot_sum, "add_products"), (cancellation, "_summed")):
+    for module, maker in ((key_sums, "key_sums"), (slot_products, "add_products"), (cancellation, "_summed")):
         monkeypatch.setattr(module, maker, lambda *given: pytest.fail("a sum was made again"))
     assert same(answers(derived_run), expected)
 
@@ -88,7 +88,7 @@ def test_groups_of_all_slots_are_kept_with_what_they_are_named_after(derived_run
 
 
 def test_groups_of_a_memory_that_grows_are_those_of_its_moment(tmp_path, monkeypatch):
-    monkeypatch.setattr(derived_file, "LEAST_BYTES", 0)
+    monkeypatch.setattr(durable_files, "LEAST_BYTES", 0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = dualform.Recorder(model, optimizer, tmp_path / "run", layers=["*"], quiet=True)
@@ -155,9 +155,9 @@ def test_check_removes_sums_which_nobody_can_compare(derived_run, expected, monk
     for file in files(derived_run):
         rewrite_derived(file, lambda said, parts: parts.__setitem__(0, bytes(len(parts[0]))))
     assert not same(answers(derived_run), expected)
-    monkeypatch.setattr(stored_codes, "remove", lambda path: (_ for _ in ()).throw(PermissionError(1, "denied")))
+    monkeypatch.setattr(codes, "remove", lambda path: (_ for _ in ()).throw(PermissionError(1, "denied")))
     with dualform.open(derived_run) as memory:
-        said = stored_codes.check_derived(memory._view.snapshot)
+        said = codes.check_derived(memory._view.snapshot)
     assert said == [f"{file} cannot be checked. Remove it: denied." for file in files(derived_run)]
     monkeypatch.undo()
     assert main(["check", str(derived_run)]) == 0
@@ -176,7 +176,7 @@ def test_sums_under_one_anothers_names_are_not_taken(derived_run, expected):
 
 def test_sums_move_with_the_folder(derived_run, expected, tmp_path, monkeypatch):
     moved = derived_run.rename(tmp_path / "elsewhere")
-    monkeypatch.setattr(stored_key_sums, "key_sums", lambda *given: pytest.fail("a sum was made again"))
+    monkeypatch.setattr(key_sums, "key_sums", lambda *given: pytest.fail("a sum was made again"))
     assert same(answers(moved), expected)
 
 
@@ -184,7 +184,7 @@ def test_verify_reads_the_record_itself(derived_run, monkeypatch):
     before = files(derived_run)
     with dualform.open(derived_run) as memory:
         memory.output("2", QUERY_SET)  # by the sum of all slots, which was kept
-        monkeypatch.setattr(stored_arrays.StoredArrays, "read", lambda *given: pytest.fail("a kept sum was read"))
+        monkeypatch.setattr(groups.StoredArrays, "read", lambda *given: pytest.fail("a kept sum was read"))
         certified = memory.verify()
         monkeypatch.undo()
         for keys in derived_run.rglob("layers/2/keys-*.faiss"):
@@ -198,7 +198,7 @@ def test_verify_reads_the_record_itself(derived_run, monkeypatch):
 def test_the_sum_of_all_slots_is_kept_for_the_next_process(derived_run, monkeypatch):
     with dualform.open(derived_run) as memory:
         expected = memory.output("2", QUERY_SET).values
-    monkeypatch.setattr(slot_sum, "add_products", lambda *given: pytest.fail("a sum was made again"))
+    monkeypatch.setattr(slot_products, "add_products", lambda *given: pytest.fail("a sum was made again"))
     with dualform.open(derived_run) as memory:
         assert np.array_equal(memory.output("2", QUERY_SET).values, expected)
 
@@ -209,7 +209,7 @@ def test_deletion_takes_sums_along(derived_run):
 
 
 def test_the_oldest_sums_make_room(run, monkeypatch):
-    monkeypatch.setattr(stored_arrays, "MOST_BYTES", 2000)
+    monkeypatch.setattr(groups, "MOST_BYTES", 2000)
     with dualform.open(run) as memory:
         for step in range(1, 6):
             memory.group_sum("2", QUERY_SET, by=("dataset", "label"), where=f"step <> {step}")
@@ -220,7 +220,7 @@ def test_the_oldest_sums_make_room(run, monkeypatch):
 
 def test_sums_of_patches_that_another_convolution_took_of_the_same_images_are_not_read(tmp_path, monkeypatch):
     """A memory is copied over another one, whose sums stay."""
-    monkeypatch.setattr(derived_file, "LEAST_BYTES", 0)
+    monkeypatch.setattr(durable_files, "LEAST_BYTES", 0)
     images, query = torch.randn(6, 1, 5, 5, generator=torch.Generator().manual_seed(0)), np.ones((1, 9), np.float32)
 
     def ask(folder):

@@ -18,13 +18,12 @@ from torch import nn
 import dualform
 from dualform import kernels
 from dualform.answers import Scan
-from dualform.query.score.bound import norms
-from dualform.query.search import codes_cache, stored_codes
-from dualform.query.search.codes import Codes, quantise_source
-from dualform.query.search.stored_codes import StoredCodes
-from dualform.store import derived_file
-from dualform.store.check import check_memory
-from dualform.store.sources.some_columns import SomeColumns
+from dualform.query.score.canonical import norms
+from dualform.query.search import codes as codes_file
+from dualform.query.search.codes import Codes, StoredCodes, quantise_source
+from dualform.store.files import durable_files
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.stored_layers import SomeColumns
 from dualform_client.cli.main import main
 from tests.cases import some
 from tests.damage import damaged, rewrite_derived
@@ -77,8 +76,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def keep_all(patch: pytest.MonkeyPatch) -> None:
     """Codes of small segments are kept, too, in several blocks."""
-    patch.setattr(derived_file, "LEAST_BYTES", 0)
-    patch.setattr(stored_codes, "_BLOCK_BYTES", 2000)
+    patch.setattr(durable_files, "LEAST_BYTES", 0)
+    patch.setattr(codes_file, "_BLOCK_BYTES", 2000)
 
 
 @pytest.fixture
@@ -142,7 +141,7 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
 
 
 def test_a_process_that_finds_codes_makes_none_and_answers_the_same(derived_run, expected, monkeypatch):
-    monkeypatch.setattr(codes_cache, "quantise_source", lambda source: pytest.fail("codes were made again"))
+    monkeypatch.setattr(codes_file, "quantise_source", lambda source: pytest.fail("codes were made again"))
     assert_same(answers(derived_run), expected)
 
 
@@ -313,7 +312,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(run, expected, monkeypatch
 
 def test_a_disk_that_is_nearly_full_is_not_filled(run, expected, monkeypatch):
     usage = shutil._ntuple_diskusage(100 << 30, 96 << 30, 4 << 30)
-    monkeypatch.setattr(derived_file.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(durable_files.shutil, "disk_usage", lambda path: usage)
     assert_same(answers(run), expected)
     assert files(run) == []
 

@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dualform.errors import BadInput, EmptyMask, Inexact, NotFound
 from dualform.query.engine import Engine
-from dualform.query.score.bound import bound, norms
-from dualform.query.score.canonical import as_float32, canonical_scores
-from dualform.query.search import best_entries, scan
+from dualform.query.score.canonical import as_float32, bound, canonical_scores, norms
+from dualform.query.search import scan
 from dualform.questions import SlotKeys
 from tests.query import arrays, oracle
 
@@ -65,7 +64,7 @@ def backend(request):
 def small_blocks(monkeypatch):
     """Blocks of a few rows, so that small memories have many."""
     monkeypatch.setattr(scan, "block_rows", lambda width: 32)
-    monkeypatch.setattr(best_entries, "_PENDING", 16)
+    monkeypatch.setattr(scan, "_PENDING", 16)
 
 
 @st.composite

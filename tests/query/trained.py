@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.query.engine import Engine
-from dualform.query.weights.recorded_blocks import build
+from dualform.query.weights.trajectory import build
 from dualform.query.where import mask
 from tests.record.listed import batches, small_net
 

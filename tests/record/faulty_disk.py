@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.record.recorder import Recorder
-from dualform.store import durable_files, writer
+from dualform.store.files import durable_files
+from dualform.store.writing import writer
 from tests.trainings import learn
 
 STEPS, BATCH, WIDTH = 6, 4, 24

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import dualform
-from dualform.store import writer
 from dualform.store.journal import JournalWriter
+from dualform.store.writing import writer
 from tests.trainings import learn
 
 STEPS, FLUSH_EVERY = 18, 5

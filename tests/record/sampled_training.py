@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.record.budget import Budget
-from dualform.store.sampling import ROWS_OF_A_RANK
+from dualform.record.setup.budget import Budget
+from dualform.store.layer import ROWS_OF_A_RANK
 from tests.trainings import learn
 
 BUDGET, SEED, ROWS, LENGTH = "1 GB", 7, 9, 4

@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import DualformError
-from dualform.store import derived_file
-from dualform.store.check import check_memory
+from dualform.store.files import durable_files
+from dualform.store.maintenance.check import check_memory
 from tests.damage import flipped
 from tests.record.faulty_disk import STEPS, Training, WatchedDisk, answers, steps_of
 from tests.record.rank_threads import ROWS, Fleet, data
@@ -155,11 +155,11 @@ def test_what_was_altered_is_named_or_without_effect(tmp_path, kind, how):
     shutil.copytree(sound, path)
     rng = np.random.default_rng([SEED, KINDS.index(kind), how == "flipped"])
     count = rounds(4, -(-1000 // len(KINDS)))
-    with mock.patch.object(derived_file, "LEAST_BYTES", 0):
+    with mock.patch.object(durable_files, "LEAST_BYTES", 0):
         before = [asked(path, False), asked(path, True)][1]  # the second time with what was derived the first time
         assert before["check"] == []
         files = {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file() and file.stat().st_size}
-        assert any(derived_file.is_derived(file.name) for file in files) or kind == "of digests"
+        assert any(durable_files.is_derived(file.name) for file in files) or kind == "of digests"
         named = left = shorter = 0
         for number in range(count):
             file = list(files)[rng.integers(len(files))]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dualform.errors import BadInput, RecordingError
-from dualform.record.followed_rows import FollowedRows
+from dualform.record.discovery.followed_rows import FollowedRows
 
 from .listed import Opened
 

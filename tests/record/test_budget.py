@@ -14,13 +14,11 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import BadInput, Inexact
-from dualform.record.budget import Budget, Bytes, held_back
-from dualform.record.budget_plan import BudgetPlan
-from dualform.record.disk_use import disk_use
+from dualform.record.setup.budget import Budget, BudgetPlan, Bytes, disk_use, held_back
 from dualform.store import shard
-from dualform.store.byte_counts import bytes_of
+from dualform.store.files.ram_budget import bytes_of
 from dualform.store.manifest import Manifest
-from dualform.store.runs import opened
+from dualform.store.reading.runs import opened
 from tests.trainings import learn, record_steps, take_steps
 
 MB = 10**6

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dualform.errors import BadInput, RecordingError
-from dualform.record import call_order
-from dualform.record.call_order import CallOrder
+from dualform.record.slots import step_record
+from dualform.record.slots.step_record import CallOrder
 from tests.trainings import learn
 
 from .listed import Opened, assert_rebuilt, snapshot
@@ -167,7 +167,7 @@ def test_a_device_that_numbers_nodes_by_itself_leaves_parts_within_parts_in_doub
     nodes, now, thread = [], [0], [1]
     monkeypatch.setattr(torch._C, "_current_autograd_node", lambda: nodes[-1] if nodes else None)
     monkeypatch.setattr(torch._C._autograd, "_get_sequence_nr", lambda: now[0])
-    monkeypatch.setattr(call_order, "get_ident", lambda: thread[0])
+    monkeypatch.setattr(step_record, "get_ident", lambda: thread[0])
     order = CallOrder()
     now[0] = 6
     order.without_gradient()  # in the part of node 5

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import BadInput
-from dualform.store import check, tables
+from dualform.store import tables
+from dualform.store.maintenance import check
 from dualform.store.tables import Kind, running_digest
 from dualform_client import Client
 from dualform_proto import arrays

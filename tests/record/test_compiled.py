@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import RecordingError
-from dualform.record import selection
+from dualform.record.discovery import selection
 from dualform.record.recorder import Recorder
 from tests.networks import samples, tokens, ways_to_train  # noqa: F401  (they name their networks)
 from tests.networks.network import NETWORKS, train
@@ -266,16 +266,16 @@ def test_compiled_code_that_says_nothing_is_no_exact_record(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = Recorder(model, optimizer, tmp_path / "m")
     forward = compiled(model)
-    from dualform.record.taps import identity
+    from dualform.record.taps import autograd
 
     with recorder:
         for number, (x, y) in enumerate(batches(6)):
             with recorder.step(label=y):
                 optimizer.zero_grad()
                 loss = cross_entropy(forward(x), y)
-                silent = {h: identity._JOINED.pop(h) for h in list(identity._JOINED)[:1]} if number == 3 else {}
+                silent = {h: autograd._JOINED.pop(h) for h in list(autograd._JOINED)[:1]} if number == 3 else {}
                 loss.backward()
-                identity._JOINED.update(silent)
+                autograd._JOINED.update(silent)
                 optimizer.step()
     statuses = {layer.name: layer.status for layer in dualform.open(tmp_path / "m").info().layers}
     assert [status.name for status in statuses.values()] == ["approximate", "exact", "exact"]
@@ -301,9 +301,9 @@ def test_a_torch_without_ordered_effects_is_refused_compiled_models(tmp_path, mo
 
 
 def test_without_the_effect_compiled_code_is_left_at_each_tap(tmp_path, monkeypatch):
-    from dualform.record.taps import identity
+    from dualform.record.taps import autograd
 
-    monkeypatch.setattr(identity, "COMPILES", False)
+    monkeypatch.setattr(autograd, "COMPILES", False)
     model = Network()
     opened = opened_on(model, tmp_path / "m")
     forward = torch.compile(model, backend="aot_eager")

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy, pad, unfold
 
 import dualform
 from dualform.errors import BadInput, RecordingError
-from dualform.record import feature_maps
-from dualform.record.feature_maps import ConvolutionGeometry, FeatureMaps
+from dualform.record import layout
+from dualform.record.layout import ConvolutionGeometry, FeatureMaps
 from dualform.record.taps import ModuleTap
 from tests.networks.capture import patches_of
 from tests.trainings import learn, record_steps
@@ -271,7 +271,7 @@ def test_a_mask_of_tokens_does_not_leave_out_patches(tmp_path):
 
 
 def test_patches_are_unfolded_a_few_maps_at_once(monkeypatch):
-    monkeypatch.setattr(feature_maps, "_AT_ONCE", 1)
+    monkeypatch.setattr(layout, "_AT_ONCE", 1)
     form = FeatureMaps(ConvolutionGeometry((3, 2), (2, 1), (1, 0), (1, 2)))
     maps = torch.randn(5, 2, 7, 6)
     expected = unfold(maps, (3, 2), (1, 2), (1, 0), (2, 1)).transpose(1, 2)

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.record.taps import ModuleTap, embedding_bag
-from dualform.record.taps.embedding_bag import RowCountForm
-from dualform.store.sources.row_counts import counted, unpacked
+from dualform.record.taps import ModuleTap, embedding
+from dualform.record.taps.embedding import RowCountForm
+from dualform.store.sources.row_numbers import counted, unpacked
 from tests.trainings import learn
 
 from .block_trainings import adamw, assert_exact, assert_live, sgd
@@ -191,7 +191,7 @@ def test_keys_and_values_make_the_gradient(mode, padding, bags):
 
 
 def test_a_bag_of_too_many_members_has_no_slots(tmp_path, monkeypatch):
-    monkeypatch.setattr(embedding_bag, "MOST_MEMBERS", 4)
+    monkeypatch.setattr(embedding, "MOST_MEMBERS", 4)
     bags = [[[1, 2]] * B, [[1, 2, 3, 4, 5], *[[3]] * (B - 1)]]
     with pytest.warns(RuntimeWarning, match="layer 'bag' took a bag of 5 members"):
         train(Network(mode="sum"), tmp_path / "m", [(as_list(own), {}) for own in bags])

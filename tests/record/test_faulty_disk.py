@@ -19,7 +19,7 @@ import torch
 
 import dualform
 from dualform.errors import DualformError, NotAMemory
-from dualform.store.check import check_memory
+from dualform.store.maintenance.check import check_memory
 from tests.cases import some
 from tests.record.faulty_disk import (
     ERRORS,

@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 import dualform
-from dualform.record.alignment import Aligner
-from dualform.record.followed_rows import FollowedRows
+from dualform.record.discovery.followed_rows import FollowedRows
+from dualform.record.slots.alignment import Aligner
 from tests.cases import some
 from tests.trainings import learn
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import dualform
 from dualform.query.weights.coefficients import coefficients
 from dualform.record.recorder import Recorder
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import pairwise, some
 from tests.rules.own import Unruled
 from tests.trainings import learn, take_steps

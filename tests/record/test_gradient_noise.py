@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dualform.record.gradient_noise import NormNoise
+from dualform.record.audit.drift import NormNoise
 from dualform.rules import named
 
 SETTINGS = {

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.store.check import check_memory
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.snapshot import Snapshot
 from tests.trainings import learn
 
 STEPS = 6

@@ -21,12 +21,12 @@ from torch.utils.checkpoint import checkpoint
 import dualform
 from dualform import Recorder
 from dualform.errors import RecordingError
-from dualform.record.collector import Collector
-from dualform.record.open_models import OPEN
-from dualform.record.taps import identity
-from dualform.record.taps.named import LISTENING
+from dualform.record.session import OPEN
+from dualform.record.slots.step_record import Collector
+from dualform.record.taps import autograd
+from dualform.record.taps.matrix import LISTENING
 from dualform.record.taps.watcher import _AROUND
-from dualform.store.writer import Writer
+from dualform.store.writing.writer import Writer
 from tests.reliability import report, soaking
 from tests.trainings import learn
 
@@ -212,35 +212,35 @@ class Zoo(nn.Module):
 
 STEPS, LATER, SEED = 4, 2, 35
 BOUNDARY = (
-    "followed_rows.py:_Mode.__torch_function__",
-    "found_layers.py:FoundLayers.by_hand",
-    "optimizers.py:around_each_update.<locals>.before",
-    "optimizers.py:around_each_update.<locals>.before.<locals>.closed",
-    "optimizers.py:around_each_update.<locals>.before.<locals>.<dictcomp>",
-    "optimizers.py:around_each_update.<locals>.after",
-    "taps/checkpoints.py:_Saved.forward",
-    "taps/checkpoints.py:save",
-    "taps/checkpoints.py:Part.allows",
-    "taps/checkpoints.py:Part.fill",
-    "taps/checkpoints.py:Part.note",
-    "taps/checkpoints.py:Part.note.<locals>.<listcomp>",
-    "taps/checkpoints.py:part_that_runs",
-    "taps/checkpoints.py:part_that_runs.<locals>.<dictcomp>",
-    "taps/checkpoints.py:runs_again",
-    "taps/gru.py:TappedGRU.passed",
-    "taps/gru.py:TappedGRU.passes_by",
-    "taps/hook.py:saving",
-    "taps/hook.py:ModelHook.__call__",
-    "taps/identity.py:_Identity.forward",
-    "taps/identity.py:_Identity.forward.<locals>.<listcomp>",
-    "taps/identity.py:_Identity.forward.<locals>.<genexpr>",
-    "taps/identity.py:_Identity.backward",
-    "taps/identity.py:Report.saved",
-    "taps/identity.py:Report.__call__",
-    "taps/identity.py:watched",
-    "taps/module_tap.py:_Before.__call__",
-    "taps/module_tap.py:_Hook.__call__",
-    "taps/named.py:tap",
+    "discovery/followed_rows.py:_Mode.__torch_function__",
+    "discovery/found_layers.py:FoundLayers.by_hand",
+    "setup/optimizers.py:around_each_update.<locals>.before",
+    "setup/optimizers.py:around_each_update.<locals>.before.<locals>.closed",
+    "setup/optimizers.py:around_each_update.<locals>.before.<locals>.<dictcomp>",
+    "setup/optimizers.py:around_each_update.<locals>.after",
+    "taps/autograd.py:_Saved.forward",
+    "taps/autograd.py:save",
+    "taps/autograd.py:Part.allows",
+    "taps/autograd.py:Part.fill",
+    "taps/autograd.py:Part.note",
+    "taps/autograd.py:Part.note.<locals>.<listcomp>",
+    "taps/autograd.py:part_that_runs",
+    "taps/autograd.py:part_that_runs.<locals>.<dictcomp>",
+    "taps/autograd.py:runs_again",
+    "taps/recurrent.py:TappedGRU.passed",
+    "taps/recurrent.py:TappedGRU.passes_by",
+    "taps/autograd.py:saving",
+    "taps/autograd.py:ModelHook.__call__",
+    "taps/autograd.py:_Identity.forward",
+    "taps/autograd.py:_Identity.forward.<locals>.<listcomp>",
+    "taps/autograd.py:_Identity.forward.<locals>.<genexpr>",
+    "taps/autograd.py:_Identity.backward",
+    "taps/autograd.py:Report.saved",
+    "taps/autograd.py:Report.__call__",
+    "taps/autograd.py:watched",
+    "taps/tap.py:_Before.__call__",
+    "taps/tap.py:_Hook.__call__",
+    "taps/matrix.py:tap",
     "taps/watcher.py:_overridden",
     "taps/watcher.py:_overridden.<locals>.<genexpr>",
     "taps/tap.py:Tap.passed",
@@ -256,7 +256,7 @@ BOUNDARY = (
     "taps/watcher.py:_Mode.__torch_function__",
     "taps/watcher.py:_seen",
     "taps/watcher.py:_seen.<locals>.<genexpr>",
-    "taps/watcher.py:_linear",
+    "taps/watcher.py:_watched_linear",
     "taps/watcher.py:hidden",
 )
 """What catches the errors of all that it calls, and has nothing of its own that may fail."""
@@ -270,7 +270,7 @@ def hooked(model, optimizer):
         for name in ("_forward_hooks", "_forward_pre_hooks", "_global_forward_hooks", "_global_forward_pre_hooks")
         if hasattr(module, name)
     ]
-    parts += [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, LISTENING, identity._JOINED]
+    parts += [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, LISTENING, autograd._JOINED]
     return [*(own for part in parts for own in part), *_AROUND.entered, *(own for own in OPEN if own is model)]
 
 
@@ -429,8 +429,8 @@ def test_what_fails_in_a_hook_leaves_it_as_on_error_says(tmp_path, unrecorded, o
 
 def test_the_boundary_is_what_is_called(tmp_path):
     called = set().union(*(places_of(tmp_path / f"{at}", at) for at in (0, LATER, LATER + 1)))
-    of_calls_that_are_not_recorded = {"taps/checkpoints.py:Part.fill", "taps/checkpoints.py:runs_again"}
-    of_calls_that_are_not_recorded |= {"taps/tap.py:Tap.passes_by", "taps/gru.py:TappedGRU.passes_by"}
+    of_calls_that_are_not_recorded = {"taps/autograd.py:Part.fill", "taps/autograd.py:runs_again"}
+    of_calls_that_are_not_recorded |= {"taps/tap.py:Tap.passes_by", "taps/recurrent.py:TappedGRU.passes_by"}
     assert set(BOUNDARY) - called == of_calls_that_are_not_recorded
 
 
@@ -446,7 +446,7 @@ def test_a_recorder_that_cannot_be_entered_leaves_nothing(tmp_path, unrecorded):
                 training.record(tmp_path / f"{number} {nth}")
             assert tracing.raised, place
             assert hooked(training.model, training.optimizer) == [], place
-    raised = Training(Tracing("found_layers.py:FoundLayers.attach"), "entering")
+    raised = Training(Tracing("discovery/found_layers.py:FoundLayers.attach"), "entering")
     with raised.tracing, pytest.raises(ValueError, match=r"^raised in "):
         raised.record(tmp_path / "m")
     raised.tracing = None
@@ -456,7 +456,7 @@ def test_a_recorder_that_cannot_be_entered_leaves_nothing(tmp_path, unrecorded):
 
 def test_a_failure_in_a_hook_leaves_a_memory_of_the_steps_before(tmp_path):
     with (
-        Tracing("collector.py:Collector.received") as tracing,
+        Tracing("slots/step_record.py:Collector.received") as tracing,
         pytest.warns(RuntimeWarning, match="^recording stopped"),
     ):
         Training(tracing, LATER).record(tmp_path / "m", sink=Writer, on_error="stop_recording")

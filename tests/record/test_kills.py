@@ -16,8 +16,8 @@ import torch
 
 import dualform
 from dualform.errors import RecordingError
-from dualform.store.check import check_memory
-from dualform.store.runs import opened
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.runs import opened
 from tests.record import killed_training
 from tests.record.killed_training import CLOCK, KINDS, STEPS, KilledTraining
 from tests.record.processes import _rank, launch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dualform.store.sampling import Sampling
+from dualform.store.layer import Sampling
 from tests.record.sampled_training import (
     drawn,
 )

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.record.taps.named import LISTENING
-from dualform.store.check import check_memory
-from dualform.store.copying import copy_memory
+from dualform.record.taps.matrix import LISTENING
+from dualform.store.maintenance.check import check_memory
+from dualform.store.maintenance.copying import copy_memory
 from tests.trainings import take_steps
 
 from .listed import Opened

@@ -86,7 +86,7 @@ def test_optimizers_that_step_inside_the_backward_pass_of_one_layer_are_recorded
 
 @pytest.mark.parametrize("cleared", [False, True])
 def test_what_waits_for_an_optimizer_that_does_not_update_is_bounded(tmp_path, monkeypatch, cleared):
-    monkeypatch.setattr("dualform.record.pending_gradients.MOST", 6)
+    monkeypatch.setattr("dualform.record.audit.pending.MOST", 6)
     waiting = []
 
     def train(model, optimizers, recorder, told):

@@ -11,8 +11,8 @@ from torch import nn
 
 import dualform
 from dualform.errors import Inexact
-from dualform.record import other_values
-from dualform.store.others import STORED
+from dualform.record import batches
+from dualform.store.rows import STORED
 from dualform_service.server import Server
 from tests.cases import some
 from tests.trainings import learn
@@ -136,7 +136,7 @@ def test_no_mask_moves_them(tmp_path):
 
 @pytest.fixture
 def few(monkeypatch):
-    monkeypatch.setattr(other_values, "ALWAYS_BYTES", 200)
+    monkeypatch.setattr(batches, "ALWAYS_BYTES", 200)
 
 
 def test_large_ones_are_kept_every_few_steps_and_refused_between(tmp_path, few):
@@ -163,7 +163,7 @@ def test_large_ones_are_kept_every_few_steps_and_refused_between(tmp_path, few):
 
 
 def test_a_row_that_nothing_could_hold_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(other_values, "_MOST_BYTES", 100)
+    monkeypatch.setattr(batches, "_MOST_BYTES", 100)
     with pytest.warns(
         RuntimeWarning, match=r"parameters and buffers outside recorded layers take .* MB: only their final values"
     ):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.record import kept_outputs
+from dualform.record import query_sets
 from dualform_proto.messages import QUERY_SET
 from tests.cases import pairwise
 from tests.trainings import take_steps
@@ -199,7 +199,7 @@ def test_outputs_that_take_too_much_are_summarized(tmp_path, monkeypatch, make, 
     labels = torch.randint(-1, width, (5, PLACES)) if labelled else None
     size = 5 * PLACES * width * 4
     for most in (size, size - 1):
-        monkeypatch.setattr(kept_outputs, "MOST_BYTES", most)
+        monkeypatch.setattr(query_sets, "MOST_BYTES", most)
         path = tmp_path / str(most)
         memory, expected = trained(path, make(), inputs, lies=axis, batch_dim=axis, batch_size=batch_size, label=labels)
         rows = np.moveaxis(expected, axis, 0).reshape(-1, width)

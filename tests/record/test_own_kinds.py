@@ -8,15 +8,14 @@ from torch.nn.functional import cross_entropy
 
 import dualform
 from dualform.errors import BadInput
-from dualform.record.key_form import KeyForm
+from dualform.record.layout import KeyForm
+from dualform.record.ranks import TrainingShard
 from dualform.record.recorder import Recorder
 from dualform.record.taps import Call, ModuleTap, Parameter
-from dualform.record.training_shard import TrainingShard
-from dualform.store.matrix_file import npy
-from dualform.store.snapshot import Snapshot
-from dualform.store.sources.key_format import KeyFormat, float32_rows
-from dualform.store.sources.made_rows import MadeRows
-from dualform.store.writer import Writer
+from dualform.store.files.segment import npy
+from dualform.store.reading.snapshot import Snapshot
+from dualform.store.sources.key_format import KeyFormat, MadeRows, float32_rows
+from dualform.store.writing.writer import Writer
 from tests.trainings import learn, take_steps
 
 from .block_trainings import assert_exact

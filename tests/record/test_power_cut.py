@@ -17,7 +17,7 @@ import torch
 
 import dualform
 from dualform.errors import NotAMemory
-from dualform.store.check import check_memory
+from dualform.store.maintenance.check import check_memory
 from tests.record.faulty_disk import STEPS, Training, WatchedDisk, answers, steps_of
 from tests.reliability import report, rounds
 

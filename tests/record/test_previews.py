@@ -19,10 +19,8 @@ from torch.utils.data import Dataset
 import dualform
 from dualform import PreviewSet
 from dualform.errors import AlreadyExists, BadInput, Damaged, Locked, NotAMemory, NotFound, RecordingError
-from dualform.store.check import check_memory
-from dualform.store.copying import copy_memory
-from dualform.store.leftovers import leftovers
-from dualform.store.repair import repair
+from dualform.store.maintenance.check import check_memory, leftovers
+from dualform.store.maintenance.copying import copy_memory, repair
 from tests.cases import some
 from tests.damage import flip
 from tests.record.faulty_disk import FailingDisk, WatchedDisk

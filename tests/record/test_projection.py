@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dualform import kernels
+from dualform.record.audit.parameters import RecordedParameters
 from dualform.record.projection import DIRECTIONS, Directions, Parts
-from dualform.record.recorded_parameters import RecordedParameters
 from dualform.record.taps.linear import TappedLinear
 from tests.cases import some
 

@@ -12,8 +12,8 @@ from torch import nn
 import dualform
 from dualform.errors import BadInput, Damaged, NotFound
 from dualform.questions import QuerySetExamples
-from dualform.store.check import what_is_wrong
-from dualform.store.copying import copy_memory
+from dualform.store.maintenance.check import what_is_wrong
+from dualform.store.maintenance.copying import copy_memory
 from tests.query.test_gradients import NETWORKS, ROWS, STEPS, TESTS, loss
 from tests.trainings import learn, take_steps
 from tests.wire.values import same

@@ -304,7 +304,7 @@ class OfTokens(nn.Module):
 )
 def test_labels_and_outputs_of_tokens_belong_together(tmp_path, monkeypatch, most, batch_dim, length, batch_size):
     """Also where the first batch has fewer tokens than outputs that are kept beside summaries."""
-    monkeypatch.setattr("dualform.record.kept_outputs.MOST_BYTES", most)
+    monkeypatch.setattr("dualform.record.query_sets.MOST_BYTES", most)
     torch.manual_seed(0)
     model, texts, labels = OfTokens(), torch.randint(9, (4, length)), torch.randint(9, (4, length))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

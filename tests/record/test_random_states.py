@@ -6,9 +6,9 @@ from torch import nn
 
 import dualform
 from dualform.errors import BadInput
-from dualform.record.random_states import random_states_as
-from dualform.store.check import check_memory
-from dualform.store.snapshot import Snapshot
+from dualform.record.batches import random_states_as
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.snapshot import Snapshot
 
 
 def train(path, keep_random, bad=None):

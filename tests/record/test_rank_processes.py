@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import dualform
-from dualform.record.disk_use import disk_use
-from dualform.store.check import what_is_wrong
-from dualform.store.sampling import ROWS_OF_A_RANK
-from dualform.store.snapshot import Snapshot
+from dualform.record.setup.budget import disk_use
+from dualform.store.layer import ROWS_OF_A_RANK
+from dualform.store.maintenance.check import what_is_wrong
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 
 from .rank_trainings import STEPS, batch

@@ -14,8 +14,8 @@ from dualform.errors import AlreadyExists, BadInput, NotFound, RecordingError
 from dualform.record import ranks as ranks_file
 from dualform.record.ranks import Ranks
 from dualform.record.recorder import Recorder
-from dualform.store.header import Header
-from dualform.store.snapshot import Snapshot
+from dualform.store.batch import Header
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.record.rank_threads import (
     COUNT,

@@ -11,7 +11,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import NotAMemory, RecordingError
-from dualform.record.placement import Placement
+from dualform.record.slots.agreement import Placement
 from tests.record.rank_threads import COUNT, ROWS, Fleet, data, one_step
 from tests.trainings import learn
 

@@ -7,7 +7,7 @@ import pytest
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.record.rank_threads import COUNT, ROWS, STEPS, Fleet, Seat, data, one_step, reasons, two
 from tests.trainings import learn
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dualform import kernels
-from dualform.record.recorded_entries import ENTRIES, RUN, _choose, add_terms
+from dualform.record.audit.parameters import ENTRIES, RUN, _choose, add_terms
 from tests.cases import pairwise
 
 

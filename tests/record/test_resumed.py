@@ -15,8 +15,8 @@ from torch import nn
 
 import dualform
 from dualform.errors import AlreadyExists, BadInput, Damaged, RecordingError
-from dualform.store.check import check_memory
-from dualform.store.copying import copy_memory
+from dualform.store.maintenance.check import check_memory
+from dualform.store.maintenance.copying import copy_memory
 from dualform.store.manifest import Manifest
 from tests.cases import pairwise
 from tests.record.resumed_training import ROWS, Training, batch

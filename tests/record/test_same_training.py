@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import dualform
-from dualform.record.collector import Collector
+from dualform.record.slots.step_record import Collector
 from tests.trainings import learn
 
 STEPS = 4

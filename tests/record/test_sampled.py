@@ -10,8 +10,8 @@ import dualform
 from dualform.answers.table import percent
 from dualform.deletion.delete import delete, planned_deletion
 from dualform.errors import Inexact
-from dualform.record.budget import Budget
-from dualform.store.check import what_is_wrong
+from dualform.record.setup.budget import Budget
+from dualform.store.maintenance.check import what_is_wrong
 from dualform_client.cli.outputs import described
 from tests.record.sampled_training import (
     BUDGET,

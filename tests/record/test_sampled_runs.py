@@ -7,9 +7,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import dualform
-from dualform.record.budget import Budget
-from dualform.store.check import what_is_wrong
-from dualform.store.sampling import ROWS_OF_A_RANK
+from dualform.record.setup.budget import Budget
+from dualform.store.layer import ROWS_OF_A_RANK
+from dualform.store.maintenance.check import what_is_wrong
 from tests.record.resumed_training import ROWS as RESUMED_ROWS, Training
 from tests.record.sampled_training import (
     BUDGET,

@@ -12,8 +12,7 @@ import pytest
 
 from dualform.errors import RecordingError
 from dualform.record.sink import SinkThread
-from dualform.store.batch import Batch, LayerRows
-from dualform.store.header import Ending
+from dualform.store.batch import Batch, Ending, LayerRows
 
 
 class Noted:

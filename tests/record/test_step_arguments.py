@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from dualform.errors import BadInput, RecordingError
-from dualform.record.followed_rows import FollowedRows
-from dualform.record.metadata import Metadata
+from dualform.record.discovery.followed_rows import FollowedRows
+from dualform.record.slots.columns import Metadata
 from tests.trainings import record_steps
 
 from .listed import Opened, batches, small_net

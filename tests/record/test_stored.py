@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from dualform.errors import AlreadyExists, BadInput, RecordingError
 from dualform.query.weights.coefficients import coefficients
 from dualform.record.recorder import Recorder
-from dualform.store.snapshot import Snapshot
-from dualform.store.writer import Writer
+from dualform.store.reading.snapshot import Snapshot
+from dualform.store.writing.writer import Writer
 from tests.trainings import learn
 
 from .listed import batches, small_net, snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from dualform.patterns import matches
-from dualform.record.suggested_spaces import suggested_spaces
+from dualform.record.slots.alignment import suggested_spaces
 
 BLOCK = ("layer.0.SelfAttention.q", "layer.0.SelfAttention.o", "layer.1.EncDecAttention.q", "layer.2.wi", "layer.2.wo")
 PARTS = st.lists(st.sampled_from(["0", "1", "block", "q"]), min_size=1, max_size=4).map(".".join)

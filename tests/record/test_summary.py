@@ -12,7 +12,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import RecordingError
-from dualform.record import summary
+from dualform.record.setup import summary
 
 from .listed import Opened
 

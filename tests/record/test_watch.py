@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dualform.record import observed_weights
+from dualform.record.audit import weights
 from dualform.rules import named, of_type
 from tests.cases import some
 from tests.rules.own import Unruled
@@ -96,12 +96,12 @@ def test_distances_along_the_directions_are_those_of_numpy(tmp_path, monkeypatch
     """The recurrence written out, along the watch's own directions."""
     held = []
 
-    class Spy(observed_weights.Watch):
+    class Spy(weights.Watch):
         def __init__(self, parameters, *rest):
             held.append(parameters)
             super().__init__(parameters, *rest)
 
-    monkeypatch.setattr(observed_weights, "Watch", Spy)
+    monkeypatch.setattr(weights, "Watch", Spy)
     model = small_net()
     before = snapshot(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from dualform.record.recorded_entries import RecordedEntries
-from dualform.record.recorded_parameters import RecordedParameters
+from dualform.record.audit.drift import WatchedStates
+from dualform.record.audit.parameters import RecordedEntries, RecordedParameters
 from dualform.record.taps import ModuleTap
-from dualform.record.watched_states import WatchedStates
 from dualform.rules import State, named, updated
 
 OPTIMIZERS = {"rprop": torch.optim.Rprop, "asgd": torch.optim.ASGD, "nadam": torch.optim.NAdam}

@@ -12,7 +12,7 @@ from dualform import GroupSum, TopK, Vectors
 from dualform.errors import RecordingError
 from dualform.rerun.rerun import FirstTraining, Rerun
 from dualform.store.batch import Batch
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.trainings import take_steps
 

@@ -9,9 +9,9 @@ import pytest
 
 import dualform
 from dualform.errors import Damaged, Inexact, NotFound
-from dualform.store.check import check_memory
-from dualform.store.digests import digests
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.snapshot import Snapshot
+from dualform.store.writing.slot_rows import digests
 from dualform_client.cli import main
 
 from .trained import Training

@@ -7,7 +7,7 @@ import dualform
 from dualform import GroupSum, QuerySetExamples, TopK, Vectors
 from dualform.query.sums import grouping
 from dualform.query.sums.key_sums import BLOCK
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.query import oracle
 
 from .trained import Training

@@ -14,7 +14,7 @@ import dualform
 from dualform import rules
 from dualform.errors import Inexact
 from dualform.query.weights import reconstruction
-from dualform.query.weights.requirement import BOUND
+from dualform.query.weights.reconstruction import BOUND
 from tests.cases import some
 from tests.record.listed import batches, small_net, snapshot
 from tests.trainings import learn

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import dualform
 from dualform import rules
 from dualform.errors import BadInput
-from dualform.record.optimizers import why_no_rule
+from dualform.record.setup.optimizers import why_no_rule
 from dualform.rules import Scale, State, UpdateRule, named, of_type, register, why_refused
 from tests.record.listed import batches, small_net
 from tests.trainings import learn

@@ -20,7 +20,7 @@ from benchmarks.serving import FLOODS, flooded, p99, served, watched
 
 import dualform
 from dualform.errors import TimedOut
-from dualform.store.byte_counts import bytes_of
+from dualform.store.files.ram_budget import bytes_of
 from dualform_client import Client
 from tests.reliability import report, rounds, soaking
 

@@ -40,7 +40,7 @@ from dualform.questions import (
     Vectors,
     Verification,
 )
-from dualform.store.ram_budget import resident_bytes
+from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
 from dualform_proto.calls import CALLS
 from dualform_service.config import ServiceConfig

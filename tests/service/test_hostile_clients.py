@@ -15,7 +15,7 @@ import pytest
 
 from dualform.answers import Columns
 from dualform.errors import Overloaded
-from dualform.store.ram_budget import resident_bytes
+from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
 from dualform_client.connection import is_serving
 from dualform_proto.calls import CALLS

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadInput, NotFound, TimedOut
-from dualform.store.ram_budget import resident_bytes
+from dualform.store.files.ram_budget import resident_bytes
 from dualform_client import Client
 from dualform_service.server import Server
 from tests.query import arrays

@@ -16,7 +16,7 @@ import pytest
 
 from dualform.errors import Overloaded
 from dualform.kernels import workers
-from dualform.query.where.connection import connect, interruptible
+from dualform.query.where.expression import connect, interruptible
 from dualform_client import Client
 from dualform_service import scheduling
 from dualform_service.config import ServiceConfig

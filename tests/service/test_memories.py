@@ -14,7 +14,7 @@ import pytest
 
 import dualform
 from dualform.errors import BadInput, NotAMemory, NotFound, Unauthenticated
-from dualform.store.ram_budget import RamBudget
+from dualform.store.files.ram_budget import RamBudget
 from dualform_client import AsyncClient, Client
 from dualform_client.connection import is_serving
 from dualform_service.call_record import JsonLog

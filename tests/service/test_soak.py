@@ -13,7 +13,7 @@ from benchmarks.harness import resident
 from benchmarks.serving import served
 
 import dualform
-from dualform.store.byte_counts import bytes_of
+from dualform.store.files.ram_budget import bytes_of
 from dualform_client import Client
 from tests.reliability import report, rounds, soaking
 from tests.service.soak_clients import LAYER, WIDTH, Clients

@@ -86,8 +86,8 @@ def test_help_of_the_recorder_shows_what_users_call():
 
 
 def test_what_names_a_file_and_what_does_not():
-    assert FILES.findall("see store/sampling.py, (shard.py) and kernels.h") == [
-        "store/sampling.py",
+    assert FILES.findall("see store/layer.py, (shard.py) and kernels.h") == [
+        "store/layer.py",
         "shard.py",
         "kernels.h",
     ]

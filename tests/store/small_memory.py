@@ -8,14 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from dualform.store.batch import Batch, Defect, Extent, Factor, LayerRows, ParameterGroup, StepLog, WatchLog
-from dualform.store.header import Ending, Header
-from dualform.store.layer import Layer, affine
-from dualform.store.others import OtherRow, Others, OtherTensor
+from dualform.store.batch import (
+    Batch,
+    Defect,
+    Ending,
+    Extent,
+    Factor,
+    Header,
+    LayerRows,
+    ParameterGroup,
+    StepLog,
+    WatchLog,
+)
+from dualform.store.layer import Layer, Sampling, affine
 from dualform.store.query_sets import QuerySetArrays
-from dualform.store.sampling import Sampling
+from dualform.store.rows import OtherRow, Others, OtherTensor
 from dualform.store.tables import SETTINGS as LR, ColumnTypes
-from dualform.store.writer import Writer
+from dualform.store.writing.writer import Writer
 
 LAYERS = (
     Layer("layer-0", "sample", 6, 5, affine(6, "layer-0.weight", "layer-0.bias"), repeats=True),

@@ -7,9 +7,9 @@ import ctypes
 import numpy as np
 from hypothesis import given, strategies as st
 
+from dualform.store.reading.stored_layers import some_columns
 from dualform.store.rows import OrderedRows, Rows
-from dualform.store.sources.held_rows import HeldRows
-from dualform.store.sources.some_columns import some_columns
+from dualform.store.sources.key_format import HeldRows
 
 WIDTH = 5
 

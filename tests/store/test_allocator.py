@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from dualform.store.ram_budget import anonymous_bytes
+from dualform.store.files.ram_budget import anonymous_bytes
 
 FREED = """
 import sys, threading
 import numpy as np
-from dualform.store.allocator import return_large_blocks
-from dualform.store.ram_budget import anonymous_bytes
+from dualform.store.files.startup import return_large_blocks
+from dualform.store.files.ram_budget import anonymous_bytes
 
 def use(megabytes):
     for size in megabytes:

@@ -10,7 +10,7 @@ import pytest
 
 ARENAS = """
 import ctypes, sys, threading
-from dualform.store.allocator import bound_arenas
+from dualform.store.files.startup import bound_arenas
 
 if sys.argv[2] == "bounded":
     bound_arenas()
@@ -43,8 +43,8 @@ def test_threads_share_two_pools_of_memory(tmp_path, kind, few):
 
 HELD = """
 import ctypes
-from dualform.store.allocator import return_free_pages
-from dualform.store.ram_budget import anonymous_bytes
+from dualform.store.files.startup import return_free_pages
+from dualform.store.files.ram_budget import anonymous_bytes
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

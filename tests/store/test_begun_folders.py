@@ -10,7 +10,7 @@ import pytest
 
 import dualform
 from dualform.errors import AlreadyExists, Locked, NotAMemory
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.record.resumed_training import Training
 from tests.store.small_memory import OTHERS, batches_of, open_writer, write
 
@@ -21,7 +21,7 @@ processes = multiprocessing.get_context("forkserver")
 
 def begin(path: Path, moment: str) -> None:
     """Creates a memory, and ends as a kill would have it once this was done; as memory.json would be written."""
-    from dualform.store.writer import Writer
+    from dualform.store.writing.writer import Writer
 
     done = getattr(Writer, moment)
 
@@ -89,7 +89,7 @@ def test_a_memory_of_which_memory_json_was_lost_is_left_alone(tmp_path):
 
 
 def create_slowly(path: Path, begun, go_on) -> None:
-    from dualform.store.writer import Writer
+    from dualform.store.writing.writer import Writer
 
     written = Writer._write_manifest
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dualform.store.ram_budget import anonymous_bytes
+from dualform.store.files.ram_budget import anonymous_bytes
 
 COMMITS = """
 import sys
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dualform.store import shard
-from dualform.store.ram_budget import anonymous_bytes
+from dualform.store.files.ram_budget import anonymous_bytes
 from dualform.store.tables import arrow_table
 
 types = {f"c{number}": "DOUBLE" for number in range(40)}

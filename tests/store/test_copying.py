@@ -12,11 +12,11 @@ import pytest
 
 import dualform
 from dualform.errors import AlreadyExists, BadInput, Damaged, NotAMemory
-from dualform.store import copying
-from dualform.store.check import check_memory
-from dualform.store.copying import copy_memory
-from dualform.store.runs import opened
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance import copying
+from dualform.store.maintenance.check import check_memory
+from dualform.store.maintenance.copying import copy_memory
+from dualform.store.reading.runs import opened
+from dualform.store.reading.snapshot import Snapshot
 from tests.damage import flip
 from tests.record.resumed_training import Training
 from tests.store.small_memory import LAYERS, OTHERS, batches_of, open_writer, write

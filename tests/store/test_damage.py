@@ -23,14 +23,15 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import dualform
 from dualform.errors import Damaged, DualformError, NotAMemory, Overloaded
 from dualform.faults import as_dualform_error
-from dualform.store import journal, manifest, segment, shard_tables, weights as weights_files
-from dualform.store.check import check_memory
-from dualform.store.durable_files import checksum
+from dualform.store import journal, manifest, weights as weights_files
+from dualform.store.files import segment
+from dualform.store.files.durable_files import checksum, unreadable
+from dualform.store.locks import writing
+from dualform.store.maintenance.check import check_memory
+from dualform.store.maintenance.copying import repair
 from dualform.store.manifest import _canonical
-from dualform.store.missing_files import unreadable
-from dualform.store.repair import repair
-from dualform.store.snapshot import Snapshot
-from dualform.store.writing_lock import writing
+from dualform.store.reading import shard_tables
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.damage import flip, flipped
 from tests.store.small_memory import write

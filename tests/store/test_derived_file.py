@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualform.record.disk_use import disk_use
-from dualform.store import derived_file
-from dualform.store.derived_file import ABANDONED_SECONDS, CODES, SUM, DerivedFile, write_derived
+from dualform.record.setup.budget import disk_use
+from dualform.store.files import durable_files
+from dualform.store.files.durable_files import ABANDONED_SECONDS, CODES, SUM, DerivedFile, write_derived
 
 NUMBERS = np.arange(100.0)
 
@@ -57,7 +57,7 @@ def test_a_writer_whose_file_was_removed_meanwhile_leaves_no_part_of_one(tmp_pat
         temporary.unlink()
         replace(temporary, target)
 
-    monkeypatch.setattr(derived_file.os, "replace", removed_before)
+    monkeypatch.setattr(durable_files.os, "replace", removed_before)
     write(path)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_listed_is_written_to_nevertheless(tmp_path, mon
     def denied(folder):
         raise PermissionError("denied")
 
-    monkeypatch.setattr(derived_file.os, "scandir", denied)
+    monkeypatch.setattr(durable_files.os, "scandir", denied)
     write(tmp_path / f"0123{SUM}")
     assert DerivedFile.open(tmp_path / f"0123{SUM}", "numbers 1", "their origin") is not None
 

@@ -11,13 +11,12 @@ import pytest
 import xxhash
 from hypothesis import given, settings, strategies as st
 
-from dualform.store import direct_file
 from dualform.store.batch import LayerRows
-from dualform.store.direct_file import BLOCK_BYTES, Blocks, DirectFile
+from dualform.store.files import durable_files
+from dualform.store.files.durable_files import BLOCK_BYTES, Blocks, DirectFile
+from dualform.store.files.segment import flat_index, npy
 from dualform.store.layer import Layer, affine
-from dualform.store.layer_writer import LayerWriter
-from dualform.store.matrix_file import flat_index, npy
-from dualform.store.rows_writer import MatrixWriter
+from dualform.store.writing.rows_writer import LayerWriter, MatrixWriter
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def test_a_file_has_its_name_at_once_where_it_cannot_get_one_later(tmp_path, mon
     def refusing(*arguments, **options):
         raise OSError(errno.ENOENT, "No such file or directory")
 
-    monkeypatch.setattr(direct_file, "_NAMED_LATER", {})
+    monkeypatch.setattr(durable_files, "_NAMED_LATER", {})
     monkeypatch.setattr(os, "link", refusing)
     file = DirectFile(tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -90,7 +89,7 @@ def test_a_file_has_its_name_at_once_where_it_cannot_get_one_later(tmp_path, mon
     assert (tmp_path / "file").stat().st_size == 10
 
 
-@pytest.mark.skipif(not direct_file._NAMELESS, reason="this system gives every file a name as it is opened")
+@pytest.mark.skipif(not durable_files._NAMELESS, reason="this system gives every file a name as it is opened")
 def test_what_is_not_finished_leaves_nothing_behind(tmp_path):
     file = DirectFile(tmp_path / "file")
     file.write([Blocks().take()], 0, BLOCK_BYTES)
@@ -113,10 +112,10 @@ def test_without_direct_writes_the_page_cache_takes_them(tmp_path, monkeypatch, 
     for index, block in enumerate(blocks):
         part = content[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
         block[: len(part)] = part
-    opened, written, direct = os.open, os.writev, direct_file._DIRECT
+    opened, written, direct = os.open, os.writev, durable_files._DIRECT
 
     def is_direct(handle):
-        return direct_file.fcntl.fcntl(handle, direct_file.fcntl.F_GETFL) & direct
+        return durable_files.fcntl.fcntl(handle, durable_files.fcntl.F_GETFL) & direct
 
     def refusing_open(path, flags, mode=0o777):
         if refused == "opening" and flags & direct:

@@ -10,8 +10,8 @@ import pytest
 import xxhash
 from hypothesis import given, strategies as st
 
-from dualform.store import distinct_keys
-from dualform.store.distinct_keys import DistinctKeys
+from dualform.store.writing import rows_writer
+from dualform.store.writing.rows_writer import DistinctKeys
 
 
 def rows_by_dictionary(batches):
@@ -36,7 +36,7 @@ def test_rows_are_those_of_a_dictionary(batches, recent, firsts):
         return struct.pack("<QQ", number % firsts, number)
 
     arrays = [np.array(keys, dtype=np.float32)[:, None] * [1, -1] for keys in batches]
-    with mock.patch.object(distinct_keys, "_RECENT", recent), mock.patch.object(xxhash, "xxh3_128_digest", digest):
+    with mock.patch.object(rows_writer, "_RECENT", recent), mock.patch.object(xxhash, "xxh3_128_digest", digest):
         own = DistinctKeys()
         found = [own.rows_of(keys) for keys in arrays]
     assert [(rows.tolist(), new) for rows, new in found] == rows_by_dictionary(arrays)
@@ -54,8 +54,8 @@ def test_keys_may_have_no_numbers(shape):
 
 
 def test_keys_are_forgotten_beyond_a_number_of_them(monkeypatch):
-    monkeypatch.setattr(distinct_keys, "_MOST_REMEMBERED", 10)
-    monkeypatch.setattr(distinct_keys, "_RECENT", 4)
+    monkeypatch.setattr(rows_writer, "_MOST_REMEMBERED", 10)
+    monkeypatch.setattr(rows_writer, "_RECENT", 4)
     own, keys = DistinctKeys(), np.arange(15, dtype=np.float32)[:, None]
     assert own.rows_of(keys)[1] == list(range(15))
     rows, new = own.rows_of(keys)

@@ -17,8 +17,8 @@ from PIL import Image
 import dualform
 from dualform import PreviewSet
 from dualform.store.batch import Factor, RoundingGradient
+from dualform.store.layer import Sampling
 from dualform.store.manifest import FORMAT, Manifest
-from dualform.store.sampling import Sampling
 from dualform.store.sources import FORMATS
 from tests.cases import some
 from tests.store.small_memory import (

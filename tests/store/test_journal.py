@@ -14,12 +14,11 @@ import pytest
 
 from dualform.errors import Damaged
 from dualform.store.batch import Batch
-from dualform.store.check import check_memory, how_it_ended
-from dualform.store.copying import copy_memory
 from dualform.store.journal import JournalWriter, journal_path, read_frames
+from dualform.store.maintenance.check import check_memory, how_it_ended
+from dualform.store.maintenance.copying import copy_memory, repair
 from dualform.store.manifest import Manifest
-from dualform.store.repair import repair
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.damage import flipped
 from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
@@ -255,7 +254,7 @@ def test_a_journal_is_never_written_over(tmp_path):
 
 def test_much_at_once_is_committed_instead(path, monkeypatch):
     rng = np.random.default_rng(0)
-    monkeypatch.setattr("dualform.store.writer.FRAME_BYTES", 3000)
+    monkeypatch.setattr("dualform.store.writing.writer.FRAME_BYTES", 3000)
     writer = open_writer(path, layers=TOKENS, journal_seconds=0.0)
     seen = []
     for step, rows in enumerate((2, 2, 90, 2)):

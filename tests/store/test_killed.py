@@ -15,8 +15,8 @@ import pytest
 
 from dualform.errors import NotAMemory
 from dualform.store.batch import Batch
-from dualform.store.check import check_memory, how_it_ended
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance.check import check_memory, how_it_ended
+from dualform.store.reading.snapshot import Snapshot
 from tests.store.small_memory import LAYERS, OTHERS, Expected, batches_of, expected, other_row, other_values
 
 STEPS, BATCH, FLUSH_EVERY = 60, 16, 6
@@ -31,8 +31,8 @@ def record(
     Unless it `ends`, the training goes on then, with nothing new to record, until somebody kills it.
     """
     from dualform.record.sink import SinkThread
-    from dualform.store import writer
-    from dualform.store.header import Ending, Header
+    from dualform.store.batch import Ending, Header
+    from dualform.store.writing import writer
 
     writer.JOURNAL_SECONDS = journal_seconds
     log = os.open(acknowledged, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from dualform.errors import Damaged
-from dualform.store import extents, shard, shard_tables, tables
-from dualform.store.check import check_memory
-from dualform.store.runs import Runs
-from dualform.store.shard_tables import ShardTables
-from dualform.store.snapshot import Snapshot
+from dualform.store import shard, tables
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading import shard_tables, space as space_file
+from dualform.store.reading.runs import Runs
+from dualform.store.reading.shard_tables import ShardTables
+from dualform.store.reading.snapshot import Snapshot
 from tests.store import test_merged
 from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
 
@@ -24,7 +25,7 @@ STEPS, LINK = 40, 30
 def _small(monkeypatch):
     monkeypatch.setattr(shard_tables, "FEW_ROWS", 10)
     monkeypatch.setattr(shard, "LINK_ENTRIES", LINK)
-    monkeypatch.setattr(extents, "LONG", 1)
+    monkeypatch.setattr(space_file, "LONG", 1)
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_slots_of_several_shards_are_looked_up_likewise(tmp_path, monkeypatch):
     ids = np.array([40, 2, 3, 90, 2])
     found = {name: memory.space("token").at(ids, [name])[name].to_pylist() for name in memory.columns("token")}
     assert all(("extents_token", "token") not in part._held for part in memory._tables._parts)
-    monkeypatch.setattr(extents, "LONG", 1 << 30)
+    monkeypatch.setattr(space_file, "LONG", 1 << 30)
     for name, column in found.items():
         assert column == memory.column("token", name)[ids].tolist(), name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualform.store.machine_memory import memory_bytes
+from dualform.store.files.ram_budget import memory_bytes
 
 GB = 10**9
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import AlreadyExists, BadInput, NotAMemory, NotFound
-from dualform.store.check import check_memory
-from dualform.store.segment_cache import SegmentCache
-from dualform.store.snapshot import Snapshot
+from dualform.store.files.segment import SegmentCache
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.snapshot import Snapshot
 from tests.store.small_memory import batch, open_writer, write
 
 

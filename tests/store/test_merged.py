@@ -10,8 +10,8 @@ import pytest
 from dualform.errors import NotAMemory
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
-from dualform.store.check import check_memory
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.snapshot import Snapshot
 from tests.store.small_memory import LAYERS, TOKENS, batches_of, expected, open_writer, token_batch
 
 SHARDS, STEPS = 2, 5

@@ -15,7 +15,7 @@ from torch import nn
 
 import dualform as dual
 from dualform.errors import BadInput
-from dualform.store.check import check_memory
+from dualform.store.maintenance.check import check_memory
 from dualform_service.server import Server
 from tests.store.small_memory import write
 from tests.trainings import learn

@@ -1,4 +1,4 @@
-"""Only store/durable_files.py changes what is on disk: what tests make fail there is all that can fail, but DuckDB."""
+"""Only durable_files.py changes what is on disk: what tests make fail there is all that can fail, but DuckDB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import dualform.store
 
 PACKAGE = Path(dualform.store.__file__).parent.parent
-DOOR = PACKAGE / "store" / "durable_files.py"
+DOOR = PACKAGE / "store" / "files" / "durable_files.py"
 CALLS = {
     "close", "fdatasync", "fsync", "ftruncate", "link", "makedirs", "mkdir", "mkfifo", "mknod", "pwrite", "pwritev",
     "remove", "rename", "renames", "replace", "rmdir", "sendfile", "symlink", "truncate", "unlink", "utime", "write",

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from dualform.query.sql import worker
-from dualform.store import direct_file, durable_files, folder_lock, machine_memory
+from dualform.store import locks
+from dualform.store.files import durable_files, ram_budget
 
 
 def without(monkeypatch, module, missing):
@@ -33,19 +34,22 @@ def narrow(monkeypatch):
 
 
 def test_files_are_written_through_the_page_cache(monkeypatch, narrow, tmp_path):
-    own, blocks = without(monkeypatch, direct_file, "fcntl"), [mmap.mmap(-1, direct_file.BLOCK_BYTES) for _ in range(2)]
+    own, blocks = (
+        without(monkeypatch, durable_files, "fcntl"),
+        [mmap.mmap(-1, durable_files.BLOCK_BYTES) for _ in range(2)],
+    )
     for number, block in enumerate(blocks):
         block[:] = bytes([number + 1]) * len(block)
     file = own.DirectFile(tmp_path / "file")
-    file.write(blocks, 0, direct_file.BLOCK_BYTES + 5)
+    file.write(blocks, 0, durable_files.BLOCK_BYTES + 5)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    file.finish(direct_file.BLOCK_BYTES + 5)
-    assert (tmp_path / "file").read_bytes() == b"\1" * direct_file.BLOCK_BYTES + b"\2" * 5
+    file.finish(durable_files.BLOCK_BYTES + 5)
+    assert (tmp_path / "file").read_bytes() == b"\1" * durable_files.BLOCK_BYTES + b"\2" * 5
     assert own._DIRECT == 0
 
 
 def test_a_folder_that_cannot_be_locked_is_said_to_be_open_to_others(monkeypatch, tmp_path):
-    own = without(monkeypatch, folder_lock, "fcntl")
+    own = without(monkeypatch, locks, "fcntl")
     monkeypatch.setattr(own, "Manifest", SimpleNamespace(read=lambda folder: None))
     with own.folder_lock(tmp_path / "run", wait=True):
         pass
@@ -63,7 +67,7 @@ def test_a_journal_is_written_piece_by_piece(narrow, tmp_path):
 
 
 def test_memory_that_the_system_does_not_tell_is_a_guess(narrow):
-    assert 0 < machine_memory.memory_bytes() <= 8 << 30
+    assert 0 < ram_budget.memory_bytes() <= 8 << 30
 
 
 def test_sql_is_answered_without_limits_of_the_system(monkeypatch):

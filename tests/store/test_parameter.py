@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from dualform.store.parameter import Parameter, whole
+from dualform.store.layer import Parameter, whole
 
 
 @st.composite

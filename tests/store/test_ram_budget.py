@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, Cancelled, Overloaded
-from dualform.store import ram_budget
-from dualform.store.ram_budget import RamBudget
+from dualform.store.files import ram_budget
+from dualform.store.files.ram_budget import RamBudget
 
 
 @pytest.fixture(autouse=True)

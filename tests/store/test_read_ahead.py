@@ -11,7 +11,8 @@ import threading
 import numpy as np
 import pytest
 
-from dualform.store import derived_file, manifest, read_ahead, shard
+from dualform.store import manifest, shard
+from dualform.store.files import durable_files, startup
 from dualform.store.layer import Layer, affine
 
 
@@ -29,7 +30,7 @@ def asked(monkeypatch):
         return got
 
     monkeypatch.setattr(os, "sendfile", sent)
-    monkeypatch.setattr(read_ahead, "READERS", 1)  # several take files from one queue, in whatever order they come
+    monkeypatch.setattr(startup, "READERS", 1)  # several take files from one queue, in whatever order they come
 
     def found():
         ended()
@@ -53,8 +54,8 @@ def folder(tmp_path):
         own.mkdir(parents=True)
         (tmp_path / name / shard.FILE).write_bytes(b"tables")
         for file in (
-            f"keys-000001.faiss{derived_file.CODES}",
-            f"keys-000000.faiss{derived_file.CODES}",
+            f"keys-000001.faiss{durable_files.CODES}",
+            f"keys-000000.faiss{durable_files.CODES}",
             "keys-000000.faiss",
         ):
             (own / file).write_bytes(b"keys")
@@ -63,10 +64,10 @@ def folder(tmp_path):
 
 
 def test_tables_come_first_then_codes_of_the_layers(folder, asked):
-    read_ahead.read_ahead(str(folder), ["block/0", "none"])
+    startup.read_ahead(str(folder), ["block/0", "none"])
     shards = [folder / name for name in ("shard-00000", "shard-00001")]
     codes = [
-        own / "layers" / "block%2F0" / f"keys-{number:06}.faiss{derived_file.CODES}"
+        own / "layers" / "block%2F0" / f"keys-{number:06}.faiss{durable_files.CODES}"
         for own in shards
         for number in (0, 1)
     ]
@@ -78,37 +79,37 @@ def test_queries_of_a_query_set_come_before_codes_and_without_them_where_none_ar
     queries = folder / "probes" / "test" / "queries-block%2F0.npy"
     queries.parent.mkdir(parents=True)
     queries.write_bytes(b"queries")
-    read_ahead.read_ahead(str(folder), ["block/0"], ["test", "none"], codes=False)
+    startup.read_ahead(str(folder), ["block/0"], ["test", "none"], codes=False)
     tables = [folder / name / shard.FILE for name in ("shard-00000", "shard-00001")]
     assert asked() == list(map(str, [folder / manifest.FILE, *tables, queries]))
 
 
 def test_it_stops_at_half_of_the_memory_that_there_is(folder, asked, monkeypatch):
-    monkeypatch.setattr(read_ahead, "_memory", lambda: 2 * len(b"{}tablestableskeys"))
-    read_ahead.read_ahead(str(folder), ["block/0"])
-    assert [os.path.basename(file) for file in asked()][3:] == [f"keys-000000.faiss{derived_file.CODES}"]
+    monkeypatch.setattr(startup, "_memory", lambda: 2 * len(b"{}tablestableskeys"))
+    startup.read_ahead(str(folder), ["block/0"])
+    assert [os.path.basename(file) for file in asked()][3:] == [f"keys-000000.faiss{durable_files.CODES}"]
 
 
 def test_what_is_missing_or_refused_goes_unsaid(folder, asked, monkeypatch):
-    read_ahead.read_ahead(str(folder / "nothing"), ["block/0"])
+    startup.read_ahead(str(folder / "nothing"), ["block/0"])
     assert asked() == []
-    read_ahead.read_ahead(str(folder), [os.fsdecode(b"latin-\xfc")])
+    startup.read_ahead(str(folder), [os.fsdecode(b"latin-\xfc")])
     assert asked() == []
 
     def refuse(*_):
         raise OSError("this file system sends nothing")
 
     monkeypatch.setattr(os, "sendfile", refuse)
-    read_ahead.read_ahead(str(folder), [])
+    startup.read_ahead(str(folder), [])
     assert asked() == []
     monkeypatch.delattr(os, "sendfile")
-    read_ahead.read_ahead(str(folder), [])
+    startup.read_ahead(str(folder), [])
     assert asked() == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reading ahead is Linux's")
 def test_a_whole_file_comes_into_the_page_cache_however_far_the_system_reads_ahead_by_itself(folder):
-    large = folder / "shard-00000" / "layers" / "block%2F0" / f"keys-000002.faiss{derived_file.CODES}"
+    large = folder / "shard-00000" / "layers" / "block%2F0" / f"keys-000002.faiss{durable_files.CODES}"
     large.write_bytes(os.urandom(40 << 20))
     descriptor = os.open(large, os.O_RDWR)
     try:
@@ -117,7 +118,7 @@ def test_a_whole_file_comes_into_the_page_cache_however_far_the_system_reads_ahe
         with mmap.mmap(descriptor, 0) as mapped:
             if resident(mapped):
                 pytest.skip("this file system keeps what it was told to drop")
-            read_ahead.read_ahead(str(folder), ["block/0"])
+            startup.read_ahead(str(folder), ["block/0"])
             ended()
             assert resident(mapped) == len(mapped) // mmap.PAGESIZE
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualform.errors import NotAMemory
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.reliability import report, rounds
 from tests.store.small_memory import LAYERS, expected
 from tests.store.test_killed import FLUSH_EVERY, STEPS, batches, check_steps, processes, record

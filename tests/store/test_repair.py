@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from dualform.errors import Damaged
-from dualform.store.check import check_memory
-from dualform.store.copying import copy_memory
+from dualform.store.maintenance.check import check_memory
+from dualform.store.maintenance.copying import copy_memory, repair
 from dualform.store.manifest import Manifest
 from dualform.store.query_sets import QuerySetArrays
-from dualform.store.repair import repair
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from tests.damage import flip
 from tests.reliability import report, rounds
 from tests.store.small_memory import batches_of, open_writer, write

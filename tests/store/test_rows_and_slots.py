@@ -11,9 +11,9 @@ import pytest
 import dualform
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
-from dualform.store.check import check_memory
-from dualform.store.header import Ending
-from dualform.store.snapshot import Snapshot
+from dualform.store.batch import Ending
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.snapshot import Snapshot
 from tests.store.small_memory import LENGTH, TOKENS, open_writer, token_batch
 
 ROWS = 3
@@ -104,7 +104,7 @@ def test_each_slot_reads_what_was_said_of_it(opened, of_rows, of_slots, rows_fir
 
 
 def test_few_slots_are_looked_up_without_the_whole_column(tmp_path, monkeypatch):
-    monkeypatch.setattr("dualform.store.extents.LONG", 0)
+    monkeypatch.setattr("dualform.store.reading.space.LONG", 0)
     said = OF_ROWS["integers"], OF_SLOTS["integers"]
     memory, batches = shards(tmp_path / "m", *said)
     first, second = (wanted(batch, own) for batch, own in zip(batches, said, strict=True))

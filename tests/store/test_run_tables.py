@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 
-from dualform.store.run_tables import RunTables
-from dualform.store.shard_tables import HeldTables
+from dualform.store.reading.runs import RunTables
+from dualform.store.reading.shard_tables import HeldTables
 
 TYPES = {"extents_token": {"step": "BIGINT", "first_slot": "BIGINT", "slots": "BIGINT"}}
 

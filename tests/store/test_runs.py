@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dualform.errors import BadInput
-from dualform.store import extents
 from dualform.store.batch import Batch
-from dualform.store.runs import Runs
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading import space
+from dualform.store.reading.runs import Runs
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.store import test_merged
 from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
@@ -35,7 +35,7 @@ def write(path, batches, finish=True):
 
 @pytest.fixture(params=["read whole", "read for a look-up"])
 def reading(request, monkeypatch):
-    monkeypatch.setattr(extents, "LONG", 1 << 22 if request.param == "read whole" else 1)
+    monkeypatch.setattr(space, "LONG", 1 << 22 if request.param == "read whole" else 1)
 
 
 @pytest.mark.parametrize("finish", [True, False])

@@ -8,20 +8,17 @@ import numpy as np
 import pytest
 
 from dualform.errors import Damaged
-from dualform.query.score.rescoring import score_pairs
-from dualform.store import segment
-from dualform.store.direct_file import Blocks
-from dualform.store.matrix_file import MatrixForm, flat_index
-from dualform.store.ram_budget import RamBudget
-from dualform.store.recent_blocks import RecentBlocks
+from dualform.query.score.canonical import score_pairs
+from dualform.store.files import segment
+from dualform.store.files.durable_files import Blocks
+from dualform.store.files.ram_budget import RamBudget
+from dualform.store.files.segment import BLOCK_BYTES, MatrixForm, RecentBlocks, Segment, SegmentCache, flat_index
+from dualform.store.reading.stored_layers import some_columns
 from dualform.store.rows import Keys, Rows
-from dualform.store.rows_writer import MatrixWriter
-from dualform.store.segment import BLOCK_BYTES, Segment
-from dualform.store.segment_cache import SegmentCache
 from dualform.store.sources import segment_rows
 from dualform.store.sources.patches import PatchRows, Unfolding
 from dualform.store.sources.segment_rows import SegmentRows
-from dualform.store.sources.some_columns import some_columns
+from dualform.store.writing.rows_writer import MatrixWriter
 from tests.damage import flip
 
 WIDTH = 300

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import AlreadyExists, NotAMemory
-from dualform.store.header import Ending
+from dualform.store.batch import Ending
 from dualform.store.manifest import SHARD_FILE, Manifest
 from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
 

@@ -11,11 +11,11 @@ from dualform.errors import Damaged, NotFound
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
 from dualform.query.where import mask
-from dualform.store import shard_tables
-from dualform.store.check import check_memory
 from dualform.store.journal import journal_path
-from dualform.store.shard_tables import ShardTables
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading import shard_tables
+from dualform.store.reading.shard_tables import ShardTables
+from dualform.store.reading.snapshot import Snapshot
 from tests.store.small_memory import TOKENS, expected, open_writer, token_batch
 
 SIZES = [3, 2, 5, 1, 4, 2]

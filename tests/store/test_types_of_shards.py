@@ -11,8 +11,8 @@ import pytest
 from dualform.errors import BadInput
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
-from dualform.store.check import check_memory
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.snapshot import Snapshot
 from tests.store.small_memory import TOKENS, open_writer, token_batch
 
 ROWS = 3

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import dualform
 from dualform.errors import BadInput, Locked
-from dualform.store.snapshot import Snapshot
-from dualform.store.writing_lock import Writing, writing
+from dualform.store.locks import Writing, writing
+from dualform.store.reading.snapshot import Snapshot
 from dualform_client.cli.main import dualform as command
 from dualform_service.config import ServiceConfig
 from dualform_service.server import Server

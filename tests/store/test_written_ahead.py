@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualform.store import direct_file, durable_files, writer as store
 from dualform.store.batch import Batch, Extent, LayerRows
-from dualform.store.check import check_memory
-from dualform.store.direct_file import BLOCK_BYTES
+from dualform.store.files import durable_files
+from dualform.store.files.durable_files import BLOCK_BYTES
 from dualform.store.layer import Layer, affine
+from dualform.store.maintenance.check import check_memory
 from dualform.store.manifest import Manifest
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
+from dualform.store.writing import writer as store
 from tests.store.small_memory import batches_of, open_writer
 
 WIDTH, ROWS, STEPS = 4096, 100, 12
@@ -35,13 +36,13 @@ def wide_batch(step: int) -> Batch:
 @pytest.fixture
 def blocks_made(monkeypatch):
     """How many blocks of memory were asked of the system."""
-    made, anonymous = [0], direct_file.mmap.mmap
+    made, anonymous = [0], durable_files.mmap.mmap
 
     def counted(*args, **options):
         made[0] += 1
         return anonymous(*args, **options)
 
-    monkeypatch.setattr(direct_file.mmap, "mmap", counted)
+    monkeypatch.setattr(durable_files.mmap, "mmap", counted)
     return made
 
 

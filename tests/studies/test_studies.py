@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dualform.errors import AlreadyExists, BadInput, NotFound
-from dualform.store.machine_memory import memory_bytes
+from dualform.store.files.ram_budget import memory_bytes
 from dualform_studies.assignment import Assignment
 from dualform_studies.report import Page, Report
 from dualform_studies.reproduction import write_reproduction

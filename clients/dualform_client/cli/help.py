@@ -276,7 +276,7 @@ def _names(context: click.Context) -> _Names:
 
 
 def _names_of_folder(folder: str) -> _Names:
-    from dualform.store.snapshot import Snapshot
+    from dualform.store.reading.snapshot import Snapshot
 
     snapshot = Snapshot.open(folder)
     spaces = {name: layer.space for layer in snapshot.layers.values() for name in (layer.name, *layer.view_names)}

@@ -170,7 +170,7 @@ def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
     if repair != (out is not None):
         raise BadInput("--repair and --out belong together.", hint="Give both: --repair --out COPY.")
     check_run(run)
-    from dualform.store.check import check_memory, how_it_ended
+    from dualform.store.maintenance.check import check_memory, how_it_ended
 
     with progress_bar("checking") as progress:
         problems = check_memory(run, progress)
@@ -193,9 +193,9 @@ def check(run: str, repair: bool, out: str | None, as_json: bool) -> int:
 
 
 def _of_derived_files(run: str) -> list[str]:
-    from dualform.query.search.stored_codes import check_derived
-    from dualform.store.runs import opened
-    from dualform.store.segment_cache import SegmentCache
+    from dualform.query.search.codes import check_derived
+    from dualform.store.files.segment import SegmentCache
+    from dualform.store.reading.runs import opened
 
     try:
         return check_derived(opened(run, SegmentCache(most_bytes=0)))
@@ -205,7 +205,7 @@ def _of_derived_files(run: str) -> list[str]:
 
 def _repaired(run: str, out: str) -> tuple[list[str], int]:
     """The parts that were dropped, and the number of steps that are left."""
-    from dualform.store.repair import repair
+    from dualform.store.maintenance.copying import repair
 
     with progress_bar("copying") as progress:
         dropped, copy = repair(run, out, progress)

@@ -162,7 +162,7 @@ def prepare(given: Sequence[str]) -> None:
 
 def _bound_arenas() -> None:
     """Must run before the first thread starts, because a thread keeps its memory pool."""
-    from dualform.store.allocator import bound_arenas
+    from dualform.store.files.startup import bound_arenas
 
     bound_arenas()
 
@@ -172,7 +172,7 @@ def _read_ahead(given: Sequence[str]) -> None:
     folder = next((word for word in given[1:] if os.path.isfile(os.path.join(word, "memory.json"))), None)
     if folder is None:
         return
-    from dualform.store.read_ahead import read_ahead
+    from dualform.store.files.startup import read_ahead
 
     layers = [name for text in _said(given, "--layer") for name in dict.fromkeys((text, *text.split(",")))]
     query_sets = [text.partition("/")[0] for text in _said(given, "--query")]

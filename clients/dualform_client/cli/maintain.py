@@ -42,7 +42,7 @@ def copy(run: str, copy: str, as_json: bool) -> int:
       dualform copy runs/demo backups/demo
     """
     check_run(run)
-    from dualform.store.copying import copy_memory
+    from dualform.store.maintenance.copying import copy_memory
 
     with progress_bar("copying") as progress:
         made = copy_memory(run, copy, progress)

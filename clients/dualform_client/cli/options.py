@@ -398,8 +398,7 @@ def asks_two_targets(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _shared_bound(ram: str) -> Bound:
-    from dualform.store.byte_counts import bytes_of
-    from dualform.store.ram_budget import RamBudget
+    from dualform.store.files.ram_budget import RamBudget, bytes_of
 
     return RamBudget.shared(bytes_of(ram, "ram"))
 

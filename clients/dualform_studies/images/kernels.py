@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.query.engine import Engine
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.assignment import Progress, or_silent
 from dualform_studies.claims import CHANCE, FAILS, HOLDS, IN_PART, Claim, Verdict, is_gain, judged, mcnemar
 from dualform_studies.images.datasets import Dataset

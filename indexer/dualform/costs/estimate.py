@@ -23,28 +23,24 @@ from torch.optim import Optimizer
 
 from dualform.answers.table import percent
 from dualform.errors import BadInput
-from dualform.record.batch_bytes import bytes_of_logs, bytes_of_slots
-from dualform.record.budget import Budget, Bytes
-from dualform.record.budget_plan import BudgetPlan, is_whole
-from dualform.record.owners import optimizers_of
-from dualform.record.recorder import Recorder
-from dualform.record.step import Step
-from dualform.record.summary import listed
-from dualform.record.wrappers import unwrapped_model
+from dualform.record.ranks import unwrapped_model
+from dualform.record.recorder import Recorder, Step
+from dualform.record.setup.budget import Budget, BudgetPlan, Bytes, bytes_of_logs, bytes_of_slots, is_whole
+from dualform.record.setup.optimizers import optimizers_of
+from dualform.record.setup.summary import listed
 from dualform.store import shard
-from dualform.store.batch import Batch
-from dualform.store.byte_counts import readable
-from dualform.store.header import Header
+from dualform.store.batch import Batch, Header
+from dualform.store.files.ram_budget import readable
 from dualform.store.layer import Layer
 from dualform.store.manifest import Manifest
 from dualform.store.previews.preview_set import PreviewSet
-from dualform.store.samples import TABLE as SAMPLES, Samples
-from dualform.store.shard_sources import form_of_file
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.opening import form_of_file
+from dualform.store.reading.shard_tables import TABLE as SAMPLES, Samples
+from dualform.store.reading.snapshot import Snapshot
 from dualform.store.sources import FORMATS
 from dualform.store.tables import arrow_type
 from dualform.store.weights import WEIGHTS, weights_file
-from dualform.store.writer import Writer
+from dualform.store.writing.writer import Writer
 
 _DISTINCT = 0.9
 """From this share of a column's entries on, each has a text of its own."""

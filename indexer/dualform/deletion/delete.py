@@ -43,38 +43,38 @@ from numpy.typing import NDArray
 from dualform.errors import BadInput, Damaged, EmptyMask, RecordingError
 from dualform.query.score import backends
 from dualform.query.view import Check, View
-from dualform.query.weights.block_rules import BlockRules, rule_of
-from dualform.query.weights.coefficients import updates
-from dualform.query.weights.outer_products import outer_product
-from dualform.query.weights.scores_only import why_scores_only
-from dualform.query.weights.slot_products import block_size
+from dualform.query.weights.coefficients import BlockRules, rule_of, updates
+from dualform.query.weights.missing_terms import why_scores_only
+from dualform.query.weights.slot_products import block_size, outer_product
 from dualform.query.where import mask
 from dualform.query.where.expression import Expression
 from dualform.questions.filters import Filter
 from dualform.rules import State, advanced
 from dualform.rules.half_precision import UNIT_ROUNDOFF, rounded
 from dualform.rules.update_rule import Doubles
-from dualform.store import attributions
-from dualform.store.check import what_is_wrong
-from dualform.store.deleted_samples import DeletedSamples
-from dualform.store.deleted_sums import BlockSum, write_sums
-from dualform.store.duckdb_path import check_writable
-from dualform.store.durable_files import make_folder, make_folders, read_regular, remove_all, sync_folder, write_whole
-from dualform.store.entries import Integers
-from dualform.store.folder_lock import folder_lock
-from dualform.store.kept_slots import Stays
-from dualform.store.layer import Layer
-from dualform.store.leftovers import check_no_links, leftovers, next_name
-from dualform.store.manifest import SHARD_FILE, FileMark, Manifest, Shard
-from dualform.store.parameter import Parameter
-from dualform.store.previews.preview_file import free_name
-from dualform.store.previews.stored_previews import StoredPreviewSet
-from dualform.store.runs import opened
-from dualform.store.segment_cache import SegmentCache
-from dualform.store.shard_rewrite import Removal, early_rows, manifest_of, rewrite_shard
-from dualform.store.snapshot import Snapshot
-from dualform.store.space import Space
+from dualform.store.files.durable_files import (
+    make_folder,
+    make_folders,
+    read_regular,
+    remove_all,
+    sync_folder,
+    write_whole,
+)
+from dualform.store.files.segment import SegmentCache
+from dualform.store.layer import Layer, Parameter
+from dualform.store.locks import folder_lock
+from dualform.store.maintenance import attributions
+from dualform.store.maintenance.check import check_no_links, leftovers, next_name, what_is_wrong
+from dualform.store.maintenance.shard_rewrite import Removal, Stays, early_rows, manifest_of, rewrite_shard
+from dualform.store.manifest import SHARD_FILE, DeletedSamples, FileMark, Manifest, Shard
+from dualform.store.previews.stored_previews import StoredPreviewSet, free_name
+from dualform.store.reading.runs import opened
+from dualform.store.reading.snapshot import Snapshot
+from dualform.store.reading.space import Space
+from dualform.store.rows import Integers
+from dualform.store.shard import check_writable
 from dualform.store.tables import quoted
+from dualform.store.weights import BlockSum, write_sums
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 What the losses of some queries change by each sample of a recorded training, through all updates that followed.
 
-The training is run once more (recorded_training.py), and the derivative of each query's loss with respect to the
+The training is run once more (rerun.py), and the derivative of each query's loss with respect to the
 weights is carried back through it, from the last update to the first. At an update u it meets the gradient
 
     g_u(W, w)  =  ratio / batch * sum_i w_i grad l_i(W)
@@ -48,14 +48,12 @@ from dualform.influence.rerun import (
     pair,
     recorded_training,
 )
-from dualform.record.example_signals import Loss
-from dualform.record.kept_outputs import output_in
-from dualform.record.model_arguments import Arguments, Inputs, device_of
-from dualform.record.random_states import random_states_as
-from dualform.store.attributions import check_name
-from dualform.store.byte_counts import bytes_of, readable
-from dualform.store.durable_files import checksum, remove, rename, write_new
-from dualform.store.machine_memory import memory_bytes
+from dualform.record.batches import random_states_as
+from dualform.record.examples import Loss
+from dualform.record.query_sets import Arguments, Inputs, device_of, output_in
+from dualform.store.files.durable_files import checksum, remove, rename, write_new
+from dualform.store.files.ram_budget import bytes_of, memory_bytes, readable
+from dualform.store.maintenance.attributions import check_name
 
 _SECONDS = 60.0
 _SHARE = 20

@@ -47,15 +47,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from dualform.errors import Inexact
 from dualform.query.view import Check, View
-from dualform.query.weights.block_rules import BlockRules
-from dualform.query.weights.coefficients import updates
-from dualform.query.weights.rounding_gradients import RoundingGradients, rounding_gradients
-from dualform.query.weights.slot_gradients import Holder, SlotGradients
+from dualform.query.weights.coefficients import BlockRules, updates
+from dualform.query.weights.slot_gradients import Holder, RoundingGradients, SlotGradients, rounding_gradients
 from dualform.query.weights.trajectory import start_of
 from dualform.rules import LinearRule, Scale, Settings, State, Update, UpdateRule, updated
 from dualform.rules.update_rule import Arrays, Doubles
-from dualform.store.layer import Layer
-from dualform.store.parameter import Parameter
+from dualform.store.layer import Layer, Parameter
 from dualform.store.rows import Keys, Rows
 
 
@@ -226,7 +223,7 @@ class BlockUpdate:
     of_slots: Doubles | None
     """The part of its way that recorded gradients brought, those of earlier steps through the buffer among them."""
     of_rounding: Doubles | None
-    """The part that gradients brought which are only rounding (rounding_gradients.py); None if the block has none."""
+    """The part that gradients brought which are only rounding (slot_gradients.py); None if the block has none."""
     coefficients: Doubles | None
     """float64[T]: `of_slots` is the sum of these times the outer products of each step. None where no number does."""
     gains: Gains | None

@@ -17,9 +17,9 @@ from dualform.errors import BadInput
 from dualform.influence.adjoint import HELD, Queries, carried_back, half_of, queries_at_once, stride_within
 from dualform.influence.ledger import Influence, walk
 from dualform.influence.rerun import Batches, Position, recorded_training
-from dualform.record.example_signals import Loss
-from dualform.record.model_arguments import Inputs, device_of
-from dualform.store.byte_counts import readable
+from dualform.record.examples import Loss
+from dualform.record.query_sets import Inputs, device_of
+from dualform.store.files.ram_budget import readable
 
 TRIED = 200
 """Steps: under momentum of 0.9 a slot is followed through 66, and those that come later are the ones that count."""

@@ -3,7 +3,7 @@
 A training is walked through from its record: what each update did to the losses of some examples, and which slots
 brought it.
 
-At each update the examples go forward and backward at the weights as they were (record/example_signals.py); the dot
+At each update the examples go forward and backward at the weights as they were (record/examples.py); the dot
 products of their gradients with what each slot brought to the update are summed by group:
 
     L(w_after) - L(w_before)  =  the integral over r from 0 to 1 of grad L(w_before + r D) . D        D: the update
@@ -34,21 +34,19 @@ from dualform.query.engine import CACHE_BYTES
 from dualform.query.groups import check_spaces, group_entries, joined_keys
 from dualform.query.score import backends
 from dualform.query.view import Check, View, never
-from dualform.query.weights import other_parameters
-from dualform.query.weights.requirement import require
+from dualform.query.weights.parameters import other_parameters_as_of
+from dualform.query.weights.reconstruction import require
 from dualform.query.where import mask
 from dualform.questions.arguments import as_by
-from dualform.record.example_signals import Examples, LayerSignals, Loss, SignalPasses, Signals, named_tensors, tensors
-from dualform.record.model_arguments import Inputs
-from dualform.record.module_taps import taps_of_recorded
-from dualform.record.open_models import refuse_recorded
-from dualform.record.wrappers import whole_model
+from dualform.record.discovery.layers import taps_of_recorded
+from dualform.record.examples import Examples, LayerSignals, Loss, SignalPasses, Signals, named_tensors, tensors
+from dualform.record.query_sets import Inputs
+from dualform.record.ranks import whole_model
+from dualform.record.session import refuse_recorded
 from dualform.rules.update_rule import Doubles
-from dualform.store.byte_counts import readable
-from dualform.store.layer import Layer
-from dualform.store.machine_memory import memory_bytes
-from dualform.store.parameter import Parameter, whole
-from dualform.store.runs import opened
+from dualform.store.files.ram_budget import memory_bytes, readable
+from dualform.store.layer import Layer, Parameter, whole
+from dualform.store.reading.runs import opened
 
 Method: TypeAlias = Literal["first-order", "path"]
 METHODS = ("first-order", "path")
@@ -342,7 +340,7 @@ class Walk:
         """The state dict as of a step, in which recorded blocks are still to be put. Raises Inexact where some of it is
         known of the end of the training alone.
         """
-        found = other_parameters.as_of(self._view, at_step)
+        found = other_parameters_as_of(self._view, at_step)
         if lacking := sorted(found.as_at_the_end - self._explained):
             raise Inexact(
                 f"{', '.join(lacking)} changed, but are outside the recorded layers and were not kept at each step.",

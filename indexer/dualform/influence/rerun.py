@@ -40,9 +40,8 @@ from torch.optim.sgd import sgd
 from dualform.errors import Inexact
 from dualform.influence.blocks import SlotWindow
 from dualform.query.view import View
-from dualform.record.example_signals import all_trained, signal_rows, tapped_with
-from dualform.record.module_taps import taps_of_recorded
-from dualform.record.signal_taker import SignalTaker
+from dualform.record.discovery.layers import taps_of_recorded
+from dualform.record.examples import SignalTaker, all_trained, signal_rows, tapped_with
 from dualform.record.taps import Tap
 from dualform.rules import Settings
 
@@ -64,16 +63,15 @@ from dualform.query.score import backends
 from dualform.query.view import Check, never
 from dualform.query.weights.coefficients import updates
 from dualform.query.where import mask
-from dualform.record.example_signals import Loss, at_weights, tensors
-from dualform.record.model_arguments import Arguments, Inputs, converted, copied, device_of
-from dualform.record.open_models import refuse_recorded
-from dualform.record.query_sets import evaluating, uncompiled
-from dualform.record.random_states import random_states_as
-from dualform.record.wrappers import whole_model
+from dualform.record.batches import random_states_as
+from dualform.record.examples import Loss, at_weights, tensors
+from dualform.record.query_sets import Arguments, Inputs, converted, copied, device_of, evaluating, uncompiled
+from dualform.record.ranks import whole_model
+from dualform.record.session import refuse_recorded
 from dualform.rules import Update as StoredUpdate
-from dualform.store import attributions
-from dualform.store.runs import opened
-from dualform.store.samples import Samples, as_numpy
+from dualform.store.maintenance import attributions
+from dualform.store.reading.runs import opened
+from dualform.store.reading.shard_tables import Samples, as_numpy
 
 Buffers = Mapping[str, Tensor]
 """By the optimizer's own names; those that it does not have yet are missing."""

@@ -37,8 +37,7 @@ from numpy.typing import NDArray
 from dualform.influence.blocks import BlockUpdate, Gains, Sides, SlotRows, SlotWindow, by_example, matmul, pairs, sides
 from dualform.rules import Update
 from dualform.rules.update_rule import Doubles
-from dualform.store.layer import Layer
-from dualform.store.parameter import Parameter
+from dualform.store.layer import Layer, Parameter
 
 _MOST_BYTES = 256 << 20
 """Of sums E_t of one block."""

@@ -1,4 +1,4 @@
-/* Products of two factors that are known up to an error, added up (query/gradients/screen.py). */
+/* Products of two factors that are known up to an error, added up (query/gradients/answers.py). */
 
 #include "kernels.h"
 

@@ -1,5 +1,5 @@
 /* Which rows can be among the k best, by their codes alone: see query/search/screen.py. And what codes say of products:
-   query/search/code_products.py. */
+   query/search/screen.py. */
 
 #include "kernels.h"
 

@@ -1,4 +1,4 @@
-/* Sums of absolute scores by group: what query/sums/absolute_sum.py adds up of a block of scores.
+/* Sums of absolute scores by group: what query/sums/grouping.py adds up of a block of scores.
 
    Rows of scores lie in runs of one group, each of whose rows counts as often as the run says. Of every column the rows
    of a run are added in order, the runs of a group likewise, and then the group's sum, all in float64: the bits are

@@ -1,10 +1,10 @@
-/* Sums of rows, each with a weight, as slots bring them to an output (query/weights/direct_outputs.py). */
+/* Sums of rows, each with a weight, as slots bring them to an output (query/weights/output.py). */
 
 #include "kernels.h"
 
 #include <math.h>
 
-#define JOINED 64 /* rows that are added up before they join the sum, as _TERMS in query/weights/direct_outputs.py */
+#define JOINED 64 /* rows that are added up before they join the sum, as _TERMS in query/weights/output.py */
 
 /* Up to four rows at once: their sums are loaded and stored once for all. */
 INLINE void add_rows(const float *const *rows, const double *weights, const double *sizes, const int count, int64_t d,

@@ -13,11 +13,10 @@ from dualform.answers import MemoryInfo
 from dualform.errors import BadInput
 from dualform.live.queries import BATCH, check_widths, tell_of_other_weights
 from dualform.questions import ExampleGradients
-from dualform.record.example_gradients import check_values, example_gradients
-from dualform.record.example_signals import Examples, Loss
-from dualform.record.model_arguments import Inputs
-from dualform.record.module_taps import taps_named
-from dualform.record.wrappers import whole_model
+from dualform.record.discovery.layers import taps_named
+from dualform.record.examples import Examples, Loss, check_values, example_gradients
+from dualform.record.query_sets import Inputs
+from dualform.record.ranks import whole_model
 
 
 def gradients(

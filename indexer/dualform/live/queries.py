@@ -16,16 +16,15 @@ from torch import Tensor, nn
 from dualform.answers import LayerInfo, MemoryInfo
 from dualform.errors import BadInput, NotFound
 from dualform.questions import Vectors
-from dualform.record.collector import Collector
-from dualform.record.found_layers import FoundLayers
-from dualform.record.model_arguments import Inputs
-from dualform.record.module_taps import taps_named
-from dualform.record.owners import Owners
-from dualform.record.query_sets import QuerySetTaker
-from dualform.record.state import state_of
+from dualform.record.discovery.found_layers import FoundLayers
+from dualform.record.discovery.layers import taps_named
+from dualform.record.query_sets import Inputs, QuerySetTaker
+from dualform.record.ranks import whole_model
+from dualform.record.setup.optimizers import Owners
+from dualform.record.setup.plan import state_of
+from dualform.record.slots.step_record import Collector
 from dualform.record.taps import Tap
-from dualform.record.wrappers import whole_model
-from dualform.store.durable_files import digest_of
+from dualform.store.files.durable_files import digest_of
 
 BATCH = 256
 """Examples that the model is run on at once."""

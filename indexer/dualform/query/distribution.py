@@ -17,14 +17,11 @@ from numpy.typing import NDArray
 
 from dualform.answers import Distributions
 from dualform.query.resolved import Resolved
-from dualform.query.score.canonical import as_float32
+from dualform.query.score.canonical import as_float32, score_every
 from dualform.query.score.key_rows import KeyRows, key_rows
-from dualform.query.score.kinds import Kind, ProductKind
-from dualform.query.score.kinds.dot import Dot
-from dualform.query.score.rescoring import score_every
-from dualform.query.search.scan import Scorer
-from dualform.query.search.searcher import Search
-from dualform.query.search.searchers import ScanSearcher
+from dualform.query.score.kinds import Dot, Kind, ProductKind
+from dualform.query.search.scan import Scorer, Search
+from dualform.query.search.screen import ScanSearcher
 from dualform.query.sums.grouping import BATCH
 from dualform.query.view import Check
 from dualform.questions import Distribution
@@ -78,7 +75,7 @@ def effective_slots(sizes: NDArray[np.float64]) -> float:
 def _sorted_scores(resolved: Resolved[Distribution], check: Check) -> Iterator[NDArray[np.float64]]:
     """By query, float64[m]: the canonical scores of all entries, ascending."""
     if resolved.shares is not None:
-        from dualform.query.weights.slot_shares import every_share  # scores of keys need none of it
+        from dualform.query.weights.group_weights import every_share  # scores of keys need none of it
 
         return map(np.sort, every_share(resolved, 0, len(resolved.queries), check))
     kind: Kind = resolved.score if resolved.directed is None else Dot()

@@ -25,18 +25,14 @@ from dualform.kernels.workers import subnormal_numbers
 from dualform.methods import Answers
 from dualform.query import needs, slots
 from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, UNBOUNDED, QuestionBounds
-from dualform.query.counts import Counts, counted
-from dualform.query.distinct import distinct_hits
-from dualform.query.queries import counted as counted_queries
 from dualform.query.resolved import Q, Resolved, resolve
 from dualform.query.score import backends
-from dualform.query.search.codes_cache import CodesCache
-from dualform.query.search.tally import Tally
-from dualform.query.search.top_k import top_k
+from dualform.query.search.codes import CodesCache
+from dualform.query.search.top_k import distinct_hits, top_k
+from dualform.query.slots import counted as counted_queries, stored_query_set
 from dualform.query.sql.process import Sql
-from dualform.query.stored_query_set import stored_query_set
 from dualform.query.sums.group_sum import group_sum
-from dualform.query.view import Check, View
+from dualform.query.view import Check, Counts, Tally, View, counted
 from dualform.questions import (
     Contribution,
     Distribution,
@@ -57,13 +53,12 @@ from dualform.questions import (
     TopK,
     Verification,
 )
-from dualform.store.allocator import return_large_blocks
-from dualform.store.byte_counts import bytes_of
-from dualform.store.forks import OwnProcess
-from dualform.store.ram_budget import RamBudget, anonymous_bytes, resident_bytes
-from dualform.store.runs import Runs, opened, opened_again
-from dualform.store.segment_cache import SegmentCache
-from dualform.store.snapshot import Snapshot
+from dualform.store.files.ram_budget import RamBudget, anonymous_bytes, bytes_of, resident_bytes
+from dualform.store.files.segment import SegmentCache
+from dualform.store.files.startup import return_large_blocks
+from dualform.store.locks import OwnProcess
+from dualform.store.reading.runs import Runs, opened, opened_again
+from dualform.store.reading.snapshot import Snapshot
 
 A = TypeVar("A")
 CACHE_BYTES = 1 << 30
@@ -228,9 +223,9 @@ class Engine(Answers):
         from dualform.query import info, network
         from dualform.query.distribution import distributions
         from dualform.query.gradients.answers import gradient_sum, gradient_top_k
-        from dualform.query.gradients.examples import examples_of
+        from dualform.query.gradients.scores import examples_of
         from dualform.query.placebo import placebos
-        from dualform.query.previews import previews
+        from dualform.query.slots import previews
         from dualform.query.weights import contributions, reconstruction
 
         match question:
@@ -391,6 +386,6 @@ def _about_a_layer(view: View, question: Any) -> Any:
     """A question that names no layer is about the one whose outputs are the network's."""
     if not isinstance(question, LayerQuestion) or question.layer is not None:
         return question
-    from dualform.query.output_layer import output_layer  # not needed by those that name theirs
+    from dualform.query.info import output_layer  # not needed by those that name theirs
 
     return replace(question, layer=output_layer(view))

@@ -1,31 +1,167 @@
-"""Entries of a layer by the values of their slots' columns.
+"""Entries of a layer by the values of their slots' columns, kept next to its keys.
+
+Entries of a layer by the values of their slots' columns.
 
 Shapes: m entries that the mask leaves, H entries of the layer, T slots of its space, G groups.
+
+Groups of all entries of a layer, kept beside its keys: their values and sizes, and a digest of their members.
+
+A process that asks for kept sums by group need then read no column. The file is named by the manifests, which
+vouch for every column, the keys' checksums, the layer and the columns: no other memory finds it.
+
+Arrays made of the slots of a layer, sums over them and groups of them, kept beside its keys.
+
+    layers/LAYER/DIGEST.sum    a derived file: the arrays of one sum, or of one grouping
+
+The digest is of everything that they were made from: the checksums of the rows, the slots, and what each counts. So a
+file is found by whoever would make the same arrays, and by nobody else; a mask is whatever slots it leaves.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isnan, nan
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from dualform.answers import GroupKey
 from dualform.errors import BadInput, NotFound
-from dualform.query import stored_groups
-from dualform.query.stored_groups import StoredGroups
 from dualform.query.view import Check, View, never
 from dualform.query.where.mask import Selection, Source
+from dualform.store.files import durable_files
+from dualform.store.files.durable_files import SUM, DerivedFile, write_derived
 from dualform.store.layer import Layer
-from dualform.store.samples import as_numpy
-from dualform.store.space import Space
+from dualform.store.reading.shard_tables import as_numpy
+from dualform.store.reading.snapshot import Snapshot
+from dualform.store.reading.space import Space
+from dualform.store.rows import Rows
+
+MOST_BYTES = 64 << 20
+"""Of all files of a layer; a single one takes at most a quarter. The oldest go."""
+
+
+@dataclass(frozen=True)
+class StoredArrays:
+    path: Path
+    kind: str
+    """With its version: to be counted up when the same slots are added up in another order."""
+
+    @classmethod
+    def of(
+        cls, memory: Snapshot, kind: str, rows: Sequence[Rows], numbers: Sequence[NDArray[Any] | None]
+    ) -> StoredArrays | None:
+        """The place of what is made of some rows, which ones and how often as `numbers` say.
+
+        None where rows are not in files of this memory's folder alone, or too few to be worth it.
+        """
+        digest, size, folder = xxhash.xxh3_128(kind.encode()), 0, None
+        for own in rows:
+            digest.update(f"{own.rows}x{own.width}:".encode())
+            for source in own.sources:
+                segment = source.segment
+                if segment is None or not segment.path.is_relative_to(memory.path):
+                    return None
+                size += segment.size
+                folder = folder or segment.path.parent
+                # Which columns of the file are read, wherever the folder is.
+                columns = str(source.identity).replace(str(segment.path), "")
+                digest.update(f"{segment.path.name} {columns} {source.first_row} {source.rows};".encode())
+                digest.update(segment.checksums)
+        for array in (*numbers, *(own.order for own in rows)):
+            digest.update(b"none" if array is None else f"{array.dtype.str}{array.shape}".encode())
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return (
+            cls(folder / f"{digest.hexdigest()}{SUM}", kind) if folder and size >= durable_files.LEAST_BYTES else None
+        )
+
+    def read(self, *forms: tuple[DTypeLike, tuple[int, ...]]) -> list[NDArray[Any]] | None:
+        """The arrays, of these types and shapes, (-1,) being any length; None where they are not there, or altered."""
+        file = DerivedFile.open(self.path, self.kind, self.path.stem)
+        if file is None or len(file.sizes) != len(forms):
+            return None
+        found = list[NDArray[Any]]()
+        for number, (dtype, shape) in enumerate(forms):
+            part = file.read(number)
+            size = np.dtype(dtype).itemsize
+            if part is None or (len(part) % size if shape == (-1,) else len(part) != size * int(np.prod(shape))):
+                return None
+            found.append(part.view(dtype).reshape(shape))
+        with suppress(OSError):
+            os.utime(self.path)
+        return found
+
+    def write(self, *arrays: NDArray[Any]) -> None:
+        size = sum(array.nbytes for array in arrays)
+        if 4 * size > MOST_BYTES:
+            return
+        self._make_room(size)
+        write_derived(self.path, self.kind, self.path.stem, [(np.ascontiguousarray(array),) for array in arrays])
+
+    def _make_room(self, size: int) -> None:
+        with suppress(OSError):
+            held = [(path.stat(), path) for path in self.path.parent.glob(f"*{SUM}")]
+            held.sort(key=lambda own: own[0].st_mtime_ns)
+            total = sum(stat.st_size for stat, _ in held)
+            for stat, path in held:
+                if total + size > MOST_BYTES:
+                    path.unlink(missing_ok=True)
+                    total -= stat.st_size
+
+
+KIND = "groups 1"
+_DIGEST_BYTES = 16
+_VALUES = (str, int, float, bool, type(None))
+
+
+class StoredGroups(NamedTuple):
+    keys: tuple[GroupKey, ...]
+    """One tuple of values per group, in value order."""
+    counts: NDArray[np.int64]
+    """int64[G]."""
+    digest: bytes
+    """Of the members."""
+
+
+def place_of_groups(memory: Snapshot, layer: Layer, by: tuple[str, ...]) -> StoredArrays | None:
+    """Where the groups of all entries are; None where they are not worth a file, or might become others."""
+    said = memory.tables_digest
+    if said is None or not layer.keys:
+        return None
+    text = json.dumps([said, layer.space, layer.name, by])
+    return StoredArrays.of(memory, KIND, [memory.keys(layer.name)], [np.frombuffer(text.encode(), np.uint8)])
+
+
+def read_groups(place: StoredArrays, columns: int, entries: int) -> StoredGroups | None:
+    """Of so many columns and entries; None where they are not there, or do not fit."""
+    found = place.read((np.uint8, (-1,)), (np.int64, (-1,)), (np.uint8, (_DIGEST_BYTES,)))
+    if found is None:
+        return None
+    text, counts, digest = found
+    try:
+        keys = tuple(map(tuple, json.loads(text.tobytes())))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    alike = len(keys) == len(counts) and counts.min(initial=1) > 0 and counts.sum() == entries
+    plain = all(len(key) == columns and all(isinstance(own, _VALUES) for own in key) for key in keys)
+    return StoredGroups(keys, counts, digest.tobytes()) if alike and plain else None
+
+
+def write_groups(place: StoredArrays, groups: StoredGroups) -> None:
+    text = json.dumps(groups.keys).encode()
+    place.write(np.frombuffer(text, np.uint8), groups.counts, np.frombuffer(groups.digest, np.uint8))
+
 
 STORED_GROUPS = 1 << 16
 """Most groups that are kept in a file: reading the names of more takes long, and cannot stop between."""
@@ -44,7 +180,7 @@ class Members(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Groups of entries that stay. What is kept of them on disk (stored_groups.py) tells no members: they are made when
+    """Groups of entries that stay. What is kept of them on disk tells no members: they are made when
     they are first needed.
     """
 
@@ -106,12 +242,12 @@ def group_entries(
     def made() -> Groups:
         place = None
         if selection.source == Source(None) and view.shards is None:
-            place = stored_groups.place_of(view.snapshot, layer, by)
-        if place and (kept := stored_groups.read(place, len(by), len(selection.stays))):
+            place = place_of_groups(view.snapshot, layer, by)
+        if place and (kept := read_groups(place, len(by), len(selection.stays))):
             return Groups(by, *kept[:2], lambda: group(space, slots, selection, by).members, kept.digest)
         found = group(space, slots, selection, by, check, most)
         if place and len(found.keys) <= STORED_GROUPS:
-            stored_groups.write(place, StoredGroups(found.keys, found.counts, found.digest))
+            write_groups(place, StoredGroups(found.keys, found.counts, found.digest))
         return found
 
     found = view.cache.get(key, made, check)

@@ -15,7 +15,7 @@ from typing import Any
 from dualform.answers.contents import MOST_BYTES
 from dualform.query.bounds import RANK_BYTES
 from dualform.query.resolved import Resolved
-from dualform.query.score.rescoring import HELD_BYTES
+from dualform.query.score.canonical import HELD_BYTES
 from dualform.query.sql.process import ANSWER, MEMORY, Sql
 from dualform.query.sums.group_sum import LARGEST
 from dualform.query.sums.grouping import BATCH, many
@@ -33,7 +33,7 @@ from dualform.questions import (
 )
 from dualform.store.layer import Layer
 from dualform.store.previews.stored_previews import HELD_BATCHES
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from dualform.store.weights import WEIGHTS
 
 WORK = 256 << 20
@@ -47,7 +47,7 @@ SERVED = 96 << 20
 BUCKETS, MOST_SIBLINGS, AT_ONCE = 64, 200, 256
 """Of placebos (placebo.py): buckets of samples, siblings at most, and queries whose outputs are in hand at once."""
 SHARES = 192 << 20
-"""Of contributions under Adam and other rules that scale (slot_shares.py): scales and factors of the outputs that are
+"""Of contributions under Adam and other rules that scale (group_weights.py): scales and factors of the outputs that are
 run again at once."""
 GROUPS = 256 << 20
 """Of contributions of groups that are run again: the weights of those of one pass, and their buffers."""
@@ -182,7 +182,7 @@ def of_placebo(resolved: Resolved[Placebo]) -> int:
 
 def _of_factors(view: View, layer: Layer) -> int:
     """Of what is left of the gradients of all updates that have room, and of the scales that it is made of."""
-    from dualform.query.weights.block_rules import weighs_no_slot  # scores need none of the rules
+    from dualform.query.weights.coefficients import weighs_no_slot  # scores need none of the rules
 
     if weighs_no_slot(view.snapshot, layer.parameters) is None:
         return 0

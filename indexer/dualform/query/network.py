@@ -17,12 +17,10 @@ from dualform.query.resolved import Resolved
 from dualform.query.slots import check_space
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation as figures, parameters
-from dualform.query.weights.block_rules import weighs_no_slot
-from dualform.query.weights.concentration import concentration
-from dualform.query.weights.direct_outputs import direct_outputs, outputs_by_difference
-from dualform.query.weights.output import outputs
-from dualform.query.weights.rebuilt_weights import rebuild, rebuild_without_slots, tied
-from dualform.query.weights.requirement import require
+from dualform.query.weights.cancellation import concentration
+from dualform.query.weights.coefficients import weighs_no_slot
+from dualform.query.weights.output import direct_outputs, outputs, outputs_by_difference
+from dualform.query.weights.reconstruction import rebuild, rebuild_without_slots, require, tied
 from dualform.query.weights.softmax import softmax
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection

@@ -22,16 +22,14 @@ from dualform.answers import GroupKey, Placebos
 from dualform.errors import BadInput
 from dualform.query.groups import dense, group_entries, sample_numbers
 from dualform.query.needs import AT_ONCE, BUCKETS, MOST_SIBLINGS
-from dualform.query.queries import labels_of
 from dualform.query.resolved import Resolved
+from dualform.query.slots import labels_of
 from dualform.query.view import Check, View
 from dualform.query.weights import cancellation
-from dualform.query.weights.block_rules import weighs_no_slot
+from dualform.query.weights.coefficients import weighs_no_slot
 from dualform.query.weights.group_weights import CachedWeights, Numbers, kept_group_weights
-from dualform.query.weights.left_out import rebuilt_under
-from dualform.query.weights.output import products
-from dualform.query.weights.rebuilt_weights import RebuiltWeights, rebuild, tied
-from dualform.query.weights.requirement import require
+from dualform.query.weights.output import products, rebuilt_under
+from dualform.query.weights.reconstruction import RebuiltWeights, rebuild, require, tied
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import Placebo

@@ -16,8 +16,8 @@ from dualform.answers import Scan, Status
 from dualform.errors import BadInput
 from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, RANK_BYTES, SUM_BYTES
 from dualform.query.groups import Groups, group_entries
-from dualform.query.queries import vectors
 from dualform.query.score import kinds
+from dualform.query.slots import vectors
 from dualform.query.view import Check, View, never
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
@@ -32,8 +32,8 @@ from dualform.questions import (
 from dualform.store.layer import Layer
 
 if TYPE_CHECKING:
-    from dualform.query.directed.directed_values import DirectedValues
-    from dualform.query.weights.slot_shares import SlotShares
+    from dualform.query.directed import DirectedValues
+    from dualform.query.weights.group_weights import SlotShares
 
 Q = TypeVar("Q", TopK, GroupSum, Distribution, Output, Contribution, Placebo)
 
@@ -92,10 +92,10 @@ def resolve(view: View, question: Q, check: Check = never) -> Resolved[Q]:
     selection = mask.require_entries(mask.selection(view, layer, question.where, check), question.where, view.datasets)
     directed, shares = None, None
     if isinstance(question, TopK | GroupSum | Distribution) and question.target is not None:
-        from dualform.query.directed.directed_values import directed_values  # scores of keys need none of it
-        from dualform.query.weights.block_rules import weighs_no_slot
-        from dualform.query.weights.slot_shares import SlotShares, why_no_slot_shares
-        from dualform.query.weights.slot_values import WithoutValues
+        from dualform.query.directed import directed_values  # scores of keys need none of it
+        from dualform.query.weights.coefficients import weighs_no_slot
+        from dualform.query.weights.group_weights import SlotShares, why_no_slot_shares
+        from dualform.query.weights.slot_products import WithoutValues
 
         target = question.target
         try:

@@ -1,29 +1,155 @@
-"""One snapshot of a memory, what scores its keys, and what is derived from it and kept between questions."""
+"""One snapshot of a memory with its backend, its cache and its counters.
+
+What answering has taken since a memory was opened, in numbers that only grow but for the last four.
+
+One snapshot of a memory, what scores its keys, and what is derived from it and kept between questions.
+
+Answers to what does not depend on the query, kept while they fit: one computation per key, over all threads.
+
+What answering took, counted over the life of an engine.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.answers import Scan
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
-from dualform.query.cache import Cache
 from dualform.query.score.backends import Backend
-from dualform.query.search.tally import Tally
+from dualform.store.files.ram_budget import RamBudget
 from dualform.store.layer import Layer
-from dualform.store.products import Products
-from dualform.store.ram_budget import RamBudget
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.merged_tables import Products
+from dualform.store.reading.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from dualform.query.shards.shards import Shards
     from dualform.rules import Coefficients
+from dataclasses import dataclass
+
+from dualform.query.score import backends
+from dualform.store.files.durable_files import READ
+from dualform.store.files.segment import SegmentCache
+
+
+class Tally:
+    """Safe to add to from several threads."""
+
+    def __init__(self) -> None:
+        self.queries = 0
+        """Queries whose best slots were asked for."""
+        self.fallbacks = 0
+        """Those that the screen was asked about and could not decide, answered from float32 scores of every row."""
+        self.candidates = 0
+        """Rows that the screen left for canonical scoring."""
+        self.rescoring_seconds = 0.0
+        """Time of canonical scoring."""
+        self.found = self.made = 0
+        """Values derived from the memory that a cache had, and that were made for a question."""
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        *,
+        queries: int = 0,
+        fallbacks: int = 0,
+        candidates: int = 0,
+        rescoring_seconds: float = 0.0,
+        found: int = 0,
+        made: int = 0,
+    ) -> None:
+        with self._lock:
+            self.found += found
+            self.made += made
+            self.queries += queries
+            self.fallbacks += fallbacks
+            self.candidates += candidates
+            self.rescoring_seconds += rescoring_seconds
+
+
+Value = TypeVar("Value")
+_LOOK = 0.05
+"""Seconds between looks whether whoever waits for a value still has to."""
+_SMALL = 100
+"""Bytes of a value that does not say its size: a number, a text, None."""
+
+
+class _Held(NamedTuple):
+    """So that None is a value."""
+
+    value: Any
+
+
+class Cache:
+    """The values used last, up to a number of bytes: arrays, mappings of arrays, and whatever says its `nbytes`."""
+
+    def __init__(self, limit: int | RamBudget, tally: Tally | None = None) -> None:
+        """`limit`: bytes, or the budget that it shares with other caches. `tally` counts what was found and made."""
+        self._tally = tally or Tally()
+        self._budget = RamBudget(limit, limit // 2) if isinstance(limit, int) else limit
+        self._owner = object()
+        self._making: dict[Hashable, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], Value], check: Callable[[], None] | None = None) -> Value:
+        """The value of `key`, made by `make` where it is not there; other threads asking for it meanwhile wait,
+        each until its own `check` raises something.
+
+        Where `make` raises, its own caller gets the error and one of the waiting threads tries again: the asker that
+        went away must not cancel the others.
+        """
+        while True:
+            with self._lock:
+                held: _Held | None = self._budget.find(self._owner, key)
+                if held is not None:
+                    self._tally.add(found=1)
+                    found: Value = held.value
+                    return found
+                made = self._making.get(key)
+                if made is None:
+                    self._making[key] = made = threading.Event()
+                    break
+            while not made.wait(None if check is None else _LOOK):
+                assert check is not None
+                check()
+        self._tally.add(made=1)
+        try:
+            value = make()
+            self._budget.keep(self._owner, key, _Held(value), _size(value))
+            return value
+        finally:
+            with self._lock:
+                del self._making[key]
+            made.set()
+
+    def holds(self, key: Hashable) -> bool:
+        """Whether a value is there, or being made."""
+        with self._lock:
+            return key in self._making or self._budget.find(self._owner, key) is not None
+
+    def clear(self) -> None:
+        """Let go of all values; what is being made meanwhile is kept."""
+        self._budget.forget(self._owner)
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is kept."""
+        return self._budget.bytes_of(self._owner)
+
+
+def _size(value: Any) -> int:
+    """Bytes."""
+    if isinstance(value, Mapping):
+        return sum(_size(part) for part in value.values())
+    return int(getattr(value, "nbytes", _SMALL))
+
 
 Check: TypeAlias = Callable[[], None]
 """Called between blocks of work; raises Cancelled where nobody waits for the answer any more, and TimedOut where it has
@@ -107,3 +233,53 @@ class View:
             return steps if entries.slots is None else steps[entries.slots]
 
         return self.cache.get(("steps", *whose), made)
+
+
+@dataclass(frozen=True)
+class Counts:
+    queries: int
+    """Whose best slots were asked for."""
+    fallbacks: int
+    """Of these, those that the screen could not decide, answered from float32 scores of every row."""
+    candidates: int
+    """Rows that the screen left for canonical scoring."""
+    rescoring_seconds: float
+    """Of canonical scoring, on the clock."""
+    derived_found: int
+    derived_made: int
+    """Masks, groups, sums and rebuilt weights that were kept from an earlier question, and that were not."""
+    codes_found: int
+    codes_made: int
+    """Eight-bit codes of keys that a scan found kept, and that were read or made."""
+    read_bytes: int
+    """Of keys, values and what derives from them, by the whole process."""
+    kept_bytes: int
+    """Between questions: keys, values, codes and what derives from them."""
+    most_bytes: int | None
+    """Of all that the memory may take (`memory` of dualform.open); None where nothing was said."""
+    commits: int
+    """Of the snapshot that questions see."""
+    recording: bool
+    """Whether the memory is still being recorded, or was cut off."""
+
+
+def counted(view: View, segments: SegmentCache | None, budget: RamBudget | None) -> Counts:
+    """Of the engine that answers from `view`, with what it keeps: under a budget, that of all who share it."""
+    tally, backend = view.tally, view.backend
+    codes = backend.screen.codes if isinstance(backend, backends.ScreenBackend) else None
+    kept = sum(cache.nbytes for cache in (view.cache, segments, codes) if cache is not None)
+    return Counts(
+        queries=tally.queries,
+        fallbacks=tally.fallbacks,
+        candidates=tally.candidates,
+        rescoring_seconds=tally.rescoring_seconds,
+        derived_found=tally.found,
+        derived_made=tally.made,
+        codes_found=0 if codes is None else codes.found,
+        codes_made=0 if codes is None else codes.made,
+        read_bytes=READ.total,
+        kept_bytes=kept if budget is None else budget.kept_bytes,
+        most_bytes=None if budget is None else budget.given,
+        commits=view.snapshot.commits,
+        recording=view.snapshot.recording,
+    )

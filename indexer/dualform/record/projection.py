@@ -1,4 +1,10 @@
-"""Matrices along directions, in float64: by the compiled loops where they are there, else by torch.
+"""Matrices along fixed random directions, in float64: the sketch that every comparison is made with.
+
+What the watch sees of the parameters: numbers of which the update rule makes the same as of the whole.
+
+Shapes: P numbers over all parameters.
+
+Matrices along directions, in float64: by the compiled loops where they are there, else by torch.
 
 Shapes: r rows, c columns.
 
@@ -8,13 +14,15 @@ That is why each column has a part in one of the directions only: then a matrix 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform import kernels
@@ -178,3 +186,21 @@ def full_precision() -> Iterator[None]:
 
 def _numpy(tensor: Tensor) -> Doubles:
     return tensor.cpu().numpy()
+
+
+class Image(Protocol):
+    """A linear map of every parameter, the same for weights, gradients and buffers."""
+
+    @property
+    def spans(self) -> Sequence[slice]:
+        """Where each parameter's numbers stand among the P."""
+
+    @property
+    def norm_factors(self) -> Sequence[float]:
+        """By parameter, what makes norms of its numbers estimates of Frobenius norms."""
+
+    def weights(self, chosen: NDArray[np.bool_] | None = None) -> Doubles:
+        """float64[P]: the live parameters; 0.0 where not `chosen`, NaN for those that are lost."""
+
+    def project_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Doubles:
+        """float64[P]: of arrays under the parameters' names; 0.0 for those that are missing."""

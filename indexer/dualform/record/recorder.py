@@ -8,12 +8,23 @@
                 optimizer.zero_grad(); loss.backward(); optimizer.step()
 
 The training comes out bit for bit as it would without the recorder.
+
+What may be said of a step while it runs.
+
+Ranks of which one has fewer batches than another: torch.distributed.algorithms.Join lets it answer the others.
+
+    with recorder, Join([model, recorder]):
+        for x, y in loader: ...
+
+Once a rank has none left, gradients go on being averaged with its zeros; but its weights stand still until the end, and
+what is logged on it ends. So the ranks part then, at once, and the record says why.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -21,40 +32,109 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import distributed, nn
+from torch.distributed.algorithms.join import JoinHook
 from torch.optim import Optimizer
 
 from dualform.errors import BadInput, RecordingError
-from dualform.record.blocks import check_blocks
-from dualform.record.budget_plan import BudgetPlan, whole_steps
-from dualform.record.example_signals import Examples, Loss
-from dualform.record.found_layers import FoundLayers
-from dualform.record.join_hook import Joinable
-from dualform.record.model_arguments import Arguments, Inputs
-from dualform.record.optimizers import check_followed
-from dualform.record.owners import Owners, optimizers_of
-from dualform.record.plan import Plan
-from dualform.record.query_sets import check_examples, labels_of
-from dualform.record.ranks import shard_of
-from dualform.record.recorded_training import RecordedTraining
-from dualform.record.resumption import resumption_of
-from dualform.record.selection import compiled_parts, select
-from dualform.record.sharded_parameters import check_sharding
+from dualform.record.discovery.found_layers import FoundLayers
+from dualform.record.discovery.selection import compiled_parts, select
+from dualform.record.examples import Examples, Loss
+from dualform.record.query_sets import Arguments, Inputs, check_examples, labels_of
+from dualform.record.ranks import TrainingShard, check_sharding, leave, shard_of, unwrapped_model
+from dualform.record.session import RecordedTraining
+from dualform.record.setup.budget import BudgetPlan, whole_steps
+from dualform.record.setup.optimizers import Owners, check_followed, optimizers_of
+from dualform.record.setup.plan import Plan, check_blocks
+from dualform.record.setup.resume import resumption_of
+from dualform.record.setup.summary import DiskForecast, Summary, listed, summary_of, tell
 from dualform.record.sink import Sink
-from dualform.record.spaces import Spaces
-from dualform.record.step import Step
-from dualform.record.summary import DiskForecast, Summary, listed, summary_of, tell
+from dualform.record.slots.spaces import Spaces
+from dualform.record.slots.step_record import StepRecord
 from dualform.record.taps import Tap
-from dualform.record.training_shard import TrainingShard, leave
-from dualform.record.wrappers import unwrapped_model
-from dualform.store.byte_counts import readable
-from dualform.store.forks import OwnProcess
-from dualform.store.header import Header
-from dualform.store.new_folder import check_new_folder
-from dualform.store.previews.preview_file import dataset_name
+from dualform.store.batch import Header
+from dualform.store.files.ram_budget import readable
+from dualform.store.locks import OwnProcess
 from dualform.store.previews.preview_set import PreviewSet
+from dualform.store.previews.stored_previews import dataset_name
 from dualform.store.query_sets import check_name
-from dualform.store.writer import Writer
+from dualform.store.writing.writer import Writer, check_new_folder
+
+
+class Joinable(ABC):
+    """The interface that torch's `Join` needs."""
+
+    @abstractmethod
+    def _run_out(self) -> None:
+        """This rank has no further batch, while others go on."""
+
+    def join_hook(self, **_: Any) -> JoinHook:
+        """For torch's Join: replaces the missing batches of this rank."""
+        return _Hook(self._run_out)
+
+    @property
+    def join_device(self) -> torch.device:
+        """For torch's Join: the device of its tensors."""
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> Any:
+        """For torch's Join: the process group of the training."""
+        return distributed.group.WORLD
+
+
+class _Hook(JoinHook):
+    def __init__(self, run_out: Callable[[], None]) -> None:
+        self._run_out, self._told = run_out, False
+
+    def main_hook(self) -> None:
+        """In the place of each batch that this rank has not."""
+        if not self._told:
+            self._told = True
+            self._run_out()
+
+
+class Step:
+    """A step while it runs, as `recorder.step(...)` yields it: what may be said after its forward pass has begun."""
+
+    def __init__(self, record: StepRecord | None) -> None:
+        """`record`: None where recording has stopped."""
+        self._record = record
+
+    @property
+    def updated(self) -> bool:
+        """Whether an optimizer has made an update of it."""
+        return self._record is not None and bool(self._record.updated)
+
+    def continues(self, earlier: Step) -> None:
+        """Say that it is of the same batch as the step before it: a gradient of that one's forward calls which arrives
+        now belongs to this one. So a generator that ran before the discriminator's update is recorded with its own.
+
+        Raises RecordingError where `earlier` is another step than the one that ran right before.
+        """
+        if self._record is not None and earlier._record is not None:
+            self._record.goes_on(earlier._record)
+
+    def at(self, space: str, **columns: Any) -> None:
+        """Say columns of the slots of one space, as `step(at={space: {…}})` does: one value, one for each row, or one
+        for each token [B, L…]; `position` and `mask` too, and `row` where the model chooses the rows.
+
+        To a routed space it is said before each call: the k-th saying of a column, or of `row` and `position`, belongs
+        to the space's k-th call of the step that a gradient reaches. One value that is said once holds for all calls.
+        Where there are not as many sayings as calls, a first step is refused, and later nothing of it is recorded,
+        with a warning.
+
+        Raises BadInput for what is no column, RecordingError once the step's update has been made.
+        """
+        if self._record is None:
+            return
+        if self._record.settled:
+            raise RecordingError(
+                f"step.at was called after the update of step {self._record.step}.",
+                hint="Call it between the forward pass and optimizer.step().",
+            )
+        self._record.metadata.say(space, columns)
 
 
 class Recorder(Joinable):

@@ -1,41 +1,279 @@
-"""A recording: what begins at the first step of a training and ends with it.
+"""A recording: what begins at the first step of a training and ends with it, and what of a step becomes a defect.
+
+A recording: what begins at the first step of a training and ends with it.
 
 It owns the sink, the slot spaces, the columns, and what is known of the optimizer's updates.
+
+Updates of the weights that no slots explain, or not alone.
+
+What cannot be recorded of a step as it was: where it matters it ends a first step, and is a later one's defect.
+
+Which layers have slots by now, and why the others have none.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 
 from dualform.errors import RecordingError
-from dualform.record.all_updates import AllUpdates
+from dualform.record.audit.updates import AllUpdates, Training
 from dualform.record.batches import Batches
-from dualform.record.halved_parameters import halved_parameters
-from dualform.record.known_columns import KnownColumns
-from dualform.record.metadata import StepColumns
-from dualform.record.placement import Placement
-from dualform.record.plan import Plan
-from dualform.record.progress import Progress
-from dualform.record.recorded_layers import RecordedLayers
-from dualform.record.sharded_parameters import held
-from dualform.record.slots import SlotMaker, Slots
-from dualform.record.spaces import Spaces
-from dualform.record.start import Start
-from dualform.record.state import mark_of
-from dualform.record.step_defects import StepDefects
-from dualform.record.step_record import StepRecord
-from dualform.record.stray_updates import StrayUpdates
+from dualform.record.ranks import UPDATES, held
+from dualform.record.setup.optimizers import Owners, halved_parameters
+from dualform.record.setup.plan import Plan, Progress, Start, layer_of, layers_again, mark_of
+from dualform.record.slots.agreement import Placement
+from dualform.record.slots.columns import KnownColumns, StepColumns
+from dualform.record.slots.slots import SlotMaker, Slots
+from dualform.record.slots.spaces import Spaces, lost_call
+from dualform.record.slots.step_record import Pass, StepRecord
 from dualform.record.taps import Tap
-from dualform.record.training import Training
-from dualform.record.training_shard import UPDATES
-from dualform.store.mark import Mark
+from dualform.store.batch import Mark
+from dualform.store.layer import Layer
 from dualform.store.query_sets import QuerySetArrays
+
+_BYPASSED = (
+    "its module was not called, but its weight got a gradient, as from module.forward(x) or F.linear(x, module.weight)"
+)
+
+
+class RecordedLayers:
+    """Those of one recording."""
+
+    def __init__(self, plan: Plan, spaces: Spaces) -> None:
+        """Raises RecordingError where a training cannot be resumed with these layers."""
+        self._plan, self._spaces = plan, spaces
+        self.told: list[Layer] = [] if plan.resumed is None else layers_again(plan.resumed.layers, plan)
+        """Those that the sink knows of, or will with the first batch."""
+        self._new: list[Layer] = []
+        """Layers that have slots and that the sink does not know of yet."""
+        self._why: dict[str, str] = {}
+        """Layer -> why it had no slots when it was last called."""
+
+    @property
+    def names(self) -> set[str]:
+        return {layer.name for layer in self.told}
+
+    def missed(self, why: Mapping[str, str]) -> None:
+        """By layer, why it gets no slots of this step."""
+        self._why |= why
+
+    def note_bypassed(self, record: StepRecord) -> None:
+        """Layers without slots that train although their modules were not called in a step."""
+        if len(self.told) == len(self._plan.taps):
+            return
+        seen = {*self.names, *record.layers, *record.reached}
+        for tap in self._plan.taps:
+            if tap.name in seen or self._why.get(tap.name) == _BYPASSED:
+                continue
+            if any(own.grad is not None and bool(held(own.grad).any()) for own in tap.trained):
+                self._why[tap.name] = _BYPASSED
+
+    def admit(self, record: StepRecord, slots: Slots) -> Sequence[Tap]:
+        """Take in the layers that have slots for the first time; returns their taps."""
+        known = {layer.name for layer in (*self.told, *self._new)}
+        reached = {part.layer for part in slots.rows} - known
+        taps = [tap for tap in self._plan.taps if tap.name in reached]
+        self._new += [self._layer_of(tap, record) for tap in taps]
+        return taps
+
+    def _layer_of(self, tap: Tap, record: StepRecord) -> Layer:
+        space, axis = self._spaces.layers[tap.name], self._spaces.axis_of(tap.name)
+        layer = layer_of(tap, space, axis, tap.name in record.raw, self._plan.keys, record.dtypes[tap.name])
+        return layer if self._plan.budget is None else replace(layer, sampled=True)
+
+    def tell(self) -> list[Layer]:
+        """The new ones, of which the sink is told now."""
+        joined, self._new = self._new, []
+        self.told = [*self.told, *joined]
+        self.list_skipped()
+        return joined
+
+    @property
+    def unreached(self) -> dict[str, str]:
+        """Layers that have no slots yet, with the reason."""
+        never, recorded = "it was not called in a recorded step", self.names
+        return {tap.name: self._why.get(tap.name, never) for tap in self._plan.taps if tap.name not in recorded}
+
+    def list_skipped(self) -> None:
+        """Have the plan list the layers that have no slots yet."""
+        for name in self.names:
+            self._plan.skipped.pop(name, None)
+        self._plan.skipped.update(self.unreached)
+
+
+class StepDefects:
+    """Of one recording."""
+
+    def __init__(
+        self, plan: Plan, progress: Progress, spaces: Spaces, updates: AllUpdates, layers: RecordedLayers
+    ) -> None:
+        self._plan, self._progress, self._spaces = plan, progress, spaces
+        self._updates, self._layers = updates, layers
+
+    def note(self, step: int, layer: str, kind: str, reason: str) -> bool:
+        """Why a layer's record does not tell its whole story from a step on; False where the layer has no slots."""
+        recorded = layer in self._spaces.layers
+        if recorded:
+            self._updates.defect(step, layer, kind, reason)
+        return recorded
+
+    def note_or_miss(self, step: int, layer: str, kind: str, reason: str) -> None:
+        """As `note`; where the layer has no slots, that is why."""
+        if not self.note(step, layer, kind, reason):
+            self._layers.missed({layer: reason})
+
+    def late(self, tap: Tap) -> None:
+        """A gradient of an earlier step's forward pass arrived."""
+        what = f"the gradient of layer {tap.name!r} arrived outside the step that its forward pass ran in"
+        if not self._progress.begun:
+            raise RecordingError(
+                f"{what}.", hint="Put forward and backward of a batch into one `with recorder.step(...)`."
+            )
+        last = self._progress.last
+        self.note(last, tap.name, "late", f"{what}, after step {last}")
+
+    def refused(self, tap: Tap, error: RecordingError) -> None:
+        """A call of a layer has no keys. Raises the error at the first step."""
+        if not self._progress.begun:
+            raise error
+        self.note(self._progress.steps, tap.name, "refused", error.message.rstrip("."))
+
+    def misfits(self, record: StepRecord) -> None:
+        """Calls of layers that are no rows of theirs. Raises RecordingError at the first step, beside such as are."""
+        for layer, what in record.misfits.items():
+            reason = f"layer {layer!r} {what}"
+            if not self._progress.begun and layer in record.layers:
+                raise RecordingError(
+                    f"{reason}.", hint="Give its calls the same shapes, or leave the layer out with layers=."
+                )
+            if layer in self._spaces.layers:
+                self._spaces.warn_once(f"layer {layer}", lost_call(layer, reason))
+            self.note_or_miss(record.step, layer, "parted", what)
+
+    def compiled(self, record: StepRecord) -> None:
+        """Raises RecordingError where a compiled part trains in the first step, and nothing of it is seen."""
+        for part in () if self._progress.begun else self._plan.compiled:
+            within = [tap for tap in self._plan.taps if not part or f"{tap.name}.".startswith(f"{part}.")]
+            seen = {*record.layers, *record.reached}
+            grads = (tensor.grad for tap in within for tensor in tap.trained)
+            arrived = any(own is not None and held(own).any() for own in grads)
+            if arrived and not any(tap.name in seen for tap in within):
+                raise RecordingError(
+                    f"{f'Part {part!r} of the model' if part else 'The model'} was compiled by torch.compile before "
+                    "recording began, so its layers cannot be recorded.",
+                    hint="Enter the recorder before the first compiled call, or call torch._dynamo.reset() once it is "
+                    "entered.",
+                )
+
+    def disordered(self, record: StepRecord) -> None:
+        """Layers whose calls are all there, under numbers that may be those of other calls."""
+        for layer in record.disordered:
+            self._spaces.warn_once(
+                f"order of layer {layer}",
+                f"the calls of layer {layer!r} at step {record.step} ran again in nested checkpoints, so their "
+                "order is unknown and the column `call` counts in "
+                "the order of the second runs, also in later steps. Use checkpoint(…, "
+                "use_reentrant=False).",
+            )
+
+    def passes(self, record: StepRecord, passes: Sequence[Pass]) -> None:
+        """Without error signals nothing tells whose gradients an update used."""
+        if any(all(each.fresh.values()) for each in passes[1:]):
+            what = (
+                f"{len(passes)} backward passes ran in step {record.step}, with gradients cleared in between: slots of "
+                "all of them are there, used or not"
+            )
+            for layer in self._spaces.layers:
+                self._updates.defect(record.step, layer, "passes", what)
+
+    def unseen(self, record: StepRecord) -> None:
+        """Calls of layers that could not be recorded: whether they matter, the gradient shows."""
+        for layer, what in record.unseen.items():
+            self.note(record.step, layer, "unseen", what)
+
+    def parted(self, record: StepRecord, slots: Slots) -> None:
+        """Layers whose calls have no place among the slots of their space."""
+        for layer, reason in slots.parted.items():
+            self.note_or_miss(record.step, layer, "parted", reason)
+
+
+class StrayUpdates:
+    """Of one recording: told of the first step, they end it; later ones are defects of the layers they move."""
+
+    def __init__(self, owners: Owners, progress: Progress, updates: AllUpdates, defects: StepDefects) -> None:
+        self._owners, self._progress, self._updates, self._defects = owners, progress, updates, defects
+
+    def again(self, number: int, record: StepRecord) -> None:
+        """An optimizer updated once more in one step. Raises RecordingError at the first step."""
+        what = f"{self._owners.named(number)} stepped twice inside step {record.step}"
+        if not self._progress.begun:
+            raise RecordingError(f"{what}.", hint="Open one `with recorder.step(...)` for each update.")
+        self._stray(number, record.step, "stray", what)
+
+    def evaluated_again(self, number: int, record: StepRecord | None) -> None:
+        """An optimizer evaluated its closure once more in one update; `record`: the step that runs.
+
+        Raises RecordingError at the first step.
+        """
+        step = self._progress.steps if record is not None else self._progress.steps - 1
+        kind = type(self._owners.optimizers[number]).__name__
+        what = f"{kind} evaluated its closure more than once in the update of step {max(step, 0)}"
+        if self._progress.begun:
+            self._stray(number, step, "closure", what)
+        elif record is not None and not record.empty:
+            record.updated.clear()
+            raise RecordingError(
+                f"{what}, so no one set of slots explains the change of the weights.",
+                hint="Use an optimizer that takes one gradient for each update, or record only scores: values=False.",
+            )
+
+    def missed(self, number: int, record: StepRecord) -> None:
+        """Gradients came to an optimizer after another one's update of the same step: by a pass of its own, or by the
+        rest of a pass in which optimizers step.
+        """
+        what = (
+            f"a backward pass that ran after another optimizer's update inside step {record.step} brought gradients to "
+            f"{self._owners.named(number)}"
+        )
+        hint = "Put each forward and backward pass into its own `with recorder.step(...)`."
+        if torch._C._current_graph_task_id() >= 0:
+            what = (
+                f"optimizers stepped inside the backward pass of step {record.step}, before the gradients of "
+                f"{self._owners.named(number)} came"
+            )
+            hint = "Step the optimizers after loss.backward() has returned, not in hooks of their parameters."
+        if not self._progress.begun:
+            record.updated.clear()
+            raise RecordingError(f"{what}, but slots of a step are made at its first update.", hint=hint)
+        for layer in self._updates.layers_of(number):
+            self._defects.note_or_miss(record.step, layer, "missed", what)
+
+    def unrecorded(self, number: int, layers: Sequence[str]) -> None:
+        """The optimizer goes on with NaN or infinity in `layers`, as it would without a recorder."""
+        if not self._progress.begun:
+            return  # the weights as of the next step are W_0
+        before = self._progress.last
+        reason = (
+            f"after step {before} the optimizer updated with NaN or infinity in a key or error signal, in a step that "
+            "was not recorded"
+        )
+        for layer in self._updates.layers_of(number):
+            if layer in layers:
+                self._defects.note(before, layer, "stray", reason)
+        self._updates.stray(number, before)
+
+    def _stray(self, number: int, step: int, kind: str, what: str) -> None:
+        """An optimizer moved its weights by what no slots explain: a defect of its layers that have any."""
+        for layer in self._updates.layers_of(number):
+            self._defects.note(step, layer, kind, what)
+        self._updates.stray(number, step)
 
 
 class Recording:

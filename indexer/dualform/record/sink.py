@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 from dualform.errors import DualformError, RecordingError
-from dualform.store.batch import Batch
-from dualform.store.header import Ending
+from dualform.store.batch import Batch, Ending
 from dualform.store.previews.preview_set import PreviewSet
 from dualform.store.query_sets import QuerySetArrays
 

@@ -62,36 +62,33 @@ from dualform.query.groups import Groups, Members
 from dualform.query.resolved import Resolved, resolve
 from dualform.query.score import backends
 from dualform.query.score.backends import Backend
-from dualform.query.score.canonical import as_float32
+from dualform.query.score.canonical import as_float32, score_every, score_rows
 from dualform.query.score.key_rows import key_rows
 from dualform.query.score.kinds import ProductKind
-from dualform.query.score.rescoring import score_every, score_rows
-from dualform.query.search.cells import best_of_cells
-from dualform.query.search.searcher import Search
+from dualform.query.search.scan import Search, best_of_cells
 from dualform.query.search.top_k import best
 from dualform.query.sums.grouping import Grouping, many
 from dualform.query.sums.key_sums import BLOCK, KeySummer
 from dualform.query.view import View, never
 from dualform.query.where.mask import Selection
 from dualform.questions import GroupSum, TopK
-from dualform.record.key_form import KeyForm
+from dualform.record.layout import KeyForm
+from dualform.record.ranks import whole_model
 from dualform.record.recorder import Recorder
 from dualform.record.taps import Tap
-from dualform.record.wrappers import whole_model
-from dualform.store.batch import Batch
-from dualform.store.byte_counts import readable
-from dualform.store.digests import Digest, digests
-from dualform.store.header import Ending, Header
+from dualform.store.batch import Batch, Ending, Header
+from dualform.store.files.ram_budget import readable
 from dualform.store.layer import Layer
 from dualform.store.previews.preview_set import PreviewSet
 from dualform.store.query_sets import QuerySetArrays
+from dualform.store.reading.runs import opened
+from dualform.store.reading.shard_tables import HeldTables
+from dualform.store.reading.snapshot import Snapshot
 from dualform.store.rows import Keys
-from dualform.store.runs import opened
-from dualform.store.shard_tables import HeldTables
-from dualform.store.snapshot import Snapshot
-from dualform.store.sources.held_rows import HeldRows
+from dualform.store.sources.key_format import HeldRows
 from dualform.store.tables import SAMPLES, SETTINGS, extents_table, rows_table
-from dualform.store.writer import Writer
+from dualform.store.writing.slot_rows import Digest, digests
+from dualform.store.writing.writer import Writer
 
 _HINT = (
     "Run the same script with the same seeds, data, batch order, machine and number of threads; on a GPU also with "

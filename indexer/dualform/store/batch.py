@@ -1,20 +1,93 @@
-"""What one recorded step brings to the store, as plain values.
+"""What a recording hands to the store: a batch a step, the header, and marks.
+
+What a memory says of its training as a whole: before the first batch, and after the last one.
+
+What one recorded step brings to the store, as plain values.
 
 Shapes: B rows of the step; n slots of one extent; d_in and d_out of a layer.
+
+Marks of a recording: moments at which a training was saved, so that it may be resumed there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.layer import Layer
-from dualform.store.mark import Mark
-from dualform.store.others import OtherRow
+from dualform.store.files.durable_files import checksum, checksum_pieces
+from dualform.store.layer import Layer, Sampling, StoredOptimizer
+from dualform.store.rows import OtherRow, Others
+from dualform.store.tables import SETTINGS, ColumnTypes
+
+Named: TypeAlias = tuple[str, NDArray[Any]]
+TOLD = ("watch", "defects", "steps", "parameter_groups", "factors", "rounding_gradients")
+"""Tables that may get rows of a step once that is over, as of its update."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The network and its optimizers once so many steps of a run were taken."""
+
+    step: int
+    """How many."""
+    weights: str
+    """Digest of the model's state dict."""
+    buffers: str
+    """Digest of what the optimizers keep of recorded parameters."""
+    updates: tuple[int, ...]
+    """By optimizer, how many updates were measured by then, since the first run began."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """How many rows the tables TOLD had by then, in the shard of the first process."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "updates": list(self.updates)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Mark:
+        return cls(**{**fields, "updates": tuple(fields["updates"])})
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How much of a run is part of the memory, where another one went on from one of its marks."""
+
+    steps: int
+    rows: Mapping[str, int]
+    """As Mark has it: what was told later, of steps before, is no part either."""
+
+
+@dataclass(frozen=True)
+class ContinuedRun:
+    """A further run of a training, in a folder inside the memory's own."""
+
+    folder: str
+    first_step: int
+    """The number of its first step among those of all runs."""
+    rows: Mapping[str, int]
+    """Of the run before, as Cut has it."""
+
+
+def cuts(runs: Sequence[ContinuedRun]) -> list[Cut | None]:
+    """Of the first run and the further ones; None for the last, which counts whole."""
+    starts = [0, *(run.first_step for run in runs)]
+    return [*(Cut(run.first_step - start, run.rows) for run, start in zip(runs, starts, strict=False)), None]
+
+
+def digest_of(arrays: Iterable[Named]) -> str:
+    """One checksum over all names and bytes, whatever the order."""
+    every = sorted((name, checksum(np.asarray(array, order="C").tobytes())) for name, array in arrays)
+    return checksum_pieces(f"{name}:{own}\n".encode() for name, own in every)
+
+
+def named_buffers(buffers: Mapping[str, Mapping[str, NDArray[Any]]]) -> Iterable[Named]:
+    """As BUFFER/PARAMETER."""
+    return ((f"{kind}/{name}", array) for name, own in buffers.items() for kind, array in own.items())
+
 
 Array: TypeAlias = NDArray[Any]
 
@@ -211,3 +284,61 @@ class Batch:
         """About what the columns of samples and of single slots hold on to."""
         lists = [array for extent in self.extents for array in (extent.row, extent.position, *extent.columns.values())]
         return sum(array.nbytes for array in (*self.samples.values(), *lists) if array is not None)
+
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known before the first batch."""
+
+    path: Path
+    """The memory's folder."""
+    layers: Sequence[Layer]
+    optimizer: str
+    """The name of its class; of the first one where there are several."""
+    rule: str
+    """The update rule that it follows; "" where none is known."""
+    reason: str
+    """Why there is no rule; empty where there is one."""
+    initial: Mapping[str, NDArray[Any]]
+    """The model's state dict before the first step."""
+    buffers: Mapping[str, Arrays] = field(default_factory=dict)
+    """What the optimizer kept by then, by parameter and by its own name for it."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Layers that are not recorded, and why; those that no step has reached yet among them."""
+    label_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By dataset, the names of labels 0, 1, …"""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of recorded parameters in the state dict -> the name they are recorded under."""
+    settings: ColumnTypes = field(default_factory=lambda: SETTINGS)
+    """DuckDB types of the settings that the update rules name; others get columns when they are first seen."""
+    others: Others | None = None
+    """What is kept of parameters and buffers that no slot explains; None for nothing."""
+    halved: Mapping[str, str] = field(default_factory=dict)
+    """By parameter, "bfloat16" or "float16" where it is of that type and its updates are rounded as the rule rounds."""
+    sampling: Sampling | None = None
+    """How slots are sampled to hold a budget; None where all are kept."""
+    further_optimizers: Sequence[StoredOptimizer] = ()
+    """Those that update blocks beside the one named above."""
+
+    @property
+    def optimizers(self) -> Sequence[StoredOptimizer]:
+        return [StoredOptimizer(self.optimizer, self.rule, self.reason), *self.further_optimizers]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is known once the training has ended."""
+
+    finished: bool = True
+    """Whether it came to its end."""
+    final: Mapping[str, NDArray[Any]] | None = None
+    """The model's state dict as the training left it."""
+    buffers: Mapping[str, Arrays] = field(default_factory=dict)
+    """What the optimizer keeps by then, of which checksums are kept."""
+    skipped: Mapping[str, str] | None = None
+    """The layers that were never recorded, and why; None where that is as it was."""
+    mark: Mark | None = None
+    """How the training stands, for it may be resumed."""

@@ -25,10 +25,17 @@ import xxhash
 from numpy.typing import NDArray
 
 from dualform.errors import Damaged
-from dualform.store.durable_files import WrittenFile, block_checksum, open_regular, read_regular, remove, sync_folder
-from dualform.store.increment import Increment, completed
-from dualform.store.missing_files import damaged, unreadable
-from dualform.store.tables import ColumnTypes
+from dualform.store.files.durable_files import (
+    WrittenFile,
+    block_checksum,
+    damaged,
+    open_regular,
+    read_regular,
+    remove,
+    sync_folder,
+    unreadable,
+)
+from dualform.store.tables import ColumnTypes, Increment, completed
 
 _MAGIC = b"dualform"
 _FIELDS = struct.Struct("<8s16sQQQ16s16s")

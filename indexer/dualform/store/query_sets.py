@@ -22,15 +22,12 @@ from numpy.typing import NDArray
 from dualform.answers.contents import OutputSummary
 from dualform.errors import BadInput, NotFound
 from dualform.questions.gradients import ExampleGradients, LayerGradients
-from dualform.store.durable_files import checksum, make_folders, write_whole
-from dualform.store.forks import held_back
+from dualform.store.files.durable_files import checksum, damaged, make_folders, write_whole
 from dualform.store.layer import Layer
-from dualform.store.manifest import FileMark, Manifest
-from dualform.store.manifest_schema import QUERY_SET_NAME
-from dualform.store.missing_files import damaged
-from dualform.store.previews.preview_file import free_name, write_preview_set
+from dualform.store.locks import held_back
+from dualform.store.manifest import QUERY_SET_NAME, FileMark, Manifest
 from dualform.store.previews.preview_set import PreviewSet
-from dualform.store.previews.stored_previews import StoredPreviewSet
+from dualform.store.previews.stored_previews import StoredPreviewSet, free_name, write_preview_set
 from dualform.store.weights import read_checked
 
 _NAME = re.compile(QUERY_SET_NAME)

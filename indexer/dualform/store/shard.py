@@ -1,11 +1,16 @@
-"""One shard's slots.duckdb: held read-write only while committing, read into memory and let go.
+"""One shard's slots.duckdb: opened read-write only while committing.
+
+One shard's slots.duckdb: held read-write only while committing, read into memory and let go.
 
 A DuckDB file that one process holds read-write cannot be opened by another, so both sides wait a while for each other:
 a commit lasts some hundredths of a second, and so does the copy that a reader takes.
+
+What DuckDB is told of a file's path, which it takes for more than a name.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -17,19 +22,54 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dualform.errors import Locked
-from dualform.store.duckdb_path import duckdb_path
-from dualform.store.forks import held_back
+from dualform.errors import BadInput, Locked
+from dualform.store.locks import held_back
 from dualform.store.manifest import TableMark
-from dualform.store.tables import (
-    COMMITS,
-    ColumnTypes,
-    arrow_type,
-    create_statement,
-    quoted,
-    rows_table,
-    running_digest,
-)
+from dualform.store.tables import COMMITS, ColumnTypes, arrow_type, create_statement, quoted, rows_table, running_digest
+
+_WRITTEN = {"?": "DuckDB reads what follows as options"}
+_OPENED = {"\\": "DuckDB reads it as a slash"}
+
+
+def duckdb_path(path: Path) -> str:
+    """Absolute: a relative one may begin as an address does, `s3:` or `md:`, or as a home, `~`.
+
+    Raises BadInput where DuckDB would open another file than this.
+    """
+    check_openable(path)
+    return str(path.absolute())
+
+
+def check_openable(path: Path) -> None:
+    """Raises BadInput where DuckDB cannot open files in this folder."""
+    try:
+        os.fspath(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise BadInput(
+            f"the path {os.fspath(path)!r} is not valid UTF-8.",
+            hint="Rename the folder, or choose another.",
+            field="path",
+        ) from None
+    if os.sep == "/":
+        _check(path, _OPENED)
+
+
+def check_writable(path: Path) -> None:
+    """Raises BadInput where DuckDB cannot write files in this folder, which it may still be able to read."""
+    check_openable(path)
+    _check(path, _WRITTEN)
+
+
+def _check(path: Path, marks: dict[str, str]) -> None:
+    place = os.fspath(path.absolute()), os.fspath(path.resolve())  # DuckDB follows links
+    for mark, reason in marks.items():
+        if any(mark in own for own in place):
+            raise BadInput(
+                f"{place[1]} cannot hold a memory: its path contains {mark!r}, and {reason}.",
+                hint="Rename the folder, or choose another.",
+                field="path",
+            )
+
 
 FILE = "slots.duckdb"
 LINK_ENTRIES = 1 << 20

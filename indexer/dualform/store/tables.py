@@ -1,4 +1,18 @@
-"""The DuckDB tables of a shard: their columns, and the running digest that marks how far each column is committed.
+"""The DuckDB tables of a shard: their columns, views, and what is added to them.
+
+What a user says of samples or of single slots: checked once, then stored under the type of the first time.
+
+Each process of a training has a first time of its own. Where they differ, a reader gives the column a type for all.
+
+The view of a space: one row a slot, made of its extents and the samples when it is read.
+
+A column of lists: one for each extent, with an entry for each of its slots.
+
+Shapes: E extents, n slots that are asked for, T slots of the space.
+
+What came to a memory between two moments: rows of its tables and of its matrices.
+
+The DuckDB tables of a shard: their columns, and the running digest that marks how far each column is committed.
 
     samples           one row for each row of each step; one more, its row NULL, for slots whose row is not known
     extents_<space>   one row for each call of a space in a step: where its slots lie, and what single slots say
@@ -26,13 +40,17 @@ added, so that the last one, which stands in memory.json, vouches for every entr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+from numpy.typing import NDArray
+
+from dualform.errors import BadInput
 
 ColumnTypes: TypeAlias = Mapping[str, str]
 """DuckDB types by column, in column order."""
@@ -129,11 +147,11 @@ OTHERS: Mapping[str, ColumnTypes] = {
     "other_rows": {"at_step": "BIGINT"},
     "other_segments": {name: kind for name, kind in TABLES["segments"].items() if name not in ("layer", "kind")},
 }
-"""Those of a shard that keeps what no slot explains (others.py)."""
+"""Those of a shard that keeps what no slot explains (rows.py)."""
 SHARES: Mapping[str, ColumnTypes] = {
     "shares": {"step": "BIGINT", "space": "VARCHAR", "share": "DOUBLE", "slots": "BIGINT", "kept": "BIGINT"},
 }
-"""That of a shard whose slots were sampled (sampling.py)."""
+"""That of a shard whose slots were sampled (layer.py)."""
 SHARE = "share"
 """The column of such a shard's samples that says with which probability each of them was kept."""
 COMMITS: ColumnTypes = {
@@ -291,3 +309,276 @@ def _update_bytes(digest: Any, filled: pa.Array) -> None:
     if len(filled) and content is not None:
         bounds = np.frombuffer(offsets, dtype=np.int32)[filled.offset : filled.offset + len(filled) + 1]
         digest.update(memoryview(content)[bounds[0] : bounds[-1]])
+
+
+@dataclass(frozen=True)
+class RowBytes:
+    """Rows of one layer's keys or values, as stored, in pieces."""
+
+    layer: str
+    kind: str
+    """"keys" or "values"."""
+    first_row: int
+    """The number of the first among all rows of the layer and kind."""
+    rows: int
+    width: int
+    """Numbers of a row."""
+    pieces: Sequence[memoryview]
+    dtype: str
+    """Of those numbers, as NumPy writes it: "<f4"."""
+
+
+@dataclass
+class Increment:
+    """Rows by table, and rows of matrices. A table without new rows is absent."""
+
+    tables: dict[str, pa.Table] = field(default_factory=dict)
+    matrices: list[RowBytes] = field(default_factory=list)
+
+
+def completed(rows: pa.Table, types: ColumnTypes) -> pa.Table:
+    """The rows with all of a table's columns, in its order: those that came later are NULL."""
+    columns = [
+        rows[name] if name in rows.column_names else pa.nulls(rows.num_rows, type=arrow_type(kind))
+        for name, kind in types.items()
+    ]
+    return pa.table(columns, names=list(types))
+
+
+def summed(parts: Sequence[Mapping[str, pa.Table]], tables: Mapping[str, ColumnTypes]) -> dict[str, pa.Table]:
+    """The rows of several increments by table, neighbouring ranges of `entries` merged."""
+    whole = {}
+    for name, types in tables.items():
+        rows = [completed(part[name], types) for part in parts if name in part]
+        if rows:
+            whole[name] = pa.concat_tables(rows).combine_chunks()
+    if "entries" in whole and len(parts) > 1:
+        whole["entries"] = _merged(whole["entries"])
+    return whole
+
+
+def _merged(entries: pa.Table) -> pa.Table:
+    """Ranges by layer, ascending; two that touch are one."""
+    layers = entries["layer"].combine_chunks().dictionary_encode()
+    codes = np.asarray(layers.indices)
+    order = np.argsort(codes, kind="stable")
+    codes = codes[order]
+    first = entries["first_slot"].to_numpy()[order]
+    stop = first + entries["slots"].to_numpy()[order]
+    starts = np.flatnonzero(np.append(True, (codes[1:] != codes[:-1]) | (first[1:] != stop[:-1])))
+    ends = np.append(starts[1:], len(first)) - 1
+    columns = {
+        "layer": layers.dictionary.take(pa.array(codes[starts])),
+        "first_slot": first[starts],
+        "slots": stop[ends] - first[starts],
+    }
+    return arrow_table(columns, TABLES["entries"])
+
+
+class Lists:
+    """Entries by extent and place within it. An extent without a list has NULLs."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        chunks = [chunk for chunk in column.chunks if len(chunk)]
+        lengths = [np.asarray(chunk.value_lengths().fill_null(0), dtype=np.int64) for chunk in chunks]
+        self.given: NDArray[np.bool_] = _joined([np.asarray(chunk.is_valid()) for chunk in chunks], np.bool_)
+        """bool[E]: which extents have a list."""
+        self._lengths = _joined(lengths, np.int64)
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        parts = [chunk.flatten() for chunk in chunks]
+        self._values = joined(parts, column.type.value_type)
+
+    def at(self, extent: NDArray[np.int64], index: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Numbers of [n] slots, and which of them are there; a number that is not there is 0."""
+        there = self.given[extent]
+        place = np.where(there, self._starts[extent] + index, 0)
+        numbers, valid = self._numbers
+        if not len(numbers):
+            return np.zeros(len(extent), dtype=np.int64), np.zeros(len(extent), dtype=bool)
+        return np.where(there, numbers[place], 0), there if valid is None else there & valid[place]
+
+    @property
+    def _numbers(self) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        if not hasattr(self, "_held"):
+            values = self._values
+            valid = np.asarray(values.is_valid()) if values.null_count else None
+            self._held = np.asarray(values.fill_null(0) if values.null_count else values), valid
+        return self._held
+
+    def take(self, extent: NDArray[np.int64], index: NDArray[np.int64]) -> pa.Array:
+        """[n] entries, NULL where there is none."""
+        there = self.given[extent]
+        place = pa.array(np.where(there, self._starts[extent] + index, 0), mask=~there)
+        return self._values.take(place)
+
+    def between(self, slots: NDArray[np.int64], start: int, stop: int) -> pa.Array | None:
+        """As `every` the slots from start to stop, copying nothing; None where that needs the places of each."""
+        return self._values.slice(start, stop - start) if np.array_equal(self._lengths, slots) else None
+
+    def every(self, slots: NDArray[np.int64]) -> pa.Array:
+        """[T] entries; `slots` is int64[E]: how many each extent has."""
+        if np.array_equal(self._lengths, slots):
+            return self._values
+        place = np.repeat(self._starts - (np.cumsum(slots) - slots), slots) + np.arange(int(slots.sum()))
+        there = np.repeat(self.given, slots)
+        return self._values.take(pa.array(np.where(there, place, 0), mask=~there))
+
+
+def _joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+
+
+# Lists unnested in one SELECT are zipped: no list is copied for each slot, and one that is NULL reads as NULLs.
+_VIEW = """CREATE OR REPLACE VIEW {view} AS SELECT {columns} FROM (
+  SELECT extent_step, extent_call{datapoints}, extent_first + i AS slot,
+    CASE WHEN regular THEN CAST(i // coalesce(extent_length, 1) AS INTEGER) ELSE listed_row END AS slot_row,
+    CASE WHEN in_order THEN i % extent_length ELSE listed_position END AS slot_position{tokens}
+  FROM (
+    SELECT step AS extent_step, "call" AS extent_call, first_slot AS extent_first, "length" AS extent_length,
+      "row" IS NULL AS regular, "position" IS NULL AS in_order{first},
+      unnest(range(slots)) AS i, unnest("row") AS listed_row, unnest("position") AS listed_position{lists}
+    FROM {extents}
+  )
+) AS e LEFT JOIN samples AS s ON {same}"""
+_IN_A_SHARD = {
+    "datapoints": "",
+    "first": "",
+    "extents": "{extents}",
+    "same": 's.step = e.extent_step AND s."row" IS NOT DISTINCT FROM e.slot_row',
+}
+"""The rows of a step are numbered from 0."""
+_IN_ALL = {
+    "datapoints": ", first_datapoint, unknown_datapoint",
+    "first": ", first_datapoint, CASE WHEN unknown_step = step THEN unknown_datapoint END AS unknown_datapoint",
+    "extents": """{extents} ASOF LEFT JOIN (
+      SELECT step AS unknown_step, datapoint AS unknown_datapoint FROM samples WHERE "row" IS NULL
+    ) ON first_datapoint <= unknown_datapoint""",
+    "same": "s.datapoint = coalesce(e.first_datapoint + e.slot_row, e.unknown_datapoint)",
+}
+"""In every shard they are, which datapoints tell apart (space.py)."""
+_OF_EXTENT = {
+    "slot": "e.slot",
+    "step": "e.extent_step",
+    "row": "e.slot_row",
+    "position": "e.slot_position",
+    "call": "e.extent_call",
+}
+
+
+def view_name(space: str, spaces: Sequence[str]) -> str:
+    """The first space's view is `slots`, that of each other has its name."""
+    return "slots" if space == spaces[0] else space
+
+
+def view_statements(spaces: Sequence[str], columns: Mapping[str, ColumnTypes], *, merged: bool = False) -> list[str]:
+    """The views of all spaces; `columns` as the manifest has them. `merged`: over the tables of several shards or runs,
+    read as one memory's.
+    """
+    return [_view_statement(view_name(s, spaces), s, columns["samples"], columns[s], merged) for s in spaces]
+
+
+def _view_statement(view: str, space: str, samples: ColumnTypes, token_columns: ColumnTypes, merged: bool) -> str:
+    """CREATE OR REPLACE VIEW for a space: slot, step, row, position, call, dataset, label, sample, user columns."""
+    token = {name: f"token_{number}" for number, name in enumerate(token_columns)}
+    columns = []
+    for name in view_types(samples, token_columns):
+        said = f"e.{token[name]}" if name in token else f"s.{quoted(name)}"
+        columns.append(f"{_OF_EXTENT.get(name, said)} AS {quoted(name)}")
+    joined = dict(_IN_ALL if merged else _IN_A_SHARD)
+    return _VIEW.format(
+        view=quoted(view),
+        columns=", ".join(columns),
+        tokens="".join(f", {alias}" for alias in token.values()),
+        lists="".join(f", unnest({quoted(name)}) AS {alias}" for name, alias in token.items()),
+        **joined | {"extents": joined["extents"].format(extents=quoted(extents_table(space)))},
+    )
+
+
+def column_types(columns: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """DuckDB types by name. Raises BadInput, naming the column, where no type holds one."""
+    types = {}
+    for name, column in columns.items():
+        kind = duckdb_type(column)
+        if kind is None:
+            raise BadInput(f"Column {name!r} cannot hold {column.dtype}.", hint=what_columns_hold(), field=name)
+        types[name] = kind
+    return types
+
+
+def check_same_types(types: ColumnTypes, first: ColumnTypes, *, when: str) -> None:
+    """Raises BadInput, naming the column, where one of `types` is not what it was `when` it was first said."""
+    for name in sorted(types.keys() | first.keys()):
+        if types.get(name) != first.get(name):
+            raise BadInput(
+                f"column {name!r} was {first.get(name, 'absent')} {when} and is {types.get(name, 'absent')} now.",
+                hint="Give every step the same columns with the same types.",
+                field=name,
+            )
+
+
+def check_names(types: ColumnTypes, taken: ColumnTypes) -> None:
+    """Raises BadInput for a name that a column of the table has already; SQL does not tell capitals from small."""
+    there = {name.lower(): name for name in taken}
+    for name in types:
+        if name.lower() in there:
+            raise BadInput(
+                f"Column {name!r} cannot be recorded: every memory has a column {there[name.lower()]!r}.",
+                hint="Rename it.",
+                field=name,
+            )
+        there[name.lower()] = name
+
+
+def alike_but_for_case(names: Iterable[str]) -> tuple[str, str] | None:
+    """Two of some column names that SQL does not tell apart, which memories of before may have; None for none."""
+    there: dict[str, str] = {}
+    for name in names:
+        known = there.setdefault(name.lower(), name)
+        if known != name:
+            return known, name
+    return None
+
+
+def common_types(types: ColumnTypes, others: ColumnTypes) -> dict[str, str]:
+    """The columns of two shards: integers and floats are floats, and other types that differ are texts."""
+    return {**types, **{name: _common_type(types.get(name, kind), kind) for name, kind in others.items()}}
+
+
+def _common_type(kind: str, other: str) -> str:
+    if kind == other:
+        return kind
+    return "DOUBLE" if {kind, other} == {"BIGINT", "DOUBLE"} else "VARCHAR"
+
+
+def as_common(name: str, column: pa.Array | pa.ChunkedArray, kind: str) -> pa.Array | pa.ChunkedArray:
+    """A shard's column as the type that all shards have in common. Raises BadInput for integers that no float holds."""
+    try:
+        return column.cast(arrow_type(kind))
+    except pa.ArrowInvalid:
+        raise BadInput(
+            f"column {name!r} has integers beyond 2**53 in one shard and floats in another, which no type holds.",
+            hint="Leave this column out, or record again with one type on every rank.",
+            field=name,
+        ) from None
+
+
+def stored(column: NDArray[Any], kind: str) -> NDArray[Any]:
+    """The column as it is kept until a commit, its mask with it; no copy where it has the type already."""
+    return column.astype(KINDS[kind].numpy, copy=False)
+
+
+def single(value: Any, kind: str) -> NDArray[Any]:
+    """One entry of a column; NULL where the value is None."""
+    if kind == "VARCHAR":
+        return np.array([value], dtype=object)
+    if value is None:
+        return stored(np.ma.MaskedArray(np.zeros(1), mask=[True]), kind)
+    return stored(np.array([value]), kind)
+
+
+def joined_parts(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """The parts of one column in one array, masked where one of them is."""
+    whole = np.concatenate([np.asarray(part) for part in parts])
+    if not any(isinstance(part, np.ma.MaskedArray) for part in parts):
+        return whole
+    return np.ma.MaskedArray(whole, mask=np.concatenate([np.ma.getmaskarray(part) for part in parts]))

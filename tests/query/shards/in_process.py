@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dualform.query.score.backends import choose
-from dualform.query.shards.front import Front, ShardsMissing
-from dualform.query.shards.shard_engine import ShardEngine
-from dualform.store.part import shard_names
-from dualform.store.runs import opened
-from dualform.store.snapshot import Snapshot
+from dualform.query.shards.engines import Front, ShardEngine, ShardsMissing
+from dualform.store.reading.runs import opened
+from dualform.store.reading.snapshot import Snapshot, shard_names
 
 
 class InProcess:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dualform.store.batch import Batch, Extent, Factor, LayerRows, ParameterGroup, StepLog
-from dualform.store.header import Ending, Header
+from dualform.store.batch import Batch, Ending, Extent, Factor, Header, LayerRows, ParameterGroup, StepLog
 from dualform.store.layer import Layer, affine
-from dualform.store.writer import Writer
+from dualform.store.writing.writer import Writer
 
 LAYERS = (
     Layer("plain", "sample", 5, 3, affine(5, "plain.weight", "plain.bias")),

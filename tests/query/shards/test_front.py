@@ -12,20 +12,23 @@ import dualform
 from dualform.errors import BadInput, EmptyMask, Inexact, NotFound, Unavailable
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
-from dualform.query.shards.absolute import AbsoluteShare
-from dualform.query.shards.best import BestShare
-from dualform.query.shards.key_sums import KeyColumnsShare, KeySumsShare
-from dualform.query.shards.scores import ScoresShare
-from dualform.query.shards.shard_engine import ShardEngine
-from dualform.query.shards.shards import ShardQuestion
-from dualform.query.shards.slot_sums import SlotSumShare
+from dualform.query.shards.engines import ShardEngine
+from dualform.query.shards.shards import (
+    AbsoluteShare,
+    BestShare,
+    KeyColumnsShare,
+    KeySumsShare,
+    ScoresShare,
+    ShardQuestion,
+    SlotSumShare,
+)
 from dualform.query.sums import grouping
-from dualform.query.weights.slot_sum import slot_sum
+from dualform.query.weights.slot_products import slot_sum
 from dualform.query.where import mask
 from dualform.query.where.mask import Source
-from dualform.store.merged_tables import MergedTables
-from dualform.store.part import Part, shard_names
-from dualform.store.runs import Runs, opened
+from dualform.store.reading.merged_tables import MergedTables
+from dualform.store.reading.runs import Runs, opened
+from dualform.store.reading.snapshot import Part, shard_names
 from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import SIZES, WIDTHS, queries, same, write
 

@@ -12,8 +12,8 @@ import dualform
 from dualform.errors import NotFound, Unavailable
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
-from dualform.query.shards.shard_engine import ShardEngine
-from dualform.store.runs import opened
+from dualform.query.shards.engines import ShardEngine
+from dualform.store.reading.runs import opened
 from tests.query.shards.in_process import front_of
 from tests.query.shards.memories import SIZES, queries, same, write
 from tests.trainings import record_steps

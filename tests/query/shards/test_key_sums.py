@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from dualform.query.groups import Groups, Members
-from dualform.query.shards.key_sums import _part, in_order, joined
-from dualform.query.sums.key_sums import SortedRows, added
-from dualform.query.sums.runs import begins
+from dualform.query.shards.shards import _part, in_order, joined
+from dualform.query.sums.key_sums import SortedRows, added, begins
 from tests.query.shards.memories import wide
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from dualform.query.shards.shard_engine import Reply, open_shard
+from dualform.query.shards.engines import Reply, open_shard
 from dualform.query.shards.shards import ShardQuestion
 from dualform_service.shards import Launch
 

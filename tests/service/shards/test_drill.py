@@ -15,7 +15,7 @@ import numpy as np
 
 import dualform
 from dualform.errors import Unavailable
-from dualform.query.shards.front import open_front
+from dualform.query.shards.engines import open_front
 from dualform_service.shards import Fleet
 from tests.query.shards.memories import write
 from tests.service.shards.local_process import local_processes

@@ -15,12 +15,11 @@ import pytest
 import dualform
 from dualform.errors import BadInput, Cancelled, Inexact, MissingPackage, TimedOut, Unavailable
 from dualform.query.score.backends import choose
-from dualform.query.shards import shard_engine
-from dualform.query.shards.front import open_front
-from dualform.query.shards.shard_engine import Reply, ShardEngine
+from dualform.query.shards import engines
+from dualform.query.shards.engines import Reply, ShardEngine, open_front
 from dualform.query.shards.shards import ShardQuestion
 from dualform.questions import TopK, Vectors
-from dualform.store.runs import opened
+from dualform.store.reading.runs import opened
 from dualform_client import Client
 from dualform_service import shards
 from dualform_service.server import Server
@@ -313,7 +312,7 @@ def test_a_share_that_was_given_up_before_it_came_does_not_begin(engine, tmp_pat
 
 
 def test_names_that_came_too_late_are_not_kept_for_ever(engine, monkeypatch):
-    monkeypatch.setattr(shard_engine, "_NAMES", 3)
+    monkeypatch.setattr(engines, "_NAMES", 3)
     for number in range(9):
         engine.give_up(str(number))
     assert list(engine._given_up) == ["6", "7", "8"]

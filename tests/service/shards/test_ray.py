@@ -12,7 +12,7 @@ import pytest
 
 import dualform
 from dualform.errors import Cancelled, Unavailable
-from dualform.query.shards.front import open_front
+from dualform.query.shards.engines import open_front
 from dualform.query.shards.shards import ShardQuestion
 from dualform_client import Client
 from dualform_service.server import Server

@@ -18,9 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 from dualform import PreviewSet
 from dualform.answers import Previews, contents
 from dualform.errors import BadInput, NotAMemory
-from dualform.store.previews.kinds import KINDS
-from dualform.store.previews.preview_file import preview_folder, write_preview_set
-from dualform.store.previews.stored_previews import StoredPreviewSet
+from dualform.store.previews.stored_previews import KINDS, StoredPreviewSet, preview_folder, write_preview_set
 
 RNG = np.random.default_rng(15)
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from dualform import PreviewSet
 from dualform.errors import BadInput
-from dualform.store.previews.preview_file import dataset_name
+from dualform.store.previews.stored_previews import dataset_name
 from tests.cases import some
 from tests.store.previews.test_preview_set import bytes_of, looked, pixels
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import dualform
-from dualform.query.search import codes_cache
-from dualform.store.check import check_memory
-from dualform.store.header import Ending
-from dualform.store.snapshot import Snapshot
+from dualform.query.search import codes
+from dualform.store.batch import Ending
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
 from tests.damage import flip
 from tests.store.sources.twins import PAIRS, WEIGHTS, batch, writer
@@ -198,8 +198,8 @@ def test_files_are_as_small_as_their_source_makes_them(tmp_path):
 def test_codes_that_would_be_made_anew_for_every_question_are_not_made(tmp_path, monkeypatch):
     engine, made = dualform.open(committed(tmp_path / "memory"), backend="int8"), []
     monkeypatch.setattr(engine._backend.screen.codes, "most_bytes", 1)
-    coded = codes_cache.quantise_source
-    monkeypatch.setattr(codes_cache, "quantise_source", lambda source: made.append(source.made) or coded(source))
+    coded = codes.quantise_source
+    monkeypatch.setattr(codes, "quantise_source", lambda source: made.append(source.made) or coded(source))
     conv = next(pair for pair in PAIRS if pair.layer.name == "conv")
     found, wanted = (engine.topk(layer.name, queries(conv), k=3) for layer in (conv.layer, conv.twin))
     assert flat(found.slots) == flat(wanted.slots)

@@ -13,13 +13,12 @@ from hypothesis.extra import numpy as hnp
 import dualform
 from dualform.errors import BadInput, NotAMemory
 from dualform.store.batch import Batch
-from dualform.store.check import check_memory
 from dualform.store.layer import Layer
-from dualform.store.snapshot import Snapshot
+from dualform.store.maintenance.check import check_memory
+from dualform.store.reading.snapshot import Snapshot
 from dualform.store.sources import FORMATS
-from dualform.store.sources.bfloat16 import Bfloat16
-from dualform.store.sources.float16 import Float16
-from dualform.store.sources.held_rows import HeldRows
+from dualform.store.sources.key_format import HeldRows
+from dualform.store.sources.rows import Bfloat16, Float16
 from tests.store.small_memory import log
 from tests.store.sources.twins import GEOMETRY, LAYERS, PAIRS, batch, layer, writer
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform.store.rows import Keys, Rows
 from dualform.store.sources import patches
-from dualform.store.sources.held_rows import HeldRows
+from dualform.store.sources.key_format import HeldRows
 from dualform.store.sources.patches import Patches
 
 SLOW = settings(max_examples=26, deadline=None)

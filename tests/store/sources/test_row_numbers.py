@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualform.query.score import rescoring
-from dualform.query.score.canonical import canonical_scores
-from dualform.query.score.rescoring import score_pairs
+from dualform.query.score import canonical
+from dualform.query.score.canonical import canonical_scores, score_pairs
 from dualform.query.search import codes
 from dualform.query.search.codes import quantise, quantise_source
 from dualform.query.sums import key_sums
 from dualform.query.sums.key_sums import KeySummer
 from dualform.store.rows import Keys
-from dualform.store.sources.held_rows import HeldRows
+from dualform.store.sources.key_format import HeldRows
 from dualform.store.sources.row_numbers import OneHotRows, RowNumbers
 
 WIDTH = 37
@@ -93,7 +92,7 @@ def test_rescoring_makes_no_more_rows_at_once_than_it_may_hold(source, numbers, 
     rng = np.random.default_rng(1)
     queries = rng.normal(size=(4, WIDTH)).astype(np.float32)
     rows, query = rng.integers(0, [[100], [4]], (2, 500))
-    monkeypatch.setattr(rescoring, "HELD_BYTES", 30 * 4 * WIDTH)
+    monkeypatch.setattr(canonical, "HELD_BYTES", 30 * 4 * WIDTH)
     found = score_pairs(Keys([source], WIDTH, 100, None), rows, query, queries)
     whole = np.eye(WIDTH, dtype=np.float32)[numbers]
     assert found.tobytes() == canonical_scores(whole[rows], queries[query]).tobytes()

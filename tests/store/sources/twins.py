@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dualform.store.batch import Batch, Extent, LayerRows, WatchLog
-from dualform.store.header import Header
+from dualform.store.batch import Batch, Extent, Header, LayerRows, WatchLog
 from dualform.store.layer import Layer, affine
-from dualform.store.writer import Writer
+from dualform.store.writing.writer import Writer
 from tests.store.small_memory import log, samples
 
 ROWS, LENGTH, TOKENS = 4, 3, 7

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import dualform
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.images.compact import (
     SHARE,

@@ -12,7 +12,7 @@ import pytest
 
 import dualform
 from dualform.query.engine import open_memory
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.assignment import Assignment, data_folder
 from dualform_studies.claims import FAILS, HOLDS, IN_PART
 from dualform_studies.images.datasets import draw_split, load_dataset

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import dualform
 from dualform.errors import BadInput
-from dualform.store.snapshot import Snapshot
+from dualform.store.reading.snapshot import Snapshot
 from dualform_studies.assignment import Assignment
 from dualform_studies.report import Report, report_folder
 from dualform_studies.text.corpora import Corpus, Tokens, Vocabulary, load_corpus

@@ -1,30 +1,279 @@
-"""The answers to GradientTopK and GradientSum, from the scores of all slots that a mask leaves.
+"""The answers to GradientTopK and GradientSum.
+
+The answers to GradientTopK and GradientSum, from the scores of all slots that a mask leaves.
 
 Shapes: n examples, T slots of a space, G groups.
+
+Which slots can be among the k best of an example, by the codes of their keys and values alone.
+
+Of a layer of its own the score is a sum over the example's rows j of (x . q_j + number of biases) (delta . e_j). What
+codes say of either factor is off by a known bound (query/search/screen.py), and so is their product:
+
+    |p v - p' v'|  <=  |p'| e_v + (|v'| + e_v) e_p
+
+Slots whose upper bound lies below the k-th greatest lower bound are beaten by k others, whatever the exact scores are.
+All of it is float32, and relative to the most that a score of the example could be: the sum over layers and rows of
+(|x| |q_j| + number of biases) |delta| |e_j|, with the longest key and value of the layer. So no number is above 1 but
+by its error, and what float32 rounds is known beforehand.
+
+Shapes: n examples, T slots of the space, R stored keys, r rows of an example, d of a key or value.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform import kernels
 from dualform.answers import GroupSums, Hits
 from dualform.answers.scores import largest
 from dualform.errors import BadInput
+from dualform.kernels.workers import divide
 from dualform.query.bounds import COUNT_BYTES, HIT_BYTES, SUM_BYTES
 from dualform.query.gradients.scores import GradientScores, gradient_scores
-from dualform.query.gradients.screen import candidates
 from dualform.query.groups import Groups, check_spaces, group, joined_keys
-from dualform.query.score.canonical import as_float32
-from dualform.query.search.cells import best_of_cells
-from dualform.query.search.screen import Screen
+from dualform.query.score.canonical import as_float32, norms
+from dualform.query.score.key_rows import key_norms, value_norms
+from dualform.query.search.codes import WIDEST, Codes, can_quantise
+from dualform.query.search.scan import best_of_cells
+from dualform.query.search.screen import Screen, code_products
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
-from dualform.questions.gradients import ExampleGradients, GradientSum, GradientTopK
+from dualform.questions.gradients import ExampleGradients, GradientSum, GradientTopK, LayerGradients
+from dualform.store.layer import Layer
+from dualform.store.rows import Entries, Rows
+
+_BLOCK = 1 << 15
+"""Entries whose products are added up at once: of the rows of an example, while the cache holds the sums."""
+_FEW = 64
+"""Slots of which the best is looked at for the floor."""
+_BYTES = 96 << 20
+"""Of the products of some rows of examples that are held at once."""
+_UNIT = 2.0**-23
+"""Twice what float32 may round of a number that is at most 1."""
+_NORMAL = float(np.finfo(np.float32).tiny)
+"""The smallest number that float32 has whole."""
+_STEPS = 8
+"""Operations of a row's term and of its bound, with those that made their factors."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Factor:
+    """What codes say of the products of a layer's stored rows with some rows, each relative to a number of its own."""
+
+    products: NDArray[np.float32]
+    """float32[r, R]."""
+    errors: NDArray[np.float32]
+    """float32[r, R]: how far off they may be."""
+    order: NDArray[np.int64] | None
+    """int64[H]: where each entry stands in them; None where it stands in its own place."""
+
+    def of(self, row: int, entries: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """float32 of some entries, twice."""
+        chosen = entries if self.order is None else self.order[entries]
+        return self.products[row, chosen], self.errors[row, chosen]
+
+
+@dataclass(frozen=True, eq=False)
+class _LayerPart:
+    """What a layer adds to the scores of some examples."""
+
+    layer: Layer
+    rows: LayerGradients
+    most_keys: NDArray[np.float64]
+    """float64[r]: the most that x . q_j + number of biases could be."""
+    most_values: NDArray[np.float64]
+    """float64[r]: the most that delta . e_j could be."""
+
+    @property
+    def most(self) -> NDArray[np.float64]:
+        return self.most_keys * self.most_values
+
+
+def candidates(
+    scores: GradientScores, space: str, k: int, screen: Screen, check: Check
+) -> list[NDArray[np.int64] | None]:
+    """By example, the slots that can be among its k best, ascending; None where codes cannot tell.
+
+    All layers are of one space.
+    """
+    count = scores.examples.count
+    found: list[NDArray[np.int64] | None] = [None] * count
+    if not all(_alone(layer, scores) and _coded(layer, scores, screen) for layer in scores.layers.values()):
+        return found
+    stays = np.flatnonzero(scores.stays(space))
+    for part in _parts(scores):
+        bounds = _bounds(scores, space, part, screen, check)
+        if bounds is not None:
+            divide(range(len(part)), partial(_judge, bounds, stays, k, part, found))
+        check()
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Bounds:
+    """float32[examples, T] each, relative to the most that a score could be: as codes have it, and how far off."""
+
+    middle: NDArray[np.float32]
+    off: NDArray[np.float32]
+
+
+def _judge(
+    bounds: _Bounds,
+    stays: NDArray[np.int64],
+    k: int,
+    part: range,
+    found: list[NDArray[np.int64] | None],
+    _worker: int,
+    place: int,
+) -> None:
+    """Enter the candidates of one example of a part."""
+    middle, off = bounds.middle[place], bounds.off[place]
+    if len(stays) < len(middle):
+        middle, off = middle[stays], off[stays]
+    with np.errstate(invalid="ignore"):
+        floor = _floor(middle - off, k)
+        found[part[place]] = stays[~(middle + off < floor)]  # what is not a number is kept
+
+
+def _floor(lows: NDArray[np.float32], k: int) -> np.float32:
+    """What at least k of float32[m] reach; -inf where there are fewer."""
+    lows[np.isnan(lows)] = -np.inf
+    # The k-th greatest of the maxima of short runs is at most the k-th greatest of all.
+    whole = len(lows) // _FEW * _FEW
+    best = np.append(lows[:whole].reshape(-1, _FEW).max(axis=1), lows[whole:])
+    if k > len(best):
+        best = lows
+    return np.partition(best, len(best) - k)[len(best) - k] if k <= len(best) else np.float32(-np.inf)
+
+
+def _bounds(scores: GradientScores, space: str, examples: range, screen: Screen, check: Check) -> _Bounds | None:
+    """None where something leaves the range of codes or of float32."""
+    view, count = scores.view, len(examples)
+    bounds = _Bounds(*np.zeros((2, count, view.snapshot.space(space).count), dtype=np.float32))
+    most, terms, parts = np.zeros(count), np.zeros(count), list[_LayerPart]()
+    for name, layer in scores.layers.items():
+        given = scores.examples.layers.get(name)
+        rows = None if given is None else given.chosen(examples)
+        if rows is None:
+            continue
+        longest_key = float(key_norms(view, name, check).max(initial=0.0))
+        longest_value = float(value_norms(view, name, check).max(initial=0.0))
+        most_keys = longest_key * norms(rows.keys) + len(layer.biases)
+        part = _LayerPart(layer, rows, most_keys, longest_value * norms(rows.errors))
+        most += np.bincount(rows.examples, part.most, count)
+        terms += np.bincount(rows.examples, minlength=count)
+        parts.append(part)
+    if not np.isfinite(most).all():
+        return None
+    for part in parts:
+        added = _added(part, most, view, screen, check)
+        if added is None:
+            return None
+        divide(range(count), partial(_add, bounds, *added))
+    rounding = ((_STEPS + terms) * _UNIT).astype(np.float32)[:, None]
+    bounds.off[...] += rounding * (1 + bounds.off)
+    return bounds
+
+
+def _added(
+    part: _LayerPart, most: NDArray[np.float64], view: View, screen: Screen, check: Check
+) -> tuple[_LayerPart, NDArray[np.float32], _Factor, _Factor, Entries] | None:
+    """What `_add` takes of a layer; `most` float64[n]: the most that a score of each example could be."""
+    name, rows = part.layer.name, part.rows
+    # Rows whose products are all zero, those of zeros first of all, are left out.
+    counts = part.most > 0
+    of_keys, of_values = np.zeros((2, len(counts)))
+    np.divide(1.0, part.most_keys, out=of_keys, where=counts)
+    np.divide(part.most_keys, most[rows.examples], out=of_values, where=counts)
+    shift = (len(part.layer.biases) * of_keys).astype(np.float32)
+    keys = _factor(view.snapshot.keys(name), rows.keys, of_keys, screen, check)
+    values = _factor(view.snapshot.values(name), rows.errors, of_values, screen, check)
+    if keys is None or values is None:
+        return None
+    return part, shift, keys, values, view.snapshot.entries(name)
+
+
+def _add(
+    bounds: _Bounds,
+    layer: _LayerPart,
+    shift: NDArray[np.float32],
+    of_keys: _Factor,
+    of_values: _Factor,
+    own: Entries,
+    _worker: int,
+    place: int,
+) -> None:
+    """Add one layer's part to the score of one example, some entries at a time, which the cache holds. `shift`
+    float32[r]: what the biases bring, relative as the products of keys are.
+    """
+    middle, off = bounds.middle[place], bounds.off[place]
+    rows = layer.rows.of(place).tolist()
+    for start in range(0, own.count, _BLOCK):
+        part = slice(start, min(start + _BLOCK, own.count))
+        sums = (middle[part], off[part]) if own.slots is None else np.zeros((2, part.stop - start), np.float32)
+        for row in rows:
+            kernels.add_pairs(*of_keys.of(row, part), *of_values.of(row, part), float(shift[row]), *sums)
+        if own.slots is not None:
+            middle[own.slots[part]] += sums[0]
+            off[own.slots[part]] += sums[1]
+
+
+def _factor(
+    stored: Rows, rows: NDArray[np.float32], factors: NDArray[np.float64], screen: Screen, check: Check
+) -> _Factor | None:
+    """The products of stored rows and float32[r, d], times float64[r]. None for rows that cannot be coded; of rows of
+    zeros, and for factors of zero, products are zero.
+    """
+    asked = (factors != 0) & rows.any(axis=1)
+    count, of_query = stored.stored_rows, factors.astype(np.float32)[asked]
+    if not can_quantise(rows[asked]).all() or not ((of_query >= _NORMAL) & (of_query < np.inf)).all():
+        return None
+    products, errors = np.zeros((2, len(rows), count), dtype=np.float32)
+    if asked.any():
+        found = code_products(stored, screen.codes, rows[asked], np.ones(count, np.float32), of_query, check)
+        if asked.all():
+            return _Factor(*found, stored.order)
+        products[asked], errors[asked] = found
+    return _Factor(products, errors, stored.order)
+
+
+def _parts(scores: GradientScores) -> Sequence[range]:
+    """Examples whose rows' products take _BYTES together, one at least."""
+    count = scores.examples.count
+    most = max(len(own.keys) for own in scores.examples.layers.values()) / count
+    entries = max(scores.view.snapshot.entries(name).count for name in scores.layers)
+    size = max(1, int(_BYTES / (max(1.0, most) * 16 * max(1, entries))))
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _alone(layer: Layer, scores: GradientScores) -> bool:
+    """Whether a layer's score is the product of two: it shares no block with another one that is asked, and its weights
+    take each number of its keys once.
+    """
+    own = {place.block_name for place in layer.parameters}
+    for other in scores.layers.values():
+        if other.name != layer.name and not own.isdisjoint(place.block_name for place in other.parameters):
+            return False
+    columns = sorted((place.start, place.stop) for place in layer.weights)
+    follows = [0, *(stop for _, stop in columns)]
+    whole = [start for start, _ in columns] == follows[:-1] and follows[-1] == layer.d_in
+    return whole and layer.groups == 1 and not any(place.transposed for place in layer.weights)
+
+
+def _coded(layer: Layer, scores: GradientScores, screen: Screen) -> bool:
+    """Whether there may be codes of its keys and values, and they are worth being made."""
+    if not (0 < layer.d_in <= WIDEST and 0 < layer.d_out <= WIDEST):
+        return False
+    sources = scores.view.snapshot.keys(layer.name).sources
+    return sum(Codes.bytes_of(own.rows, own.width) for own in sources if own.made) <= screen.codes.most_bytes
+
 
 _ONE_IN = 4
 """If more than one slot in so many were to be found, the screen would keep nearly all of them."""

@@ -1,5 +1,7 @@
 """The dot product of every slot's gradient with that of each example.
 
+The dot product of every slot's gradient with that of each example.
+
     g_t(example)  =  sum over layers, shared blocks and the example's rows j of (left_t . left_j) (right_t . right_j)
 
 which for a layer of its own is the sum of (x_t . q_j + number of biases) (delta_t . e_j). delta_t is what was
@@ -8,26 +10,185 @@ two rows is canonical (query/score/canonical.py), and they are added in one orde
 however many are asked with it.
 
 Shapes: n examples, T slots of a space, b slots of a block.
+
+Whose gradients a question about gradients is asked with: given in it, or a query set's. Shapes: n examples.
+
+Which products the gradients of slots and of examples have with each other, and what they come to.
+
+The gradient that a row brings to a block of parameters is an outer product: of its error signal and a part of its key
+for a weight, the other way round for one that is stored transposed, and its error signal alone for a bias. The dot
+product of two of them is that of their left sides times that of their right ones, summed over the blocks along the
+diagonal where a weight has several.
+
+Shapes: b slots of a block, r rows of an example, d_in and d_out of a layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import BadInput, Inexact, NotFound
-from dualform.query.gradients.parts import Products, Rows, pairings
+from dualform.query.score.canonical import score_rows
+from dualform.query.slots import within
 from dualform.query.view import Check, View
 from dualform.query.weights.slot_products import blocks, places
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
+from dualform.questions import QuerySetExamples
 from dualform.questions.filters import Filter
 from dualform.questions.gradients import ExampleGradients
+from dualform.questions.question import ALL_TOKENS
 from dualform.store.batch import UNEXPLAINED
-from dualform.store.layer import Layer
+from dualform.store.layer import Layer, Parameter
+
+
+class Side(NamedTuple):
+    """One side of outer products: columns of the rows' keys or error signals."""
+
+    of_errors: bool
+    start: int
+    stop: int
+
+
+class Sides(NamedTuple):
+    left: Side
+    right: Side | None
+    """None of a bias."""
+
+
+def sides(layer: Layer, place: Parameter) -> list[Sides]:
+    """Of each block along the diagonal of a layer's block of parameters in its place there."""
+    if place in layer.biases:
+        return [Sides(Side(True, 0, layer.d_out), None)]
+    if layer.groups > 1:
+        width, height = layer.weight_width, layer.d_out // layer.groups
+        return [
+            Sides(
+                Side(True, group * height, (group + 1) * height),
+                Side(False, group * width + place.start, group * width + place.stop),
+            )
+            for group in range(layer.groups)
+        ]
+    errors, keys = Side(True, 0, layer.d_out), Side(False, place.start, place.stop)
+    return [Sides(keys, errors) if place.transposed else Sides(errors, keys)]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairing:
+    """Slots of one layer and rows of one, the same or another, that share a block of parameters."""
+
+    rows_of: str
+    """The layer of the rows."""
+    slots: Sequence[Sides]
+    rows: Sequence[Sides]
+
+
+def pairings(layers: Mapping[str, Layer]) -> dict[str, list[Pairing]]:
+    """By the slots' layer, in the order of the layers and their parameters."""
+    holders: dict[str, list[tuple[str, list[Sides]]]] = {}
+    own: dict[str, list[tuple[str, list[Sides]]]] = {name: [] for name in layers}
+    for name, layer in layers.items():
+        for place in layer.parameters:
+            found = sides(layer, place)
+            holders.setdefault(place.block_name, []).append((name, found))
+            own[name].append((place.block_name, found))
+    return {
+        name: [Pairing(other, slots, rows) for block, slots in found for other, rows in holders[block]]
+        for name, found in own.items()
+    }
+
+
+class Rows(NamedTuple):
+    """Keys and error signals of some rows."""
+
+    keys: NDArray[np.float32]
+    """float32[r, d_in]."""
+    errors: NDArray[np.float32]
+    """float32[r, d_out]."""
+
+    def of(self, side: Side) -> NDArray[np.float32]:
+        return np.ascontiguousarray((self.errors if side.of_errors else self.keys)[:, side.start : side.stop])
+
+
+class Products:
+    """Of a block of slots with the rows of one example, each made once."""
+
+    def __init__(self, slots: Rows) -> None:
+        self._slots = slots
+        self._wide: dict[Side, NDArray[np.float64]] = {}
+
+    def with_rows(self, pairs: Sequence[Pairing], rows: Mapping[str, Rows]) -> NDArray[np.float64]:
+        """float64[b]: what all pairings come to, pairing after pairing and row after row; `rows` by layer."""
+        found = np.zeros(len(self._slots.keys))
+        made: dict[tuple[Side, str, Side], NDArray[np.float64]] = {}
+        for pair in pairs:
+            own = rows.get(pair.rows_of)
+            if own is None or not len(own.keys):
+                continue
+            total = np.zeros((len(own.keys), len(found)))
+            for slots, others in zip(pair.slots, pair.rows, strict=True):
+                term = self._product(made, slots.left, pair.rows_of, others.left, own)
+                if slots.right is not None and others.right is not None:
+                    term = term * self._product(made, slots.right, pair.rows_of, others.right, own)
+                total += term
+            for one in total:
+                found += one
+        return found
+
+    def _product(
+        self,
+        made: dict[tuple[Side, str, Side], NDArray[np.float64]],
+        slots: Side,
+        layer: str,
+        others: Side,
+        rows: Rows,
+    ) -> NDArray[np.float64]:
+        """float64[r, b]: canonical."""
+        key = slots, layer, others
+        if key not in made:
+            if slots not in self._wide:
+                self._wide[slots] = self._slots.of(slots).astype(np.float64)
+            made[key] = score_rows(self._wide[slots], rows.of(others))
+        return made[key]
+
+
+def examples_of(view: View, given: ExampleGradients | QuerySetExamples) -> ExampleGradients:
+    """Raises NotFound for a query set or example that there is not, BadInput for a query set that was taken without a
+    loss.
+    """
+    if isinstance(given, ExampleGradients):
+        return given
+    stored = view.snapshot.query_set(given.query_set)
+    if stored.examples is None or not stored.traced:  # with a loss the number is known
+        raise BadInput(
+            f"Query set {given.query_set!r} was recorded without a loss, so it has no gradients.",
+            hint="Record it with a loss, or pass memory.gradients(model, inputs, labels, loss).",
+            field="queries",
+        )
+    count = stored.examples
+    whole: ExampleGradients = view.cache.get(
+        ("query set's gradients", given.query_set),
+        lambda: ExampleGradients(count, {layer: stored.gradients(layer) for layer in stored.traced}),
+    )
+    if given.examples is None:
+        return whole
+    if any(token != ALL_TOKENS for token in given.tokens):
+        raise BadInput(
+            'score="gradient" needs whole examples, not tokens.',
+            hint='Name an example without its token, for example "test/17".',
+            field="queries",
+        )
+    numbers = within(given.examples, count, f"example of query set {given.query_set!r}", "queries").tolist()
+    width = sum(own.keys.shape[1] + own.errors.shape[1] for own in whole.layers.values())
+    view.bounds.require_queries(len(numbers), width)
+    chosen = {name: own.chosen(numbers) for name, own in whole.layers.items()}
+    return ExampleGradients(len(numbers), {name: own for name, own in chosen.items() if own is not None})
+
 
 _BLOCK_BYTES = 8 << 20
 """Of the keys and values of some slots in float64: the cache of the processor holds a part of it."""

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from dualform.errors import Inexact
 from dualform.kernels.workers import divide
-from dualform.query.score.bound import norms
-from dualform.query.search.stored_codes import StoredCodes
+from dualform.query.score.canonical import norms
+from dualform.query.search.codes import StoredCodes
 from dualform.query.view import Check, View
 from dualform.query.where.mask import Selection
 from dualform.store.rows import Keys
-from dualform.store.sources.key_source import KeySource
+from dualform.store.sources.key_format import KeySource
 
 _NORM_BYTES = 16 << 20
 """Keys that are measured at once, at most."""

@@ -1,4 +1,20 @@
-"""Keys and queries in eight bits, with what the eight bits leave out.
+"""Keys in eight bits: how they are coded, stored next to the keys, and cached.
+
+Codes of key sources: held between questions, read from beside the keys, or made.
+
+Shapes: R rows of a key source.
+
+Codes and norms of a key source, kept beside the segment that its keys come from.
+
+Shapes: R rows of the source, G groups of kernels.ROWS rows, g of them in a block, W words of four dimensions.
+
+    KEYS.codes    a derived file: the norms float64[R], then block after block uint8[g, W, ROWS, 4] with its numbers
+                  float32[4, g * ROWS]
+
+A block is all that a screen needs of its rows, so that the first question of a process screens each block where it was
+read, and holds none.
+
+Keys and queries in eight bits, with what the eight bits leave out.
 
 Shapes: R rows of a key source, n queries, d dimensions; G groups of kernels.ROWS rows, W words of four dimensions.
 
@@ -12,15 +28,24 @@ with the codes, rounded up, and with the rounding of the float32 formula itself;
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform import kernels
+from dualform.errors import Damaged
 from dualform.kernels import arguments
 from dualform.kernels.workers import divide
-from dualform.store.sources.key_source import KeySource
+from dualform.store.files import durable_files
+from dualform.store.files.durable_files import CODES, SUM, DerivedFile, checksum, remove, write_derived
+from dualform.store.files.ram_budget import RamBudget, memory_bytes
+from dualform.store.reading.snapshot import Snapshot
+from dualform.store.sources.key_format import KeySource
 
 _SLACK = 2.0**-20
 """Relative: far above the rounding of the few float32 operations that it stands for."""
@@ -163,3 +188,237 @@ def _in_tiles(codes: NDArray[np.float64]) -> NDArray[np.int8]:
 def _norm(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     lengths: NDArray[np.float64] = np.sqrt(np.einsum("nd,nd->n", rows, rows))
     return lengths
+
+
+KIND = "codes 1"
+_BLOCK_BYTES = 2 << 20
+_ROUNDED = 1 + 1e-9
+"""Lengths are rounded up as the codes are made; those that they are held against are rounded as they come."""
+
+
+@dataclass(frozen=True)
+class StoredCodes:
+    file: DerivedFile
+    rows: int
+    width: int
+
+    @classmethod
+    def open(cls, source: KeySource) -> StoredCodes | None:
+        """None where there are none, or those of something else."""
+        place = _place(source)
+        file = None if place is None else DerivedFile.open(place, KIND, _origin(source))
+        return cls(file, source.rows, source.width) if file and file.sizes == _sizes(source) else None
+
+    def norms(self) -> NDArray[np.float64] | None:
+        """float64[R]; None where the file was altered, as of the other methods, and where one is not finite: those of
+        keys that hold NaN are measured again.
+        """
+        part = self.file.read(0)
+        found = None if part is None else part.view(np.float64)
+        return None if found is None or not np.isfinite(found).all() else found
+
+    @property
+    def blocks(self) -> int:
+        return len(self.file.sizes) - 1
+
+    @property
+    def block_bytes(self) -> int:
+        """Of the largest block."""
+        return max(self.file.sizes[1:])
+
+    def groups(self, block: int) -> tuple[int, int]:
+        """The first group of a block, and the one past its last."""
+        size = block_groups(self.width)
+        return block * size, min((block + 1) * size, -(-self.rows // kernels.ROWS))
+
+    def block(self, number: int, room: NDArray[np.uint8] | None = None) -> Codes | None:
+        """The codes of a block's rows; they lie in `room` where that is given."""
+        part = self.file.read(number + 1, room)
+        if part is None:
+            return None
+        first, last = self.groups(number)
+        words, padded = -(-self.width // 4), (last - first) * kernels.ROWS
+        codes = part[: padded * words * 4].reshape(last - first, words, kernels.ROWS, 4)
+        numbers = part[codes.size :].view(np.float32).reshape(4, padded)
+        return Codes(codes, numbers, min(padded, self.rows - first * kernels.ROWS))
+
+    def whole(self) -> Codes | None:
+        """All codes."""
+        made, room = Codes.room(self.rows, self.width), np.empty(self.block_bytes, np.uint8)
+        for number in range(self.blocks):
+            block, (first, last) = self.block(number, room), self.groups(number)
+            if block is None:
+                return None
+            made.codes[first:last] = block.codes
+            made.numbers[:, first * kernels.ROWS : last * kernels.ROWS] = block.numbers
+        return made
+
+
+def write_codes(source: KeySource, codes: Codes, norms: NDArray[np.float64]) -> None:
+    """Keep what was made of a source, where that is worth a file."""
+    if (place := _place(source)) is None:
+        return
+    size = block_groups(source.width)
+    blocks = [
+        (
+            codes.codes[first : first + size],
+            np.ascontiguousarray(codes.numbers[:, first * kernels.ROWS : (first + size) * kernels.ROWS]),
+        )
+        for first in range(0, len(codes.codes), size)
+    ]
+    write_derived(place, KIND, _origin(source), [(np.ascontiguousarray(norms),), *blocks])
+
+
+def _sizes(source: KeySource) -> tuple[int, ...]:
+    """Bytes of the parts of its file."""
+    groups, size = -(-source.rows // kernels.ROWS), block_groups(source.width)
+    blocks = (min(size, groups - first) * kernels.ROWS for first in range(0, groups, size))
+    return 8 * source.rows, *(Codes.bytes_of(rows, source.width) for rows in blocks)
+
+
+def check_derived(memory: Snapshot) -> list[str]:
+    """Removes files of codes that do not fit their keys; returns a sentence each. Kept sums are removed unread: which
+    slots they are of cannot be told from the file. All of them are made again when they are needed.
+    """
+    problems, folders = list[str](), set[Path]()
+    for source in (source for own in memory.sources.values() for source in own):
+        if source.segment is not None:
+            folders.add(source.segment.path.parent)
+        place = _place(source)
+        with suppress(Damaged):  # of the keys: that is for `check_memory` to say
+            if place is not None and place.exists() and not _fits(source):
+                problems.append(f"{place} did not fit its keys.{_removed(place)}")
+    sums = sorted(file for folder in folders for file in folder.glob(f"*{SUM}"))
+    return problems + [f"{file} cannot be checked.{failed}" for file in sums if (failed := _removed(file, ""))]
+
+
+def _removed(file: Path, done: str = " It was removed, and is made again when needed.") -> str:
+    try:
+        remove(file)
+    except OSError as error:
+        return f" Remove it: {error.strerror}."
+    return done
+
+
+def _fits(source: KeySource) -> bool:
+    """Whether the codes beside a source exclude nothing that its keys do not, and the norms are those of its keys."""
+    stored, source = StoredCodes.open(source), source.passing()
+    if stored is None:
+        return False
+    lengths = stored.norms()
+    for number in range(stored.blocks):
+        block, start = stored.block(number), stored.groups(number)[0] * kernels.ROWS
+        if block is None:
+            return False
+        keys = source.read(start, start + block.rows).astype(np.float64)
+        codes = block.codes.swapaxes(1, 2).reshape(-1, 4 * block.codes.shape[1])[: block.rows, : source.width]
+        scale, low, left, coded = block.numbers[:, : block.rows, None].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            parts = scale * codes
+            fits = np.linalg.norm(keys - parts - low, axis=1) <= left[:, 0] * _ROUNDED
+            fits &= np.linalg.norm(parts, axis=1) <= coded[:, 0] * _ROUNDED
+            own = np.linalg.norm(keys, axis=1)
+        if not (fits | (left[:, 0] == np.inf)).all():
+            return False
+        if lengths is not None and not np.allclose(lengths[start : start + block.rows], own, rtol=1e-12, atol=0):
+            return False
+    return True
+
+
+def block_groups(width: int) -> int:
+    """g, of keys of a width."""
+    return max(1, _BLOCK_BYTES // Codes.bytes_of(kernels.ROWS, width))
+
+
+def _place(source: KeySource) -> Path | None:
+    """None for keys of which a segment is but a part, as those of a view, and for those that are not worth a file."""
+    segment = source.segment
+    if segment is None or source.identity != segment.identity or not source.width:
+        return None
+    worth = segment.size >= durable_files.LEAST_BYTES and Codes.bytes_of(source.rows, source.width) <= segment.size
+    return segment.path.with_name(f"{segment.path.name}{CODES}") if worth else None
+
+
+def _origin(source: KeySource) -> str:
+    """What the codes are of: the content of a segment, the form of its keys, and how the codes lie."""
+    assert source.segment is not None
+    return (
+        f"{checksum(source.segment.checksums)} {source.rows}x{source.width} {kernels.ROWS} {block_groups(source.width)}"
+    )
+
+
+class CodesCache:
+    """Codes of key sources, which never change; the least recently used dropped beyond a budget."""
+
+    def __init__(self, most_bytes: int | None = None, budget: RamBudget | None = None) -> None:
+        """`most_bytes`: an eighth of the machine's memory where it is None. `budget`: what is shared with other caches;
+        None for one of `most_bytes`.
+        """
+        self.most_bytes = most_bytes = memory_bytes() // 8 if most_bytes is None else most_bytes
+        """Of the codes of one layer: beyond it they are not held, since each question would push them out."""
+        self._budget = budget or RamBudget(most_bytes)
+        self._owner = object()
+        self._passed = set[Hashable]()
+        """Sources whose stored codes were screened without being held."""
+        self.found = self.made = 0
+        """How often a scan found a source's codes held, and how often they were read or made."""
+        self._lock = threading.Lock()
+        self._making = threading.Lock()
+
+    def get(self, source: KeySource, norms: NDArray[np.float64] | None = None) -> Codes:
+        """The codes of a key source: held, or stored beside it, or made.
+
+        With its canonical `norms`, float64[R], what is made is stored for the next process.
+        """
+        identity = source.identity
+        if (held := self._look(identity)) is not None:
+            return held
+        with self._making:  # makers share all cores: one at a time is as fast, and never makes the same twice
+            if (held := self._look(identity)) is not None:
+                return held
+            self._count(made=1)
+            stored = StoredCodes.open(source)
+            made = stored.whole() if stored else None
+            if made is None:
+                made = quantise_source(source)
+                if norms is not None:
+                    write_codes(source, made, norms)
+        self._budget.keep(self._owner, identity, made, made.nbytes)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is held."""
+        return self._budget.bytes_of(self._owner)
+
+    def clear(self) -> None:
+        """Let go of everything; whoever is screening keeps what it has."""
+        self._budget.forget(self._owner)
+
+    def passing(self, source: KeySource, hold: bool) -> StoredCodes | None:
+        """Stored codes of a source that is not held, to be screened block by block and not held either.
+
+        None where there are none, and, with `hold`, from the second time on: a process that asks once neither waits
+        for memory nor fills it.
+        """
+        identity = source.identity
+        if self._look(identity) is not None:
+            self._count(found=1)
+            return None
+        if hold and identity in self._passed:
+            return None
+        stored = StoredCodes.open(source)
+        if stored is not None:
+            with self._lock:
+                self._passed.add(identity)
+            self._count(made=1)
+        return stored
+
+    def _look(self, identity: Hashable) -> Codes | None:
+        held: Codes | None = self._budget.find(self._owner, identity)
+        return held
+
+    def _count(self, *, found: int = 0, made: int = 0) -> None:
+        with self._lock:
+            self.found += found
+            self.made += made

@@ -1,4 +1,21 @@
-"""Which rows can be among the k best, judged by their codes alone.
+"""Finds the best entries of each query by eight-bit codes, and chooses between this and the scan.
+
+The searchers of stored rows.
+
+The screen, for scores that follow from the inner product, leaves out what k others beat by their codes alone; the scan
+goes over the float32 scores of every row. Both score what is left canonically, so their answers have the same bits.
+
+The searcher that screens rows by their codes before it scores any.
+
+Shapes: n queries, R stored rows.
+
+A row that the screen leaves out is beaten by k others (screen.py). The rows that it keeps are scored canonically.
+
+What codes say of the products of rows and queries, each times a number of its row, and how far off that may be.
+
+Shapes: n queries, R stored rows, d of a row. See codes.py; kernels/screen.c does the arithmetic.
+
+Which rows can be among the k best, judged by their codes alone.
 
 Shapes: n queries, R stored rows, G groups, c candidates.
 
@@ -8,6 +25,7 @@ greatest lower bound of its group is beaten by k others, whatever the exact scor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,13 +36,33 @@ from numpy.typing import NDArray
 from dualform import kernels
 from dualform.kernels import arguments
 from dualform.kernels.workers import cores, divide
-from dualform.query.search.codes import Codes, RowFactors, quantise_queries
-from dualform.query.search.codes_cache import CodesCache
-from dualform.query.search.stored_codes import StoredCodes
+from dualform.query.groups import Groups
+from dualform.query.score.backends import Backend
+from dualform.query.score.canonical import ProductScore, score_pairs
+from dualform.query.score.key_rows import KeyRows
+from dualform.query.search.codes import (
+    WIDEST,
+    Codes,
+    CodesCache,
+    RowFactors,
+    StoredCodes,
+    can_quantise,
+    quantise_queries,
+)
+from dualform.query.search.scan import (
+    ProductScorer,
+    Ranked,
+    ScorerOf,
+    Search,
+    Searcher,
+    best_entries,
+    best_of_cells,
+    best_of_groups,
+)
 from dualform.query.view import Check
-from dualform.store.derived_file import aligned
-from dualform.store.rows import Keys
-from dualform.store.sources.key_source import KeySource
+from dualform.store.files.durable_files import aligned
+from dualform.store.rows import Keys, Rows
+from dualform.store.sources.key_format import KeySource
 
 _TASK_BYTES = 4 << 20
 """Codes that a worker takes at a time."""
@@ -274,3 +312,135 @@ def _together(workers: list[_WorkerCandidates], request: Request) -> Candidates:
         np.concatenate(rows) if rows else np.empty(0, np.int64),
         crowded,
     )
+
+
+def code_products(
+    rows: Rows,
+    codes: CodesCache,
+    queries: NDArray[np.float32],
+    of_row: NDArray[np.float32],
+    of_query: NDArray[np.float32],
+    check: Check,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """float32[n, R], twice: products of stored rows and of queries that can be coded, times float32[R] and float32[n];
+    and bounds on how far they are off, which are infinite or NaN where a row's codes say nothing. R counts all rows of
+    the sources (`rows.stored_rows`), whatever entries there are.
+    """
+    coded = quantise_queries(queries, 2 if len(queries) <= FEW_QUERIES else 1).as_argument(False)
+    products, errors = np.empty((2, len(queries), len(of_row)), dtype=np.float32)
+    made = arguments.CodeProducts(of_row, of_query, products, errors)
+
+    def work(_: int, argument: arguments.KeyCodes, begin: int, end: int) -> None:
+        kernels.products(argument, coded, made, begin, end)
+
+    for_each(work, rows.sources, codes, check)
+    return products, errors
+
+
+_ONE_IN = 4
+"""If more than one row in so many were to be found, the screen would keep nearly all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScreenSearcher:
+    screen: Screen
+    score: ProductScore
+
+    def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked | None]:
+        found: list[Ranked | None] = [None] * len(queries)
+        request = request_of(search, self.screen, self.score.screens_absolute)
+        if request is None:
+            return found
+        able = np.flatnonzero(can_quantise(queries))
+        for start in range(0, len(able), request.batch):
+            batch = able[start : start + request.batch]
+            for i, ranked in zip(batch.tolist(), self._screened(search, queries[batch], request), strict=True):
+                found[i] = ranked
+        return found
+
+    def _screened(self, search: Search, queries: NDArray[np.float32], request: Request) -> list[Ranked | None]:
+        """None for a query that has more candidates than are worth scoring."""
+        rows, k = search.rows, search.k
+        near = self.screen.candidates(rows.keys, queries, request, search.check, rows.norms)
+        search.check()
+        began = time.perf_counter()
+        scores = self.score.of(score_pairs(rows.keys, near.rows, near.query, queries, search.check))
+        took = time.perf_counter() - began
+        search.view.tally.add(candidates=len(scores), rescoring_seconds=took)
+        cells = near.query * request.groups + (0 if request.group is None else request.group[near.rows])
+        # Rows first: a row that k others of its group beat brings none of its entries, however many those are.
+        kept = best_of_cells(cells, scores, rows.first_entries(near.rows), k)
+        entries, index = rows.entries_of(near.rows[kept])
+        cells, scores = cells[kept][index], scores[kept][index]
+        if rows.keys.row_of_entry is not None:
+            kept = best_of_cells(cells, scores, entries, k)
+            entries, cells, scores = entries[kept], cells[kept], scores[kept]
+        cuts = np.searchsorted(cells, np.arange(len(queries) + 1) * request.groups)
+        return [
+            None if near.crowded[i] else (entries[cuts[i] : cuts[i + 1]], scores[cuts[i] : cuts[i + 1]])
+            for i in range(len(queries))
+        ]
+
+
+def request_of(search: Search, screen: Screen, absolute: bool) -> Request | None:
+    """What the screen should look for; None if it could not help. `absolute` as Request has it."""
+    rows, groups = search.rows, search.groups
+    count = 1 if groups is None else len(groups.counts)
+    if not 0 < rows.keys.width <= WIDEST or search.k * count * _ONE_IN > rows.keys.rows:
+        return None
+    key = ("row groups", search.layer, rows.identity, () if groups is None else groups.by)
+    made = search.view.cache.get(key, lambda: _row_groups(rows, groups))
+    # Keys that are made anew for every question should at least not be coded anew as well.
+    coded = sum(Codes.bytes_of(source.rows, source.width) for source in made.sources if source.made)
+    if not made.alone or coded > screen.codes.most_bytes:
+        return None
+    return Request(search.k, count, made.of_row, absolute, made.sources)
+
+
+@dataclass(frozen=True, eq=False)
+class _RowGroups:
+    """The group of each stored row, in the form that the screen takes."""
+
+    of_row: NDArray[np.int32] | None
+    """int32[R]: the group of each stored row, -1 for one that the mask leaves out; None if all are in group 0."""
+    alone: bool
+    """Whether each row belongs to one group only; a repeated key may belong to several."""
+    sources: Sequence[KeySource]
+    """The key sources of which the mask leaves a row."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.of_row is None else self.of_row.nbytes
+
+
+def _row_groups(rows: KeyRows, groups: Groups | None) -> _RowGroups:
+    sources = tuple(s for s in rows.keys.sources if rows.stays[s.first_row : s.first_row + s.rows].any())
+    if groups is None:
+        of_row = None if rows.stays.all() else np.where(rows.stays, 0, -1).astype(np.int32)
+        return _RowGroups(of_row, True, sources)
+    of_row, own = np.full(rows.keys.rows, -1, dtype=np.int32), rows.rows_of(groups.entries)
+    of_row[own] = groups.numbers
+    alone = rows.keys.row_of_entry is None or bool(np.array_equal(of_row[own], groups.numbers))
+    return _RowGroups(of_row if alone else None, alone, sources)
+
+
+@dataclass(frozen=True)
+class ScanSearcher:
+    """Decides every query."""
+
+    scorer: ScorerOf
+
+    def find(self, search: Search, queries: NDArray[np.float32]) -> list[Ranked]:
+        return (best_entries if search.groups is None else best_of_groups)(search, queries, self.scorer)
+
+
+def scan_of(score: ProductScore) -> ScanSearcher:
+    return ScanSearcher(lambda search, queries: ProductScorer.of(search, queries, score))
+
+
+def row_searchers(backend: Backend, score: ProductScore) -> list[Searcher]:
+    """The screen where the backend has one, then the scan, which decides whatever the screen leaves."""
+    scan: Searcher = scan_of(score)
+    # Asking whether it is a ScreenBackend takes Python nearly a tenth of a millisecond, at every question.
+    own: Screen | None = getattr(backend, "screen", None)
+    return [scan] if own is None else [ScreenSearcher(own, score), scan]

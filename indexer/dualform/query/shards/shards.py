@@ -1,35 +1,353 @@
-"""The shards of a memory as a view asks them: each for its share, and what they answer merged.
+"""Questions to the shards of a memory: each shard's share, and how shares are merged.
+
+The shards of a memory as a view asks them: each for its share, and what they answer merged.
 
 Shapes: n queries, d of a layer, m entries that a mask leaves, G groups, g of them that are asked for.
+
+What the slots of each shard brought to a layer's weights. See dualform.query.weights.slot_products.
+
+Scores of single slots, for sums over more groups than are worth a sum of keys each.
+
+Shapes: n queries, d of the layer, m entries of a range that a mask leaves, G groups.
+
+Sums of keys over several shards, with the bits of one machine's.
+
+Shapes: d dimensions of a layer, g groups that a shard has in a block, b entries that it has there, c columns.
+
+One machine adds the keys of a block slot after slot, and the slots of shards alternate. A sum in which nothing is
+rounded has the same bits in any order, and so has a group that one shard has alone. With its part of a sum each shard
+says between which powers of two the numbers lie; where these leave room for a rounding, the keys themselves are asked
+for, column by column, and added in order.
+
+The k best entries of each query or group, of several shards.
+
+Shapes: n queries, d of the layer, G groups (1 without columns).
+
+Scores are canonical, so the k best of all are among the k best of each, and rank by score and then entry as ever.
+
+Sums of absolute scores over groups that change signs: those of the shards, which are to 1e-6 each, added up.
+
+Shapes: n queries, d of the layer, g groups that are asked for.
+
+What one shard is asked for, and what it has to answer it with.
+
+Shapes: H entries of a layer in the whole memory, m of them that a mask leaves in the shard, G groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.query.groups import Groups, Members, group_entries
 from dualform.query.resolved import Resolved
-from dualform.query.search.searcher import Ranked
-from dualform.query.shards.absolute import AbsoluteShare
-from dualform.query.shards.best import BestShare, merged
-from dualform.query.shards.key_sums import KeyColumnsShare, KeySumsShare, in_order, joined
-from dualform.query.shards.scores import ScoresShare
-from dualform.query.shards.share import Share, shard_of
-from dualform.query.shards.slot_sums import SlotSumShare
+from dualform.query.score import kinds
+from dualform.query.score.canonical import score_every, score_rows
+from dualform.query.score.key_rows import key_rows
+from dualform.query.search.scan import Ranked, Search, best_of_cells
+from dualform.query.search.top_k import best
 from dualform.query.sums import key_sums as whole
 from dualform.query.sums.grouping import Grouping
-from dualform.query.sums.key_sums import KeySummer, KeySums
+from dualform.query.sums.key_sums import BlockSums, KeySummer, KeySums, SortedRows, added, begins, sorted_rows
 from dualform.query.view import Check, View
-from dualform.query.weights.slot_products import SlotSum
+from dualform.query.weights.slot_products import SlotSum, slot_coefficients, sum_of_shard
+from dualform.query.where import mask
 from dualform.query.where.mask import Selection, Source
 from dualform.questions import TopK
 from dualform.store.layer import Layer
-from dualform.store.moment import Moment
+from dualform.store.reading.snapshot import Moment, Part, shard_of_entries
+from dualform.store.rows import Integers
+
+A_co = TypeVar("A_co", covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class OneShard:
+    """The whole memory, of which no rows are read, and the rows of one shard. Both see one moment."""
+
+    whole: View
+    part: View
+    rows: Part
+    """The snapshot of `part`."""
+
+    def layer(self, name: str) -> Layer:
+        return self.whole.snapshot.layer(name)
+
+    def selected(self, layer: Layer, source: Source, check: Check) -> Selection:
+        """The shard's entries that a selection of the whole leaves, numbered within the shard."""
+        whole = selection(self.whole, layer, source, check)
+        return self.part.cache.get(
+            ("selection", layer.name, whole.identity),
+            lambda: Selection(whole.identity, whole.stays[self.rows.places(layer.name)]),
+        )
+
+    def grouped(self, layer: Layer, source: Source, by: tuple[str, ...], check: Check) -> Groups | None:
+        """The same by group. Groups are those of the whole, and may have no entry here; None for no columns."""
+        if not by:
+            return None
+        chosen = selection(self.whole, layer, source, check)
+        whole = group_entries(self.whole, layer, chosen, by, check)
+
+        def made() -> Groups:
+            entries, there = self.rows.own(layer.name, whole.entries)
+            numbers = whole.numbers[there]
+            counts = np.bincount(numbers, minlength=len(whole.keys)).astype(np.int64)
+            return Groups.of(by, whole.keys, Members(entries, numbers), counts)
+
+        return self.part.cache.get(("groups", layer.name, chosen.identity, by), made)
+
+
+class Share(Protocol, Generic[A_co]):
+    """A shard's part of a question, as a value that travels between processes."""
+
+    def answer(self, shard: OneShard, check: Check) -> A_co:
+        """Raises what the question raises of the shard's own rows."""
+        ...
+
+
+def selection(view: View, layer: Layer, source: Source, check: Check) -> Selection:
+    """What a source says, of the whole memory."""
+    found = mask.selection(view, layer, source.where, check)
+    return without(view, layer, found, source.without) if source.without else found
+
+
+def without(view: View, layer: Layer, whole: Selection, shards: tuple[int, ...]) -> Selection:
+    """A selection less the entries of some shards."""
+    assert whole.source is not None, "only what was asked for is asked for again"
+    source = Source(whole.source.where, shards)
+    identity = f"{whole.identity} without shards {', '.join(map(str, shards))}"
+    return view.cache.get(
+        ("selection", layer.name, identity),
+        lambda: Selection(identity, whole.stays & ~np.isin(shard_of(view, layer), shards), source),
+    )
+
+
+def shard_of(view: View, layer: Layer) -> Integers:
+    """int64[H]: the shard of each entry."""
+    name = layer.stored.name
+    return view.cache.get(("shard of", name), lambda: shard_of_entries(view.snapshot, name))
+
+
+@dataclass(frozen=True, eq=False)
+class AbsoluteShare:
+    layer: str
+    source: Source
+    by: tuple[str, ...]
+    queries: NDArray[np.float32]
+    """float32[n, d]."""
+    groups: NDArray[np.int64]
+    """int64[g]: numbers of groups."""
+
+    def answer(self, shard: OneShard, check: Check) -> NDArray[np.float64]:
+        """float64[n, g]."""
+        layer = shard.layer(self.layer)
+        groups = shard.grouped(layer, self.source, self.by, check)
+        assert groups is not None, "a sum has columns to group by"
+        grouping = Grouping(shard.part, layer, groups, shard.selected(layer, self.source, check), check)
+        known = grouping.key_sums().sums[self.groups]
+        return grouping.absolute(self.groups, known, score_rows(known, self.queries), self.queries)
+
+
+class ShardsBest(NamedTuple):
+    ranked: Sequence[Ranked]
+    """By query, group after group; entries are numbered as in the whole memory."""
+    counts: NDArray[np.int64]
+    """int64[G]: how many of each group every query has."""
+
+
+@dataclass(frozen=True, eq=False)
+class BestShare:
+    layer: str
+    source: Source
+    by: tuple[str, ...]
+    queries: NDArray[np.float32]
+    """float32[n, d]."""
+    k: int
+    score: str
+
+    def answer(self, shard: OneShard, check: Check) -> ShardsBest:
+        layer = shard.layer(self.layer)
+        selection = shard.selected(layer, self.source, check)
+        groups = shard.grouped(layer, self.source, self.by, check)
+        rows = key_rows(shard.part, layer.name, selection, check)
+        search = Search(shard.part, layer.name, rows, groups, self.k, check)
+        found = best(search, kinds.named(self.score).searchers(shard.part.backend), self.queries)
+        places = shard.rows.places(layer.name)
+        counts = np.array([selection.count]) if groups is None else groups.counts
+        return ShardsBest([(places[entries], scores) for entries, scores in found], np.minimum(counts, self.k))
+
+
+def merged(shards: Sequence[ShardsBest], k: int) -> list[Ranked]:
+    """By query, group after group."""
+    groups, queries = len(shards[0].counts), len(shards[0].ranked)
+    entries = np.concatenate([own for shard in shards for own, _ in shard.ranked])
+    scores = np.concatenate([own for shard in shards for _, own in shard.ranked])
+    cells = np.concatenate(
+        [query * groups + np.repeat(np.arange(groups), shard.counts) for shard in shards for query in range(queries)]
+    )
+    kept = best_of_cells(cells, scores, entries, k)
+    cuts = np.searchsorted(cells[kept], np.arange(1, queries) * groups)
+    return list(zip(np.split(entries[kept], cuts), np.split(scores[kept], cuts), strict=True))
+
+
+_BITS = 53
+"""Of a float64's significand."""
+_KEY_BITS = 24
+"""Of a key's: a float32 of the binary exponent e is a multiple of 2^(e - 24)."""
+_NONE = np.int16(1 << 14)
+"""The lowest exponent of no number at all; no float has it."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPart:
+    """What one shard has of a block."""
+
+    added: BlockSums
+    counts: NDArray[np.int64]
+    """int64[g]: entries."""
+    lowest: NDArray[np.int16]
+    """int16[g, d]: the least binary exponent of a number that is not 0, as of numpy.frexp; _NONE where all are 0."""
+    highest: NDArray[np.int16]
+    """int16[g, d]: the greatest."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeySumsShare:
+    layer: str
+    source: Source
+    by: tuple[str, ...]
+    blocks: range
+    """Numbers of blocks of the whole memory's entries."""
+
+    def answer(self, shard: OneShard, check: Check) -> dict[int, BlockPart]:
+        """By block; those of which the shard has no entry are left out."""
+        return {block: _part(rows) for block, rows in _rows_of(shard, self, self.blocks, check)}
+
+
+@dataclass(frozen=True, eq=False)
+class KeyColumnsShare:
+    layer: str
+    source: Source
+    by: tuple[str, ...]
+    columns: Mapping[int, NDArray[np.int64]]
+    """By block, int64[c]."""
+
+    def answer(self, shard: OneShard, check: Check) -> dict[int, NDArray[np.float32]]:
+        """By block, float32[b, c]: the keys of its entries, by group and then in order."""
+        rows = _rows_of(shard, self, list(self.columns), check)
+        return {block: own.keys[:, self.columns[block]] for block, own in rows}
+
+
+def _rows_of(
+    shard: OneShard, share: KeySumsShare | KeyColumnsShare, blocks: Sequence[int], check: Check
+) -> list[tuple[int, SortedRows]]:
+    layer = shard.layer(share.layer)
+    groups = shard.grouped(layer, share.source, share.by, check)
+    assert groups is not None, "a sum has columns to group by"
+    keys, places = shard.rows.keys(layer.name), shard.rows.places(layer.name)[groups.entries]
+    found = []
+    for block in blocks:
+        check()
+        own = slice(*np.searchsorted(places, [block * whole.BLOCK, (block + 1) * whole.BLOCK]).tolist())
+        if own.start < own.stop:
+            found.append((block, sorted_rows(keys, groups.entries[own], groups.numbers[own])))
+    return found
+
+
+def _part(rows: SortedRows) -> BlockPart:
+    exponents = np.frexp(rows.keys)[1].astype(np.int16)
+    zero = rows.keys == 0
+    highest = np.maximum.reduceat(np.where(zero, -_NONE, exponents), rows.runs)
+    lowest = np.minimum.reduceat(np.where(zero, _NONE, exponents), rows.runs)
+    counts = np.diff(rows.runs, append=len(rows.keys))
+    return BlockPart(added(rows), counts, lowest, highest)
+
+
+def joined(parts: Sequence[BlockPart], width: int) -> tuple[BlockSums, NDArray[np.int64]]:
+    """The sums of a block, and int64[c]: columns of which they may not have the bits of a sum in order."""
+    groups = np.unique(np.concatenate([part.added.groups for part in parts]))
+    shape = (len(groups), width)
+    sums = np.full(shape, -0.0)  # what adds nothing to anything, to -0.0 neither
+    counts, shards = np.zeros((2, len(groups)), np.int64)
+    least, most = np.zeros((2, len(groups)), np.float32)
+    lowest, highest = np.full(shape, _NONE), np.full(shape, -_NONE)
+    for part in parts:
+        own = np.searchsorted(groups, part.added.groups)
+        sums[own] += part.added.sums
+        counts[own] += part.counts
+        shards[own] += 1
+        least[own], most[own] = np.minimum(least[own], part.added.least), np.maximum(most[own], part.added.most)
+        lowest[own], highest[own] = np.minimum(lowest[own], part.lowest), np.maximum(highest[own], part.highest)
+    # All numbers are multiples of 2^(lowest - 24), and no sum of some of them reaches counts 2^highest.
+    spread = np.where(lowest == _NONE, 0, highest.astype(np.int64) - lowest)
+    exact = spread + _KEY_BITS + np.ceil(np.log2(counts))[:, None] <= _BITS
+    doubtful = np.flatnonzero(~(exact | (shards == 1)[:, None]).all(axis=0))
+    return BlockSums(groups, sums, least, most), doubtful
+
+
+def in_order(
+    block: int, sums: BlockSums, columns: NDArray[np.int64], groups: Groups, shard_of: NDArray[np.int64],
+    parts: Mapping[int, NDArray[np.float32]],
+) -> None:  # fmt: skip
+    """Put the sums of some columns of a block, added slot after slot, in their place.
+
+    `shard_of` is int64[H]: the shard of each entry; `parts`, float32[b, c], are the shards' keys by their numbers.
+    """
+    own = slice(*np.searchsorted(groups.entries, [block * whole.BLOCK, (block + 1) * whole.BLOCK]).tolist())
+    entries, numbers = groups.entries[own], groups.numbers[own]
+    order = np.argsort(numbers, kind="stable")
+    keys, shards = np.empty((len(entries), len(columns)), np.float32), shard_of[entries[order]]
+    for shard, rows in parts.items():
+        keys[shards == shard] = rows
+    runs = begins(numbers[order])
+    sums.sums[:, columns] = added(SortedRows(entries[order], keys, runs, sums.groups)).sums
+
+
+@dataclass(frozen=True, eq=False)
+class ScoresShare:
+    layer: str
+    source: Source
+    queries: NDArray[np.float32]
+    """float32[n, d]."""
+    first: int
+    last: int
+    """A range of entries of the whole memory."""
+
+    def answer(self, shard: OneShard, check: Check) -> NDArray[np.float64]:
+        """float64[n, m]: canonical inner products with the shard's entries of the range."""
+        layer = shard.layer(self.layer)
+        selection = shard.selected(layer, self.source, check)
+        rows = key_rows(shard.part, layer.name, selection, check)
+        places = shard.rows.places(layer.name)[selection.entries]
+        own = selection.entries[slice(*np.searchsorted(places, [self.first, self.last]).tolist())]
+        stored, index = np.unique(rows.rows_of(own), return_inverse=True)
+        return score_every(rows.keys, stored, self.queries, check)[:, index]
+
+
+@dataclass(frozen=True, eq=False)
+class SlotSumShare:
+    layer: str
+    source: Source
+    at_step: int | None
+    stored: bool
+    """As of the selection."""
+
+    def answer(self, shard: OneShard, check: Check) -> SlotSum:
+        layer = shard.layer(self.layer)
+        chosen = selection(shard.whole, layer, self.source, check)
+        key = ("slot sum", layer.name, chosen.identity, self.at_step, self.stored)
+
+        def made() -> SlotSum:
+            coefficients = slot_coefficients(shard.whole, layer, chosen, self.at_step)
+            return sum_of_shard(shard.rows, layer, coefficients, check, self.stored)
+
+        return shard.part.cache.get(key, made, check)
+
 
 _BYTES = 64 << 20
 """Of the keys or scores that one round of shares is about, however many slots there are."""

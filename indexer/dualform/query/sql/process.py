@@ -19,12 +19,10 @@ from dualform.answers import Columns
 from dualform.errors import BadInput, DualformError, TimedOut
 from dualform.query.sql.worker import ERROR, HEADER, STATEMENT, TABLE, VIEW
 from dualform.query.view import Check, View
-from dualform.store import attributions
-from dualform.store.ram_budget import CHILDREN
-from dualform.store.samples import as_numpy
-from dualform.store.tables import extents_table
-from dualform.store.user_columns import alike_but_for_case
-from dualform.store.views import view_name, view_statements
+from dualform.store.files.ram_budget import CHILDREN
+from dualform.store.maintenance import attributions
+from dualform.store.reading.shard_tables import as_numpy
+from dualform.store.tables import alike_but_for_case, extents_table, view_name, view_statements
 
 MOST_ROWS = 1_000_000
 SECONDS = 50.0

@@ -23,7 +23,7 @@ def group_sum(resolved: Resolved[GroupSum], check: Check) -> GroupSums:
     """Raises BadInput where the score is unknown, Inexact where a key is not finite."""
     check()  # a cached answer takes no time, but nobody should get one after giving up
     if resolved.question.target is not None and resolved.status is None:
-        from dualform.query.directed.directed_sums import sums_of_group_weights  # scores of keys need none of it
+        from dualform.query.directed import sums_of_group_weights  # scores of keys need none of it
 
         every = sums_of_group_weights(resolved, check)
         return every if resolved.question.k is None else every.of_largest(resolved.question.k)
@@ -49,13 +49,13 @@ def _sums(resolved: Resolved[GroupSum], start: int, stop: int, check: Check) -> 
     groups, values, queries = resolved.groups, resolved.directed, resolved.queries[start:stop]
     assert groups is not None, "a GroupSum has columns to group by"
     if resolved.shares is not None:
-        from dualform.query.weights.slot_shares import every_share  # scores of keys need none of it
+        from dualform.query.weights.group_weights import every_share  # scores of keys need none of it
 
         shares, count = every_share(resolved, start, stop, check), len(groups.counts)
         return np.stack([np.bincount(groups.numbers, own, minlength=count) for own in shares])
     grouping = Grouping(resolved.view, resolved.layer, groups, resolved.selection, check)
     if values is not None:
-        from dualform.query.directed.directed_sums import directed_sums  # scores of keys need none of it
+        from dualform.query.directed import directed_sums  # scores of keys need none of it
 
         return directed_sums(grouping, values, queries, start)
     return resolved.score.sums(grouping, queries)

@@ -1,9 +1,17 @@
-"""The sum of the keys of each group: what a signed sum needs of the memory, whatever the number of slots.
+"""The sum of the keys of each group: what a signed sum needs of the memory.
+
+Sums of keys by group, read from beside the keys where they were made before. G groups, d dimensions.
+
+The sum of the keys of each group: what a signed sum needs of the memory, whatever the number of slots.
 
 Shapes: H entries of the layer, G groups, d dimensions, b entries of a block.
 
 Keys are added in float64, in the order of the slots within fixed blocks and then block by block, so that the sums have
 the same bits however they are asked for. The signs of the keys are learned in the same pass.
+
+Rows of a matrix added together, run by run.
+
+Shapes: b rows in r runs, d dimensions.
 """
 
 from __future__ import annotations
@@ -17,10 +25,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform import kernels
-from dualform.query.groups import Groups
-from dualform.query.sums.runs import added_in_order, begins
+from dualform.query.groups import Groups, StoredArrays
 from dualform.query.view import Check
+from dualform.store.reading.snapshot import Snapshot
 from dualform.store.rows import Keys
+
+
+def begins(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[r]: where each run of equal numbers begins."""
+    return np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]) if len(numbers) else np.empty(0, np.int64)
+
+
+def added_in_order(rows: NDArray[np.float32] | NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64[r, d]: the sum of each run of rows, added one row after the other; numpy.add.reduceat promises no order.
+
+    All runs advance together: their first rows, then their second ones where they have one, and so on.
+    """
+    if len(starts) == len(rows):
+        return rows.astype(np.float64, copy=False)
+    lengths = np.diff(starts, append=len(rows))
+    longest_first = np.argsort(-lengths, kind="stable")
+    starts, lengths = starts[longest_first], lengths[longest_first]
+    added = rows[starts].astype(np.float64, copy=False)
+    running = np.searchsorted(-lengths, -np.arange(1, lengths[0]), side="left")
+    for place, count in enumerate(running.tolist(), start=1):
+        added[:count] += rows[starts[:count] + place]
+    found = np.empty_like(added)
+    found[longest_first] = added
+    return found
+
 
 BLOCK = 4096
 """Entries that are added together before they join the sum: fixed, for it decides the last bits."""
@@ -181,3 +214,23 @@ def added(
 def _numbers(keys: Keys, entries: NDArray[np.int64]) -> NDArray[np.int64]:
     """The stored row of each of some entries."""
     return entries if keys.row_of_entry is None else keys.row_of_entry[entries]
+
+
+KIND = f"key sums 2 of {BLOCK}"
+
+
+def stored_key_sums(
+    memory: Snapshot, layer: str, groups: Groups, check: Check, divisors: NDArray[np.float64] | None = None
+) -> KeySums:
+    """As `key_sums`, of the keys of a layer: the same bits, for a file holds what would be made."""
+    keys, count = memory.keys(layer), len(groups.counts)
+    members = np.frombuffer(groups.digest, np.uint8)
+    place = StoredArrays.of(memory, KIND, [keys], [members, divisors, np.array(count)])
+    held = place.read((np.float64, (count, keys.width)), (np.bool_, (count,))) if place else None
+    if held is not None:
+        sums, one_sign = held
+        return KeySums(sums, one_sign, bool(np.isfinite(sums).all()))
+    made = key_sums(keys.passing(first=True), groups, check, divisors)
+    if place:
+        place.write(made.sums, made.one_sign)
+    return made

@@ -1,29 +1,49 @@
-"""How much the slots that a mask removes cancel each other.
+"""How much the removed slots cancel each other, and where a filter moves the weights.
+
+How far a mask moves a layer's weights under a rule that scales gradients, and in how few of their entries.
+
+    share       sum over the furthest 1 % of the entries of (w - w_whole)^2  /  sum over all of them
+    greatest    max |w - w_whole|  /  ||W_T - W_0||
+
+w: the entries of [W | b] as the slots that stay make them, through the scales that all slots made. No reconstruction
+error sees what these say: shares add up to the whole however far single ones go.
+
+How much the slots that a mask removes cancel each other.
 
     sum_t ||a_t delta_t|| ||x_t||  /  || sum_t a_t delta_t x_t^T ||_F        over the removed slots
 
 1 where they all push one way; tens or hundreds, as is usual for SGD, mean that removing them moves the weights by a
 small difference of large terms: the result is not what training without them would give. Of rules that give a slot no
-term of its own, concentration.py tells how far the mask moves the weights.
+term of its own, `concentration` tells how far the mask moves the weights.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.query.score.bound import norms
+from dualform.answers import Concentration
+from dualform.query.groups import StoredArrays
+from dualform.query.score.canonical import norms
 from dualform.query.score.key_rows import key_norms
-from dualform.query.stored_arrays import StoredArrays
 from dualform.query.view import Check, View
-from dualform.query.weights.left_out import complement
-from dualform.query.weights.requirement import require
-from dualform.query.weights.slot_products import BLOCK_BYTES, SlotCoefficients, block_size, blocks
-from dualform.query.weights.slot_sum import slot_coefficients, slot_sum
+from dualform.query.weights.output import complement
+from dualform.query.weights.reconstruction import require
+from dualform.query.weights.slot_products import (
+    BLOCK_BYTES,
+    SlotCoefficients,
+    block_size,
+    blocks,
+    slot_coefficients,
+    slot_sum,
+)
+from dualform.query.weights.trajectory import blocks_of, build, length
 from dualform.query.where.mask import Selection
 from dualform.questions.arguments import check_step
+from dualform.rules.update_rule import Doubles
 from dualform.store.layer import Layer
 from dualform.store.rows import Keys, Rows
 
@@ -40,10 +60,10 @@ def cancellation(
     check_step(at_step, view.snapshot.steps)
     require(view, layer.stored, at_step, allow_inexact, check)
     key = ("cancellation", layer.name, selection.identity, at_step)
-    return view.cache.get(key, lambda: _measure(view, layer, selection, at_step, check))
+    return view.cache.get(key, lambda: _measure_cancellation(view, layer, selection, at_step, check))
 
 
-def _measure(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> float:
+def _measure_cancellation(view: View, layer: Layer, selection: Selection, at_step: int | None, check: Check) -> float:
     removed = complement(selection)
     length = float(np.linalg.norm(slot_sum(view, layer, removed, at_step, check).weight))
     terms = _terms(view, layer, slot_coefficients(view, layer, removed, at_step), check)
@@ -96,3 +116,47 @@ def _squares(rows: NDArray[np.float32], groups: int) -> NDArray[np.float64]:
     parts = rows.astype(np.float64).reshape(len(rows), groups, -1)
     squares: NDArray[np.float64] = np.einsum("tgi,tgi->tg", parts, parts)
     return squares
+
+
+_SHARE = 100
+"""One in so many entries."""
+
+
+def concentration(
+    view: View,
+    layer: Layer,
+    selections: Mapping[str, Selection],
+    at_step: int | None,
+    allow_inexact: bool,
+    check: Check,
+) -> Concentration:
+    """The figures of a layer under the masks of `selections`, by layer: its own and those it shares a block with.
+
+    Raises Inexact as `require` says.
+    """
+    check_step(at_step, view.snapshot.steps)
+    require(view, layer.stored, at_step, allow_inexact, check)
+    key = ("concentration", layer.name, tuple(sorted((n, s.identity) for n, s in selections.items())), at_step)
+    return view.cache.get(key, lambda: _measure_concentration(view, layer, selections, at_step, check))
+
+
+def _measure_concentration(
+    view: View, layer: Layer, selections: Mapping[str, Selection], at_step: int | None, check: Check
+) -> Concentration:
+    stored, rows = layer.stored, layer.own_values
+    masked = build(view, stored, selections[stored.name], at_step, check, selections)
+    whole = build(view, stored, selections[stored.name], at_step, check, selections, whole=True)
+    initial = blocks_of(stored, view.stored_weights("initial"))
+    moves = np.concatenate([np.abs(masked[name][rows] - own[rows]).reshape(-1) for name, own in whole.items()])
+    return _figures(moves, length({name: own[rows] - initial[name][rows] for name, own in whole.items()}))
+
+
+def _figures(moves: Doubles, way: float) -> Concentration:
+    """`moves` float64[entries]: how far each moved."""
+    furthest = float(moves.max())
+    if not furthest:
+        return Concentration(math.nan, 0.0)
+    squares = np.square(moves / furthest)  # no square of a small move underflows
+    few = math.ceil(len(squares) / _SHARE)
+    held = np.partition(squares, len(squares) - few)[-few:]
+    return Concentration(float(held.sum() / squares.sum()), furthest / way if way else math.inf)

@@ -25,18 +25,23 @@ from dualform.query.groups import dense, group_entries, joined_keys
 from dualform.query.needs import GROUPS
 from dualform.query.resolved import Resolved
 from dualform.query.view import Check, View
-from dualform.query.weights.block_rules import weighs_no_slot
-from dualform.query.weights.group_weights import CachedWeights, Numbers, group_weights, kept_group_weights
-from dualform.query.weights.left_out import left_out, rebuilt_under
-from dualform.query.weights.output import products
-from dualform.query.weights.rebuilt_weights import (
+from dualform.query.weights.coefficients import weighs_no_slot
+from dualform.query.weights.group_weights import (
+    CachedWeights,
+    Numbers,
+    group_weights,
+    kept_group_weights,
+    sums_of_shares,
+    why_no_slot_shares,
+)
+from dualform.query.weights.output import left_out, products, rebuilt_under
+from dualform.query.weights.reconstruction import (
     RebuiltWeights,
     before_the_record,
     missed_by_the_record,
     rebuild_without_slots,
     tied,
 )
-from dualform.query.weights.slot_shares import sums_of_shares, why_no_slot_shares
 from dualform.query.where import mask
 from dualform.query.where.mask import Selection
 from dualform.questions import Contribution

@@ -1,35 +1,311 @@
-"""How exact the record of a layer is as of a step, as measured while the training ran.
+"""How exact the record of a layer is as of a step, from what was measured while training.
 
-It is called by the worst of its blocks (block_status.py), or "scores only" where it cannot be rebuilt: no values, no
+How exact the record of a layer is as of a step, as measured while the training ran.
+
+It is called by the worst of its blocks, or "scores only" where it cannot be rebuilt: no values, no
 keys, or an optimizer without an update rule.
 
 Distances are the watch's. A gradient that the slots do not explain makes no layer inexact: where the watch found one
 so, it is given as the reason. Of a block whose rule was not watched, or that moved in other numbers than the watched
 ones alone, as an embedding of which few rows are used may, only a pass over the slots can tell (reconstruction.py).
+
+Whether weights of half precision moved less than their rounding: updates below half a last bit leave them in place.
+
+    || the record's weights - the real ones ||  >  || W_t - W_0 ||        the record moves them further than they moved
+                                               <=  sum over updates of u ||W||        and by no more than rounding took
+
+Only where a rule does not round its updates as the training did: one that does makes them stand still as well.
+
+What the watch of the recorder logged of each parameter: how far it was from its record, and when.
+
+A row says how the weights stood once its step was over. Between two rows they are known only if both are good.
+
+What the watches of several runs logged of one parameter, as if one watch had seen the whole training.
+
+A run was watched from its own beginning. The distance at the end of the runs before it, and what it began with beside
+what they ended with, is added to its own in full. How far it moved from the first run's beginning (`way`) is known at
+its end, from the weights; before that it is at least the difference of its own and what was before it.
+
+How exact the blocks of a layer are, each by what its own training allows, and what the layer is called for it.
+
+exact               each block is within EXACT of the distance that it moved, or within the rounding of its weights;
+                    one that stood still beside the layer's others, and missed as little, is not asked
+exact to bfloat16   within BFLOAT16 of it, or the rounding, where the block's training computed in bfloat16; and of
+                    what is bfloat16 itself, or whose optimizer computes in it, nothing better is said
+off                 anything else
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from dualform.answers import Status
 from dualform.query.view import View
-from dualform.query.weights import deleted_terms, dropped_terms
-from dualform.query.weights.block_rules import BlockRules
-from dualform.query.weights.block_status import EXACT, BlockDistance, name_of, precision
-from dualform.query.weights.distances import Distances, distances
-from dualform.query.weights.moves_below_rounding import moved_less_than_rounding
-from dualform.query.weights.scores_only import why_scores_only
-from dualform.query.weights.seams import Seam
-from dualform.rules.update_rule import ImageKind
+from dualform.query.weights.coefficients import BlockRules, Seam, coefficients, rule_of, seam, updates, weights
+from dualform.query.weights.missing_terms import (
+    deleted_meanwhile,
+    deleted_meanwhile_note,
+    deletion_note,
+    first_sampled_step,
+    sampled_note,
+    why_scores_only,
+)
+from dualform.rules.half_precision import UNIT_ROUNDOFF, HalfType
+from dualform.rules.update_rule import Doubles, ImageKind
 from dualform.store.batch import TOLERANCE, UNEXPLAINED
-from dualform.store.layer import Layer
-from dualform.store.parameter import Parameter
+from dualform.store.layer import PRECISIONS, Layer, Parameter
+from dualform.store.reading.snapshot import Snapshot
+
+Name: TypeAlias = Literal["exact", "exact to bfloat16", "approximate"]
+NAMES: Sequence[Name] = ("exact", "exact to bfloat16", "approximate")
+"""The best first."""
+EXACT = 1e-3
+STILL = 1e-5
+"""Of the distance that a layer moved: no output tells whether a parameter moved less. So little moves the bias of
+attention's keys under SGD, whose gradient is rounding alone.
+"""
+BFLOAT16 = 2.0**-7
+
+
+@dataclass(frozen=True)
+class BlockDistance:
+    """How far the record is from one block. Norms of all of its numbers."""
+
+    block: Parameter
+    accumulated: float
+    """|| the record's - the real one ||."""
+    way: float
+    """How far it moved."""
+    rounding: float
+    """What rounding of float32 weights alone may account for."""
+
+    @property
+    def share(self) -> float:
+        """Of how far the block moved."""
+        if not self.way:
+            return math.inf if self.accumulated else 0.0
+        return self.accumulated / self.way
+
+    def within(self, limit: float) -> bool:
+        return self.share <= limit or self.accumulated <= self.rounding
+
+
+def name_of(view: View, misses: Sequence[BlockDistance]) -> Name:
+    """What a layer is called, from the misses of its blocks, or of those that were measured: what the worst is."""
+    asked = _without_still_blocks(misses) or misses  # a layer that stood still as a whole is asked as a whole
+    return max((name_of_block(view, miss) for miss in asked), key=NAMES.index, default="exact")
+
+
+def name_of_block(view: View, miss: BlockDistance) -> Name:
+    coarse = _computed_in_bfloat16(view, miss.block)
+    # One entry of bfloat16 weights that was rounded to the other side is seldom among those that are watched.
+    if miss.share <= EXACT or (not coarse and miss.within(EXACT)):
+        return "exact to bfloat16" if _at_best_bfloat16(view, miss) else "exact"
+    return "exact to bfloat16" if coarse and miss.within(BFLOAT16) else "approximate"
+
+
+def precision(view: View, blocks: Iterable[Parameter]) -> str:
+    """The coarsest type that any layer was computed in that holds one of some blocks."""
+    own = {block.block_name for block in blocks}
+    holders = [o for o in view.snapshot.layers.values() if not own.isdisjoint(b.block_name for b in o.parameters)]
+    return min((holder.dtype for holder in holders), key=PRECISIONS.index)
+
+
+def _without_still_blocks(misses: Sequence[BlockDistance]) -> list[BlockDistance]:
+    """Without blocks that stood still beside the others: what such a one misses is in the layer's error alone."""
+    still = STILL * math.hypot(*(miss.way for miss in misses))
+    return [miss for miss in misses if not (miss.way <= still and miss.accumulated <= still)]
+
+
+def _computed_in_bfloat16(view: View, block: Parameter) -> bool:
+    """Whether the training computed a block's gradient, or an update of it, in bfloat16."""
+    return precision(view, [block]) == "bfloat16" or bool(rule_of(view.snapshot, block.block_name).precision)
+
+
+def _at_best_bfloat16(view: View, miss: BlockDistance) -> bool:
+    """Whether a block is bfloat16 itself and its updates were rounded, or its optimizer computes in it."""
+    if "bfloat16" in BlockRules(view.snapshot, miss.block).halves:
+        return True
+    return bool(rule_of(view.snapshot, miss.block.block_name).precision) and miss.accumulated > 0
+
+
+Steps = NDArray[np.int64]
+NUMBERS = ("one_step", "accumulated", "way", "rounding", "noise")
+_ACCUMULATED, _WAY, _ROUNDING = 1, 2, 3
+_NO_DISTANCES = (0.0, math.inf, 1.0, 0.0, 0.0)
+
+
+def of_run(run: Snapshot, block: str) -> tuple[Steps, Doubles]:
+    """int64[n] steps and float64[n, 5] NUMBERS that the watch of one run logged."""
+    table = run.table("watch")
+    own = table.filter(pc.equal(table["parameter"], block))
+    return own["step"].to_numpy(), np.column_stack([own[name].to_numpy() for name in NUMBERS])
+
+
+def of_runs(view: View, block: Parameter) -> tuple[Steps, Doubles, tuple[Seam, ...]]:
+    """As `of_run`, of all runs of a memory, and where they part."""
+    found, seams, before = list[tuple[Steps, Doubles]](), list[Seam](), np.zeros(5)
+    for number, run in enumerate(view.snapshot.runs):
+        steps, rows = of_run(run, block.block_name)
+        if not _untouched(view, block, number):
+            steps, rows = _with_end(steps, rows, run.steps)
+        if number:
+            between = seam(view, block, number)
+            before = _before(run, block, before, between)
+            rows = _after(before, rows)
+            if between is not None:
+                seams.append(between)
+                steps, rows = np.append(0, steps), np.vstack([before, rows])
+        if (way := _way(view, block, number)) is not None:
+            rows[steps >= run.steps - 1, _WAY] = way
+        found.append((steps + view.snapshot.first_steps[number], rows))
+        before = rows[-1] if len(rows) else before
+    return np.concatenate([steps for steps, _ in found]), np.vstack([rows for _, rows in found]), tuple(seams)
+
+
+def _untouched(view: View, block: Parameter, run: int) -> bool:
+    """Whether a block is of a layer that was first reached in a later run, and did not move until then."""
+    runs = view.snapshot.runs
+    if _reached(runs[run], block.block_name) or run + 1 == len(runs):
+        return False
+    if updates(runs[run], block.block_name, runs[run].steps):
+        return False
+    began, ended = (block.block_of(weights(view, number, "initial")[block.name]) for number in (run, run + 1))
+    return began.tobytes() == ended.tobytes()
+
+
+def _reached(run: Snapshot, block: str) -> bool:
+    return any(own.block_name == block for layer in run.layers.values() for own in layer.parameters)
+
+
+def _with_end(steps: Steps, rows: Doubles, recorded: int) -> tuple[Steps, Doubles]:
+    """With a row for the run's last step: that of the last one that was logged, for the run ended as it stood then."""
+    if not recorded or (len(steps) and steps[-1] >= recorded - 1):
+        return steps, rows
+    end = np.array(_NO_DISTANCES)
+    if len(rows):
+        end = np.append(0.0, rows[-1, 1:])
+    return np.append(steps, recorded - 1), np.vstack([rows, end])
+
+
+def _before(run: Snapshot, block: Parameter, end: Doubles, between: Seam | None) -> Doubles:
+    """float64[5]: what is wrong from the beginning of a run, at most, while the run goes on.
+
+    Weight decay shrinks what is wrong with the weights; that is not counted on. Of rules that are run again no more is
+    known.
+    """
+    gain = 1.0
+    if _reached(run, block.block_name) and BlockRules(run, block).linear:
+        gain = max(1.0, abs(coefficients(run, block.block_name).initial))
+    apart = between.distance if between else 0.0
+    return np.array([apart, gain * (end[_ACCUMULATED] + apart), end[_WAY], gain * end[_ROUNDING], 0.0])
+
+
+def _after(before: Doubles, rows: Doubles) -> Doubles:
+    """The rows of a run, measured from the first run's beginning."""
+    found = rows.copy()
+    found[:, _ACCUMULATED] += before[_ACCUMULATED]
+    found[:, _ROUNDING] = np.hypot(rows[:, _ROUNDING], before[_ROUNDING])
+    found[:, _WAY] = np.abs(rows[:, _WAY] - before[_WAY])
+    return found
+
+
+def _way(view: View, block: Parameter, run: int) -> float | None:
+    """How far the weights moved up to the end of a run; None where it was cut off, and not resumed from there."""
+    final, initial = weights(view, run, "final").get(block.name), weights(view, 0, "initial")[block.name]
+    if final is None and run + 1 < len(view.snapshot.runs) and seam(view, block, run + 1) is None:
+        final = weights(view, run + 1, "initial").get(block.name)
+    if final is None:
+        return None
+    return float(np.linalg.norm(block.block_of(final).astype(np.float64) - block.block_of(initial).astype(np.float64)))
+
+
+STANDS_OUT = 8.0
+"""A one-step distance this many times what rounding may account for is a jump."""
+
+
+@dataclass(frozen=True, eq=False)
+class Distances:
+    """One block's rows, in the order they were logged; arrays of one length."""
+
+    parameter: str
+    step: NDArray[np.int64]
+    one_step: Doubles
+    accumulated: Doubles
+    way: Doubles
+    rounding: Doubles
+    noise: Doubles
+    seams: tuple[Seam, ...] = ()
+    """Where a run did not begin as the one before ended."""
+
+    @property
+    def nbytes(self) -> int:
+        return 6 * self.step.nbytes
+
+    def around(self, at_step: int) -> NDArray[np.int64]:
+        """The rows that bear witness once `at_step` steps were taken: those of that moment, else its neighbours.
+
+        The end of a training that was cut off is its last row. Empty where there is none at all.
+        """
+        low, high = np.searchsorted(self.step, [at_step - 1, at_step])
+        if low < high:
+            return np.arange(low, high)
+        return np.array([row for row in (low - 1, low) if 0 <= row < len(self.step)], dtype=np.int64)
+
+    def jump(self, last: int) -> int | None:
+        """The step of the first row up to row `last` whose one-step distance stands out; None where none does."""
+        found = np.flatnonzero(self.one_step[: last + 1] > STANDS_OUT * self.noise[: last + 1])
+        return int(self.step[found[0]]) if len(found) else None
+
+
+def distances(view: View, layer: Layer) -> list[Distances]:
+    """Of each block of a layer."""
+    return [_of_block(view, block) for block in layer.parameters]
+
+
+def _of_block(view: View, block: Parameter) -> Distances:
+    return view.cache.get(("distances", block.block_name), lambda: _read(view, block))
+
+
+def _read(view: View, block: Parameter) -> Distances:
+    runs = view.snapshot.runs
+    if len(runs) > 1:
+        steps, numbers, seams = of_runs(view, block)
+        return replace(Distances(block.block_name, steps, *numbers.T), seams=seams)
+    steps, numbers = of_run(runs[0], block.block_name)
+    return Distances(block.block_name, steps, *numbers.T)
+
+
+def moved_less_than_rounding(view: View, precision: str, misses: Sequence[BlockDistance], steps: int) -> str:
+    """What is said of a layer whose weights did so in its first steps, one sentence; empty for any other.
+
+    `precision`: what the layer was computed in; `misses`: of its blocks, as the watch measured them.
+    """
+    apart, went = (math.hypot(*lengths) for lengths in ([m.accumulated for m in misses], [m.way for m in misses]))
+    unit = UNIT_ROUNDOFF.get(precision)
+    if unit is None or not went < apart < math.inf:
+        return ""
+    initial = view.stored_weights("initial")
+    blocks = [miss.block.block_of(initial[miss.block.name]).astype(np.float64) for miss in misses]
+    if any((HalfType(precision)(block) != block).any() for block in blocks):
+        return ""  # they are float32, which holds such updates
+    made = len(updates(view.snapshot, misses[0].block.block_name, steps))
+    last_bit = unit * math.hypot(*(float(np.linalg.norm(block)) for block in blocks))
+    if apart > made * last_bit:
+        return ""
+    return (
+        f"its weights moved less than rounding: its updates were smaller than half a last bit of {precision} weights "
+        f"({last_bit:.1e} of all of them), so that {made} updates moved them by {went:.1e}, and would have moved them "
+        f"by about {apart:.1e} unrounded."
+    )
+
 
 _UNMEASURED = "the training was cut off before its weights were held against the record"
 
@@ -41,15 +317,15 @@ def status(view: View, layer: Layer, at_step: int | None = None) -> Status:
         return Status("scores only", reason=reason + _lacks(view, layer))
     if stop == 0:
         return Status("exact", 0.0, 0.0)
-    if part := deleted_terms.lost_meanwhile(view, layer, stop):
-        return Status("approximate", since=part.first_step, reason=deleted_terms.said_meanwhile(part))
-    first = dropped_terms.first_step(view, layer)
+    if part := deleted_meanwhile(view, layer, stop):
+        return Status("approximate", since=part.first_step, reason=deleted_meanwhile_note(part))
+    first = first_sampled_step(view, layer)
     if first is not None and first < stop:
         return Status(
-            "approximate", since=first, reason=f"{dropped_terms.said(view, layer)}: what the others brought is missing."
+            "approximate", since=first, reason=f"{sampled_note(view, layer)}: what the others brought is missing."
         )
     found = _measured(view, layer, stop)
-    return replace(found, reason=deleted_terms.said(view, layer, stop)) if not found.reason else found
+    return replace(found, reason=deletion_note(view, layer, stop)) if not found.reason else found
 
 
 def with_precision(view: View, layer: Layer, found: Status) -> Status:

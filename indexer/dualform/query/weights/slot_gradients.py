@@ -1,10 +1,17 @@
-"""The gradient of a block that the slots of a range of steps make: as a whole, and of those that a mask leaves.
+"""The gradient of a block that the slots of some steps make, and biases' gradients that are rounding.
+
+The gradient of a block that the slots of a range of steps make: as a whole, and of those that a mask leaves.
 
 What a training rounded to half precision is rounded alike: each product, and the sum of those of one copy of a weight
 (half_precision.py). Only the whole can be rounded; what that adds to the sum of all slots is no slot's part, which
 stands whatever a mask leaves, so that the parts of masks still add up.
 
 Shapes: d_out and columns of a weight.
+
+Gradients of biases that are rounding alone, as the recorder kept them: no slot's part of an update.
+
+They take the place of what slots make of those entries, in the whole and under every mask: like W_0 they stand whatever
+a mask leaves, so that the parts of masks add up to the whole.
 """
 
 from __future__ import annotations
@@ -15,17 +22,66 @@ from itertools import groupby
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import DTypeLike, NDArray
 
-from dualform.query.sums.runs import begins
+from dualform.query.sums.key_sums import begins
 from dualform.query.view import Check, View
-from dualform.query.weights.outer_products import outer_product
-from dualform.query.weights.slot_products import block_size
+from dualform.query.weights.slot_products import block_size, outer_product
 from dualform.query.where.mask import Selection
 from dualform.rules.half_precision import HalfType, with_product
 from dualform.rules.update_rule import Doubles
-from dualform.store.layer import Layer
-from dualform.store.parameter import Parameter
+from dualform.store.layer import Layer, Parameter
+
+_TABLE = "rounding_gradients"
+
+
+@dataclass(frozen=True, eq=False)
+class RoundingGradients:
+    """Of one block."""
+
+    by_step: Mapping[int, tuple[NDArray[np.int64], Doubles]]
+    """Entries of the block and their gradient, by the step of the update."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(rows.nbytes + gradient.nbytes for rows, gradient in self.by_step.values())
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """int64[r]: the entries that had any."""
+        return np.unique(np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in self.by_step.values())]))
+
+    def rows_at(self, step: int) -> NDArray[np.int64]:
+        """int64[r]: those that had any at an update."""
+        return self.by_step[step][0] if step in self.by_step else np.empty(0, np.int64)
+
+    def put(self, step: int, gradient: Doubles) -> Doubles:
+        """A block's gradient at an update, with what is no slot's in its place; written to where there is any."""
+        if step in self.by_step:
+            rows, own = self.by_step[step]
+            gradient[rows] = own
+        return gradient
+
+
+def rounding_gradients(view: View, block: str) -> RoundingGradients:
+    """Of a block, by its name."""
+    return view.cache.get((_TABLE, block), lambda: _read(view, block))
+
+
+def _read(view: View, block: str) -> RoundingGradients:
+    if _TABLE not in view.snapshot.manifest.tables():
+        return RoundingGradients({})
+    table = view.snapshot.table(_TABLE)
+    own = table.filter(pc.equal(table["parameter"], block))
+    lists = zip(own["rows"], own["gradient"], strict=True)
+    return RoundingGradients(
+        {
+            step: (np.asarray(rows.values, dtype=np.int64), np.array(gradient.values, dtype=np.float64))
+            for step, (rows, gradient) in zip(own["step"].to_pylist(), lists, strict=True)
+        }
+    )
+
 
 Matmul: TypeAlias = Callable[..., Doubles]
 """As numpy.matmul."""

@@ -26,15 +26,20 @@ from numpy.typing import NDArray
 
 from dualform.answers import Status
 from dualform.kernels.workers import divide
-from dualform.query.score.canonical import as_float32, divisors
+from dualform.query.score.canonical import as_float32, divisors, score_every, score_rows
 from dualform.query.score.key_rows import KeyRows, key_rows
-from dualform.query.score.rescoring import score_every, score_rows
 from dualform.query.view import Check, View
-from dualform.query.weights.rebuilt_weights import rebuild_without_slots, tied
-from dualform.query.weights.requirement import require
-from dualform.query.weights.slot_products import block_size, blocks, places
-from dualform.query.weights.slot_sum import bias_sum
-from dualform.query.weights.slot_values import Remedy, SlotValues, refuse_without_values, slot_values
+from dualform.query.weights.reconstruction import rebuild_without_slots, require, tied
+from dualform.query.weights.slot_products import (
+    Remedy,
+    SlotValues,
+    bias_sum,
+    block_size,
+    blocks,
+    places,
+    refuse_without_values,
+    slot_values,
+)
 from dualform.query.where.mask import Selection
 from dualform.questions import Output
 from dualform.questions.arguments import check_step

@@ -1,27 +1,465 @@
-"""From the text of a mask to an SQL expression that can reach nothing but the slots' columns.
+"""From the text of a filter to an SQL expression that can reach nothing but the slots' columns.
 
-DuckDB's own parser reads the text; what it read is walked, node by node, and written again as SQL of our own
-(expression_writer.py): only kinds of node, functions and types that are named there, column names that exist, and every
+From the text of a mask to an SQL expression that can reach nothing but the slots' columns.
+
+DuckDB's own parser reads the text; what it read is walked, node by node, and written again as SQL of our own:
+only kinds of node, functions and types that are named there, column names that exist, and every
 constant as a bound parameter. Whatever else is refused, so a new DuckDB that learns new syntax cannot open a door.
+
+Connections to a DuckDB in memory: one for all small masks of a process, since DuckDB takes 15 ms to start.
+
+Writes the syntax tree of a mask as SQL again, node by node, and refuses every node that is not named here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, TimeoutError as NotYet
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
 
-from dualform.errors import BadMask
-from dualform.query.bounds import UNBOUNDED, QuestionBounds
-from dualform.query.where.connection import connect
-from dualform.query.where.expression_writer import DEEPEST, ExpressionWriter, Membership
-from dualform.query.where.size import LONGEST, Pattern, require_short, require_simple
+import duckdb
+
+from dualform.errors import BadMask, NotFound
+from dualform.query import bounds
+from dualform.query.bounds import LONGEST, UNBOUNDED, Pattern, QuestionBounds, require_short, require_simple
+from dualform.query.view import Check, never
 from dualform.questions.arguments import shown
 from dualform.questions.filters import Filter, Ids
-from dualform.store.user_columns import alike_but_for_case
+from dualform.store.locks import held_back
+from dualform.store.tables import KINDS, alike_but_for_case
+
+DEEPEST = 100
+"""Nesting of expressions."""
+COPYING = {"FUNCTION", "CAST", "CASE"}
+"""Kinds of node that may make a text of those below."""
+_DECIMAL_DIGITS = 38
+"""Of a DECIMAL at most; a number of more is a DOUBLE."""
+COLUMN_LETTERS = 64
+"""That a column's text is taken to have."""
+
+COMPARISONS = {
+    "COMPARE_EQUAL": "=",
+    "COMPARE_NOTEQUAL": "<>",
+    "COMPARE_LESSTHAN": "<",
+    "COMPARE_GREATERTHAN": ">",
+    "COMPARE_LESSTHANOREQUALTO": "<=",
+    "COMPARE_GREATERTHANOREQUALTO": ">=",
+    "COMPARE_DISTINCT_FROM": "IS DISTINCT FROM",
+    "COMPARE_NOT_DISTINCT_FROM": "IS NOT DISTINCT FROM",
+}
+MATCHING = {"COMPARE_EQUAL", "COMPARE_NOTEQUAL", "COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM"}
+"""Comparisons that ask for one value by name."""
+ARITHMETIC = {"+", "-", "*", "/", "//", "%", "**", "^", "||"}
+PATTERNS = {"~~", "!~~", "~~*", "!~~*", "~~~", "^@", "like_escape", "not_like_escape", "ilike_escape"}
+PATTERNS |= {"not_ilike_escape", "regexp_matches", "regexp_full_match"}
+NAMED = {
+    "abs",
+    "sign",
+    "floor",
+    "ceil",
+    "ceiling",
+    "round",
+    "trunc",
+    "mod",
+    "sqrt",
+    "pow",
+    "greatest",
+    "least",
+    "isnan",
+}
+NAMED |= {"lower", "upper", "length", "substring", "substr", "trim", "ltrim", "rtrim", "left", "right"}
+NAMED |= {"starts_with", "ends_with", "contains", "prefix", "suffix"}
+FUNCTIONS = ARITHMETIC | PATTERNS | NAMED
+_NAMES_OF_TYPES = {
+    "BOOLEAN": ("BOOL", "LOGICAL"),
+    "TINYINT": ("INT1",),
+    "SMALLINT": ("INT2", "SHORT"),
+    "INTEGER": ("INT", "INT4", "SIGNED"),
+    "BIGINT": ("INT8", "LONG"),
+    "HUGEINT": ("INT16",),
+    "FLOAT": ("REAL", "FLOAT4"),
+    "DOUBLE": ("FLOAT8",),
+    "VARCHAR": ("TEXT", "STRING", "CHAR", "BPCHAR"),
+}
+TYPES = {alias: name for name, aliases in _NAMES_OF_TYPES.items() for alias in (name, *aliases)}
+"""What a CAST may name, beside the types of columns."""
+_ALLOWED = (
+    "Allowed: comparisons, AND, OR, NOT, IN (…), BETWEEN, LIKE, IS NULL, CASE, CAST, arithmetic, and the functions "
+    f"{', '.join(sorted(NAMED))}, coalesce, regexp_matches."
+)
+
+
+class Membership(NamedTuple):
+    """A column that is compared with a list of ids: what an expression reads of it is a column of its own."""
+
+    column: str
+    ids: Ids
+
+    @property
+    def name(self) -> str:
+        """Of the column that says which rows are among them: no user's column has such a name."""
+        return f"{self.column} IN {self.ids.digest}"
+
+
+@dataclass
+class ExpressionWriter:
+    """Writes a syntax tree as SQL, collecting its constants."""
+
+    columns: dict[str, str]
+    """Lower-case name -> name: SQL names are the same in either case."""
+    values: Sequence[Any] = ()
+    """Of question marks."""
+    bound: set[int] = field(default_factory=set)
+    """Which of them the expression has."""
+    members: list[Membership] = field(default_factory=list)
+    parameters: list[Any] = field(default_factory=list)
+    datasets: list[str] = field(default_factory=list)
+    used: dict[str, None] = field(default_factory=dict)
+    """Columns that occur, in the order of their first occurrence."""
+    valued: dict[str, None] = field(default_factory=dict)
+    """Those that occur anywhere but under IS NULL."""
+    depth: int = 0
+    null_tests: int = 0
+    """Around the node that is being written."""
+    nodes: int = 0
+    patterns: list[Pattern] = field(default_factory=list)
+    work: int = 0
+    """As Expression has it."""
+    letters: int = 0
+    """Of the constants and columns so far."""
+
+    def write(self, node: Any) -> str:
+        kind = str(node.get("class"))
+        written = _WRITERS.get(kind)
+        if written is None:
+            raise refused(kind.lower().replace("_", " "))
+        if node.get("alias"):
+            raise BadMask(
+                f"where must not name an expression ({node['alias']!r}).", hint="Leave out AS.", field="where"
+            )
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise RecursionError
+        before = self.letters
+        sql = written(self, node)
+        self.depth -= 1
+        self.nodes += 1
+        self.work += kind != "CONSTANT"
+        if kind in COPYING:
+            self.work += (self.letters - before) // 64
+        return sql
+
+    def all(self, nodes: list[Any]) -> list[str]:
+        return [self.write(node) for node in nodes]
+
+    def constant(self, node: Any) -> str:
+        value = _value(node["literal"])
+        self.parameters.append(value)
+        self.letters += len(node["literal"]["text"] or "")
+        sql = f"${len(self.parameters)}"
+        # DuckDB reads 0.5 as DECIMAL(2,1), and binds it as DECIMAL(1,1); 2**63 it binds as UBIGINT.
+        if isinstance(value, Decimal):
+            whole, _, rest = _plain(node["literal"]["text"]).partition(".")
+            return f"CAST({sql} AS DECIMAL({len(whole + rest)}, {len(rest)}))"
+        return f"CAST({sql} AS HUGEINT)" if isinstance(value, int) and 2**63 <= value < 2**64 else sql
+
+    def parameter(self, node: Any) -> str:
+        value = self.value_of(node)
+        if isinstance(value, Ids):
+            raise BadMask(
+                "where can use a list of ids only after a column and IN.",
+                hint='For example where=("sample IN ?", ids) or where=("sample NOT IN ?", ids).',
+                field="where",
+            )
+        self.parameters.append(value)
+        self.letters += len(value) if isinstance(value, str) else 0
+        return f"${len(self.parameters)}"
+
+    def value_of(self, node: Any) -> Any:
+        """What stands for a question mark. Raises BadMask where none does."""
+        number = str(node["identifier"])
+        place = int(number) - 1 if number.isdecimal() else -1
+        if not 0 <= place < len(self.values):
+            raise BadMask(
+                f"where has a question mark without a value (${number}).",
+                hint='Pass one value for each ?, for example where=("label = ?", 3).',
+                field="where",
+            )
+        self.bound.add(place)
+        return self.values[place]
+
+    def membership(self, left: Any, right: Any) -> str:
+        """Whether a column is one of some ids."""
+        self.nodes += 1
+        if left.get("class") != "COLUMN_REF":
+            raise BadMask(
+                "where can compare only a column with a list of ids.",
+                hint='Write a column\'s name before IN, for example where=("sample IN ?", ids).',
+                field="where",
+            )
+        name = self.column(left)
+        column = next(own for own in self.used if quoted(own) == name)
+        own = Membership(column, self.value_of(right))
+        if column == "dataset":
+            self.datasets += [value for value in own.ids.values if isinstance(value, str)]
+        self.members.append(own)
+        return quoted(own.name)
+
+    def pattern(self, node: Any) -> str | None:
+        """A pattern as it is written or bound; None of one that is computed."""
+        if node.get("class") == "CONSTANT":
+            return str(node["literal"]["text"])
+        value = self.value_of(node) if node.get("class") == "PARAMETER" else None
+        return value if isinstance(value, str) else None
+
+    def is_list(self, node: Any) -> bool:
+        return node.get("class") == "PARAMETER" and isinstance(self.value_of(node), Ids)
+
+    def column(self, node: Any) -> str:
+        names = node["column_names"]
+        if len(names) != 1:
+            raise refused(f"the qualified name {'.'.join(names)}")
+        name = self.columns.get(names[0].lower())
+        if name is None:
+            listed = ", ".join(self.columns.values())
+            raise NotFound(
+                f"There is no slot column {names[0]!r}.",
+                hint=f"Columns: {listed}. Texts take single quotes: dataset = 'mnist'.",
+                field="where",
+            )
+        self.used[name] = None
+        self.letters += COLUMN_LETTERS
+        if not self.null_tests:
+            self.valued[name] = None
+        return quoted(name)
+
+    def comparison(self, node: Any) -> str:
+        if node["type"] not in COMPARISONS:
+            raise refused(f"the comparison {node['type']}")
+        if node["type"] in MATCHING:
+            self.note_datasets([node["left"], node["right"]])
+        return f"({self.write(node['left'])} {COMPARISONS[node['type']]} {self.write(node['right'])})"
+
+    def note_datasets(self, nodes: list[Any]) -> None:
+        if any(n.get("class") == "COLUMN_REF" and n["column_names"][-1].lower() == "dataset" for n in nodes):
+            literals = [n["literal"] for n in nodes if n.get("class") == "CONSTANT"]
+            self.datasets += [literal["text"] for literal in literals if literal["kind"] == "STRING"]
+            bound = [self.value_of(n) for n in nodes if n.get("class") == "PARAMETER"]
+            self.datasets += [value for value in bound if isinstance(value, str)]
+
+    def conjunction(self, node: Any) -> str:
+        word = {"CONJUNCTION_AND": " AND ", "CONJUNCTION_OR": " OR "}[node["type"]]
+        return f"({word.join(self.all(node['children']))})"
+
+    def operator(self, node: Any) -> str:
+        if node["type"] in ("COMPARE_IN", "COMPARE_NOT_IN"):
+            left, *rest = node["children"]
+            if len(rest) == 1 and self.is_list(rest[0]):  # IN (?) is as IN ?
+                written = self.membership(left, rest[0])
+                return written if node["type"] == "COMPARE_IN" else f"(NOT {written})"
+            self.note_datasets(node["children"])
+        tests_null = node["type"] == "OPERATOR_IS_NULL"
+        self.null_tests += tests_null
+        first, *others = self.all(node["children"])
+        self.null_tests -= tests_null
+        match node["type"]:
+            case "OPERATOR_NOT":
+                return f"(NOT {first})"
+            case "OPERATOR_IS_NULL":
+                return f"({first} IS NULL)"
+            case "OPERATOR_IS_NOT_NULL":
+                return f"({first} IS NOT NULL)"
+            case "COMPARE_IN":
+                return f"({first} IN ({', '.join(others)}))"
+            case "COMPARE_NOT_IN":
+                return f"({first} NOT IN ({', '.join(others)}))"
+            case "OPERATOR_COALESCE":
+                return f"coalesce({', '.join([first, *others])})"
+        raise refused(f"the operator {node['type']}")
+
+    def between(self, node: Any) -> str:
+        return f"({self.write(node['input'])} BETWEEN {self.write(node['lower'])} AND {self.write(node['upper'])})"
+
+    def case(self, node: Any) -> str:
+        checks = [f"WHEN {self.write(c['when_expr'])} THEN {self.write(c['then_expr'])}" for c in node["case_checks"]]
+        return f"(CASE {' '.join(checks)} ELSE {self.write(node['else_expr'])} END)"
+
+    def cast(self, node: Any) -> str:
+        target = node["type_expr"]
+        name = str(target.get("type_name", "")).upper()
+        types = TYPES | {own: own for own, kind in KINDS.items() if kind.letters}
+        if name not in types or target.get("class") != "TYPE" or target.get("children"):
+            listed = ", ".join(dict.fromkeys(types.values()))
+            raise refused(f"the type {name or target.get('class')}", f"Types: {listed}.")
+        return f"{'TRY_CAST' if node['try_cast'] else 'CAST'}({self.write(node['child'])} AS {types[name]})"
+
+    def function(self, node: Any) -> str:
+        name = str(node["function_name"]).lower()
+        if name not in FUNCTIONS or node["qualified_name"]["path"] != [node["function_name"]]:
+            raise refused(f"the function {'.'.join(node['qualified_name']['path'])}")
+        extras = (node["distinct"], node["filter"], node["order_bys"]["orders"], node["schema"], node["catalog"])
+        if any(extras) or any(argument["name"] for argument in node["arguments"]):
+            raise refused(f"anything but plain arguments of {name}")
+        arguments = [argument["expression"] for argument in node["arguments"]]
+        if name == "contains" and len(arguments) == 2 and self.is_list(arguments[0]):  # how DuckDB reads column IN ?
+            return self.membership(arguments[1], arguments[0])
+        if (
+            name == "contains"
+            and len(arguments) == 2
+            and _is_one_value(arguments[0])
+            and not _is_one_value(arguments[1])
+        ):
+            raise BadMask(
+                "where has one value after IN, which SQL reads as a search within it.",
+                hint='Write "column = ?" for one value, or pass a list for "column IN ?".',
+                field="where",
+            )
+        if name in PATTERNS:
+            literals = [self.pattern(own) for own in arguments[1:2]]
+            self.patterns += [Pattern(name, literal) for literal in literals]
+        return f"{quoted(name)}({', '.join(self.all(arguments))})"
+
+
+_WRITERS: dict[str, Callable[[ExpressionWriter, Any], str]] = {
+    "CONSTANT": ExpressionWriter.constant,
+    "PARAMETER": ExpressionWriter.parameter,
+    "COLUMN_REF": ExpressionWriter.column,
+    "COMPARISON": ExpressionWriter.comparison,
+    "CONJUNCTION": ExpressionWriter.conjunction,
+    "OPERATOR": ExpressionWriter.operator,
+    "BETWEEN": ExpressionWriter.between,
+    "CASE": ExpressionWriter.case,
+    "CAST": ExpressionWriter.cast,
+    "FUNCTION": ExpressionWriter.function,
+}
+
+
+def _value(literal: Any) -> Any:
+    """A constant as the Python value that DuckDB binds, or casts, to the type that it would read."""
+    kind, text = literal["kind"], literal["text"]
+    match kind:
+        case "STRING":
+            return text
+        case "INTEGER":
+            return _number(int, text)
+        case "NUMERIC":
+            # One digit is that of the point.
+            return _number(float if "e" in text.lower() or len(_plain(text)) > 1 + _DECIMAL_DIGITS else Decimal, text)
+        case "BOOLEAN":
+            return text == "true"
+        case "NULL_LITERAL":
+            return None
+    raise refused(f"a constant of kind {kind}")
+
+
+def _is_one_value(node: Any) -> bool:
+    return node.get("class") in ("CONSTANT", "PARAMETER")
+
+
+def _number(kind: Callable[[str], Any], text: str) -> Any:
+    try:
+        return kind(_plain(text))
+    except (ValueError, ArithmeticError):
+        raise refused(f"the number {text}") from None
+
+
+def _plain(number: str) -> str:
+    return number.replace("_", "")
+
+
+def refused(what: str, hint: str = _ALLOWED) -> BadMask:
+    return BadMask(f"where cannot use {what}.", hint=hint, field="where")
+
+
+def quoted(name: str) -> str:
+    """A column or function name as an SQL identifier."""
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+Found = TypeVar("Found")
+
+_ROW_GROUP = 122_880
+"""Rows that DuckDB gives to one thread: fewer would not be shared among several."""
+
+
+_LOOK = 0.05
+"""Seconds between looks whether a question still wants its mask."""
+_AGAIN = 0.01
+"""Seconds between interrupts: one that comes between a statement's parts is not heard."""
+
+
+def interruptible(connection: duckdb.DuckDBPyConnection, work: Callable[[], Found], check: Check = never) -> Found:
+    """What `work` returns, which asks this connection alone. Raises what `check` raises meanwhile, once it has ended.
+
+    It runs on a thread of its own, so that the asker's may look; what that took of the processor is noted for the
+    asker's. An interrupt is the connection's: it reaches none of others.
+    """
+    if check is never:
+        return work()
+    found, seconds_taken = Future[Found](), list[float]()
+    Thread(target=_settle, args=(found, work, seconds_taken), name="mask", daemon=True).start()
+    seconds = _LOOK
+    given_up: BaseException | None = None
+    while True:
+        try:
+            error = found.exception(seconds)
+            break
+        except NotYet:
+            pass
+        try:
+            if given_up is None:
+                check()
+        except BaseException as reason:
+            given_up, seconds = reason, _AGAIN
+        if given_up is not None:
+            connection.interrupt()
+    bounds.add(sum(seconds_taken))
+    if given_up is not None:
+        raise given_up
+    if error is not None:
+        raise error
+    return found.result()
+
+
+def _settle(found: Future[Found], work: Callable[[], Found], seconds_taken: list[float]) -> None:
+    try:
+        made = work()
+    except BaseException as error:
+        seconds_taken.append(time.thread_time())  # the thread began with this work
+        found.set_exception(error)
+    else:
+        seconds_taken.append(time.thread_time())
+        found.set_result(made)
+
+
+def connect(rows: int) -> duckdb.DuckDBPyConnection:
+    """A connection for a question over so many rows, which sees no tables of others; the caller closes it."""
+    if rows > _ROW_GROUP:
+        with held_back():
+            return duckdb.connect()
+    try:
+        found = _shared(os.getpid()).cursor()
+        found.execute("SELECT 1").fetchall()
+    except duckdb.Error:  # an internal error of DuckDB's ends all that runs in it
+        _shared.cache_clear()
+        return _shared(os.getpid()).cursor()
+    return found
+
+
+@lru_cache
+def _shared(process: int) -> duckdb.DuckDBPyConnection:
+    """A process's own: what a fork leaves of its parent's may be locked. It has no threads to be missed at the end."""
+    with held_back():
+        return duckdb.connect(config={"threads": 1})
 
 
 @dataclass(frozen=True)

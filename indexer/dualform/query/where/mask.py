@@ -23,12 +23,10 @@ from dualform.errors import BadInput, BadMask, EmptyMask, NotFound
 from dualform.faults import shortage
 from dualform.query.bounds import UNBOUNDED, QuestionBounds
 from dualform.query.view import Check, View, never
-from dualform.query.where.connection import connect, interruptible
-from dualform.query.where.expression import Expression, parse
-from dualform.query.where.expression_writer import Membership
+from dualform.query.where.expression import Expression, Membership, connect, interruptible, parse
 from dualform.questions.filters import Filter
 from dualform.store.layer import Layer
-from dualform.store.space import Space
+from dualform.store.reading.space import Space
 
 HAVING = "Spaces that have it: "
 """How a hint begins where a layer's space lacks a column and others have it."""

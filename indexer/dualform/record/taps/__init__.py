@@ -7,9 +7,8 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from dualform.record.taps.module_tap import ModuleTap
-from dualform.record.taps.tap import Call, Listener, Tap
-from dualform.store.parameter import Parameter
+from dualform.record.taps.tap import Call, Listener, ModuleTap, Tap
+from dualform.store.layer import Parameter
 
 __all__ = ["Call", "Listener", "ModuleTap", "Parameter", "Tap"]
 

@@ -19,13 +19,10 @@ from torch.compiler import is_compiling
 from torch.nn.utils import parametrize
 
 from dualform.errors import RecordingError
-from dualform.record.key_form import KeyForm
-from dualform.record.taps.matrix_block import block_of
-from dualform.record.taps.module_tap import ModuleTap
-from dualform.record.taps.product import MatrixProduct, saved_key
-from dualform.record.taps.tap import Call, Listener, Tap
-from dualform.record.taps.watcher import SEES_ATTENTION, Watcher
-from dualform.store.parameter import Parameter
+from dualform.record.layout import KeyForm
+from dualform.record.taps.tap import Call, Listener, ModuleTap, Tap
+from dualform.record.taps.watcher import SEES_ATTENTION, MatrixProduct, Watcher, block_of, saved_key
+from dualform.store.layer import Parameter
 
 _LETTERS = "qkv"
 _PARTS = (*_LETTERS, "out_proj")

@@ -1,11 +1,16 @@
-"""The tap for nn.Linear: y = x W^T + b."""
+"""Linear layers: nn.Linear, and the Conv1D of Hugging Face's transformers.
+
+The tap for Hugging Face's Conv1D, which is a linear layer whose weight lies [d_in, d_out]: y = x W + b.
+
+The tap for nn.Linear: y = x W^T + b.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from dualform.record.taps.module_tap import ModuleTap
-from dualform.record.taps.product import saved_key
+from dualform.record.taps.tap import ModuleTap
+from dualform.record.taps.watcher import saved_key
 
 
 class TappedLinear(ModuleTap, module_type=nn.Linear):
@@ -17,3 +22,9 @@ class TappedLinear(ModuleTap, module_type=nn.Linear):
 
     def key_of(self, argument: Tensor) -> Tensor:
         return saved_key(argument)
+
+
+class TappedConv1DOfTransformers(ModuleTap, module_type="transformers.pytorch_utils.Conv1D"):
+    def __init__(self, name: str, module: nn.Module, values: bool = True) -> None:
+        super().__init__(name, module, values)
+        self.stand_for("weight", "bias", transposed=True)

@@ -1,9 +1,20 @@
-"""Watchers of modules that multiply by their parameters themselves, without calling a module of torch for it.
+"""Products with a matrix that a module computes by itself, and how they are intercepted.
+
+Watchers of modules that multiply by their parameters themselves, without calling a module of torch for it.
 
 A hook before a module's forward enters a mode in which torch hands over every function that is called, and a hook that
 always runs leaves it. A product counts once for each recorder: it belongs to the innermost module around it that the
 recorder watches and that holds its matrix, and a layer that has a tap of its own hides its products from the recorder's
 watchers around it.
+
+Which block of a parameter a matrix is, that a product was computed with: the parameter itself, or a view of it.
+
+A parameter [..., R, C] is seen as a matrix whose trailing axes are flattened, and of three or more axes some of the
+first ones too, as an expert's matrix in a stack of them is a range of rows of [E R, C].
+
+Products with a matrix, as torch is called for them.
+
+Shapes: d_in and d_out of the matrix; `...` the dimensions of a batch.
 """
 
 from __future__ import annotations
@@ -12,6 +23,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
 from types import FunctionType
 from typing import Any, ClassVar
 
@@ -22,10 +35,143 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from dualform.record.taps.checkpoints import runs_again
-from dualform.record.taps.hook import ModelHook, hand_over
-from dualform.record.taps.product import MatrixProduct, products_of
+from dualform.record.taps.autograd import ModelHook, hand_over, own_operators, runs_again
 from dualform.record.taps.tap import Listener, is_transformed
+from dualform.store.layer import Range
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixProduct:
+    """x W^T + b, or rows of W^T that are looked up; any of the tensors may be a parameter, or a view of one."""
+
+    key: Tensor
+    """x [..., d_in]; row numbers, int64[...], where `looks_up`."""
+    weight: Tensor
+    """W [d_out, d_in], the way round that the product uses it."""
+    bias: Tensor | None = None
+    looks_up: bool = False
+    turned: bool = False
+    """Whether torch was asked for W x^T, so that its answer is [..., d_out, n] where keys are [..., n, d_in]."""
+    padding: int | None = None
+    """A row number that is looked up without a gradient."""
+
+    def laid(self, output: Tensor) -> Tensor:
+        """What torch answered, as [..., d_out], or such an answer as torch gives it."""
+        return output.mT if self.turned else output
+
+
+def saved_key(argument: Tensor) -> Tensor:
+    """The argument of a product, detached, to be saved for the backward pass. An argument of several batch axes that is
+    not contiguous is copied: torch multiplies with a copy of it, and the network may write to the argument.
+    """
+    key = argument.detach()
+    if key.dim() < 3 or key.layout != torch.strided or key.is_contiguous():
+        return key
+    with own_operators():
+        return key.clone()
+
+
+def products_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[MatrixProduct]:
+    """What a call of a torch function of that name may be: of `x @ W`, either tensor may be the matrix.
+
+    Empty for all but products of a matrix, and for those that scale what they are given.
+    """
+    read = _READERS.get(name)
+    if read is None:
+        return []
+    try:
+        return [found for found in read(*args, **kwargs) if _fits(found)]
+    except (TypeError, AttributeError):  # arguments of another form of the function, or that are no tensors
+        return []
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[MatrixProduct]:
+    return [MatrixProduct(input, weight, bias)]
+
+
+def _matmul(input: Tensor, other: Tensor, **_: Any) -> list[MatrixProduct]:
+    found = []
+    if other.dim() == 2:
+        found.append(MatrixProduct(input, other.T))
+    if input.dim() == 2 and other.dim() == 1:
+        found.append(MatrixProduct(other, input))
+    elif input.dim() == 2 and other.dim() > 1:
+        found.append(MatrixProduct(other.mT, input, turned=True))
+    return found
+
+
+def _addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **_: Any
+) -> list[MatrixProduct]:
+    return [MatrixProduct(mat1, mat2.T, input)] if beta == alpha == 1 else []
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> list[MatrixProduct]:
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        return []
+    rows = None if padding_idx is None else padding_idx % len(weight)
+    return [MatrixProduct(input, weight.T, looks_up=True, padding=rows)] if weight.dim() == 2 else []
+
+
+_READERS: dict[str, Callable[..., list[MatrixProduct]]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "mm": _matmul,
+    "mv": _matmul,
+    "addmm": _addmm,
+    "embedding": _embedding,
+}
+"""By the name of the function; `x @ w` is `matmul`."""
+
+
+def _fits(found: MatrixProduct) -> bool:
+    return found.weight.dim() == 2 and (found.looks_up or found.key.is_floating_point())
+
+
+@dataclass(frozen=True)
+class MatrixBlock:
+    """A range of rows and of columns of a parameter."""
+
+    rows: Range
+    columns: Range
+    transposed: bool
+    """Whether the matrix is the block the other way round."""
+    leading: int = 1
+    """How many of the parameter's axes are flattened into rows."""
+
+
+def is_of(matrix: Tensor, parameter: Tensor) -> bool:
+    """Whether a matrix is a parameter or a view of it, so that its gradient is a part of the parameter's."""
+    return matrix is parameter or matrix._base is parameter
+
+
+def block_of(matrix: Tensor, parameter: Tensor) -> MatrixBlock | None:
+    """The block that a matrix [d_out, d_in] is; None where it is none, as steps and copies are none."""
+    if not is_of(matrix, parameter) or not parameter.is_contiguous() or not matrix.numel():
+        return None
+    first = int(matrix.storage_offset() - parameter.storage_offset())
+    for transposed, view in ((False, matrix), (True, matrix.mT)):
+        for leading in range(parameter.dim() - 1, 0, -1):
+            height, width = prod(parameter.shape[:leading]), prod(parameter.shape[leading:])
+            row, column = divmod(first, width)
+            rows, columns = (row, row + view.shape[0]), (column, column + view.shape[1])
+            if _steps(view, width) and rows[1] <= height and columns[1] <= width:
+                return MatrixBlock(rows, columns, transposed, leading)
+    return None
+
+
+def _steps(view: Tensor, width: int) -> bool:
+    """Whether rows and columns follow one another as those of a matrix of that width do."""
+    own = zip(view.shape, view.stride(), (width, 1), strict=True)
+    return all(size == 1 or stride == step for size, stride, step in own)
 
 
 class Watcher(ABC):
@@ -255,7 +401,7 @@ def _saving() -> Any:
     return None if is_compiling() else torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def _watched_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     return _seen("linear", (input, weight, bias), {}, functional.linear(input, weight, bias))
 
 
@@ -283,6 +429,6 @@ _ATTENTION: Any = functional.multi_head_attention_forward
 if SEES_ATTENTION:
     _ATTENTION = _with(
         _ATTENTION,
-        {"linear": _linear, "has_torch_function": _overridden}
-        | {name: _with(getattr(functional, name), {"linear": _linear}) for name in (_PACKED, _APART)},
+        {"linear": _watched_linear, "has_torch_function": _overridden}
+        | {name: _with(getattr(functional, name), {"linear": _watched_linear}) for name in (_PACKED, _APART)},
     )

@@ -1,8 +1,20 @@
-"""What a preview set holds of each sample, as rows of a table of Arrow, before it is on disk."""
+"""What a preview set holds of each sample, and what is found of it.
+
+Generators of random numbers, left as they were by what draws from them meanwhile.
+
+What a stored preview set has of the samples that were asked for, as a kind of preview sets makes an answer of it.
+
+What a preview set holds of each sample, as rows of a table of Arrow, before it is on disk.
+"""
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,3 +87,48 @@ def _bytes(column: pa.Array) -> NDArray[np.int64]:
 
 def _numbers(lengths: pa.Array) -> NDArray[np.int64]:
     return np.asarray(lengths.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """Shapes: n samples were asked for, m of them are in the preview set."""
+
+    path: Path
+    """Of the file, for errors that name it."""
+    rows: pa.RecordBatch
+    """m rows by the schema of the kind, in the order of the samples that are known."""
+    samples: NDArray[np.int64]
+    """int64[n]."""
+    known: NDArray[np.bool_]
+    """bool[n], m of them true."""
+    scale: tuple[float, float] | None
+    """What `Content.scale` was when the preview set was stored."""
+
+    def has(self, column: str) -> bool:
+        """Whether the preview set was stored with a column that not all of its kind have."""
+        return column in self.rows.schema.names
+
+    def spread(self, values: Iterable[Any], missing: Any) -> tuple[Any, ...]:
+        """Those of the m known samples, and `missing` in the others' places."""
+        given = iter(values)
+        return tuple(next(given) if own else missing for own in self.known.tolist())
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """A dataset may draw random numbers for each item: the generators of the process are as before, afterwards, so that
+    a training goes on as it would have.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    torch = sys.modules.get("torch")
+    drawn = None if torch is None else torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if torch is not None and drawn is not None:
+            torch.set_rng_state(drawn)
+            if devices is not None:
+                torch.cuda.set_rng_state_all(devices)

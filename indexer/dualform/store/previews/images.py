@@ -18,10 +18,8 @@ from dualform.answers.contents import IMAGES, PNG
 from dualform.coding.pixels import Channels, as_numbers, check_finite, framed, scaled
 from dualform.coding.png import encoded
 from dualform.errors import BadInput
-from dualform.store.missing_files import damaged
-from dualform.store.previews.content import gathered
-from dualform.store.previews.found_rows import FoundRows
-from dualform.store.previews.generators import generators_kept
+from dualform.store.files.durable_files import damaged
+from dualform.store.previews.content import FoundRows, gathered, generators_kept
 
 
 class Images:

@@ -1,25 +1,84 @@
-"""What samples looked like, as it is given to a recorder or to a finished memory.
+"""A preview set as it is given to a recorder, or to a finished memory.
+
+What samples looked like, as it is given to a recorder or to a finished memory.
 
 dualform.PreviewSet.images(dataset)      images in an array, or a dataset of (image, label)
 dualform.PreviewSet.texts(passages)      a text a sample
 dualform.PreviewSet.table(frame)         a row a sample
+
+Stores a preview set in a memory whose training is over.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dualform.errors import BadInput
+from dualform.errors import AlreadyExists, BadInput
 from dualform.questions.arguments import check_no_nulls
+from dualform.store.files.durable_files import remove
+from dualform.store.locks import being_written, folder_lock, writing
+from dualform.store.manifest import Manifest
 from dualform.store.previews.content import Content
+from dualform.store.previews.stored_previews import FOLDER, dataset_name, free_name, preview_folder, write_preview_set
 
 if TYPE_CHECKING:
     from dualform.coding.pixels import Channels
+
+
+def store_later(
+    path: str | os.PathLike[str],
+    dataset: str | None,
+    samples: NDArray[np.int64],
+    content: Content,
+    *,
+    replace: bool,
+    cut_off: bool,
+) -> None:
+    """As Preview set.store. It is the last run of the training that gets it, for a later one hides those before."""
+    folder, name = Path(path).absolute(), dataset_name(dataset)
+    with folder_lock(folder):
+        first = Manifest.read(folder)
+        places = [folder, *(folder / run.folder for run in first.runs)]
+        having = [place for place in places if name in Manifest.read(place).preview_sets]
+        if having and not replace:
+            whose = f"dataset {name!r}" if name else "samples without a dataset"
+            raise AlreadyExists(
+                f"{having[-1]} already has a preview set for {whose}.",
+                hint="Pass replace=True to replace it.",
+            )
+        last = places[-1]
+        manifest = Manifest.read(last)
+        _check_unwritten(last, manifest, cut_off)
+        file = free_name(f"{FOLDER}/{preview_folder(name)}", manifest.files)
+        mark, entry = write_preview_set(last, file, samples, content)
+        before = manifest.preview_sets.get(name)
+        manifest.preview_sets[name], manifest.files[file] = entry, mark
+        if before is not None:
+            del manifest.files[before["file"]]
+        manifest.write(last)
+        if before is not None:
+            remove(last / before["file"])
+
+
+def _check_unwritten(run: Path, manifest: Manifest, cut_off: bool) -> None:
+    """Raises Locked where somebody records into a run's folder, BadInput where that cannot be told."""
+    for part in manifest.shards if manifest.recording else ():
+        found = writing(run / part.folder)
+        if found.going_on:
+            raise being_written(run / part.folder, found)
+        if found.going_on is None and not cut_off:
+            raise BadInput(
+                f"The recording in {run} has not ended, and may still be running.",
+                hint="If it was cut off, pass cut_off=True.",
+                field="path",
+            )
 
 
 class PreviewSet:
@@ -112,7 +171,6 @@ class PreviewSet:
         Raises AlreadyExists if the dataset has previews, Locked while the memory is being recorded, and BadInput for a
         sample that cannot be stored. In each case the memory is unchanged.
         """
-        from dualform.store.previews.stored_later import store_later
 
         store_later(path, dataset, self.samples, self._content, replace=replace, cut_off=cut_off)
 

@@ -14,8 +14,7 @@ from dualform.answers import Previews
 from dualform.answers.contents import TABLE
 from dualform.answers.table import Columns
 from dualform.errors import BadInput
-from dualform.store.previews.content import BATCH_BYTES
-from dualform.store.previews.found_rows import FoundRows
+from dualform.store.previews.content import BATCH_BYTES, FoundRows
 
 _AS_TEXT = (
     pa.types.is_null, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_date, pa.types.is_time,

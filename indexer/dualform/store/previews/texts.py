@@ -14,8 +14,7 @@ from dualform.answers.contents import TEXTS
 from dualform.coding.passage import check_text, places_of
 from dualform.coding.pixels import as_numbers
 from dualform.errors import BadInput
-from dualform.store.previews.content import gathered
-from dualform.store.previews.found_rows import FoundRows
+from dualform.store.previews.content import FoundRows, gathered
 
 _TEXT = ("text", pa.string())
 _OFFSETS = ("offsets", pa.list_(pa.int32()))

@@ -1,19 +1,184 @@
-"""What a way to store keys has to say, of one layer: what becomes of the keys that a recorder hands over, and back.
+"""What a way to store keys provides, and where rows of keys come from.
+
+What a way to store keys has to say, of one layer: what becomes of the keys that a recorder hands over, and back.
 
 Shapes: n entries of a batch, P of which a stored row stands for; m = n / P stored rows.
+
+Keys that are made of stored rows each time they are read. Shapes: n rows asked for.
+
+Rows that memory holds: those of a journal, of a training that is run again, or of a test.
+
+Where some consecutive keys of a layer come from, whatever form they are stored in. Shapes: n rows asked for.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.matrix_file import MatrixForm
-from dualform.store.sources.key_source import KeySource, StoredRows
+from dualform.store.files.segment import MatrixForm, Segment
+
+
+class KeySource(Protocol):
+    """Rows of float32[rows, width]. They never change, so what is derived from them is kept under `identity`."""
+
+    @property
+    def identity(self) -> Hashable: ...
+
+    @property
+    def first_row(self) -> int:
+        """The number of the first row among the layer's."""
+        ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def made(self) -> bool:
+        """Whether rows are made anew each time they are read, so that the cache does not hold them."""
+        ...
+
+    @property
+    def segment(self) -> Segment | None:
+        """The file that the rows come from; None for rows that memory holds."""
+        ...
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """float32[stop - start, width], C-contiguous, not to be written to: rows counted from the first one here.
+
+        Raises Damaged, naming the file, where it is not what was committed; so do the other methods.
+        """
+        ...
+
+    def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """A matrix float32[…, width] that holds some rows, counted from the first one here, and int64[n]: where.
+
+        Nothing is said of other rows of that matrix: they need not have been read from the file.
+        """
+        ...
+
+    def shifted(self, rows: int) -> KeySource:
+        """The same rows, with so many more of the layer before them."""
+        ...
+
+    def passing(self, *, first: bool = False) -> KeySource:
+        """The same rows, read to be gone through once: what of their file no cache holds whole is not kept there.
+
+        With `first`, that is so the first time that this is asked, and from then on they are kept. Under a budget of
+        memory they always are, for it counts what is kept.
+        """
+        ...
+
+    def verify(self) -> None:
+        """Hold all of the file against its checksums, and keep nothing of it."""
+        ...
+
+
+class StoredRows(KeySource, Protocol):
+    """Rows as they are stored: any type, [rows, *shape]. Float32 rows are a key source as they are."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """As `KeySource.read`, [stop - start, *shape]."""
+        ...
+
+    def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """As `KeySource.holding`, of rows [*shape]."""
+        ...
+
+    def passing(self, *, first: bool = False) -> StoredRows: ...
+
+
+@dataclass(frozen=True, eq=False)
+class HeldRows:
+    """Stored rows, and a key source where they are float32."""
+
+    identity: Hashable
+    first_row: int
+    content: NDArray[Any]
+    """[rows, *shape], C-contiguous."""
+    made: ClassVar[bool] = False
+    segment: ClassVar[Segment | None] = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.content)
+
+    @property
+    def width(self) -> int:
+        return int(np.prod(self.content.shape[1:]))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.content.dtype
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        return self.content[start:stop]
+
+    def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        return self.content, rows
+
+    def shifted(self, rows: int) -> HeldRows:
+        return replace(self, first_row=self.first_row + rows)
+
+    def passing(self, *, first: bool = False) -> HeldRows:
+        return self
+
+    def verify(self) -> None:
+        """Whoever read the rows held them against their checksum."""
+
+
+@dataclass(frozen=True, eq=False)
+class MadeRows(ABC):
+    """A key source but for how keys are made, which a kind of its own says."""
+
+    stored: StoredRows
+    first_row: int
+    width: int
+    made: ClassVar[bool] = True
+
+    @property
+    def identity(self) -> Hashable:
+        return self.stored.identity
+
+    @property
+    def segment(self) -> Segment | None:
+        return self.stored.segment
+
+    @property
+    def rows(self) -> int:
+        return self.stored.rows
+
+    @abstractmethod
+    def make(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """float32[n, width], C-contiguous: the keys of ascending rows, counted from the first one here."""
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        return self.make(np.arange(start, stop))
+
+    def holding(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        distinct, places = np.unique(rows, return_inverse=True)
+        return self.make(distinct), places
+
+    def shifted(self, rows: int) -> Self:
+        return replace(self, first_row=self.first_row + rows)
+
+    def passing(self, *, first: bool = False) -> Self:
+        return replace(self, stored=self.stored.passing(first=first))
+
+    def verify(self) -> None:
+        self.stored.verify()
+
 
 Geometry = Mapping[str, tuple[int, ...]]
 """What a format has to know of a layer beyond the width of its keys."""

@@ -17,10 +17,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from dualform.store.matrix_file import MatrixForm, npy
-from dualform.store.sources.key_format import Geometry, KeyFormat, float32_rows
-from dualform.store.sources.key_source import KeySource, StoredRows
-from dualform.store.sources.made_rows import MadeRows
+from dualform.store.files.segment import MatrixForm, npy
+from dualform.store.sources.key_format import Geometry, KeyFormat, KeySource, MadeRows, StoredRows, float32_rows
 
 _MAP_BYTES = 64 << 20
 """Of feature maps that are unfolded together."""

@@ -10,10 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.matrix_file import MatrixForm
-from dualform.store.recent_blocks import SMALL_BYTES
-from dualform.store.segment import Segment, SegmentBuffer, read_rows
-from dualform.store.segment_cache import SegmentCache
+from dualform.store.files.segment import SMALL_BYTES, MatrixForm, Segment, SegmentBuffer, SegmentCache, read_rows
 
 FEW_ROWS = 64
 """Rows that are copied where nothing is kept: memory for whole blocks costs more than reading them."""
@@ -23,7 +20,7 @@ _DENSE = 7 / 8
 
 @dataclass(frozen=True, eq=False)
 class SegmentRows:
-    """Stored rows (key_source.py): what of the file was read stays in the cache while there is room."""
+    """Stored rows (key_format.py): what of the file was read stays in the cache while there is room."""
 
     segment: Segment
     form: MatrixForm

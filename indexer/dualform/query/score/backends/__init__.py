@@ -39,7 +39,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Backend(Protocol):
-    """Scores float32[n, b], each within the bound of float32 sums in any order (see bound.py)."""
+    """Scores float32[n, b], each within the bound of float32 sums in any order (see canonical.py)."""
 
     name: str
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingPackage
-from dualform.store.forks import forked
+from dualform.store.locks import forked
 
 
 class FaissBackend:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dualform import kernels
 from dualform.query.score.backends.numpy import NumpyBackend
-from dualform.query.search.codes_cache import CodesCache
+from dualform.query.search.codes import CodesCache
 from dualform.query.search.screen import CompiledScreen
 
 

@@ -1,21 +1,255 @@
-"""Scores by torch, on the CPU or on a GPU. On a GPU: written to its documentation, not measured."""
+"""Scores by torch, on the CPU or on a GPU: key blocks kept on the device, and the screen there.
+
+Scores by torch, on the CPU or on a GPU. On a GPU: written to its documentation, not measured.
+
+The screen on another device, as a GPU: the same codes and bounds as screen.py, and torch's product of bytes.
+
+Shapes: n queries, R stored rows, m rows of a source with its padding, d dimensions with theirs.
+
+Products of codes are sums of integers, exact in any order, so what is left out is what the bounds prove, whatever
+multiplies. On a GPU: written to torch's documentation, not measured; the tests run it on CPU tensors.
+
+Copies of key blocks on a device, for as long as the blocks themselves live and the device has room.
+"""
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform import kernels
 from dualform.errors import MissingPackage
-from dualform.query.score.backends.device_copies import DeviceCopies
-from dualform.query.search.codes_cache import CodesCache
-from dualform.query.search.device_screen import DeviceScreen, undisturbed
+from dualform.query.search.codes import Codes, CodesCache, QueryCodes, quantise_queries
+from dualform.query.search.screen import Candidates, Request
+from dualform.query.view import Check
 from dualform.rules.rounding import product_rounding
-from dualform.store.forks import forked
+from dualform.store.locks import forked
+from dualform.store.rows import Keys
+from dualform.store.sources.key_format import KeySource
+
+Place: TypeAlias = tuple[int, int, tuple[int, ...]]
+_SPARE = 4
+"""A copy is kept where the device then still has so many times its size free: scores need room, too."""
+
+
+class DeviceCopies:
+    """`upload` copies a block, `room` says how many bytes of the device are free."""
+
+    def __init__(self, upload: Callable[[NDArray[np.float32]], Any], room: Callable[[], int]) -> None:
+        self._upload, self._room = upload, room
+        self._held: dict[Place, Any] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, block: NDArray[np.float32]) -> Any:
+        """The copy of a block, kept where there is room. Blocks of stored keys are never written to."""
+        owner = _owner(block)
+        place = (id(owner), block.ctypes.data, block.shape)
+        if (held := self._held.get(place)) is not None:
+            return held
+        copy = self._upload(block)
+        with self._lock:
+            if place not in self._held and self._room() >= _SPARE * block.nbytes:
+                self._held[place] = copy
+                # Another array may stand at this address once this one is gone.
+                weakref.finalize(owner, self._forget, place)
+        return copy
+
+    def _forget(self, place: Place) -> None:
+        # Without the lock: a block may be let go at any moment, by a thread that holds it, or in a fork.
+        self._held.pop(place, None)
+
+
+def _owner(block: NDArray[Any]) -> NDArray[Any]:
+    """The array whose memory a view shows."""
+    while isinstance(block.base, np.ndarray):
+        block = block.base
+    return block
+
+
+_MOST_GROUPS = 32
+"""Each takes a selection of its own."""
+_MIDDLE = 128
+"""Codes of keys go from 0 to 255; a product of bytes takes them from -128 to 127."""
+_FEWEST = 32
+"""Queries of a product, which torch wants to be more than 16."""
+_AT_ONCE = 1 << 24
+"""Scores, of all queries and some rows."""
+
+
+@contextmanager
+def undisturbed(torch: Any, device: str) -> Iterator[None]:
+    """No autograd, and none of the casts of an autocast around the question."""
+    with torch.inference_mode(), torch.autocast(torch.device(device).type, enabled=False):
+        yield
+
+
+class DeviceScreen:
+    """A Screen (screen.py), safe to use from several threads. Codes are made, and read from beside the keys, by the
+    processor. `room` says how many bytes of the device are free: copies are kept there while they are enough.
+    """
+
+    weighs = False
+
+    def __init__(self, torch: Any, device: str, room: Callable[[], int], codes: CodesCache) -> None:
+        self._torch, self._device, self._room, self.codes = torch, device, room, codes
+        # By what a source's rows are: the object that says so may be another at each question.
+        self._held: dict[Hashable, _DeviceCodes] = {}
+        self._lock = threading.Lock()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._held.clear()
+        self.codes.clear()
+
+    def candidates(
+        self,
+        keys: Keys,
+        queries: NDArray[np.float32],
+        request: Request,
+        check: Check,
+        norms: NDArray[np.float64] | None = None,
+    ) -> Candidates:
+        n = len(queries)
+        if request.groups > _MOST_GROUPS:
+            return Candidates(np.empty(0, np.int64), np.empty(0, np.int64), np.ones(n, bool))
+        with undisturbed(self._torch, self._device):
+            floors = self._torch.full((n, request.groups), -np.inf, dtype=self._torch.float32, device=self._device)
+            search = _Search(self._torch, request, self._queries(queries), floors)
+            best = [floors[:, :0]] * request.groups
+            found = []
+            for source in keys.sources if request.sources is None else request.sources:
+                check()
+                rows = slice(source.first_row, source.first_row + source.rows)
+                codes = self._of(source, None if norms is None else norms[rows])
+                groups, size = self._groups(request, source, codes), max(8, _AT_ONCE // n // 8 * 8)
+                for start in range(0, len(groups), size):
+                    part = slice(start, start + size)
+                    own = _DeviceCodes(codes.codes[part], codes.numbers[:, part])
+                    found.append(search.pass_over(own, groups[part], source.first_row + start, best))
+            return search.left(found)
+
+    def _queries(self, queries: NDArray[np.float32]) -> _Queries:
+        coded = quantise_queries(queries)
+        flat = _flat(coded)
+        padded = np.zeros((max(_FEWEST, -(-len(queries) // 8) * 8), -(-flat.shape[1] // 8) * 8), np.int8)
+        padded[: len(queries), : flat.shape[1]] = flat[: len(queries)]
+        return _Queries(self._upload(padded), self._upload(coded.numbers))
+
+    def _of(self, source: KeySource, norms: NDArray[np.float64] | None) -> _DeviceCodes:
+        with self._lock:
+            held = self._held.get(source.identity)
+        if held is not None:
+            return held
+        made = self._made(self.codes.get(source, norms))
+        with self._lock:
+            if self._room() >= _SPARE * made.codes.nbytes:
+                self._held[source.identity] = made
+        return made
+
+    def _made(self, codes: Codes) -> _DeviceCodes:
+        groups, words, rows, four = codes.codes.shape
+        matrix = codes.codes.transpose(0, 2, 1, 3).reshape(groups * rows, words * four)
+        padded = np.full((len(matrix), -(-matrix.shape[1] // 8) * 8), _MIDDLE, np.uint8)
+        padded[:, : matrix.shape[1]] = matrix
+        return _DeviceCodes(self._upload((padded ^ _MIDDLE).view(np.int8)), self._upload(codes.numbers))
+
+    def _groups(self, request: Request, source: KeySource, codes: _DeviceCodes) -> Any:
+        group = np.full(len(codes.codes), -1, np.int64)
+        own = slice(source.first_row, source.first_row + source.rows)
+        group[: source.rows] = 0 if request.group is None else request.group[own]
+        return self._upload(group)
+
+    def _upload(self, array: NDArray[Any]) -> Any:
+        return self._torch.from_numpy(np.array(array, order="C")).to(self._device)
+
+
+def _flat(coded: QueryCodes) -> NDArray[np.int8]:
+    """int8[at least n, d]: a query a row."""
+    tiles, words, tile, four = coded.codes.shape
+    return coded.codes.transpose(0, 2, 1, 3).reshape(tiles * tile, words * four)
+
+
+@dataclass(frozen=True, eq=False)
+class _DeviceCodes:
+    codes: Any
+    """int8[m, d], less _MIDDLE."""
+    numbers: Any
+    """float32[4, m], as in Codes."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Queries:
+    codes: Any
+    """int8[more than n, d]."""
+    numbers: Any
+    """float32[6, n], as in QueryCodes."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    torch: Any
+    request: Request
+    queries: _Queries
+    floors: Any
+    """float32[n, groups]: at most the k-th greatest lower bound so far."""
+
+    def bounds(self, codes: _DeviceCodes) -> tuple[Any, Any]:
+        """float32[n, m], twice: lower and upper bounds of the scores."""
+        scale, low, residual, length = codes.numbers[:, None, :]
+        own, _, total, norm, left, slack = self.queries.numbers[:, :, None]
+        shift = _MIDDLE * self.queries.codes.sum(dim=1, dtype=self.torch.int32)
+        products = self._products(self.queries.codes, codes.codes.T)
+        sums = (products + shift[:, None])[: len(own)]
+        score = sums.float() * (scale * own) + low * total
+        error = residual * norm + length * left + low.abs() * slack
+        if self.request.absolute:
+            score = score.abs()
+        return score - error, score + error
+
+    def _products(self, one: Any, other: Any) -> Any:
+        """int32[n, m] of int8 codes. On a processor without VNNI `_int_mm` adds pairs up in 16 bits, which overflow."""
+        return self.torch._int_mm(one, other) if one.is_cuda else one.int() @ other.int()
+
+    def pass_over(self, codes: _DeviceCodes, group: Any, first: int, best: list[Any]) -> tuple[Any, ...]:
+        """Raise the floors by some rows, from `first` on. Returns query, row, group, upper bound of what reaches them.
+
+        `best`: of each group float32[n, up to k], the greatest lower bounds so far.
+        """
+        low, high = self.bounds(codes)
+        low = low.nan_to_num(nan=-np.inf, neginf=-np.inf, posinf=np.inf)
+        for g in range(self.request.groups):
+            together = self.torch.cat([best[g], low[:, group == g]], dim=1)
+            best[g] = together.topk(min(self.request.k, together.shape[1]), dim=1).values
+            if best[g].shape[1] == self.request.k:
+                self.floors[:, g] = best[g][:, -1]
+        reached = self.reach(high, self.floors[:, group.clamp(min=0)]) & (group >= 0)
+        query, row = reached.nonzero(as_tuple=True)
+        return query, row + first, group[row], high[query, row]
+
+    def reach(self, high: Any, floors: Any) -> Any:
+        """What is not a number reaches, too, so that it is scored exactly."""
+        return ~(high < floors)
+
+    def left(self, found: list[tuple[Any, ...]]) -> Candidates:
+        """Those of all sources that reach the floors over all of them."""
+        query, row, group, high = (self.torch.cat(parts) for parts in zip(*found, strict=True))
+        kept = self.reach(high, self.floors[query, group])
+        query, row = query[kept].cpu().numpy(), row[kept].cpu().numpy()
+        crowded = np.bincount(query, minlength=len(self.floors)) > self.request.capacity
+        order = np.argsort(query, kind="stable")
+        order = order[~crowded[query[order]]]
+        return Candidates(query[order], row[order], crowded)
 
 
 class TorchBackend:

@@ -1,0 +1,196 @@
+"""Matrices that are no module's weight: those that a module multiplies by itself, and those given to `dualform.tap`.
+
+`dualform.tap`: a product in a forward pass of one's own that is to be a layer of a name.
+
+Shapes: d_in and d_out of the layer.
+
+The tap of a free matrix that a memory names, before a product with it was seen again.
+
+The tap of a matrix that a module multiplies by itself, as `x @ self.w` does, or that `dualform.tap` is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+from torch.nn.functional import linear
+
+from dualform.errors import BadInput
+from dualform.record.taps.embedding import RowNumberForm
+from dualform.record.taps.tap import Call, Listener, Tap
+from dualform.record.taps.watcher import MatrixBlock, MatrixProduct, Watcher, block_of, hidden, is_of, saved_key
+from dualform.store.layer import Layer, Parameter, as_matrix
+
+
+class FreeTap(Tap):
+    """One matrix, known since a product with it was seen. Whoever sees its products says so with `multiplied`."""
+
+    def __init__(
+        self, name: str, parameter: str, tensor: Tensor, block: MatrixBlock, looks_up: bool, values: bool
+    ) -> None:
+        """`parameter`: the name of `tensor` in the state dict, of which the layer's weight is a block."""
+        super().__init__(name, values)
+        sides = (block.rows[1] - block.rows[0], block.columns[1] - block.columns[0])
+        self.d_out, self.d_in = sides[::-1] if block.transposed else sides
+        place = Parameter(parameter, 0, self.d_in, block.rows, block.transposed, block.columns, block.leading)
+        self.parameters = {place.within(tensor.shape): tensor}
+        self.block = block
+        self.key_form = RowNumberForm(self.d_in) if looks_up else self.key_form
+        self._padding: int | None = None
+
+    def add_bias(self, bias: Tensor, own: Mapping[str, Tensor]) -> None:
+        """The products add a vector: the layer's bias, where it is one of these parameters or a range of one."""
+        for path, tensor in own.items():
+            if tensor.dim() == 1 and tensor.requires_grad and is_of(bias, tensor) and bias.shape == (self.d_out,):
+                start = int(bias.storage_offset() - tensor.storage_offset())
+                place = Parameter(path, self.d_in, self.d_in + 1, (start, start + self.d_out))
+                self.parameters[place.within(tensor.shape)] = tensor
+
+    def attach(self, listener: Listener) -> None:
+        """Nothing is to be done: the watcher of its module is attached by itself."""
+
+    def detach(self) -> None:
+        """As `attach`."""
+
+    def stands_for(self, matrix: Tensor) -> bool:
+        """Whether a matrix is this layer's."""
+        (tensor, *_) = self.parameters.values()
+        return block_of(matrix, tensor) == self.block
+
+    def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor:
+        """Report a product. Returns what the network goes on with."""
+        if product.looks_up:
+            key, self._padding = product.key.detach(), product.padding
+        else:
+            key = saved_key(product.key).to(output.dtype)
+        raw = not product.looks_up and not product.key.requires_grad
+        (output,) = self.passed(listener, Call(key, (output,), raw=raw, argument=product.key))
+        return output
+
+    def error_of(self, key: Tensor, kept: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
+        (error,) = gradients
+        assert error is not None
+        return error if self._padding is None else error.masked_fill((key == self._padding).unsqueeze(-1), 0.0)
+
+
+class Finder(Protocol):
+    """Who knows the layers of free matrices, and hears of new ones."""
+
+    closed: bool
+    """Whether no new ones are taken any more."""
+
+    def tap_of(
+        self, path: str, parameter: Tensor, block: MatrixBlock, product: MatrixProduct, own: Mapping[str, Tensor]
+    ) -> FreeTap | None:
+        """The tap of a block of the parameter of that name; None where it is no layer. `own`: its module's parameters,
+        of which one may be the product's bias.
+        """
+
+    def used(self, path: str, function: str) -> None:
+        """The parameter of that name went into something that is no product with a matrix."""
+
+
+class MatrixWatcher(Watcher):
+    """A module that holds free matrices."""
+
+    def __init__(
+        self, module: nn.Module, free: Mapping[str, Tensor], own: Mapping[str, Tensor], finder: Finder
+    ) -> None:
+        """`free`: by name in the state dict, the parameters that may be layers; `own`: all that the module holds."""
+        super().__init__(module)
+        self.free = free
+        self._own, self._finder = own, finder
+
+    def multiplied(self, listener: Listener, product: MatrixProduct, output: Tensor) -> Tensor | None:
+        for path, parameter in self.free.items():
+            if not is_of(product.weight, parameter):
+                continue
+            block = block_of(product.weight, parameter)
+            if block is None or any(is_of(product.key, other) for other in self._own.values()):
+                what = (
+                    "a part of it that is not a matrix of its rows and columns"
+                    if block is None
+                    else "another parameter"
+                )
+                self._finder.used(path, f"a product with {what}")
+                return None
+            tap = self._finder.tap_of(path, parameter, block, product, self._own)
+            return output if tap is None else tap.multiplied(listener, product, output)
+        return None
+
+    def used(self, name: str, args: tuple[Any, ...], output: Any) -> None:
+        if self._finder.closed:
+            return
+        for tensor in _tensors(args):
+            for path, parameter in self.free.items():
+                if is_of(tensor, parameter):
+                    self._finder.used(path, name)
+
+
+def _tensors(args: Sequence[Any]) -> Iterator[Tensor]:
+    for arg in args:
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, list | tuple):
+            yield from _tensors(arg)
+
+
+LOOKED_UP = "row numbers"
+"""The key source of a matrix whose rows are looked up."""
+
+
+def tap_of_memory(layer: Layer, tensors: Mapping[str, Tensor], values: bool) -> FreeTap | None:
+    """The tap of a layer as it was recorded before, by the parameters of the model; None where one of them is not there
+    any more, or not as it was.
+    """
+    if not layer.parameters or any(place.name not in tensors for place in layer.parameters):
+        return None
+    weight, *biases = layer.parameters
+    tensor = tensors[weight.name]
+    tap = FreeTap(layer.name, weight.name, tensor, _block(weight, tensor), layer.source == LOOKED_UP, values)
+    tap.parameters |= {place: tensors[place.name] for place in biases}
+    return tap if tuple(tap.parameters) == layer.parameters else None
+
+
+def _block(place: Parameter, tensor: Tensor) -> MatrixBlock:
+    """With the ranges that a manifest leaves out where they are all of the parameter."""
+    height, width = as_matrix(tensor.shape, place.leading)
+    return MatrixBlock(place.rows or (0, height), place.columns or (0, width or 1), place.transposed, place.leading)
+
+
+class Recipient(Protocol):
+    """Who hears of such products."""
+
+    def by_hand(self, product: MatrixProduct, name: str, output: Tensor) -> Tensor:
+        """What the network goes on with in place of `output`."""
+
+
+LISTENING: list[Recipient] = []
+"""Of the recorders that are open in this process."""
+
+
+def tap(x: Tensor, weight: Tensor, name: str) -> Tensor:
+    """Compute `x @ weight.T`, and let an open recorder record it as the layer `name`.
+
+    - `x`: [..., d_in].
+    - `weight`: [d_out, d_in], a parameter of the model or a part of one, such as `self.weight[3]`, `.T` or a range of
+      rows.
+
+    Returns [..., d_out], the same as `torch.nn.functional.linear(x, weight)`. Without an open recorder, and in code
+    that torch.compile compiles, it does nothing else. If `weight` is anything else, the layer is listed in
+    `recorder.skipped`. Raises BadInput for a name that is not valid text.
+    """
+    if is_compiling():
+        return linear(x, weight)
+    if not isinstance(name, str) or (not name.isascii() and name.encode(errors="ignore").decode() != name):
+        raise BadInput(
+            f"{name!r} cannot name a layer.", hint="Pass valid Unicode text that is not empty.", field="name"
+        )
+    with hidden():
+        output = linear(x, weight)
+        for recipient in LISTENING:
+            output = recipient.by_hand(MatrixProduct(x, weight), name, output)
+    return output
