@@ -66,7 +66,11 @@ def test_a_caller_asks_so_many_questions_a_second(two):
         assert bob.info()
 
 
-@pytest.mark.parametrize(("token", "line"), [new_token("alice", [READ]), ("a-token-as-it-is-in-a-file",) * 2])
+@pytest.mark.parametrize(
+    ("token", "line"),
+    [new_token("alice", [READ]), ("a-token-as-it-is-in-a-file",) * 2],
+    ids=["a digest with a name", "a token as it is"],
+)
 def test_new_connections_give_no_caller_more_questions(engine, tmp_path, token, line):
     with served(engine, write(tmp_path / "tokens", line), token_rate=0.001) as server:
         with Client(server.address, token=token) as first:

@@ -142,11 +142,18 @@ class FollowedRows(KnownRows):
         return self.around.__dict__.get("mode") is not None
 
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes that torch gives every module: none of them holds a tensor but parameters and buffers."""
+
+
 def _held_by(model: nn.Module) -> Iterator[Tensor]:
     for module in model.modules():
-        yield from (own for own in (*module._parameters.values(), *module._buffers.values()) if own is not None)
-        for own in vars(module).values():
-            yield from (each for each in tensors_in((own,)) if each.dim())
+        for own in (*module._parameters.values(), *module._buffers.values()):
+            if own is not None:
+                yield own
+        for name, value in vars(module).items():
+            if name not in _OF_EVERY_MODULE and isinstance(value, Tensor | list | tuple | dict):
+                yield from (each for each in tensors_in((value,)) if each.dim())
 
 
 def _outermost(model: nn.Module) -> Iterator[nn.Module]:
