@@ -1,7 +1,5 @@
 """What a question may take at most, in answers, in the size of its filter, and in processor time.
 
-What other threads took of the processor for the one that asks: its own clock does not show them.
-
 How large a mask may be where strangers write it.
 
 A regular expression becomes a program before the first slot is looked at, which nothing interrupts: its size is

@@ -1,7 +1,5 @@
 """Contributions along a direction: the best slots by them, and their sums by group.
 
-Contributions along a direction: what a slot's value is worth there, beside the score of its key.
-
 Sums of contributions by group.
 
 Shapes: n queries, G groups, d dimensions of a key.

@@ -1,7 +1,5 @@
 """Entries of a layer by the values of their slots' columns, kept next to its keys.
 
-Entries of a layer by the values of their slots' columns.
-
 Shapes: m entries that the mask leaves, H entries of the layer, T slots of its space, G groups.
 
 Groups of all entries of a layer, kept beside its keys: their values and sizes, and a digest of their members.

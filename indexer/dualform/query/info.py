@@ -1,11 +1,4 @@
-"""What a memory holds, in one value, with its output layer and its sampling.
-
-What a memory holds, in one value.
-
-The layer whose outputs are the network's: found by its weights and a query set's stored outputs, not by its name.
-
-What a memory says of the sample that it keeps, where slots were sampled to hold a budget.
-"""
+"""What a memory holds, in one value, with its output layer and its sampling."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """What is read of single slots and of query sets: columns, keys, values, queries, previews.
 
-What samples looked like, from the preview sets of a memory.
-
-A query set, as it is stored.
-
 The queries of a question as numbers: vectors, stored queries of a query set, or keys of training datapoints.
 
 Shapes: n queries, d_in of the layer, t queries that each example of a query set has in the layer: its tokens, or 1.

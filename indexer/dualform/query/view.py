@@ -1,13 +1,4 @@
-"""One snapshot of a memory with its backend, its cache and its counters.
-
-What answering has taken since a memory was opened, in numbers that only grow but for the last four.
-
-One snapshot of a memory, what scores its keys, and what is derived from it and kept between questions.
-
-Answers to what does not depend on the query, kept while they fit: one computation per key, over all threads.
-
-What answering took, counted over the life of an engine.
-"""
+"""One snapshot of a memory with its backend, its cache and its counters."""
 
 from __future__ import annotations
 

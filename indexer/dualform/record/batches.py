@@ -1,9 +1,5 @@
 """What a recording hands to its sink: slots, logs, and parameters that no slot explains.
 
-What a recording hands to its sink: a batch a step, and what comes to be known between steps.
-
-The states of torch's random number generators: taken at the beginning of a step, and put back to run it again.
-
 Parameters and buffers that no slot explains: norms, free ones, biases of no layer, running statistics.
 
 They are taken as the next step begins, in the training's own bits, so that a network as of any step is whole. What a

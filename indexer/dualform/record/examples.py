@@ -1,15 +1,11 @@
 """Error signals and gradients of single examples.
 
-The gradients of single examples at the model's own weights, layer by layer, batch by batch.
-
 The error signals of single examples at weights that are given: one forward and backward pass of a network.
 
 Nothing of the network changes: its weights stand in for the length of the pass, no gradient is accumulated, and random
 states are as before.
 
 Shapes: n examples, r rows of a layer's calls, d_in and d_out of the layer.
-
-Keys and error signals of tapped layers in a pass over examples, beside whatever is recorded.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ Shapes: n slots of a call, d_in and d_out of the layer; `...` the dimensions of 
 The shape of one call of a space, and how its rows come to lie as slots.
 
 Shapes: B rows, `L...` token dimensions, n slots of an extent.
-
-One space of slots, as a recording knows it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Query sets: what test examples ask of the recorded layers, and what the model answers.
 
-Query sets: what the recorded layers are asked by test examples, and what the model answers.
-
 Shapes: n examples of L tokens; the queries of a layer that sees tokens are one for each token, [n * L, d_in], an
 example's tokens after one another whichever axis of the layer's input is the batch. So are the outputs of a model that
 has some for each token, [n * L, outputs].
-
-Arguments of a model for many examples, cut into batches.
 
 What a model returns for a query set, as it is kept.
 

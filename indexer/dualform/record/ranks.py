@@ -1,7 +1,5 @@
 """Several processes that record one training: data-parallel ranks, sharded parameters, and the wrappers around them.
 
-The optimizer and the model inside what wraps them: accelerate, Lightning, Fabric, DDP, torch.compile.
-
 Parameters that `fully_shard` (FSDP2) parted over the ranks: each holds a range of the rows of every one.
 
 What is measured of a parameter is measured row by row, so that a rank brings what its own rows make of it and the ranks

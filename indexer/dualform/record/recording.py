@@ -1,14 +1,6 @@
 """A recording: what begins at the first step of a training and ends with it, and what of a step becomes a defect.
 
-A recording: what begins at the first step of a training and ends with it.
-
 It owns the sink, the slot spaces, the columns, and what is known of the optimizer's updates.
-
-Updates of the weights that no slots explain, or not alone.
-
-What cannot be recorded of a step as it was: where it matters it ends a first step, and is a later one's defect.
-
-Which layers have slots by now, and why the others have none.
 """
 
 from __future__ import annotations

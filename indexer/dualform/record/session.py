@@ -1,9 +1,4 @@
-"""The hooks of a recorded training, and its lifecycle from the first step to the last.
-
-A training while it is recorded: its layers and optimizers tell what happens, and steps what is said of it.
-
-The models that recorders of this process are open on.
-"""
+"""The hooks of a recorded training, and its lifecycle from the first step to the last."""
 
 from __future__ import annotations
 

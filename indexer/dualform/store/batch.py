@@ -1,12 +1,8 @@
 """What a recording hands to the store: a batch a step, the header, and marks.
 
-What a memory says of its training as a whole: before the first batch, and after the last one.
-
 What one recorded step brings to the store, as plain values.
 
 Shapes: B rows of the step; n slots of one extent; d_in and d_out of a layer.
-
-Marks of a recording: moments at which a training was saved, so that it may be resumed there.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ Which slots a memory with a budget keeps: those whose lot lies under a share, wh
 All of it is integer arithmetic, so that a lot is the same on every machine, on every rank and after a resumption. The
 finalizer is that of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
 
-An optimizer as a memory names it: what updated some of the recorded blocks, and by which rule.
-
 Parameter blocks: which rows and columns of which parameter of the model a layer stands for.
 
 A parameter is seen as a matrix [rows, columns], its trailing axes flattened into one, or as a vector [rows]; of a stack

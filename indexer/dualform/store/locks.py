@@ -1,7 +1,5 @@
 """Who writes to a memory: locks on its folder and its shards, and what a fork does to them.
 
-One process at a time that names other shards or runs in a memory: it deletes samples, or begins a further run.
-
 Who writes a shard at this moment: a lock on its file `writing`, held by the writer's process while it lives.
 
 A POSIX record lock goes with its process, however that ends, and not with the process's forks; and whoever reads can

@@ -1,7 +1,5 @@
 """memory.json: what a memory consists of and how far it is committed, checked when it is read.
 
-memory.json: what a memory consists of and how far it is committed.
-
 It is replaced by atomic rename as the last act of every commit, so what it says is on disk. The process that writes the
 first shard writes it; each other shard has a shard.json of the same form in its own folder, which speaks of it alone.
 
@@ -9,8 +7,6 @@ What memory.json and shard.json may say: checked when they are read, for a check
 
 A check takes a value and its place ("layers[0].d_in"), and raises ValueError, naming both, if the value does not fit.
 Fields that are not listed are left to later versions at the top and in layers, and refused everywhere else.
-
-What was taken out of a memory, as its manifest says it; each layer says how many of its slots were (layer.py).
 
 What a recorder that is killed while it creates a memory leaves: a folder without memory.json, which is written last.
 

@@ -1,11 +1,7 @@
 """One shard's slots.duckdb: opened read-write only while committing.
 
-One shard's slots.duckdb: held read-write only while committing, read into memory and let go.
-
 A DuckDB file that one process holds read-write cannot be opened by another, so both sides wait a while for each other:
 a commit lasts some hundredths of a second, and so does the copy that a reader takes.
-
-What DuckDB is told of a file's path, which it takes for more than a name.
 """
 
 from __future__ import annotations

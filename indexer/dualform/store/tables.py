@@ -4,13 +4,9 @@ What a user says of samples or of single slots: checked once, then stored under 
 
 Each process of a training has a first time of its own. Where they differ, a reader gives the column a type for all.
 
-The view of a space: one row a slot, made of its extents and the samples when it is read.
-
 A column of lists: one for each extent, with an entry for each of its slots.
 
 Shapes: E extents, n slots that are asked for, T slots of the space.
-
-What came to a memory between two moments: rows of its tables and of its matrices.
 
 The DuckDB tables of a shard: their columns, and the running digest that marks how far each column is committed.
 

@@ -4,8 +4,6 @@ The sums of what was deleted, on disk: no slot's part of the weights, which stan
 
 They lie in weights/forgotten-NNNNN.safetensors, float64, as KIND/BLOCK: "weight" or the optimizer's own name of a
 buffer, and the name of a parameter block, the way round that it is stored.
-
-Weights beside the segments, as safetensors files under the names of the model's state dict.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The dot product of every slot's gradient with that of each example.
 
-The dot product of every slot's gradient with that of each example.
-
     g_t(example)  =  sum over layers, shared blocks and the example's rows j of (left_t . left_j) (right_t . right_j)
 
 which for a layer of its own is the sum of (x_t . q_j + number of biases) (delta_t . e_j). delta_t is what was

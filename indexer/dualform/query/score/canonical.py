@@ -1,7 +1,5 @@
 """The score that is reported, how far a computed one can lie from it, and how many are rescored at once.
 
-What a score is. How each kind is searched and summed: kinds/.
-
 Canonical scores of many keys and queries, by the compiled loops where they are there, with canonical.py's bits.
 
 Shapes: m pairs, n queries, r rows, d dimensions.

@@ -1,6 +1,4 @@
-"""The kinds of score: dot, abs and cosine. A new kind is a class here and a line in the table below.
-
-The kinds of score, one file each. A new score is a new file here and a line in the table below.
+"""The kinds of score: dot, abs and cosine. A new score is a class here and a line in the table below.
 
 Questions, the wire and the command line carry a score by its name and know nothing else of it. A new score provides
 what `Kind` below and query/score/canonical.py list:
@@ -21,9 +19,7 @@ A rerun asks the same of windows of keys, which are memories of their own withou
 among the best of each, and sums add up.
 
 A score that weighs each slot by more than its key, as its contribution along a direction, is none of these: it differs
-between slots that share a key, and its direction travels with the question. See query/directed/.
-
-The inner product itself: positive where key and query agree, negative where they oppose each other.
+between slots that share a key, and its direction travels with the question. See query/directed.py.
 
 The inner product of key and query over both their lengths: what they have in common, however long they are.
 

@@ -27,10 +27,6 @@ products that may have been flushed to zero, which counts for more the shorter t
 Scores of blocks of keys, with the bound that they keep, and the canonical scores of what is left of them.
 
 Shapes: n queries, b rows of a block, R stored rows, c candidates.
-
-What finds the best entries of each query: the screen, where the backend has codes; the scan, with any backend.
-
-Hits by cell: query * G + group, for G groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The answer to TopK: the k best slots of each query, of each group, or one for each sample.
 
-The answer to TopK: the k best slots of each query, or of each group, whichever searcher finds them.
-
 Top-k with one hit a sample: the best slot of each, and how often the sample stands in the plain list.
 
 The plain list is asked for, longer and longer, until it holds k samples for each query and group. So scores, order and

@@ -1,9 +1,4 @@
-"""The engines of a sharded memory: one in front, and one for each shard.
-
-Answers for one shard of a memory: what runs on each machine, in a process of its own.
-
-The engine in front of a memory's shards: it asks others for what takes reading all rows, and merges.
-"""
+"""The engines of a sharded memory: one in front, and one for each shard."""
 
 from __future__ import annotations
 

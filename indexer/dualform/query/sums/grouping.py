@@ -8,7 +8,7 @@ A sum of inner products is one inner product with the group's sum of keys, sum_t
 sums of keys do not depend on the query. Both are canonical: keys are added as in key_sums.py, and the product is that
 of canonical.py. Where there are so many groups that their sums would be about as large as the keys, as token positions
 may be, the scores of their slots are added instead, in slot order. Each score chooses between the two, or brings a
-third (query/score/kinds/). Either way also divides each key by a number of its own.
+third (query/score/kinds.py). Either way also divides each key by a number of its own.
 
 Sums of absolute scores that need every score: a scan over stored rows, each counted as often as a group has it.
 

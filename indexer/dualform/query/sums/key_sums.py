@@ -1,9 +1,5 @@
 """The sum of the keys of each group: what a signed sum needs of the memory.
 
-Sums of keys by group, read from beside the keys where they were made before. G groups, d dimensions.
-
-The sum of the keys of each group: what a signed sum needs of the memory, whatever the number of slots.
-
 Shapes: H entries of the layer, G groups, d dimensions, b entries of a block.
 
 Keys are added in float64, in the order of the slots within fixed blocks and then block by block, so that the sums have

@@ -1,11 +1,4 @@
-"""How much each recorded gradient weighs at a step, by the update rule, also across runs.
-
-Where one run of a training ends and the next begins: whether the optimizer went on with what it had left.
-
-How much each recorded gradient weighs in a parameter at step T, by the update rule of the training.
-
-Which update rule moved a block: the same in all runs of a training, but for rounding, which is each run's own.
-"""
+"""How much each recorded gradient weighs at a step, by the update rule, also across runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """How exact the record of a layer is as of a step, from what was measured while training.
 
-How exact the record of a layer is as of a step, as measured while the training ran.
-
 It is called by the worst of its blocks, or "scores only" where it cannot be rebuilt: no values, no
 keys, or an optimizer without an update rule.
 

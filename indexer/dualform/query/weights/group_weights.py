@@ -10,12 +10,10 @@ factor until the end:
 
     c_t(q, o)  =  delta_t[o] ((F_t[o] * q) . x_t)                   o: one output
 
-F is made as above; then every slot costs one product, however many groups there are. Only the rows of W that
+F is made as below; then every slot costs one product, however many groups there are. Only the rows of W that
 are asked for are run again.
 
 Shapes: n queries, m entries, U updates, r outputs that are asked for, w columns of a block of W, B entries at once.
-
-What each group of slots brought to a layer's weights and biases, of groups that share no slot.
 
 Under a linear rule it is the group's own sum. Under one that treats each number on its own, each part of an update's
 gradient is multiplied by what is left of it at the end. Under any other the trajectory is run once with a

@@ -1,7 +1,5 @@
 """Terms that the record lacks: deleted slots, sampled ones, and layers that cannot be rebuilt.
 
-Why a layer cannot be rebuilt at all, so that its scores are all that it answers.
-
 What slots that a budget dropped take from the weights: from the first of them on, the sum over slots is a sample's.
 
 Up to that step every slot is kept, and everything is as exact as it was measured. Of a rule that is run again nothing

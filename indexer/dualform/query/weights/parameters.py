@@ -1,7 +1,5 @@
 """The whole network's parameters under a filter, or as of an earlier step.
 
-The whole network's parameters when only some slots speak, or as of an earlier step.
-
 What no slot explains of a network as of a step: norms, running statistics, biases of no layer.
 
 No mask moves them: they are as all of training left them by that step.

@@ -11,11 +11,6 @@ began (momentum, Adam's averages) are no slots, so no mask removes them.
 Where the record is not exact, the end of the training has one more term, W_T minus the sum over all slots: what moved
 outside the record. It stands like W_0 whatever the mask leaves, and it is no part of the status. So does the sum of
 what was deleted (missing_terms.py).
-
-Whether a layer is answered as its record has it, or refused: what is asked of its status.
-
-How well the record rebuilds the trained layers: ||[W|b]_T - rebuilt|| / ||[W|b]_T - [W|b]_0||, by a pass over all
-slots. It confirms what the watch measured while the training ran.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The gradient of a block that the slots of some steps make, and biases' gradients that are rounding.
 
-The gradient of a block that the slots of a range of steps make: as a whole, and of those that a mask leaves.
-
 What a training rounded to half precision is rounded alike: each product, and the sum of those of one copy of a weight
 (half_precision.py). Only the whole can be rounded; what that adds to the sum of all slots is no slot's part, which
 stands whatever a mask leaves, so that the parts of masks still add up.

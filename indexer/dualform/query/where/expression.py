@@ -1,14 +1,8 @@
 """From the text of a filter to an SQL expression that can reach nothing but the slots' columns.
 
-From the text of a mask to an SQL expression that can reach nothing but the slots' columns.
-
 DuckDB's own parser reads the text; what it read is walked, node by node, and written again as SQL of our own:
 only kinds of node, functions and types that are named there, column names that exist, and every
 constant as a bound parameter. Whatever else is refused, so a new DuckDB that learns new syntax cannot open a door.
-
-Connections to a DuckDB in memory: one for all small masks of a process, since DuckDB takes 15 ms to start.
-
-Writes the syntax tree of a mask as SQL again, node by node, and refuses every node that is not named here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""What makes a layer inexact, reported once for each kind.
-
-Gradients that the slots do not explain, or only by a factor that no other layer has, and what may be the reason.
-
-What may make a layer inexact, told once for each kind.
-"""
+"""What makes a layer inexact, reported once for each kind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The drift monitor: measures, while a training runs, how far its weights are from the record.
 
-The watch: measures, while a training runs, how far its weights are from what the record makes of them.
-
 Shapes: P numbers of the image over all parameters.
 
 The update rule is run on an image of the parameters (projection.py), from the slots' own sums alone: for a linear rule

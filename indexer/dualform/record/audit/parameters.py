@@ -1,7 +1,5 @@
 """The parameter blocks of recorded layers, and the sketch that each is compared along.
 
-Which numbers of an optimizer's parameters are watched, and by which rules.
-
 Fixed random entries of the recorded blocks: the image for rules that treat each number on its own.
 
 Shapes: d_out and columns of a weight, n slots, P numbers over all parameters.

@@ -1,11 +1,4 @@
-"""One log for each update of each optimizer: gradient factors, distances, and reasons.
-
-The updates of all optimizers of a training. Each is measured by itself, with the parameters that it holds.
-
-What the optimizer did: one log an update, how far the weights are from the record, and what may be the reason.
-
-What the updates of all optimizers of a training have in common.
-"""
+"""One log for each update of each optimizer: gradient factors, distances, and reasons."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Reading the weights of a running training: replaced tensors, writes from outside, distances.
-
-The weights as they are looked at: how far they are from the record, and who wrote to them.
-
-What comes to stand in the places of recorded parameters and of the optimizer's buffers while a training runs.
-
-The tensors that a model holds under its parameters' names at this moment: a training may replace them.
-"""
+"""Reading the weights of a running training: replaced tensors, writes from outside, distances."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""What the modules of a model say of its layers: the axis of the batch, what is frozen, adapters by name.
-
-The taps of a model's modules that have certain names, for whoever looks at layers without recording them.
-
-What did not train when recording began: it is not recorded, and what trains of it later is named.
-
-What modules around a layer tell of the axis that is the batch.
-"""
+"""What the modules of a model say of its layers: the axis of the batch, what is frozen, adapters by name."""
 
 from __future__ import annotations
 

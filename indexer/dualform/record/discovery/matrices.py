@@ -1,14 +1,10 @@
 """Matrices that modules multiply by themselves: which of them are layers, also in stacks such as experts.
 
-The taps of a model's free matrices, however they became known, and which of them are layers.
-
 Stacks of matrices in one parameter, as those of experts, whose rows the model chooses.
 
 A layer of a stack sees rows of the batch, or its tokens, where each call is as large as those of other layers; where
 calls have other sizes, or some rows of a tensor were seen to be taken, the model chose. Then one member's matrices
 share a space of that member's name.
-
-What matrices of a model go into beside products with a matrix: why they are no layers.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
 """Recording within a budget: how much of the disk may be used, and which samples are kept.
 
-Keeps a recording within its budget: of each batch, what the sink gets of it.
-
 What a budget keeps of a step: whole samples, with all of their slots in all layers.
 
 Rows are numbered anew, in their order, so that what is left lies as if the batch had had no others.
-
-What a recorder was asked to keep to on disk.
-
-How much of the disk a process's part of a memory takes.
-
-About what a batch takes on disk.
 
 How much of the disk a recording may take, and the share of its slots that fits.
 

@@ -1,11 +1,4 @@
-"""The optimizers of a training: which parameters each updates, by which rule, with which settings.
-
-Which parameters are of half precision themselves, with updates that their rule knows how to round.
-
-Reading an optimizer: the rule of its update, its settings, its buffers.
-
-Which optimizer updates which parameters, where a training has one or several.
-"""
+"""The optimizers of a training: which parameters each updates, by which rule, with which settings."""
 
 from __future__ import annotations
 

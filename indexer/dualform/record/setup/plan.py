@@ -1,15 +1,4 @@
-"""What is recorded and what it starts from: options, parameter blocks, the initial state.
-
-What a training starts from, as its memory's header says it.
-
-A model's state as arrays of our own.
-
-The parameter blocks of tapped layers: one name for each parameter, and none that overlaps another.
-
-What a recorder was asked to record, and where to.
-
-How far a recording has come.
-"""
+"""What is recorded and what it starts from: options, parameter blocks, the initial state."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ Each chooses by its own first batch, and where they chose apart, the slots of on
 
 Shapes: T layers, and n numbers of both.
 
-Whether the processes of a training give the same columns: of rows or of single slots alike, and of the same types.
-
 Each fixes its columns by its own first values. Where types differ, a reader gives the column one for all, which users
 are told of; a column that is of rows here and of single slots there would be NULL in all other spaces for half of them.
 

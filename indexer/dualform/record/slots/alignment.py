@@ -4,8 +4,6 @@ Fits the calls of one step into extents: which layers' calls saw the same slots,
 
 Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer, n slots of an extent.
 
-Which spaces would hold layers that saw different batches: patterns to be given as `spaces=`.
-
 Which axis of a layer's keys is the batch: it is said, or known from the modules around the layer, else the first.
 
 Where a space has its batch in the second axis, a layer that does not know its own may have it in the first, and its

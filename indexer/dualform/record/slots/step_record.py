@@ -1,7 +1,5 @@
 """What the adapters collect in one step, pass by pass.
 
-Who the taps of a training report to.
-
 What the taps bring in one step.
 
 Shapes: B rows, `L...` token dimensions, d_in and d_out of a layer.

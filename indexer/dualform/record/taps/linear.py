@@ -1,9 +1,4 @@
-"""Linear layers: nn.Linear, and the Conv1D of Hugging Face's transformers.
-
-The tap for Hugging Face's Conv1D, which is a linear layer whose weight lies [d_in, d_out]: y = x W + b.
-
-The tap for nn.Linear: y = x W^T + b.
-"""
+"""Linear layers: nn.Linear, and the Conv1D of Hugging Face's transformers."""
 
 from __future__ import annotations
 

@@ -3,10 +3,6 @@
 `dualform.tap`: a product in a forward pass of one's own that is to be a layer of a name.
 
 Shapes: d_in and d_out of the layer.
-
-The tap of a free matrix that a memory names, before a product with it was seen again.
-
-The tap of a matrix that a module multiplies by itself, as `x @ self.w` does, or that `dualform.tap` is given.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Layers that are modules. Each kind of module is a subclass, which names the type
 
 Shapes: d_in and d_out of the layer; `...` the dimensions of a batch (samples, or samples and tokens).
 
-Taps: they see a layer's keys and error signals without changing a bit of the training.
-
 Shapes: d_in and d_out of the layer; `...` the dimensions of a batch (samples, or samples and tokens).
 
 A tap passes the outputs of a forward call through an identity autograd function (autograd.py) that saves the key. Its

@@ -11,8 +11,6 @@ another name and renamed, without an fsync: what a power cut leaves of it does n
 is made again. Nobody is told where it cannot be written. What a killed process left unfinished goes when the next file
 of its folder is written.
 
-How much this process has read of memories' files: of keys, values and what is kept that derives from them.
-
 A file of which each byte is written once, past the page cache where the file system allows it.
 
 Through the page cache every byte is copied and its page accounted for by a core that the training wants, and the fsync

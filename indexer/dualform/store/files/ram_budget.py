@@ -1,11 +1,4 @@
-"""How much RAM there is, how much may be used, and byte counts as people write them.
-
-Bytes of RAM: of what caches keep between questions, and of what a question needs while it is answered.
-
-How much memory there is to use: the machine's, or what the process's control groups may take of it.
-
-Numbers of bytes, as people write and read them.
-"""
+"""How much RAM there is, how much may be used, and byte counts as people write them."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
 """Matrix files, read block by block, verified, and cached.
 
-Content of segments that stays in memory between two questions.
-
 The blocks that passes over files have read last.
 
 A pass that takes a narrow layer some thousand rows at a time asks for parts of one block many times over: each block is
 read and verified once, and its rows are copied out of it.
-
-One committed matrix file, read and verified block by block when its rows are first needed.
 
 The two kinds of matrix file in a memory.
 

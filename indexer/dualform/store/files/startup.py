@@ -4,8 +4,6 @@ What a question will read of a memory's folder, asked of the disk before anythin
 
 Python takes as long to load a process's libraries as a disk takes to read some hundred megabytes: it may do both at
 once. Nothing depends on it; whoever reads finds the files in the page cache, or waits for them as before.
-
-The C library's allocator, which keeps what is freed unless it is told not to.
 """
 
 from __future__ import annotations

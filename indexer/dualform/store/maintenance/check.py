@@ -1,7 +1,5 @@
 """Checks every checksum, row count and mark of a memory, and finds what does not belong to it.
 
-Every checksum, row count and mark of a memory, held against its files.
-
 What lies in a memory's folder and is no part of the memory, by what its manifest names.
 
 Files of others beside it are left alone: only what has a name that dualform gives counts.

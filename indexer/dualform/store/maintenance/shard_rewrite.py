@@ -1,7 +1,5 @@
 """Writes a shard again without some of its samples.
 
-Writes a shard anew without some of its samples: new files, from which nothing that went can be read.
-
 What is left of a shard's samples and slots when some samples are taken out: which stay, and their new numbers.
 
 Samples, slots and the rows of a batch are numbered anew, without gaps; steps are not, and an extent without slots stays

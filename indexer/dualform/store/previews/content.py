@@ -1,11 +1,4 @@
-"""What a preview set holds of each sample, and what is found of it.
-
-Generators of random numbers, left as they were by what draws from them meanwhile.
-
-What a stored preview set has of the samples that were asked for, as a kind of preview sets makes an answer of it.
-
-What a preview set holds of each sample, as rows of a table of Arrow, before it is on disk.
-"""
+"""What a preview set holds of each sample, and what is found of it."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """A preview set as it is given to a recorder, or to a finished memory.
 
-What samples looked like, as it is given to a recorder or to a finished memory.
-
 dualform.PreviewSet.images(dataset)      images in an array, or a dataset of (image, label)
 dualform.PreviewSet.texts(passages)      a text a sample
 dualform.PreviewSet.table(frame)         a row a sample
-
-Stores a preview set in a memory whose training is over.
 """
 
 from __future__ import annotations

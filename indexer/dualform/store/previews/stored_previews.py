@@ -1,9 +1,5 @@
 """Preview sets on disk: the file, its kinds, and reading it.
 
-Reads a stored preview set: the file is held against its checksum before anything of it is shown.
-
-The kinds of preview sets: of each, how what was given is written, and what stored rows looked like.
-
 A preview set on disk: one file of Arrow's IPC format, checked before anything of it is shown.
 
     gallery/<dataset>/samples-000000.arrow       of a dataset

@@ -1,9 +1,4 @@
-"""Opens the folder of a memory: manifests, journals, tables and matrix files of its shards.
-
-Opens the folder of a memory: manifests, journals and tables of its shards, held against each other.
-
-Where the rows of a shard's layers come from: its segments and its journal, and those of several shards or runs.
-"""
+"""Opens the folder of a memory: manifests, journals, tables and matrix files of its shards."""
 
 from __future__ import annotations
 

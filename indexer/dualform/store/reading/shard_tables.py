@@ -2,8 +2,6 @@
 
 What is said of datapoints, once each: a datapoint is a row of the batch of a step. Shapes: D datapoints.
 
-The columns of lists of a table of extents, each read when it is first needed.
-
 The tables of one shard as of a commit, and what its journal holds beyond: those of few rows are read as the shard
 is opened, others column by column, when first used.
 

@@ -4,16 +4,10 @@ One shard of a memory, read as a memory that has its slots alone: they keep the 
 
 Shapes: H entries of a layer in the whole memory, m of them in the shard.
 
-Whether a mark stands where the record of its run ends: a moment that was counted wrongly has other updates.
-
-A memory as its files say it is: one consistent snapshot, read and let go.
-
 Opening holds memory.json, the log of commits and the sizes of the segment files against each other, and reads where
 slots lie and the tables of few rows, but no long column. What is missing or altered is an error that names the file,
 never a shorter answer: columns are compared by their running digest when they are read, and segments by the checksum of
 each block when it is first used.
-
-Which of its moments a snapshot saw of a memory that may still grow.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ Shapes: n entries of a batch, P of which a stored row stands for; m = n / P stor
 
 Keys that are made of stored rows each time they are read. Shapes: n rows asked for.
 
-Rows that memory holds: those of a journal, of a training that is run again, or of a test.
-
 Where some consecutive keys of a layer come from, whatever form they are stored in. Shapes: n rows asked for.
 """
 

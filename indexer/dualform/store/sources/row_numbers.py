@@ -3,8 +3,6 @@
 Key source "row counts": numbers of rows with a weight each, for keys that count rows, as those of bags of words do.
 
 Shapes: n keys of at most N members each.
-
-Key source "row numbers": one integer a row, for keys that are 1 at one place and 0 elsewhere, as an embedding's.
 """
 
 from __future__ import annotations

@@ -9,10 +9,6 @@ Key source "float16": keys of a training that computed the layer in float16, in 
 
 Reading widens them to the very float32 rows that were handed over. Rows that float16 does not hold to the bit, as of a
 step outside autocast, are stored as "rows".
-
-Key source "none": no keys are stored, only a digest of them a step, for a training that is run again.
-
-Key source "rows": float32 rows, which FAISS alone reads.
 """
 
 from __future__ import annotations

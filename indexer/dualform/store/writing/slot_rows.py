@@ -1,13 +1,8 @@
 """Gathers what batches bring until the tables take it: samples, slots, logs and digests.
 
-Gathers what batches bring of the training itself, until the tables take it: the optimizer's steps, the factors and
-the watch of its updates, defects, names of labels, and digests of what layers were fed.
-
 Gathers what batches bring of datapoints and slots, until the tables `samples` and `extents_<space>` take it.
 
 Shapes: B rows of a step; n slots of an extent; E extents.
-
-What each layer was fed at one step, in a few bytes: enough to tell another training from the same one run again.
 """
 
 from __future__ import annotations

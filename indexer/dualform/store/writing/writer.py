@@ -1,7 +1,5 @@
 """Writes a memory: rows gather in RAM, go to a journal every few seconds, and become segments with a commit.
 
-Writes a memory: rows gather in memory, go to a journal every few seconds, and become segments with a commit.
-
 What a frame of the journal has already, or will not have because it is too much for one, is written to its segment
 ahead of the commit, so that little waits in memory.
 

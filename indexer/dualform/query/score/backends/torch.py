@@ -1,15 +1,11 @@
 """Scores by torch, on the CPU or on a GPU: key blocks kept on the device, and the screen there.
 
-Scores by torch, on the CPU or on a GPU. On a GPU: written to its documentation, not measured.
-
 The screen on another device, as a GPU: the same codes and bounds as screen.py, and torch's product of bytes.
 
 Shapes: n queries, R stored rows, m rows of a source with its padding, d dimensions with theirs.
 
 Products of codes are sums of integers, exact in any order, so what is left out is what the bounds prove, whatever
 multiplies. On a GPU: written to torch's documentation, not measured; the tests run it on CPU tensors.
-
-Copies of key blocks on a device, for as long as the blocks themselves live and the device has room.
 """
 
 from __future__ import annotations
