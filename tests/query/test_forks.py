@@ -180,7 +180,7 @@ def test_a_fork_of_whoever_is_inside_leaves_nothing_to_wait_for(monkeypatch):
 
 def test_forks_wait_while_a_file_of_duckdb_is_open(folder):
     path = next(folder.glob("shard-*")) / shard.FILE
-    with shard.opened(path, read_only=True):
+    with shard.opened(path):
         assert locks_file._inside == 1
     appender = shard.Appender(path)
     with appender._held():

@@ -23,8 +23,8 @@ from dualform.store.tables import arrow_table
 types = {f"c{number}": "DOUBLE" for number in range(40)}
 path, generator = Path(sys.argv[1]), np.random.default_rng(0)
 rows = {"numbers": arrow_table({name: generator.normal(size=20_000) for name in types}, types)}
-marks = shard.create(path, {"numbers": types}, [])
 appender = shard.Appender(path)
+marks = appender.create({"numbers": types}, [])
 for commit in range(6):
     marks = appender.append(commit, rows, marks)
 held = anonymous_bytes()

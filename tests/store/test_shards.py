@@ -57,11 +57,11 @@ import sys
 from pathlib import Path
 from dualform.store import shard
 
-shard.create(Path(sys.argv[1]), {}, [])
 appender, asked = shard.Appender(Path(sys.argv[1])), "SELECT current_setting('enable_progress_bar')"
+appender.create({}, [])
 with appender._held() as connection:
     print(connection.execute(asked).fetchall())
-with shard.opened(Path(sys.argv[1]), read_only=True) as connection:
+with shard.opened(Path(sys.argv[1])) as connection:
     print(connection.execute(asked).fetchall())
 """
 

@@ -129,8 +129,8 @@ def _flag(value: Any, at: str) -> None:
         _refuse(value, at, "true or false")
 
 
-def _text(value: Any, at: str, pattern: str = r"(?s).*", wanted: str = "text") -> None:
-    if type(value) is not str or not re.fullmatch(pattern, value):
+def _text(value: Any, at: str, pattern: str = "", wanted: str = "text") -> None:
+    if type(value) is not str or (pattern and not re.fullmatch(pattern, value)):
         _refuse(value, at, wanted)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -84,13 +84,13 @@ _Found = TypeVar("_Found")
 
 
 @contextmanager
-def opened(path: Path, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection to slots.duckdb, waited for while another process holds the file, and closed at the end.
+def opened(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection that reads slots.duckdb, waited for while another process holds the file, and closed at the end.
 
     Raises Locked where it is held for too long.
     """
     with ExitStack() as held:
-        connection = _waited(path, lambda: duckdb.connect(duckdb_path(path), read_only=read_only), held)
+        connection = _waited(path, lambda: duckdb.connect(duckdb_path(path), read_only=True), held)
         held.callback(connection.close)
         connection.execute(_QUIET)
         yield connection
@@ -121,13 +121,43 @@ def _waited(path: Path, open_file: Callable[[], _Found], held: ExitStack) -> _Fo
 
 
 class Appender:
-    """Adds to slots.duckdb, which it holds only meanwhile. DuckDB is started once: that takes longer than adding."""
+    """Writes slots.duckdb, which it holds only meanwhile. DuckDB is started once: that takes longer than adding."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._duckdb: duckdb.DuckDBPyConnection | None = None
         self._limit = ""
         """Of the memory that DuckDB may take, as it chose it itself."""
+
+    def create(self, tables: Mapping[str, ColumnTypes], views: Sequence[str]) -> dict[str, TableMark]:
+        """Make the file with empty tables, and views by their statements; returns the tables' marks."""
+        with self._held() as connection:
+            connection.execute(create_statement("commits", COMMITS))
+            marks = _add(connection, 0, tables, {})
+            for statement in views:
+                connection.execute(statement)
+            connection.execute("CHECKPOINT")
+        return marks
+
+    def evolve(
+        self,
+        commit: int,
+        tables: Mapping[str, ColumnTypes],
+        views: Sequence[str],
+        marks: Mapping[str, TableMark],
+    ) -> dict[str, TableMark]:
+        """Make the tables and columns that are not there yet, and the views anew; returns the marks after it.
+
+        A column that comes late is NULL in the rows before it. Nothing changes for a reader who does not know of it.
+        """
+        with self._held() as connection:
+            connection.execute("BEGIN")
+            after = _add(connection, commit, tables, marks)
+            for statement in views:
+                connection.execute(statement)
+            connection.execute("COMMIT")
+            connection.execute("CHECKPOINT")
+        return after
 
     def append(
         self, commit: int, added: Mapping[str, pa.Table], marks: Mapping[str, TableMark]
@@ -182,42 +212,6 @@ class Appender:
         if self._duckdb is not None:
             self._duckdb.close()
             self._duckdb = None
-
-
-def append(
-    path: Path, commit: int, added: Mapping[str, pa.Table], marks: Mapping[str, TableMark]
-) -> dict[str, TableMark]:
-    """As Appender has it, once."""
-    with closing(Appender(path)) as own:
-        return own.append(commit, added, marks)
-
-
-def create(path: Path, tables: Mapping[str, ColumnTypes], views: Sequence[str]) -> dict[str, TableMark]:
-    """Make the file with empty tables, and views by their statements; returns the tables' marks."""
-    with opened(path, read_only=False) as connection:
-        connection.execute(create_statement("commits", COMMITS))
-        marks = _add(connection, 0, tables, {})
-        for statement in views:
-            connection.execute(statement)
-        connection.execute("CHECKPOINT")
-    return marks
-
-
-def evolve(
-    path: Path, commit: int, tables: Mapping[str, ColumnTypes], views: Sequence[str], marks: Mapping[str, TableMark]
-) -> dict[str, TableMark]:
-    """Make the tables and columns that are not there yet, and the views anew; returns the marks after it.
-
-    A column that comes late is NULL in the rows before it. Nothing changes for a reader who does not know of it.
-    """
-    with opened(path, read_only=False) as connection:
-        connection.execute("BEGIN")
-        after = _add(connection, commit, tables, marks)
-        for statement in views:
-            connection.execute(statement)
-        connection.execute("COMMIT")
-        connection.execute("CHECKPOINT")
-    return after
 
 
 def _add(

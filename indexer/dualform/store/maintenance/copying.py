@@ -352,7 +352,7 @@ Log = Sequence[tuple[int, str, str, int, str]]
 
 
 def _log_of_commits(database: Path) -> Log:
-    with shard.opened(database, read_only=True) as connection:
+    with shard.opened(database) as connection:
         found = connection.execute('SELECT commit, "table", "column", "rows", digest FROM commits ORDER BY rowid')
         return found.fetchall()
 

@@ -9,6 +9,7 @@ one. Shapes: D datapoints of the shard, E extents and T slots of a space.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -218,9 +219,9 @@ def rewrite_shard(
         if old.manifest.others is not None:
             tables |= _others(run, old, folder, removal, check)
         views = view_statements(old.manifest.spaces, old.manifest.columns)
-        marks = shard.create(folder / shard.FILE, old.manifest.tables(), views)
         commits = old.manifest.shards[0].commits
-        marks = shard.append(folder / shard.FILE, commits, tables, marks)
+        with closing(shard.Appender(folder / shard.FILE)) as appender:
+            marks = appender.append(commits, tables, appender.create(old.manifest.tables(), views))
     for made in (folder / "layers", folder):
         sync_folder(made)
     return Shard(folder.name, commits + 1, marks)

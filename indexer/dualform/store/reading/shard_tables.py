@@ -297,7 +297,7 @@ def read_only(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection for a moment, as the caller needs it. Raises Damaged where the file is no database of DuckDB."""
     with ExitStack() as stack:
         with _damaged_if_wrong(path):
-            connection = stack.enter_context(opened(path, read_only=True))
+            connection = stack.enter_context(opened(path))
         yield connection
 
 

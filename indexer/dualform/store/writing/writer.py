@@ -96,7 +96,7 @@ def is_nothing(path: Path) -> bool:
     if not database.is_file():
         return True
     try:
-        with shard.opened(database, read_only=True) as connection:
+        with shard.opened(database) as connection:
             return not connection.execute("SELECT 1 FROM commits LIMIT 1").fetchall()
     except duckdb.Error:  # it was not whole yet
         return True
@@ -182,9 +182,8 @@ class Writer:
         """About what came since the last commit."""
         self._written_bytes = 0
         """Of which so many had come when full blocks were last written."""
-        self._database = self._folder / shard.FILE
-        self._appender = shard.Appender(self._database)
-        self._shard.tables = shard.create(self._database, self.manifest.tables(), self._views())
+        self._appender = shard.Appender(self._folder / shard.FILE)
+        self._shard.tables = self._appender.create(self.manifest.tables(), self._views())
         self._journaled: list[dict[str, pa.Table]] = []
         self._journaled_bytes = 0
         self._table_bytes = 0
@@ -406,8 +405,8 @@ class Writer:
         self.manifest.spaces += [space for space in self._slots.spaces if space not in self.manifest.spaces]
         self.manifest.columns |= {**self._slots.columns(), "steps": dict(self._logs.settings)}
         self.manifest.columns |= {name: dict(types) for name, types in self._logs.further.items()}
-        self._shard.tables = shard.evolve(
-            self._database, self._shard.commits, self.manifest.tables(), self._views(), self._shard.tables
+        self._shard.tables = self._appender.evolve(
+            self._shard.commits, self.manifest.tables(), self._views(), self._shard.tables
         )
         self._width = self._columns_known()
         self._write_manifest()
