@@ -23,7 +23,7 @@ METHODS = {
     "hardlink_to", "mkdir", "rename", "rmdir", "symlink_to", "tofile", "touch", "unlink", "write_bytes", "write_text",
 }  # fmt: skip
 """Of paths and arrays. Path.replace is told from that of strings by its one argument."""
-FOLDER_LOCK = ("folder_lock.py", "os.close")
+FOLDER_LOCK = ("locks.py", "os.close")
 """Of a folder that is opened for its lock, and read."""
 
 
@@ -66,7 +66,7 @@ def test_nothing_else_changes_the_disk(room):
         if file != DOOR
         and (file.name, what) != FOLDER_LOCK
         # It writes nothing: pages are sent to the null device, so that they are read.
-        and (file.name, what) not in {("read_ahead.py", "os.sendfile"), ("read_ahead.py", "open")}
+        and (file.name, what) not in {("startup.py", "os.sendfile"), ("startup.py", "open")}
     ]
     assert found == []
 
