@@ -22,7 +22,7 @@ Shapes: P numbers over all parameters.
 
 What a kind of shard says of one process among those that record a training together.
 
-A new kind is a file with a class like this one, as ranks.py, whose object is given as Recorder(ranks=…).
+A new kind is a class like `TrainingShard`, such as `Ranks`, whose object is given as Recorder(ranks=…).
 """
 
 from __future__ import annotations

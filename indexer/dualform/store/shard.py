@@ -133,9 +133,7 @@ class Appender:
         """Make the file with empty tables, and views by their statements; returns the tables' marks."""
         with self._held() as connection:
             connection.execute(create_statement("commits", COMMITS))
-            marks = _add(connection, 0, tables, {})
-            for statement in views:
-                connection.execute(statement)
+            marks = _add(connection, 0, tables, views, {})
             connection.execute("CHECKPOINT")
         return marks
 
@@ -152,9 +150,7 @@ class Appender:
         """
         with self._held() as connection:
             connection.execute("BEGIN")
-            after = _add(connection, commit, tables, marks)
-            for statement in views:
-                connection.execute(statement)
+            after = _add(connection, commit, tables, views, marks)
             connection.execute("COMMIT")
             connection.execute("CHECKPOINT")
         return after
@@ -218,8 +214,10 @@ def _add(
     connection: duckdb.DuckDBPyConnection,
     commit: int,
     tables: Mapping[str, ColumnTypes],
+    views: Sequence[str],
     marks: Mapping[str, TableMark],
 ) -> dict[str, TableMark]:
+    """Make what is not there yet, and the views by their statements; returns the marks after it."""
     after = {}
     for table, types in tables.items():
         if table not in marks:
@@ -233,6 +231,8 @@ def _add(
             if mark.rows:
                 _insert(connection, "commits", rows_table([(commit, table, name, mark.rows, digests[name])], COMMITS))
         after[table] = TableMark(mark.rows, digests)
+    for statement in views:
+        connection.execute(statement)
     return after
 
 

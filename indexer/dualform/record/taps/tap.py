@@ -4,8 +4,6 @@ Layers that are modules. Each kind of module is a subclass, which names the type
 
 Shapes: d_in and d_out of the layer; `...` the dimensions of a batch (samples, or samples and tokens).
 
-Shapes: d_in and d_out of the layer; `...` the dimensions of a batch (samples, or samples and tokens).
-
 A tap passes the outputs of a forward call through an identity autograd function (autograd.py) that saves the key. Its
 backward hands key and error signal on. This holds under activation checkpointing, which runs forward hooks more than
 once and backward once, and whose memory saving a key held in a closure would undo; under in-place operations on the
