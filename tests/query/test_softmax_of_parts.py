@@ -9,7 +9,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import Inexact
-from tests.record.test_gated_layers import skip_without_bfloat16
+from tests.record.listed import skip_without_bfloat16
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer, path, inputs, steps: int = 3):

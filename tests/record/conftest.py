@@ -9,7 +9,7 @@ import pytest
 def two(tmp_path_factory):
     """The folder of the memories that two ranks recorded, of which the second was killed in the last training."""
     from .processes import launch
-    from .two_ranks import run
+    from .sharded_trainings import run
 
     path = tmp_path_factory.mktemp("two")
     assert launch(run, 2, path) == [0, -signal.SIGKILL]

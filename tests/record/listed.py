@@ -5,12 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dualform.record.recorder import Recorder
 from dualform.rules import Update, named
+from dualform.store.reading.runs import opened
 from tests.trainings import learn
 
 
@@ -195,3 +197,16 @@ def train(opened, model, data, **said):
 
 def opened_on(model, path, **options):
     return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)
+
+
+def skip_without_bfloat16(layer=nn.LSTM):
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(4, 3)(torch.randn(2, 5, 4))
+    except RuntimeError as error:
+        pytest.skip(f"torch runs no {layer.__name__} in bfloat16 on this processor: {error}")
+
+
+def rows_of(path, table):
+    """The rows of a memory's stored table; SQL would start a process to answer."""
+    return opened(path).table(table).to_pylist()

@@ -55,11 +55,11 @@ def even(rank, path):
         )
 
 
-def budgeted(rank, path, keep="samples"):
+def budgeted(rank, path):
     """A budget that holds a share of what is planned."""
     model = DistributedDataParallel(net())
     optimizer = sgd(model)
-    recorder = recorder_of(model, optimizer, path / f"budgeted-{keep}", budget="40 MB", keep=keep, steps=150, seed=3)
+    recorder = recorder_of(model, optimizer, path / "budgeted", budget="40 MB", steps=150, seed=3)
     with recorder:
         take_steps(
             recorder,
@@ -68,10 +68,6 @@ def budgeted(rank, path, keep="samples"):
             lambda x, y: cross_entropy(model(x), y),
             label=lambda x, y: y,
         )
-
-
-def budgeted_by_steps(rank, path):
-    budgeted(rank, path, "steps")
 
 
 def uneven(rank, path):
@@ -101,21 +97,6 @@ def accumulated(rank, path):
                     cross_entropy(model(x), y).backward()
                     nn.utils.clip_grad_norm_(model.parameters(), 0.3)
                     optimizer.step()
-
-
-def accumulated_inside(rank, path):
-    """The same in one step."""
-    model = DistributedDataParallel(net())
-    optimizer = sgd(model)
-    with recorder_of(model, optimizer, path / "inside") as recorder:
-        for step in range(0, STEPS, 2):
-            (x, y), (z, _) = batch(rank, step, 4 + rank), batch(rank, step + 1, 4 + rank)
-            with recorder.step(label=y):
-                optimizer.zero_grad()
-                with model.no_sync():
-                    cross_entropy(model(x), y).backward()
-                cross_entropy(model(z), y).backward()
-                optimizer.step()
 
 
 def fewer(rank, path, shorter=1):

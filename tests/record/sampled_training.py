@@ -92,15 +92,10 @@ COLUMNS = ("step", "position", "call", "dataset", "label", "sample", "text")
 
 def picked(whole, space, keep="samples", shares=SHARES, seed=SEED, rank=0):
     """The slots of an unsampled recording that a sample keeps."""
-    column = whole.sql(f'SELECT slot, step, "row" FROM {view_of(whole, space)} ORDER BY slot')
-    row = np.ma.filled(column["row"], -1)
+    column = whole.slots(range(whole.info().slots[space]), space)
     found = []
-    for slot, step, own in zip(column["slot"].tolist(), column["step"].tolist(), row.tolist(), strict=True):
-        number = own if own < 0 else own + rank * ROWS_OF_A_RANK
+    for slot, (step, own) in enumerate(zip(column["step"].tolist(), np.ma.filled(column["row"], -1), strict=True)):
+        number = int(own) if own < 0 else int(own) + rank * ROWS_OF_A_RANK
         if drawn(seed, step, *([number] if keep == "samples" else [])) < shares[step]:
             found.append(slot)
     return found
-
-
-def view_of(memory, space):
-    return "slots" if space == next(iter(memory.info().slots)) else f'"{space}"'

@@ -9,10 +9,10 @@ import torch
 from torch import distributed, nn
 
 from dualform.errors import RecordingError
-from dualform.record import ranks
 from dualform.record.recorder import Recorder
 from tests.trainings import learn, take_steps
 
+from . import rank_trainings
 from .rank_trainings import recorder_of
 
 STEPS, WIDTH, ROWS = 8, 130, 33
@@ -31,10 +31,10 @@ def fully_shard(model, **options):
     return fsdp.fully_shard(model, **options)
 
 
-def net(rows=ROWS):
+def net(rows=ROWS, norm=nn.LayerNorm):
     """33 rows are 17 and 16 on two ranks; the entries of 33 x 130 numbers are watched in part."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, rows), nn.LayerNorm(rows), nn.ReLU(), nn.Linear(rows, 10))
+    return nn.Sequential(nn.Linear(WIDTH, rows), norm(rows), nn.ReLU(), nn.Linear(rows, 10))
 
 
 def sharded(model, **policy):
@@ -101,8 +101,8 @@ def whole(model):
     return {name: own.full_tensor() for name, own in model.state_dict().items()}
 
 
-def adamw(rank, path, name="sharded-adamw", rows=ROWS, **policy):
-    model = sharded(net(rows), **policy)
+def adamw(rank, path, name="sharded-adamw", **policy):
+    model = sharded(net(), **policy)
     optimizer = decoupled(model)
     with recorder_of(model, optimizer, path / name) as recorder:
         train(rank, model, (recorder, optimizer))
@@ -110,7 +110,7 @@ def adamw(rank, path, name="sharded-adamw", rows=ROWS, **policy):
             recorder.flush()  # which is no meeting of ranks
         recorder.query_set("test", batch(0, 0)[0], label=batch(0, 0)[1])
         # All but the scale and shift of the norm.
-        assert recorder.summary.trained - recorder.summary.recorded == 2 * rows
+        assert recorder.summary.trained - recorder.summary.recorded == 2 * ROWS
     torch.save(whole(model), path / f"{name}-{rank}.pt")
 
 
@@ -121,8 +121,11 @@ def half_precision(rank, path):
 
 
 def few_rows(rank, path):
-    """Three rows on four ranks: the last one holds none."""
-    adamw(rank, path, "sharded-few", rows=3)
+    """One row on two ranks: the last one holds none."""
+    model = sharded(net(1, norm=nn.Identity))
+    optimizer = decoupled(model)
+    with recorder_of(model, optimizer, path / "sharded-few") as recorder:
+        train(rank, model, (recorder, optimizer))
 
 
 def unrecorded(rank, path):
@@ -188,20 +191,11 @@ def refused(rank, path):
     )
 
 
-def left_early(rank, path):
-    """Rank 1 leaves its recorder by an error, behind the last update."""
-    model = sharded(net())
-    optimizer = momentum(model)
-    before, ranks.WAIT_SECONDS = ranks.WAIT_SECONDS, 2.0
-    ends = pytest.raises(KeyboardInterrupt) if rank else nullcontext()
-    with ends, recorder_of(model, optimizer, path / "left") as recorder:
-        take_steps(
-            recorder,
-            optimizer,
-            (batch(rank, step) for step in range(3)),
-            lambda x, y: loss_of(model, x, y),
-            label=lambda x, y: y,
-        )
-        if rank:
-            raise KeyboardInterrupt
-    ranks.WAIT_SECONDS = before
+def run(rank, path):
+    """All trainings of two ranks, one after another in the same two processes: processes take seconds to start."""
+    for of_ranks in (
+        *(rank_trainings.even, rank_trainings.budgeted, rank_trainings.uneven, rank_trainings.accumulated),
+        *(rank_trainings.fewer, rank_trainings.fewer_of_the_first, sgd, adamw, half_precision, few_rows),
+        *(accumulated_inside, transformer, refused, unrecorded, rank_trainings.killed),
+    ):
+        of_ranks(rank, path)

@@ -1,5 +1,7 @@
 """Recording never ends a training that would have gone on: what it cannot take is refused before, or a defect."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -8,28 +10,26 @@ from torch.nn.functional import cross_entropy
 
 from dualform.errors import BadInput, RecordingError
 from dualform.record.recorder import Recorder
+from tests.record.listed import Opened, batches, opened_on, small_net, train
 from tests.trainings import learn
 
-from .listed import Opened, batches, opened_on, small_net, train
 
-
-@pytest.mark.parametrize("first", [True, False], ids=["at the first step", "later"])
-def test_a_loss_that_the_training_skips(tmp_path, first):
+def test_a_loss_that_the_training_skips(tmp_path):
     model = small_net()
     opened = opened_on(model, tmp_path / "m")
     with opened.recorder:
-        for number, (x, y) in enumerate(batches(4)):
+        for number, (x, y) in enumerate(batches(5)):
             with opened.recorder.step(label=y):
                 loss = cross_entropy(model(x), y)
-                if number == (0 if first else 2):
+                if number in (0, 3):
                     continue
                 learn(opened.optimizer, loss)
     slots = [len(batch.samples["label"]) for batch in opened.sink.recorded]
-    assert slots == ([8, 8, 8] if first else [8, 8, 0, 8])
+    assert slots == [8, 8, 0, 8]
     assert opened.sink.defects == []
 
 
-@pytest.mark.parametrize("skipped", [{0}, {0, 1}, {2}], ids=str)
+@pytest.mark.parametrize("skipped", [{0, 1}, {2}], ids=str)
 def test_a_batch_that_is_left_out_before_its_forward_pass(tmp_path, skipped):
     model = small_net()
     opened = opened_on(model, tmp_path / "m")

@@ -43,7 +43,7 @@ def notes_of(file: Path) -> list[Note]:
 
 def start(name: str, folder: Path, notes: Path) -> list:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.record.killed_training", "tests.record.two_ranks", "torch._dynamo"])
+    context.set_forkserver_preload(["tests.record.killed_training", "tests.record.sharded_trainings", "torch._dynamo"])
     train, ranks = killed_training.record, KINDS[name].ranks
     if ranks == 1:
         started = [context.Process(target=train, args=(0, folder, name, notes))]

@@ -1,22 +1,30 @@
-"""A recorded training has the bits of one that is not recorded, and goes on where that one does, in forms that hooks,
-modes and checkpoints make awkward.
-"""
+"""A recorded training has the bits, random numbers and products of one that is not recorded, and leaves no hook."""
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import warnings
 from contextlib import nullcontext
 from functools import partial
+from itertools import cycle
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import dualform
+from dualform import tap
 from dualform.record.slots.step_record import Collector
+from dualform.store.batch import TOLERANCE
+from tests.record.listed import Opened, assert_rebuilt, batches, opened_on, small_net, snapshot, train as train_listed
 from tests.trainings import learn
 
 STEPS = 4
@@ -210,13 +218,17 @@ class Recurrent(nn.Module):
         return self.head(torch.tanh(self.cell(x)[0]))
 
 
-KINDS = {own.__name__: partial(Recurrent, own) for own in (nn.LSTM, nn.GRU, nn.RNN)}
+KINDS = {own.__name__: partial(Recurrent, own) for own in (nn.LSTM, nn.GRU)}
+
 KINDS |= {"attention": Attending, "convolution": Convolving, "free matrix": FreeMatrix}
 
+POLICIES = [("empty", "zeros"), ("stack", "cat"), ("copy", "clone"), ("aten",)]
 
-@pytest.mark.parametrize("make", [*KINDS.values()], ids=[*KINDS])
-@pytest.mark.parametrize("names", [("empty", "zeros"), ("stack", "cat"), ("copy", "clone"), ("aten",)], ids=str)
-def test_a_selective_checkpoint_sees_no_operator_of_a_tap(tmp_path, make, names):
+
+@pytest.mark.parametrize(("kind", "names"), [*zip(KINDS, cycle(POLICIES), strict=False), ("LSTM", ("stack", "cat"))])
+def test_a_selective_checkpoint_sees_no_operator_of_a_tap(tmp_path, kind, names):
+    make = KINDS[kind]
+
     def loss(model, x):
         return kept(*names)(model, x).square().mean()
 
@@ -261,3 +273,341 @@ def test_recording_may_stop_within_a_selective_checkpoint(tmp_path, monkeypatch)
             optimizer.step()
 
     assert all(map(torch.equal, weights(None, mlp, train), weights(tmp_path / "m", mlp, train, "stop_recording")))
+
+
+class Mixed(nn.Module):
+    """In-place operations, dropout, a branch that adds up, a normalisation, tokens."""
+
+    def __init__(self, checkpointed=False):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.left, self.right, self.last = (
+            nn.Linear(5, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 3),
+        )
+        self.norm = nn.LayerNorm(6)
+        self.checkpointed = checkpointed
+
+    def body(self, x):
+        x = torch.relu_(self.first(x))
+        x = nn.functional.dropout(self.left(input=x).mul_(0.5) + self.right(x), 0.2, self.training)
+        return self.last(self.norm(x))
+
+    def forward(self, x):
+        if not self.checkpointed:
+            return self.body(x)
+        return checkpoint(self.body, x.requires_grad_(), use_reentrant=self.checkpointed == "reentrant")
+
+
+def weights_after(model, tmp_path=None, autocast=False):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    opened = None if tmp_path is None else Opened(model, optimizer, tmp_path / "m")
+    torch.manual_seed(7)
+
+    def train():
+        for x, y in batches(6):
+            x = x.clone()
+            if opened is None:
+                one(x, y)
+            else:
+                with opened.recorder.step(label=y):
+                    one(x, y)
+
+    def one(x, y):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = cross_entropy(model(x).float(), y)
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+
+    if opened is None:
+        train()
+    else:
+        with opened.recorder:
+            train()
+    return [p.detach().clone() for p in model.parameters()], torch.get_rng_state(), opened
+
+
+@pytest.mark.parametrize(
+    ("checkpointed", "autocast"), [(False, False), ("non-reentrant", True), ("reentrant", False), (False, True)]
+)
+def test_same_bits_and_same_random_numbers_as_without(tmp_path, checkpointed, autocast):
+    plain, plain_rng, _ = weights_after(Mixed(checkpointed), autocast=autocast)
+    recorded, rng, opened = weights_after(Mixed(checkpointed), tmp_path, autocast)
+    assert all(torch.equal(a, b) for a, b in zip(plain, recorded, strict=True))
+    assert torch.equal(plain_rng, rng)
+    sink = opened.sink
+    assert sink.layer_names == ["first", "left", "right", "last"]
+    assert all(len(sink.keys(name)) == len(sink.values(name)) == 48 for name in sink.layer_names)
+    if not autocast:
+        assert sink.defects == []
+        assert all(f.residual < 1e-5 for log in sink.logs.values() for f in log.factors)
+
+
+def test_under_autocast_the_key_is_what_the_product_used_and_rounding_is_no_defect(tmp_path):
+    _, _, opened = weights_after(Mixed(), tmp_path, autocast=True)
+    keys = torch.from_numpy(opened.sink.keys("first"))
+    assert torch.equal(keys, torch.cat([x for x, _ in batches(6)]).bfloat16().float())
+    assert opened.sink.defects == []
+    assert max(f.residual for log in opened.sink.logs.values() for f in log.factors) > TOLERANCE
+
+
+def hooks(model, optimizer):
+    return [m._forward_hooks for m in model.modules() if m._forward_hooks] + [
+        h for h in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks) if h
+    ]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["finished", "failed"])
+def test_no_hook_remains(tmp_path, fails):
+    model = Mixed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    assert hooks(model, optimizer) == []
+
+    def train():
+        with opened.recorder:
+            for number, (x, y) in enumerate(batches(3)):
+                with opened.recorder.step(label=y):
+                    cross_entropy(model(x), y).backward()
+                    if fails and number == 2:
+                        raise KeyError("in the training")
+            assert len(hooks(model, optimizer)) == 7  # four layers, the whole model, two of the optimizer
+
+    if fails:
+        with pytest.raises(KeyError, match="in the training"):
+            train()
+    else:
+        train()
+    assert hooks(model, optimizer) == []
+    assert opened.sink.finished is not fails
+    assert [batch.step for batch in opened.sink.recorded] == ([0, 1] if fails else [0, 1, 2])
+    assert set(opened.sink.final) == set(model.state_dict())
+    x, y = batches(1)[0]
+    cross_entropy(model(x), y).backward()
+    assert len(opened.sink.recorded) == (2 if fails else 3)
+
+
+def test_keys_survive_a_loader_that_overwrites_its_buffer(tmp_path):
+    model = nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    data, buffer, labels = batches(3), torch.empty(8, 5), torch.empty(8, dtype=torch.int64)
+    with opened.recorder:
+        for x, y in data:
+            buffer.copy_(x)
+            labels.copy_(y)
+            with opened.recorder.step(label=labels):
+                learn(optimizer, cross_entropy(model(buffer), labels))
+            buffer.zero_()
+            model.weight.grad.zero_()
+            labels.zero_()
+    assert torch.equal(torch.from_numpy(opened.sink.keys("")), torch.cat([x for x, _ in data]))
+    assert opened.sink.column("label") == torch.cat([y for _, y in data]).tolist()
+    assert [parameter.name for parameter in opened.sink.header.layers[0].parameters] == ["weight", "bias"]
+
+
+def test_calls_outside_a_step_or_without_gradients_are_not_recorded(tmp_path):
+    model = Mixed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    (x, y), (other, _) = batches(2)
+    with opened.recorder:
+        model(other)
+        with opened.recorder.step(label=y):
+            with torch.no_grad():
+                model.eval()(other)
+            model.train()
+            cross_entropy(model(x), y).backward()
+        model(other).sum().backward()
+    assert torch.equal(torch.from_numpy(opened.sink.keys("first")), x)
+    assert opened.sink.defects == []
+
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._schema.name in PRODUCTS
+        return func(*args, **(kwargs or {}))
+
+
+def blocks():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6)) for _ in range(3)))
+
+
+def run_blocks(model, x, reentrant=False, dropout=0.0, twice=False):
+    x = x.clone().requires_grad_()
+    for block in model:
+        x = checkpoint(block, x, use_reentrant=reentrant)
+        x = nn.functional.dropout(x, dropout)
+    loss = x.square().mean()
+    if twice:
+        loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def train_blocks(model, path=None, steps=3, **options):
+    """Products of each step's forward and backward pass; the opened recorder and the weights around the steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    opened = None if path is None else Opened(model, optimizer, path)
+    counts, snapshots, generator = [], [snapshot(model)], torch.Generator().manual_seed(1)
+
+    def step(x):
+        optimizer.zero_grad()
+        with Products() as products:
+            run_blocks(model, x, **options)
+        optimizer.step()
+        counts.append(products.count)
+        snapshots.append(snapshot(model))
+
+    torch.manual_seed(2)
+    inputs = [torch.randn(5, 6, generator=generator) for _ in range(steps)]
+    if opened is None:
+        for x in inputs:
+            step(x)
+        return counts, None, snapshots
+    with opened.recorder:
+        for x in inputs:
+            with opened.recorder.step():
+                step(x)
+    return counts, opened, snapshots
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"reentrant": True}, {"dropout": 0.5}, {"twice": True}],
+    ids=["", "reentrant", "dropout", "a second pass back"],
+)
+def test_recording_makes_no_product_again(tmp_path, options):
+    model, twin = blocks(), blocks()
+    counts, opened, snapshots = train_blocks(model, tmp_path / "m", **options)
+    alone, _, _ = train_blocks(twin, **options)
+    assert counts == alone
+    assert all(torch.equal(own, other) for own, other in zip(model.parameters(), twin.parameters(), strict=True))
+    assert opened.sink.defects == []
+    assert all(len(opened.sink.parts(name)) == 3 for name in opened.sink.layer_names)
+    assert_rebuilt(opened.sink, snapshots)
+
+
+class Called(nn.Module):
+    """A block whose linear layer is called by keyword, after a hook that changes its input, and once in vain."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.failing = nn.Linear(6, 6), nn.Linear(6, 6), False
+        self.second.register_forward_hook(self._fail)
+
+    def _fail(self, *_):
+        if self.failing:
+            raise ValueError("not this time")
+
+    def forward(self, x):
+        self.failing = True
+        try:
+            self.second(x)
+        except ValueError:
+            self.failing = False
+        return self.second(torch.tanh(self.first(input=x)))
+
+
+def test_calls_of_other_kinds(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(Called(), Called())
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    snapshots, x = [snapshot(model)], torch.randn(5, 6)
+    with opened.recorder:
+        model[0].second.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+        for _ in range(3):
+            with opened.recorder.step():
+                opened.optimizer.zero_grad()
+                run_blocks(model, x)
+                opened.optimizer.step()
+            snapshots.append(snapshot(model))
+    assert opened.sink.defects == []
+    assert_rebuilt(opened.sink, snapshots)
+
+
+class Square(nn.Module):
+    """A checkpoint in which tensors of one shape are saved, so that only their order tells them apart."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.attend, self.states = nn.MultiheadAttention(4, 1, bias=False), nn.GRU(4, 4)
+        self.own, self.named = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
+
+    def body(self, x):
+        x = self.first(x)
+        x = x + self.attend(x, x, x)[0] + self.states(x)[0] + x @ self.own + tap(x, self.named, "named")
+        return self.last(x)
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("crossing", ["forward before", "backward after"])
+def test_a_checkpoint_that_runs_again_on_the_other_side_of_a_steps_end(tmp_path, crossing):
+    def train(recorder=None):
+        model, losses = Square(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        opened = None if recorder is None else recorder(model, optimizer)
+        inputs = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+        def update(x=None):
+            learn(optimizer, losses.pop() if x is None else model(x).square().sum())
+
+        if opened is None:
+            for x in inputs:
+                update(x)
+            return model
+        with opened.recorder:
+            for number, x in enumerate(inputs):
+                if number == 0:
+                    with opened.recorder.step():
+                        update(x)
+                elif crossing == "forward before":
+                    losses.append(model(x).square().sum())
+                    with opened.recorder.step():
+                        update()
+                else:
+                    with opened.recorder.step():
+                        losses.append(model(x).square().sum())
+                    update()
+        return model
+
+    model, twin = train(lambda *of: Opened(*of, tmp_path / "m")), train()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+@pytest.mark.parametrize("copied", ["torch.save", "pickle", "deepcopy"])
+def test_a_model_is_saved_and_copied_while_it_is_recorded(tmp_path, copied):
+    model = small_net()
+    opened = opened_on(model, tmp_path / "m")
+    with opened.recorder:
+        train_listed(opened, model, batches(2))
+        if copied == "deepcopy":
+            twin = copy.deepcopy(model)
+        elif copied == "pickle":
+            twin = pickle.loads(pickle.dumps(model))
+        else:
+            file = io.BytesIO()
+            torch.save(model, file)
+            file.seek(0)
+            twin = torch.load(file, weights_only=False)
+        x, y = batches(1)[0]
+        with opened.recorder.step(label=y):
+            cross_entropy(twin(x), y).backward()
+            cross_entropy(model(x), y).backward()
+    assert [len(batch.layers["0"]) for batch in opened.sink.recorded] == [1, 1, 1]
+    assert torch.equal(twin(x), model(x))

@@ -1,0 +1,300 @@
+"""Layers that stand for blocks of parameters: transposed, tied, flattened, and packed as those of attention are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, linear
+
+import dualform
+from dualform.errors import RecordingError
+from dualform.record.taps import Parameter
+from tests.record.product_tap import Product
+from tests.record.taps.block_trainings import (
+    CLASSES,
+    Attending,
+    B,
+    Conv1D,
+    D,
+    L,
+    Packed,
+    Transposed,
+    adamw,
+    assert_exact,
+    assert_live,
+    brought,
+    parted,
+    sgd,
+    statuses,
+    train,
+)
+from tests.trainings import record_steps
+
+
+def test_a_transposed_weight(tmp_path):
+    model = Transposed()
+    seen = []
+    model.up.register_forward_hook(lambda module, args, output: seen.append(args[0].detach().clone().reshape(-1, D)))
+    initial = train(model, tmp_path / "m", momentum_before=3)
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["up", "down", "head"])
+        np.testing.assert_array_equal(memory.keys("up"), torch.cat(seen[3:]).numpy())
+        assert_live(memory, model)
+        queries = torch.randn(4, D, generator=torch.Generator().manual_seed(5))
+        np.testing.assert_allclose(
+            np.asarray(memory.output("up", queries.numpy())), model.up(queries).detach().numpy(), atol=1e-5
+        )
+        np.testing.assert_array_equal(memory.weights(at_step=0)["up.weight"].numpy(), initial["up.weight"].numpy())
+        assert memory.weights().not_recorded == ()
+
+
+def test_a_transposed_weight_with_a_forward_of_its_own_is_not_recorded(tmp_path):
+    class Doubled(Conv1D):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model = nn.Sequential(Conv1D(D, 5), Doubled(5, CLASSES))
+    recorder = dualform.Recorder(model, sgd(model), tmp_path / "m")
+    assert recorder.skipped == {"1": "Doubled has a forward of its own"}
+
+
+def test_columns_of_a_transposed_weight(tmp_path):
+    model = Packed()
+    train(model, tmp_path / "m", model.taps, momentum_before=2)
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["q", "k", "v", "head"])
+        assert_live(memory, model)
+        assert memory.weights().not_recorded == ()
+
+
+# Tied weights, one of them transposed.
+
+
+class TiedTransposed(nn.Module):
+    """An autoencoder whose decoder is its encoder's weight, transposed."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.bias, self.head = nn.Linear(D, 5), nn.Parameter(torch.zeros(D)), nn.Linear(D, CLASSES)
+        shared = Parameter("encoder.weight", 0, 5, transposed=True)
+        self.decode = Product("decoder", 5, D, {shared: self.encoder.weight, Parameter("bias", 5, 6): self.bias})
+
+    def forward(self, x):
+        return self.head(self.decode(torch.tanh(self.encoder(x)), self.encoder.weight.T, self.bias).mean(1))
+
+
+def test_tied_weights_of_which_one_is_transposed(tmp_path):
+    model = TiedTransposed()
+    train(model, tmp_path / "m", [model.decode], momentum_before=3)
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["decoder", "encoder", "head"])
+        np.testing.assert_array_equal(memory.keys("decoder"), torch.cat(model.decode.seen).numpy())
+        assert_live(memory, model)
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(5))
+        live = linear(x, model.encoder.weight.T, model.bias).detach().numpy()
+        np.testing.assert_allclose(np.asarray(memory.output("decoder", x.numpy())), live, atol=1e-5)
+        terms = brought(memory, "encoder", "a") + brought(memory, "decoder", "a").T
+        unrecorded_change, left = parted(memory, "encoder.weight")
+        np.testing.assert_allclose(left - unrecorded_change, terms, atol=1e-6)
+
+
+# A convolution of kernel size 1 is a product of each pixel.
+
+
+class Pointwise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head = nn.Conv2d(4, 6, 1), nn.Linear(6, CLASSES)
+        blocks = {Parameter("conv.weight", 0, 4): self.conv.weight, Parameter("conv.bias", 4, 5): self.conv.bias}
+        self.product = Product("pixels", 4, 6, blocks)
+
+    def forward(self, x):
+        pixels = x.flatten(2).transpose(1, 2)
+        return self.head(torch.relu(self.product(pixels, self.conv.weight.flatten(1), self.conv.bias)).mean(1))
+
+
+def test_a_weight_of_four_axes(tmp_path):
+    model = Pointwise().to(memory_format=torch.channels_last)
+    train(model, tmp_path / "m", [model.product], shape=(B, 4, 3, 3))
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["pixels", "head"])
+        assert_live(memory, model)
+
+
+# An optimizer that is run again.
+
+
+@pytest.mark.parametrize("network", [Transposed, Packed, TiedTransposed, Pointwise])
+def test_blocks_under_adamw(tmp_path, network):
+    model = network()
+    taps = [tap for name in ("taps", "decode", "product") for tap in np.ravel(getattr(model, name, []))]
+    shape = (B, 4, 3, 3) if network is Pointwise else (B, L, D)
+    train(model, tmp_path / "m", taps, shape=shape, momentum_before=3, make=adamw)
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, statuses(memory))
+        assert_live(memory, model)
+        for name, value in memory.weights().items():
+            unrecorded_change, left = parted(memory, name)
+            assert 1e-4 < np.abs(left - unrecorded_change).max() < np.abs(value.numpy() - unrecorded_change).max() + 0.1
+
+
+def test_queries_keys_and_values_of_one_parameter(tmp_path):
+    model = Attending()
+    train(model, tmp_path / "m", model.attend.taps, momentum_before=3)
+    with dualform.open(tmp_path / "m") as memory:
+        assert memory.info().skipped == {}
+        assert_exact(memory, ["q", "k", "v", "stem", "head"])
+        for tap in model.attend.taps:
+            np.testing.assert_array_equal(memory.keys(tap.name), torch.cat(tap.seen).numpy())
+        assert_live(memory, model)
+        assert memory.weights().not_recorded == ()
+        x = torch.randn(4, D, generator=torch.Generator().manual_seed(5))
+        for i, part in enumerate("qkv"):
+            rows = slice(D * i, D * i + D)
+            live = linear(x, model.attend.in_proj_weight[rows], model.attend.in_proj_bias[rows])
+            np.testing.assert_allclose(np.asarray(memory.output(part, x.numpy())), live.detach().numpy(), atol=1e-5)
+
+
+def test_what_a_mask_leaves_of_a_block_is_what_its_slots_brought(tmp_path):
+    model = Attending()
+    train(model, tmp_path / "m", model.attend.taps)
+    name = "attend.in_proj_weight"
+    with dualform.open(tmp_path / "m") as memory:
+        unrecorded_change, left = parted(memory, name)
+        by_hand = np.concatenate([brought(memory, part, "a") for part in "qkv"])
+        np.testing.assert_allclose(left - unrecorded_change, by_hand, atol=1e-6)
+        assert np.abs(by_hand).max() > 1e-2
+
+
+def test_numbers_written_by_hand_are_seen_in_their_block_alone(tmp_path):
+    model = Attending()
+
+    def grow(module, args):
+        module.attend.in_proj_weight.data[D : 2 * D] *= 1.01
+
+    model.register_forward_pre_hook(grow)
+    train(model, tmp_path / "m", model.attend.taps)
+    with dualform.open(tmp_path / "m") as memory:
+        assert {name: status.name for name, status in statuses(memory).items()} == {
+            "q": "exact", "k": "approximate", "v": "exact", "stem": "exact", "head": "exact",
+        }  # fmt: skip
+
+
+def test_parts_that_are_not_recorded_stand_as_they_were(tmp_path):
+    model = Attending("qk")
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
+    train(model, tmp_path / "m", model.attend.taps)
+    live = {name: value.clone() for name, value in model.state_dict().items()}
+    with dualform.open(tmp_path / "m") as memory:
+        assert_exact(memory, ["q", "k", "stem", "head"])
+        begun, masked, whole = memory.weights(at_step=0), memory.weights("dataset = 'a'"), memory.weights()
+        for name in ("attend.in_proj_weight", "attend.in_proj_bias"):
+            assert torch.equal(begun[name], initial[name])
+            assert torch.equal(masked[name][2 * D :], live[name][2 * D :])
+            assert not torch.equal(masked[name][: 2 * D], live[name][: 2 * D])
+        rest = ("the rest of attend.in_proj_weight", "the rest of attend.in_proj_bias")
+        assert [name for name in whole.others if "rest" in name] == list(rest)
+        assert whole.not_recorded == ()
+        assert_live(memory, model)
+
+
+def test_a_training_goes_on_in_a_folder_of_its_own(tmp_path):
+    model = Attending("qk")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    generator, y = torch.Generator().manual_seed(1), torch.arange(B) % CLASSES
+    for run in ("one", "two"):
+        record_steps(
+            dualform.Recorder(model, optimizer, tmp_path / run, taps=model.attend.taps),
+            optimizer,
+            10,
+            lambda _: cross_entropy(model(torch.randn(B, L, D, generator=generator)), y),
+            sample=np.arange(B),
+        )
+        model.attend.in_proj_weight.data[2 * D :] += 1  # of v, which nobody records
+    model.attend.in_proj_weight.data[2 * D :] -= 1  # as the second run ended
+    with dualform.open([tmp_path / "one", tmp_path / "two"]) as memory:
+        assert_exact(memory, ["q", "k", "stem", "head"])
+        assert_live(memory, model)
+
+
+def test_a_block_under_adamw_is_what_it_is_as_a_parameter_of_its_own(tmp_path):
+    class Single(nn.Module):
+        """Packed with q, k and v apart."""
+
+        def __init__(self):
+            super().__init__()
+            packed = Packed()
+            self.head, parts = packed.head, packed.c_attn.detach().split(D, 1)
+            for part, weight in zip("qkv", parts, strict=True):
+                layer = nn.Linear(D, D, bias=False)
+                layer.weight.data = weight.T.contiguous()
+                setattr(self, part, layer)
+
+        def forward(self, x):
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            return self.head((torch.softmax(q @ k.transpose(1, 2) / D**0.5, -1) @ v).mean(1))
+
+    packed = Packed()
+    train(packed, tmp_path / "packed", packed.taps, make=adamw)
+    train(Single(), tmp_path / "single", make=adamw)
+    with dualform.open(tmp_path / "packed") as one, dualform.open(tmp_path / "single") as other:
+        for where in (None, "dataset = 'a'"):
+            expected = np.concatenate([other.weights(where)[f"{part}.weight"].numpy() for part in "qkv"]).T
+            np.testing.assert_allclose(one.weights(where)["c_attn"].numpy(), expected, atol=2e-6)
+
+
+# What has no block.
+
+
+def refused(model, tmp_path, taps):
+    with pytest.raises(RecordingError) as raised:
+        dualform.Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", taps=taps)
+    return raised.value.message
+
+
+def test_blocks_that_overlap(tmp_path):
+    model = Attending()
+    model.attend.taps[1].parameters = {
+        Parameter("attend.in_proj_weight", 0, D, rows=(D - 1, 2 * D - 1)): model.attend.in_proj_weight
+    }
+    assert refused(model, tmp_path, model.attend.taps) == (
+        "layers 'q' and 'k' hold overlapping blocks of one parameter: attend.in_proj_weight[0:8] and "
+        "attend.in_proj_weight[7:15]."
+    )
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (Parameter("weight", 0, D), "layer 'p' holds 'weight', which is not in the model's state dict."),
+        (
+            Parameter("attend.in_proj_weight", 0, D, rows=(20, 28)),
+            "layer 'p': attend.in_proj_weight[20:28] is outside attend.in_proj_weight, which has 24 rows.",
+        ),
+        (
+            Parameter("attend.in_proj_weight", 0, D, columns=(0, 9)),
+            "layer 'p': attend.in_proj_weight[:, 0:9] is outside attend.in_proj_weight, which has 8 columns.",
+        ),
+        (
+            Parameter("attend.in_proj_weight", 0, D, rows=(0, 4)),
+            "layer 'p': attend.in_proj_weight[0:4] has shape [4, 8] instead of [8, 8].",
+        ),
+        (
+            Parameter("attend.in_proj_weight", 0, D, transposed=True),
+            "layer 'p': attend.in_proj_weight has shape [8, 24] instead of [8, 8].",
+        ),
+        (
+            Parameter("attend.in_proj_weight", D, D + 1, rows=(0, 8)),
+            "layer 'p': attend.in_proj_weight[0:8] has shape [24, 8] instead of [8].",
+        ),
+    ],
+    ids=["name", "rows", "columns", "shape", "transposed", "bias"],
+)
+def test_what_is_no_block_of_the_model(tmp_path, block, message):
+    model = Attending()
+    tap = Product("p", D, D, {block: model.attend.in_proj_weight})
+    assert refused(model, tmp_path, [tap]) == message

@@ -1,0 +1,628 @@
+"""nn.LSTM and nn.GRU: keys and values of an unrolled network, the weights rebuilt of them, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
+
+import dualform
+from dualform.errors import RecordingError
+from dualform.query.weights.coefficients import coefficients
+from dualform.record.recorder import Recorder
+from dualform.store.reading.snapshot import Snapshot
+from tests.cases import pairwise, some
+from tests.record.listed import Opened, assert_rebuilt, skip_without_bfloat16, snapshot
+from tests.trainings import learn, take_steps
+
+KINDS = {"lstm": (nn.LSTM, nn.LSTMCell), "gru": (nn.GRU, nn.GRUCell)}
+
+TOKENS = {"lstm": "layer", "gru": "layer.gates"}
+
+"""The recorded layer whose keys are [h_(t-1); x_t]."""
+
+
+def states(state):
+    return state if isinstance(state, tuple) else (state,)
+
+
+def unrolled_keys(layer, cell_type, x, state=None):
+    """[h_(t-1); x_t] by one cell call a token; laid out as `x`, [B, L, X], [L, B, X] or [L, X]."""
+    cell = cell_type(layer.input_size, layer.hidden_size, bias=layer.bias, dtype=x.dtype)
+    own = {name.removesuffix("_l0"): value for name, value in layer.state_dict().items()}
+    cell.load_state_dict({name: value.to(x.dtype) for name, value in own.items()})
+    time = 1 if x.dim() == 3 and layer.batch_first else 0
+    if state is None:
+        now = tuple(x.new_zeros(*x.select(time, 0).shape[:-1], layer.hidden_size) for _ in range(2))
+    else:
+        now = tuple(part.detach().to(x.dtype).squeeze(0) for part in states(state))
+    keys = []
+    with torch.no_grad():
+        for token in x.unbind(time):
+            keys.append(torch.cat([now[0], token], -1))
+            now = states(cell(token, now if cell_type is nn.LSTMCell else now[0]))
+    return torch.stack(keys, time), now
+
+
+def rowwise(layer, tokens):
+    """[n, width], an example's tokens after one another, of what lies as the layer's input does."""
+    moved = tokens if layer.batch_first or tokens.dim() == 2 else tokens.transpose(0, 1)
+    return moved.reshape(-1, tokens.shape[-1])
+
+
+@st.composite
+def calls(draw):
+    """A layer, an input of its and an initial state or none."""
+    kind = draw(st.sampled_from(list(KINDS)))
+    rows, length = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    inputs, hidden = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    batch_first, batched, start = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    layer_type, cell_type = KINDS[kind]
+    layer = layer_type(inputs, hidden, bias=draw(st.booleans()), batch_first=batch_first, dtype=dtype)
+    shape = (length,) if not batched else (rows, length) if batch_first else (length, rows)
+    x = torch.randn(*shape, inputs, dtype=dtype)
+    state = tuple(torch.randn(*((1, rows) if batched else (1,)), hidden, dtype=dtype) for _ in range(2))
+    return layer, cell_type, x, (state if kind == "lstm" else state[0]) if start else None
+
+
+class Fed(nn.Module):
+    """Feeds a layer its input and initial state, by position or by name."""
+
+    def __init__(self, layer, state):
+        super().__init__()
+        self.layer, self.state = layer, state
+
+    def forward(self, x):
+        return self.layer(input=x, hx=self.state) if self.training else self.layer(x, self.state)
+
+
+@pytest.mark.filterwarnings("ignore:query set 'same' is stored without the model's outputs")  # of a square batch
+@settings(max_examples=15, deadline=None)
+@given(calls())
+def test_keys_and_queries_are_those_of_an_unrolled_cell(tmp_path_factory, call):
+    layer, cell_type, x, state = call
+    expected = rowwise(layer, unrolled_keys(layer, cell_type, x.double(), state)[0])
+    model = Fed(layer, state)
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path_factory.mktemp("m") / "m")
+    with opened.recorder:
+        with opened.recorder.step():
+            model(x)[0].square().sum().backward()
+        opened.recorder.query_set(
+            "same", x, batch_size=1000, batch_dim=1 if x.dim() == 3 and not layer.batch_first else 0
+        )
+    sink = opened.sink
+    hidden, whole = layer.hidden_size, "layer" if cell_type is nn.LSTMCell else "layer.gates"
+    if cell_type is nn.GRUCell:
+        assert sink.layer_names == ["layer.gates", "layer.candidate_input", "layer.candidate_hidden"]
+        np.testing.assert_array_equal(sink.keys("layer.candidate_input"), sink.keys(whole)[:, hidden:])
+        np.testing.assert_array_equal(sink.keys("layer.candidate_hidden"), sink.keys(whole)[:, :hidden])
+    np.testing.assert_allclose(sink.keys(whole), expected.numpy(), rtol=1e-5, atol=1e-6)
+    # torch computes inference by other loops than training, so these are not the keys to the bit.
+    np.testing.assert_allclose(sink.query_sets["same"][0][whole], expected.numpy(), rtol=1e-5, atol=1e-6)
+    tokens = list(np.ndindex(*(x.shape[:-1] if layer.batch_first or x.dim() == 2 else (x.shape[1], x.shape[0]))))
+    space = "token" if x.dim() == 3 else "sample"
+    assert sink.header.layers[0].space == space
+    assert not sink.header.layers[0].repeats
+    assert sink.column("row", space) == [token[0] for token in tokens]
+    if space == "token":
+        assert sink.column("position", space) == [token[1] for token in tokens]
+    # Inputs are the key's last columns to the bit: they were copied, not computed.
+    np.testing.assert_array_equal(sink.keys(whole)[:, hidden:], rowwise(layer, x.float()))
+
+
+class Words(nn.Module):
+    """A small language model whose state is carried from chunk to chunk."""
+
+    def __init__(self, kind, batch_first=True, checkpointed=False):
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(6, 11)
+        self.layer = KINDS[kind][0](4, 6, batch_first=batch_first)
+        self.state, self.checkpointed = None, checkpointed
+
+    def forward(self, tokens):
+        x = nn.functional.dropout(self.embed(tokens), 0.2, self.training)
+        if self.checkpointed:
+            output, state = checkpoint(self.layer, x, self.state, use_reentrant=False)
+        else:
+            output, state = self.layer(x, self.state)
+        self.state = tuple(part.detach() for part in state) if isinstance(state, tuple) else state.detach()
+        return self.head(output), state
+
+
+def chunks(count=5):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(11, (count, 3, 7), generator=generator)
+
+
+LOSSES = {
+    "output": lambda logits, state, tokens: cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()),
+    "state": lambda logits, state, tokens: sum(part.square().sum() for part in states(state)),
+    "last state": lambda logits, state, tokens: states(state)[-1].square().sum(),
+    "both": lambda logits, state, tokens: logits.square().mean() + sum(part.sum() for part in states(state)),
+}
+
+
+def weights_after(model, loss, tmp_path=None):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opened = None if tmp_path is None else Opened(model, optimizer, tmp_path / "m", layers=["layer*"])
+    torch.manual_seed(7)
+
+    def one(tokens):
+        learn(optimizer, loss(*model(tokens), tokens))
+
+    if opened is None:
+        for tokens in chunks():
+            one(tokens)
+    else:
+        with opened.recorder:
+            for tokens in chunks():
+                with opened.recorder.step(word=tokens):
+                    one(tokens)
+    return [p.detach().clone() for p in model.parameters()], torch.get_rng_state(), opened
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "checkpointed"), zip(cycle(KINDS), LOSSES.values(), [False, False, True, True], strict=False)
+)
+def test_same_bits_as_without_wherever_gradients_come_from(tmp_path, kind, loss, checkpointed):
+    plain, plain_rng, _ = weights_after(Words(kind, checkpointed=checkpointed), loss)
+    recorded, rng, opened = weights_after(Words(kind, checkpointed=checkpointed), loss, tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(plain, recorded, strict=True))
+    assert torch.equal(plain_rng, rng)
+    assert len(opened.sink.keys(TOKENS[kind])) == chunks().numel()
+    assert opened.sink.column("word", "token") == chunks().flatten().tolist()
+    assert opened.sink.defects == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_is_carried_from_chunk_to_chunk(tmp_path, kind):
+    model, data = Words(kind), chunks(3)
+    model.embed.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    opened = Opened(model, optimizer, tmp_path / "m", layers="layer*")
+    with opened.recorder:
+        for tokens in data:
+            with opened.recorder.step():
+                torch.manual_seed(0)
+                model(tokens)[0].sum().backward()
+    state, expected = None, []
+    for tokens in data:
+        torch.manual_seed(0)
+        x = nn.functional.dropout(model.embed(tokens), 0.2).double()
+        keys, now = unrolled_keys(model.layer, KINDS[kind][1], x, state)
+        state = tuple(part[None] for part in now)
+        expected.append(keys.flatten(0, 1))
+    np.testing.assert_allclose(opened.sink.keys(TOKENS[kind]), torch.cat(expected).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_output_written_over_before_backward(tmp_path):
+    layer = nn.LSTM(3, 4, batch_first=True, dtype=torch.float64)
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    gradients = []
+    for recorded in (False, True):
+        opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / str(recorded))
+        layer.zero_grad()
+        if recorded:
+            with opened.recorder, opened.recorder.step():
+                layer(x)[0].mul_(2).relu_().sum().backward()
+        else:
+            layer(x)[0].mul_(2).relu_().sum().backward()
+        gradients.append([p.grad.clone() for p in layer.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    expected = unrolled_keys(layer, nn.LSTMCell, x)[0].reshape(10, 7)
+    np.testing.assert_allclose(opened.sink.keys(""), expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_padded_sequences_with_a_mask(tmp_path):
+    layer = nn.GRU(2, 3, batch_first=True)
+    opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / "m")
+    x, mask = torch.randn(2, 4, 2), torch.tensor([[True] * 4, [True, True, False, False]])
+    with opened.recorder, opened.recorder.step(mask=mask):
+        (layer(x)[0] * mask[..., None]).sum().backward()
+    expected = unrolled_keys(layer, nn.GRUCell, x)[0][mask]
+    np.testing.assert_allclose(opened.sink.keys("gates"), expected.numpy(), rtol=1e-5, atol=1e-6)
+    assert opened.sink.column("position", "token") == [0, 1, 2, 3, 0, 1]
+
+
+REFUSED = {
+    "layers": (
+        nn.LSTM(2, 3, num_layers=2),
+        "it stacks 2 layers and shows only the last one's states: use one nn.LSTM for each",
+    ),
+    "directions": (
+        nn.GRU(2, 3, bidirectional=True),
+        "it is bidirectional: use one nn.GRU for each direction, and flip the input of the second",
+    ),
+    "projection": (
+        nn.LSTM(2, 3, proj_size=2),
+        "it projects its states (proj_size): use one without it and an nn.Linear",
+    ),
+    "parametrized": (
+        nn.utils.parametrizations.weight_norm(nn.GRU(2, 3), "weight_hh_l0"),
+        "a weight of it is parametrized: the optimizer does not update the weight itself",
+    ),
+    "frozen": (nn.LSTM(2, 3).requires_grad_(False), "its weight is frozen"),
+}
+
+
+@pytest.mark.parametrize(("layer", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_tapped_says_what_to_do(tmp_path, layer, reason):
+    model = nn.ModuleDict({"layer": layer, "head": nn.Linear(3, 2)})
+    recorder = Recorder(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m")
+    assert recorder.skipped["layer"] == reason
+
+
+def test_packed_sequences_are_refused_where_they_are_met(tmp_path):
+    layer = nn.LSTM(2, 3, batch_first=True)
+    opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / "m")
+    packed = pack_padded_sequence(torch.randn(2, 4, 2), torch.tensor([4, 2]), batch_first=True)
+    with opened.recorder:
+        with pytest.raises(RecordingError) as caught, opened.recorder.step():
+            layer(packed)
+        layer(packed)  # outside a step it is nobody's business
+    assert str(caught.value) == (
+        "layer '' was given a PackedSequence, which cannot be recorded. Pass the padded "
+        "tensor and recorder.step(mask=…), or leave the layer out with layers=."
+    )
+
+
+def test_a_packed_sequence_after_the_first_step_is_a_defect(tmp_path):
+    layer = nn.LSTM(2, 3, batch_first=True)
+    opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / "m")
+    packed = pack_padded_sequence(torch.randn(2, 4, 2), torch.tensor([4, 2]), batch_first=True)
+    with opened.recorder:
+        for given in (torch.randn(2, 4, 2), packed):
+            with opened.recorder.step():
+                output = layer(given)[0]
+                (output if isinstance(output, torch.Tensor) else output.data).sum().backward()
+    assert [list(batch.layers) for batch in opened.sink.recorded] == [[""], []]
+    assert opened.sink.defects == [("", 1, "layer '' was given a PackedSequence, which cannot be recorded")]
+
+
+@pytest.mark.parametrize(("where", "values"), [("output", True), ("state", False)])
+def test_a_step_with_nan_is_not_recorded(tmp_path, where, values):
+    layer = nn.GRU(2, 3, batch_first=True)
+    opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / "m", values=values)
+
+    def step(weight):
+        with opened.recorder.step():
+            output, state = layer(torch.randn(2, 4, 2))
+            (
+                output.sum() * weight + state.sum() if where == "output" else output.sum() + state.sum() * weight
+            ).backward()
+
+    with opened.recorder:
+        step(1.0)
+        step(float("nan"))
+    assert [batch.step for batch in opened.sink.recorded] == [0]
+    assert opened.recorder.steps == 1
+
+
+def watched(entering):
+    """A sum whose gradient is kept."""
+    if entering.is_leaf:
+        entering.requires_grad_()
+    entering.retain_grad()
+    return entering
+
+
+def products(own, hidden, token):
+    of_hidden, of_input = hidden @ own["weight_hh"].T, token @ own["weight_ih"].T
+    return of_hidden + own.get("bias_hh", 0.0), of_input + own.get("bias_ih", 0.0)
+
+
+def lstm_token(own, token, hidden, cell):
+    """What enters the gates of one token, the next hidden state and the next cell."""
+    gates = watched(sum(products(own, hidden, token)))
+    i, f, g, o = gates.chunk(4, -1)
+    cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+    return (gates,), torch.sigmoid(o) * torch.tanh(cell), cell
+
+
+def gru_token(own, token, hidden):
+    """What enters the gates, and the candidate's two products; the next hidden state."""
+    of_hidden, of_input = products(own, hidden, token)
+    size = 2 * hidden.shape[-1]
+    gates, u, v = map(watched, ((of_hidden + of_input)[:, :size], of_input[:, size:], of_hidden[:, size:]))
+    r, z = gates.sigmoid().chunk(2, -1)
+    return (gates, u, v), (1 - z) * torch.tanh(u + r * v) + z * hidden
+
+
+def lstm_outputs(own, keys, part):
+    """float64[n, 4 H]: what an LSTM with these parameters makes of keys [h; x], before any sigmoid."""
+    weight, bias = torch.cat([own["weight_hh"], own["weight_ih"]], 1), own["bias_hh"] + own["bias_ih"]
+    return keys @ weight.T + bias
+
+
+def gru_outputs(own, keys, part):
+    """float64[n, d_out]: what a GRU with these parameters makes of keys of one of its layers."""
+    rows = 2 * own["weight_hh"].shape[1]
+    if part == ".gates":
+        return lstm_outputs(own, keys, part)[:, :rows]
+    side = "ih" if part == ".candidate_input" else "hh"
+    return keys @ own[f"weight_{side}"][rows:].T + own[f"bias_{side}"][rows:]
+
+
+@dataclass(frozen=True)
+class Kind:
+    layer: Any
+    states: int
+    parts: tuple[str, ...]
+    """What the names of its layers have after that of the module."""
+    token: Callable[..., Any]
+    outputs: Callable[..., Any]
+
+
+LSTM = Kind(nn.LSTM, 2, ("",), lstm_token, lstm_outputs)
+
+GRU = Kind(nn.GRU, 1, (".gates", ".candidate_input", ".candidate_hidden"), gru_token, gru_outputs)
+
+GATED = pytest.mark.parametrize("kind", [LSTM, GRU], ids=["LSTM", "GRU"])
+
+
+def unrolled_errors(kind, layer, x, state, loss):
+    """The gradients of what enters each part, [B, L, d_out], by autograd in float64; x [B, L, X], states [B, H]."""
+    own = {name.removesuffix("_l0"): value.detach().double() for name, value in layer.named_parameters()}
+    sums, outputs = [], []
+    for token in x.unbind(1):
+        entering, *state = kind.token(own, token, *state)
+        sums.append(entering)
+        outputs.append(state[0])
+    loss(torch.stack(outputs, 1), *state).backward()
+    gradients = [[torch.zeros_like(own) if own.grad is None else own.grad for own in token] for token in sums]
+    return [torch.stack(own, 1) for own in zip(*gradients, strict=True)]
+
+
+@st.composite
+def cases(draw, kind):
+    rows, length = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    inputs, hidden = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    layout = draw(st.sampled_from(["batch first", "time first", "unbatched"]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+    layer = kind.layer(inputs, hidden, bias=draw(st.booleans()), batch_first=layout == "batch first", dtype=dtype)
+    rows = 1 if layout == "unbatched" else rows
+    x = torch.randn(rows, length, inputs, generator=generator, dtype=torch.float64)
+    state = torch.zeros(kind.states, rows, hidden, dtype=torch.float64)
+    given = draw(st.booleans())
+    if given:
+        state = torch.randn(state.shape, generator=generator, dtype=torch.float64)
+    through = draw(st.sets(st.sampled_from(["output", "hidden", "cell"][: 1 + kind.states]), min_size=1))
+    along = torch.randn(length + kind.states, rows, hidden, generator=generator, dtype=torch.float64)
+    return layer, layout, dtype, x, state, given, through, along
+
+
+@GATED
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_values_are_the_gradients_of_an_unrolled_networks_sums(tmp_path_factory, kind, data):
+    layer, layout, dtype, x, state, given_states, through, along = data.draw(cases(kind))
+    length = x.shape[1]
+
+    def loss(output, *states):
+        """Of [B, L, H], and of [B, H] each."""
+        terms = {"output": (output * output, along[:length].transpose(0, 1))}
+        terms |= dict(zip(("hidden", "cell"), zip(states, along[length:], strict=True), strict=False))
+        return sum((terms[name][0] * terms[name][1].to(output.dtype)).sum() for name in through)
+
+    expected = unrolled_errors(kind, layer, x, state, loss)
+    opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path_factory.mktemp("m") / "m")
+    laid = {"batch first": x, "time first": x.transpose(0, 1), "unbatched": x[0]}[layout].to(dtype)
+    states = [own.to(dtype) if layout == "unbatched" else own[None].to(dtype) for own in state]
+    before = None if not given_states else tuple(states) if kind is LSTM else states[0]
+    with opened.recorder, opened.recorder.step():
+        output, after = layer(laid, before)
+        after = after if kind is LSTM else (after,)
+        if layout == "unbatched":
+            loss(output[None], *after).backward()
+        else:
+            loss(output if layer.batch_first else output.transpose(0, 1), *(own[0] for own in after)).backward()
+        opened.optimizer.step()
+    names = [part.removeprefix(".") for part in kind.parts]
+    assert opened.sink.layer_names == names
+    for name, errors in zip(names, expected, strict=True):
+        found = opened.sink.values(name)
+        np.testing.assert_allclose(found, errors.reshape(found.shape).numpy(), rtol=1e-4, atol=1e-5)
+    assert opened.sink.defects == []
+    # The candidate of a GRU has products that all but cancel.
+    most = 1.0 if kind is LSTM else max(cancellation(opened.sink.keys(n), opened.sink.values(n)) for n in names)
+    assert all(factor.residual < 1e-5 * most for factor in opened.sink.logs[0].factors)
+
+
+def cancellation(keys, values):
+    """How much larger the terms of a layer's gradients are than their sums: so much more does rounding count."""
+    keys = np.column_stack([keys, np.ones(len(keys))]).astype(np.float64)
+    sums, terms = values.T @ keys, np.abs(values).T @ np.abs(keys)
+    norms = [(np.linalg.norm(terms[:, own]), np.linalg.norm(sums[:, own])) for own in (slice(-1), slice(-1, None))]
+    return max(term / whole if whole else 1.0 for term, whole in norms)
+
+
+class Tagger(nn.Module):
+    """A recurrent layer between two linear layers; its state is carried on."""
+
+    def __init__(self, kind, checkpointed=False):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.rnn, self.last = nn.Linear(5, 4), kind.layer(4, 6, batch_first=True), nn.Linear(6, 3)
+        self.state, self.checkpointed = None, checkpointed
+
+    def forward(self, x):
+        given = (torch.relu(self.first(x)), self.state)
+        output, state = checkpoint(self.rnn, *given, use_reentrant=False) if self.checkpointed else self.rnn(*given)
+        self.state = tuple(part.detach() for part in state) if isinstance(state, tuple) else state.detach()
+        return self.last(output)
+
+
+def batches(steps=6):
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(steps, 4, 5, 5, generator=generator), torch.randint(3, (steps, 4, 5), generator=generator)
+    return list(zip(x, y, strict=True))
+
+
+def step(model, optimizer, recorder, x, y):
+    with recorder.step(dataset="made", label=y):
+        learn(
+            optimizer,
+            cross_entropy(model(x).flatten(0, 1), y.flatten()),
+            lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.2),
+        )
+
+
+def in_one_group(model):
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, weight_decay=0.01, nesterov=True)
+
+
+def in_groups(model):
+    """Every parameter of the recurrent layer under settings of its own."""
+    rnn = [{"params": p, "lr": 2.0 - 0.4 * n, "momentum": 0.2 * n} for n, p in enumerate(model.rnn.parameters())]
+    return torch.optim.SGD([*rnn, {"params": [*model.first.parameters(), *model.last.parameters()]}], lr=0.5)
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "checkpointed"), pairwise([LSTM, GRU], [in_one_group, in_groups], [False, True])
+)
+def test_every_parameter_is_rebuilt_as_of_every_step(tmp_path, kind, optimizer, checkpointed):
+    model = Tagger(kind, checkpointed)
+    made = optimizer(model)
+    opened, snapshots = Opened(model, made, tmp_path / "m"), [snapshot(model)]
+    with opened.recorder:
+        for x, y in batches():
+            step(model, made, opened.recorder, x, y)
+            snapshots.append(snapshot(model))
+    assert opened.sink.defects == []
+    assert_rebuilt(opened.sink, snapshots)
+
+
+RECORDED = {
+    "LSTM, one group": (LSTM, in_one_group),
+    "LSTM, groups": (LSTM, in_groups),
+    "GRU, Adam": (GRU, adam),
+}
+
+
+@pytest.fixture(scope="module", params=RECORDED)
+def recorded(request, tmp_path_factory):
+    """What was recorded of which kind, and the state of the network as of each step and at the end."""
+    kind, optimizer = RECORDED[request.param]
+    model, states = Tagger(kind), []
+    made, path = optimizer(model), tmp_path_factory.mktemp("gated") / "m"
+    with Recorder(model, made, path) as recorder:
+        for x, y in batches():
+            states.append({name: value.clone() for name, value in model.state_dict().items()})
+            step(model, made, recorder, x, y)
+        model.state = None
+        recorder.query_set("test", batches()[0][0])
+    with dualform.open(path) as memory:
+        yield kind, memory, [*states, model.state_dict()]
+
+
+def outputs(kind, state, queries, part):
+    names = ("weight_hh", "weight_ih", "bias_hh", "bias_ih")
+    own = {name: state[f"rnn.{name}_l0"].double() for name in names}
+    return kind.outputs(own, torch.from_numpy(queries).double(), part).numpy()
+
+
+def test_the_reconstructions_outputs_and_weights(recorded):
+    kind, memory, states = recorded
+    reconstructions = memory.verify()
+    assert all(own.exact and own.reconstruction_error < 1e-5 for own in reconstructions.values()), reconstructions
+    for at_step in (None, 3, 0):
+        state = states[-1 if at_step is None else at_step]
+        for part in kind.parts:
+            queries = memory.query_set("test", f"rnn{part}").queries
+            found = memory.output(f"rnn{part}", queries, at_step=at_step)
+            np.testing.assert_allclose(found, outputs(kind, state, queries, part), rtol=1e-5, atol=1e-5)
+        rebuilt = memory.weights(at_step=at_step)
+        assert set(rebuilt) == set(state)
+        for name, value in state.items():
+            np.testing.assert_allclose(rebuilt[name].numpy(), value.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recorded", ["LSTM, groups"], indirect=True)
+def test_masks_and_their_cancellation_are_those_of_a_brute_force(recorded):
+    kind, memory, _ = recorded
+    stored = Snapshot.open(memory.path)
+    layer, slots = stored.layer("rnn"), np.arange(stored.count("token"))
+    keys = stored.keys("rnn").of_entries(slots).astype(np.float64)
+    values = stored.values("rnn").take(slots).astype(np.float64)
+    steps, labels = stored.column("token", "step"), stored.column("token", "label")
+    masked, stays = memory.weights(where="label <> 1"), labels != 1
+    moved, terms = 0.0, np.zeros(np.count_nonzero(~stays))
+    for parameter in layer.parameters:
+        found = coefficients(stored, parameter.name)
+        own = values * found.per_step[steps][:, None]
+        seen = np.column_stack([keys, np.ones(len(keys))])[:, parameter.start : parameter.stop]
+        expected = (own[stays].T @ seen[stays]).reshape(masked[parameter.name].shape)
+        expected = expected + found.initial * stored.initial()[parameter.name].astype(np.float64)
+        np.testing.assert_allclose(masked[parameter.name].numpy(), expected, rtol=1e-6, atol=1e-6)
+        if parameter in layer.weights:
+            moved += np.linalg.norm(own[~stays].T @ seen[~stays]) ** 2
+            terms += (np.linalg.norm(own[~stays], axis=1) * np.linalg.norm(seen[~stays], axis=1)) ** 2
+    assert memory.cancellation("label <> 1")["rnn"] == pytest.approx(np.sqrt(terms).sum() / np.sqrt(moved))
+    queries = memory.query_set("test", "rnn").queries
+    found = memory.output("rnn", queries, where="label <> 1")
+    np.testing.assert_allclose(found, outputs(kind, masked, queries, ""), rtol=1e-5, atol=1e-5)
+
+
+def test_one_of_the_layers_of_a_gru_alone(tmp_path):
+    model, x = nn.GRU(3, 4), torch.randn(5, 2, 3)
+    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", layers="candidate_hidden")
+    with opened.recorder:
+        take_steps(opened.recorder, opened.optimizer, 2, lambda _: model(x)[0].square().sum())
+    assert opened.sink.layer_names == ["candidate_hidden"]
+    assert opened.sink.keys("candidate_hidden").shape == opened.sink.values("candidate_hidden").shape == (20, 4)
+    assert all(factor.residual < 1e-5 for log in opened.sink.logs.values() for factor in log.factors)
+
+
+def test_two_backward_passes_of_one_call_from_the_same_place_are_told_apart(tmp_path):
+    """Gradients of one call that lie in the same memory are not taken for one another."""
+    torch.manual_seed(0)
+    model, x, gradient = nn.GRU(3, 4, batch_first=True), torch.randn(2, 5, 3), torch.ones(2, 5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    values = []
+    for together in (False, True):
+        opened = Opened(model, optimizer, tmp_path / str(together), layers=["gates", "candidate_input"])
+        with opened.recorder, opened.recorder.step():
+            output = model(x)[0]
+            if together:
+                output.backward(gradient * 3)
+            else:
+                output.backward(gradient, retain_graph=True)
+                output.backward(gradient.mul_(2))
+                gradient.div_(2)
+        values.append({part: opened.sink.values(part) for part in ("gates", "candidate_input")})
+    for part, expected in some(values[1].items()):
+        found = values[0][part]
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@GATED
+def test_under_autocast_rounding_is_no_defect(tmp_path, kind):
+    skip_without_bfloat16(kind.layer)
+    torch.manual_seed(0)
+    model, x = kind.layer(4, 3, batch_first=True), torch.randn(2, 5, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    opened = Opened(model, optimizer, tmp_path / "m")
+    with opened.recorder, opened.recorder.step(), torch.autocast("cpu", torch.bfloat16):
+        model(x)[0].float().square().mean().backward()
+        optimizer.step()
+    assert opened.sink.defects == []
