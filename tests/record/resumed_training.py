@@ -1,9 +1,7 @@
-"""A small training of two optimizers that saves checkpoints, and may be killed: `python -m` with its arguments."""
+"""A small training of two optimizers that saves checkpoints."""
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import torch
@@ -71,22 +69,3 @@ class Training:
                     recorder.flush()
                     if checkpoint is not None:
                         self.save(checkpoint)
-            if checkpoint is not None and not saved:
-                os._exit(9)
-
-
-if __name__ == "__main__":
-    place, file, until_step, *moments = sys.argv[1:]
-    training = Training()
-    if Path(file).exists():
-        training.load(Path(file))
-    with training.recorder(Path(place), resume=True) as live:
-        while training.done < int(until_step):
-            training.step(live)
-            if str(training.done) in moments:
-                live.flush()
-                training.save(Path(file))
-        live._training.recording._updates.finish(training.done - 1)  # more of it is on disk than the checkpoint has
-        live._training.recording.batches.put_logs()
-        live._training.recording.batches.sink.flush()
-        os._exit(9)

@@ -46,12 +46,14 @@ class Whole:
     answers: list[list[Any]]
     """By number of steps."""
 
-    def drawn(self, first: int = 0) -> list[int]:
-        """Numbers of acts from a first one on: all in the long form, and else one of each operation."""
+    def drawn(self, first: int = 0, part: int = 0, parts: int = 1) -> list[int]:
+        """Numbers of acts from a first one on: all in the long form, and else one of each operation of a part."""
         rng, numbers = np.random.default_rng([SEED, first]), dict[str, list[int]]()
         for number, (operation, _) in enumerate(self.acts[first:], first):
             numbers.setdefault(operation, []).append(number)
-        return sorted(number for own in numbers.values() for number in (own if soaking() else [int(rng.choice(own))]))
+        if soaking():
+            return sorted(number for own in numbers.values() for number in own)
+        return sorted(int(rng.choice(numbers[operation])) for operation in sorted(numbers)[part::parts])
 
     def check(self, path: Path, least: int) -> int:
         """Hold a memory against this one; returns its steps, which are `least` or more."""
@@ -102,7 +104,7 @@ def raised_by(call: Callable[[], None]) -> str:
 
 @pytest.mark.soak
 def test_each_act_fails_and_the_next_step_says_so(whole, tmp_path):
-    acts = whole.drawn()
+    acts = whole.drawn(0, 0, 2)
     said = 0
     for number in some(acts):
         path, training = tmp_path / str(number) / "m", Training()
@@ -136,7 +138,7 @@ def test_each_act_fails_and_the_next_step_says_so(whole, tmp_path):
 
 @pytest.mark.soak
 def test_each_act_fails_and_the_training_goes_on(whole, tmp_path):
-    acts = whole.drawn(first_act(whole))
+    acts = whole.drawn(first_act(whole), 1, 2)
     for number in some(acts):
         path, training = tmp_path / str(number) / "m", Training()
         path.parent.mkdir()
@@ -194,7 +196,7 @@ def received(pipe: Any) -> int:
 
 @pytest.mark.soak
 def test_a_process_ends_before_each_act(whole, processes, tmp_path):
-    acts = whole.drawn()
+    acts = whole.drawn(0, 0, 3)
     steps = 0
     for number in some(acts):
         path = tmp_path / str(number) / "m"
@@ -233,7 +235,7 @@ def limited(path: Path, most_bytes: int, said: Any) -> None:
 def test_no_room_for_any_file_duckdb_s_own_too(whole, processes, tmp_path):
     """What DuckDB writes does not go through durable_files: the system refuses it."""
     largest = max(file.stat().st_size for file in whole.path.rglob("*") if file.is_file())
-    limits = np.random.default_rng(SEED).integers(0, largest, rounds(3, 200))
+    limits = np.random.default_rng(SEED).integers(0, largest, rounds(2, 200))
     tables = 0
     for number, limit in enumerate(limits.tolist()):
         path = tmp_path / str(number) / "m"

@@ -126,21 +126,6 @@ def test_a_failure_of_writing_warns_once_and_the_training_goes_on(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
 
 
-def test_a_failure_of_writing_raises_at_the_next_step(tmp_path):
-    model = small_net()
-    opened = opened_on(model, tmp_path / "m")
-
-    def failing():
-        with opened.recorder:
-            train(opened, model, batches(2))
-            opened.fail(RecordingError("the disk is full."))
-            train(opened, model, batches(1))
-
-    with pytest.raises(RecordingError, match=r"^the disk is full\.$"):
-        failing()
-    assert opened.recorder.steps == 2
-
-
 @pytest.mark.parametrize("inside", [True, False], ids=["at the update", "at the step's end"])
 def test_metadata_that_stops_fitting(tmp_path, inside):
     def step(opened, labels):

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +55,7 @@ HOOKS = {
 }
 
 
-@pytest.mark.parametrize("when", ["before", "while"])
-@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize(("kind", "when"), [*zip(HOOKS, cycle(["before", "while"]), strict=False)])
 def test_a_users_hook_is_no_part_of_the_layer(tmp_path, kind, when):
     model = small_net()
     opened = opened_on(model, tmp_path / "m")
@@ -211,6 +211,7 @@ class Zoo(nn.Module):
 
 
 STEPS, LATER, SEED = 4, 2, 35
+
 BOUNDARY = (
     "discovery/followed_rows.py:_Mode.__torch_function__",
     "discovery/found_layers.py:FoundLayers.by_hand",
@@ -259,6 +260,7 @@ BOUNDARY = (
     "taps/watcher.py:_watched_linear",
     "taps/watcher.py:hidden",
 )
+
 """What catches the errors of all that it calls, and has nothing of its own that may fail."""
 
 
@@ -387,13 +389,11 @@ def places_of(path, at):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("on_error", "at"), [("stop_recording", 0), ("raise", LATER), ("stop_recording", LATER), ("warn", LATER + 1)]
-)
+@pytest.mark.parametrize(("on_error", "at"), [("stop_recording", 0), ("raise", LATER), ("warn", LATER + 1)])
 def test_what_fails_in_a_hook_leaves_it_as_on_error_says(tmp_path, unrecorded, on_error, at):
     every = sorted(place for place in places_of(tmp_path / "whole", at) if place not in BOUNDARY)
     every = [place for place in every if not place.startswith("register")]
-    drawn = every if soaking() else random.Random(SEED + at).sample(every, 8)
+    drawn = every if soaking() else random.Random(SEED + at).sample(every, 5)
     for number, place in enumerate(drawn):
         path, caught = tmp_path / f"{number}", None
         with Tracing(place) as tracing, warnings.catch_warnings(record=True) as told:
@@ -427,17 +427,13 @@ def test_what_fails_in_a_hook_leaves_it_as_on_error_says(tmp_path, unrecorded, o
     )
 
 
-def test_the_boundary_is_what_is_called(tmp_path):
-    called = set().union(*(places_of(tmp_path / f"{at}", at) for at in (0, LATER, LATER + 1)))
-    of_calls_that_are_not_recorded = {"taps/autograd.py:Part.fill", "taps/autograd.py:runs_again"}
-    of_calls_that_are_not_recorded |= {"taps/tap.py:Tap.passes_by", "taps/recurrent.py:TappedGRU.passes_by"}
-    assert set(BOUNDARY) - called == of_calls_that_are_not_recorded
-
-
+@pytest.mark.soak
 def test_a_recorder_that_cannot_be_entered_leaves_nothing(tmp_path, unrecorded):
     counts = places_of(tmp_path / "whole", "entering")
     assert sum(place.startswith("Module.register_") for place in counts) == 2
-    for number, (place, count) in enumerate(sorted(counts.items())):
+    every = sorted(counts.items())
+    drawn = [own for own in every if "register_" in own[0]] + random.Random(SEED).sample(every, 12)
+    for number, (place, count) in enumerate(every if soaking() else drawn):
         for nth in {1, count} if place.startswith(("Module", "Optimizer")) else {1}:
             training = Training(Tracing(place, nth), "entering")
             # What fails as an update rule is read is taken for a reason not to rebuild weights.

@@ -101,7 +101,7 @@ def test_what_a_power_cut_leaves_has_all_that_was_acknowledged(tmp_path):
         disk = WatchedDisk(tmp_path / name)
         with disk.used():
             Training().record(tmp_path / name)
-    moments = np.random.default_rng(SEED).permutation(len(disk.done))[: rounds(4, 200)]
+    moments = np.random.default_rng(SEED).permutation(len(disk.done))[: rounds(2, 200)]
     (tmp_path / "images").mkdir()
     cut = DiskWithoutPower(tmp_path / "cut", tmp_path / "images", set(moments.tolist()))
     with cut.used():

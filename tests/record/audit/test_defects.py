@@ -400,7 +400,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize(
-    ("gradients", "optimizer", "outside"), zip(NO_SLOTS, cycle(OPTIMIZERS), cycle([False, True]), strict=False)
+    ("gradients", "optimizer", "outside"), [*zip(NO_SLOTS, cycle(OPTIMIZERS), cycle([False, True]), strict=False)]
 )
 def test_an_update_without_gradients_is_a_step_without_slots(tmp_path, gradients, optimizer, outside):
     """What momentum and decay do in it is rebuilt, also where it comes first, twice in a row, and last."""

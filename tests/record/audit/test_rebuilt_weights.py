@@ -55,7 +55,9 @@ def record(model, optimizer, path, data, **how):
     return opened.sink, snapshots
 
 
-@pytest.mark.parametrize(("settings", "clip"), zip(VARIANTS.values(), cycle([None, 0.3]), strict=False), ids=VARIANTS)
+@pytest.mark.parametrize(
+    ("settings", "clip"), [*zip(VARIANTS.values(), cycle([None, 0.3]), strict=False)], ids=VARIANTS
+)
 def test_each_variant_of_sgd(tmp_path, settings, clip):
     model = small_net()
     sink, snapshots = record(

@@ -93,7 +93,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("name", "to_a_space"), zip(REFUSED, cycle([False, True]), strict=False))
+@pytest.mark.parametrize(("name", "to_a_space"), [*zip(REFUSED, cycle([False, True]), strict=False)])
 def test_what_no_column_holds_is_refused_as_it_is_said(tmp_path, name, to_a_space):
     model, ran, (said, message) = nn.Linear(4, 2), [], REFUSED[name]
     recorder = recorder_of(model, tmp_path / "m")

@@ -85,19 +85,6 @@ def test_an_embedding(tmp_path, padding):
         np.testing.assert_array_equal(hits.slots[0], np.flatnonzero(tokens.flatten() == 2)[:5])
 
 
-def test_an_embedding_that_is_the_heads_weight_and_one_of_positions(tmp_path):
-    model = Tied()
-    train(model, tmp_path / "m")
-    with dualform.open(tmp_path / "m") as memory:
-        assert_exact(memory, ["embed", "positions", "mix", "head"])
-        assert_live(memory, model)
-        spaces = {layer.name: layer.space for layer in memory.info().layers}
-        assert spaces == {"embed": "token", "positions": "positions", "mix": "token", "head": "token"}
-        np.testing.assert_array_equal(memory.keys("positions"), np.tile(np.eye(L, dtype=np.float32), (STEPS, 1)))
-        rows = memory.slots(np.arange(L), "positions")["row"]
-        assert all(row is None or row is np.ma.masked or row < 0 for row in rows)
-
-
 class Placed(Bag):
     """An embedding of positions, or of distances between them, beside one of tokens."""
 
@@ -118,7 +105,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize(("places", "rows"), zip(PLACES, [L, L + 1, L + 1, L], strict=True))
+@pytest.mark.parametrize(("places", "rows"), [*zip(PLACES, [L, L + 1, L + 1, L], strict=True)])
 @pytest.mark.filterwarnings("ignore:whether layer 'positions'")
 def test_what_is_looked_up_once_for_all_rows_is_of_no_row(tmp_path, places, rows):
     model = Placed(PLACES[places])

@@ -21,8 +21,8 @@ from dualform.errors import RecordingError
 from dualform.query.weights.coefficients import coefficients
 from dualform.record.recorder import Recorder
 from dualform.store.reading.snapshot import Snapshot
-from tests.cases import pairwise, some
-from tests.record.listed import Opened, assert_rebuilt, skip_without_bfloat16, snapshot
+from tests.cases import some
+from tests.record.listed import Opened, skip_without_bfloat16
 from tests.trainings import learn, take_steps
 
 KINDS = {"lstm": (nn.LSTM, nn.LSTMCell), "gru": (nn.GRU, nn.GRUCell)}
@@ -175,7 +175,7 @@ def weights_after(model, loss, tmp_path=None):
 
 
 @pytest.mark.parametrize(
-    ("kind", "loss", "checkpointed"), zip(cycle(KINDS), LOSSES.values(), [False, False, True, True], strict=False)
+    ("kind", "loss", "checkpointed"), [*zip(cycle(KINDS), LOSSES.values(), [False, False, True, True], strict=False)]
 )
 def test_same_bits_as_without_wherever_gradients_come_from(tmp_path, kind, loss, checkpointed):
     plain, plain_rng, _ = weights_after(Words(kind, checkpointed=checkpointed), loss)
@@ -185,27 +185,6 @@ def test_same_bits_as_without_wherever_gradients_come_from(tmp_path, kind, loss,
     assert len(opened.sink.keys(TOKENS[kind])) == chunks().numel()
     assert opened.sink.column("word", "token") == chunks().flatten().tolist()
     assert opened.sink.defects == []
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_state_is_carried_from_chunk_to_chunk(tmp_path, kind):
-    model, data = Words(kind), chunks(3)
-    model.embed.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    opened = Opened(model, optimizer, tmp_path / "m", layers="layer*")
-    with opened.recorder:
-        for tokens in data:
-            with opened.recorder.step():
-                torch.manual_seed(0)
-                model(tokens)[0].sum().backward()
-    state, expected = None, []
-    for tokens in data:
-        torch.manual_seed(0)
-        x = nn.functional.dropout(model.embed(tokens), 0.2).double()
-        keys, now = unrolled_keys(model.layer, KINDS[kind][1], x, state)
-        state = tuple(part[None] for part in now)
-        expected.append(keys.flatten(0, 1))
-    np.testing.assert_allclose(opened.sink.keys(TOKENS[kind]), torch.cat(expected).numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_an_output_written_over_before_backward(tmp_path):
@@ -494,21 +473,6 @@ def in_groups(model):
 
 def adam(model):
     return torch.optim.AdamW(model.parameters(), lr=0.01)
-
-
-@pytest.mark.parametrize(
-    ("kind", "optimizer", "checkpointed"), pairwise([LSTM, GRU], [in_one_group, in_groups], [False, True])
-)
-def test_every_parameter_is_rebuilt_as_of_every_step(tmp_path, kind, optimizer, checkpointed):
-    model = Tagger(kind, checkpointed)
-    made = optimizer(model)
-    opened, snapshots = Opened(model, made, tmp_path / "m"), [snapshot(model)]
-    with opened.recorder:
-        for x, y in batches():
-            step(model, made, opened.recorder, x, y)
-            snapshots.append(snapshot(model))
-    assert opened.sink.defects == []
-    assert_rebuilt(opened.sink, snapshots)
 
 
 RECORDED = {
