@@ -61,8 +61,7 @@ seeds: setup
 # answer; then the same tests with Python's checks of its own memory. Tests that start processes or compile are left out.
 SANITIZED := build/sanitized
 SANITIZED_TESTS := tests/kernels tests/contract tests/record/test_resumed.py tests/query/test_gradient_screen.py \
-	tests/query/test_screen.py tests/query/test_direct_outputs.py tests/record/test_projection.py \
-	tests/record/test_recorded_entries.py
+	tests/query/test_screen.py tests/query/test_direct_outputs.py tests/record/audit/test_projection.py
 
 sanitize: setup
 	CC=gcc CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1" DUALFORM_REQUIRE_LOOPS=1 \

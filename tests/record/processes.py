@@ -17,7 +17,7 @@ SECONDS = 240
 def launch(train: Callable[[int, Path], None], count: int, path: Path) -> list[int]:
     """Run train(rank, path) in so many processes; returns their exit codes."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([f"{__package__}.sharded_trainings", "torch._dynamo"])  # imported once for all processes
+    context.set_forkserver_preload([f"{__package__}.sharded_trainings", "torch._dynamo"])
     with TemporaryDirectory() as folder:  # they meet in a file: a port that is free now may be another's by then
         meeting = Path(folder, "meeting").as_uri()
         ranks = [context.Process(target=_rank, args=(train, rank, count, meeting, path)) for rank in range(count)]

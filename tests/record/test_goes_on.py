@@ -72,34 +72,6 @@ def test_a_lazy_module_is_refused_until_it_has_seen_a_batch(tmp_path):
     assert opened.sink.defects == []
 
 
-class Wrapper(torch.optim.Optimizer):
-    """Holds another optimizer, as accelerate's does."""
-
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
-
-    @property
-    def param_groups(self):
-        return self.optimizer.param_groups
-
-    def zero_grad(self):
-        self.optimizer.zero_grad()
-
-    def step(self):
-        self.optimizer.step()
-
-
-def test_a_wrapped_optimizer(tmp_path):
-    model = small_net()
-    wrapped = Wrapper(Wrapper(torch.optim.SGD(model.parameters(), lr=0.1)))
-    opened = Opened(model, wrapped, tmp_path / "m")
-    with opened.recorder:
-        train(opened, model, batches(3))
-    assert (opened.sink.header.optimizer, opened.sink.header.rule) == ("SGD", "sgd")
-    assert [log.updated for log in opened.sink.logs.values()] == [True] * 3
-    assert opened.sink.defects == []
-
-
 def failing(opened, model):
     """A training whose writer fails after the second step, recorded with on_error="warn"; returns its weights."""
     train(opened, model, batches(2))
@@ -159,27 +131,6 @@ def test_what_on_error_can_be(tmp_path):
         BadInput, match=r"""^Unknown on_error 'ignore'\. Choose on_error="raise" or on_error="stop_recording"\.$"""
     ):
         Recorder(small_net(), torch.optim.SGD([torch.zeros(1)], lr=0.1), tmp_path / "m", on_error="ignore")
-
-
-def test_a_query_set_by_name(tmp_path):
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(5, 3)
-
-        def forward(self, left, right):
-            return self.layer(left - right)
-
-    model = Named()
-    opened = opened_on(model, tmp_path / "m")
-    left, right = torch.randn(5, 5), torch.randn(5, 5)
-    with opened.recorder:
-        with opened.recorder.step():
-            model(left, right).sum().backward()
-        opened.recorder.query_set("test", {"right": right, "left": left}, batch_size=2)
-    queries, _, outputs = opened.sink.query_sets["test"]
-    np.testing.assert_array_equal(queries["layer"], (left - right).numpy())
-    np.testing.assert_allclose(outputs, model(left, right).detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:layer '[24]' took")

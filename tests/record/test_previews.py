@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,8 @@ def pixels(found: dualform.Previews, place: int = 0) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(image)))
 
 
-@pytest.mark.parametrize("when", ["before", "during"])
-def test_a_recorder_stores_what_samples_looked_like(tmp_path, when):
-    Small(tmp_path / "m").run(**{when: of_images})
+def test_a_recorder_stores_what_samples_looked_like(tmp_path):
+    Small(tmp_path / "m").run(before=of_images)
     with dualform.open(tmp_path / "m") as memory:
         assert memory.info().previews == {"a": "images"}
         slots = memory.slots(memory.topk("1", IMAGES[3].reshape(1, -1) / 255, 5))
@@ -89,10 +89,9 @@ class Noisy(Dataset[Any]):
         return torch.rand(4, 5), number
 
 
-@pytest.mark.parametrize("when", ["before", "during"])
-def test_the_training_comes_out_as_without(tmp_path, when):
+def test_the_training_comes_out_as_without(tmp_path):
     plain = Small(tmp_path / "plain").run()
-    shown = Small(tmp_path / "m").run(**{when: lambda recorder: recorder.previews("b", PreviewSet.images(Noisy()))})
+    shown = Small(tmp_path / "m").run(during=lambda recorder: recorder.previews("b", PreviewSet.images(Noisy())))
     for one, other in some(zip(plain.parameters(), shown.parameters(), strict=True)):
         assert torch.equal(one, other)
 
@@ -111,8 +110,7 @@ def said_of(path: Path) -> list[Any]:
         return [hits.scores[0].tolist(), rows, sums, memory.info().steps, memory.verify()["1"].exact]
 
 
-@pytest.mark.parametrize("steps", [1, 5])
-@pytest.mark.parametrize("when", ["before", "first", "last"])
+@pytest.mark.parametrize(("when", "steps"), [("before", 1), ("last", 3)])
 def test_a_preview_set_leaves_keys_values_and_answers_as_they_are_without(tmp_path, when, steps):
     plain = Small(tmp_path / "plain")
     with plain.recorder:
@@ -124,7 +122,7 @@ def test_a_preview_set_leaves_keys_values_and_answers_as_they_are_without(tmp_pa
             of_images(recorder)
         for number in range(steps):
             shown.step()
-            if (when, number) in {("first", 0), ("last", steps - 1)}:
+            if (when, number) == ("last", steps - 1):
                 of_images(recorder)
     assert rows_of(tmp_path / "shown") == rows_of(tmp_path / "plain")
     assert said_of(tmp_path / "shown") == said_of(tmp_path / "plain")
@@ -255,10 +253,15 @@ def test_a_budget_holds_with_a_preview_set(tmp_path):
 
 
 class TestFinished:
+    @pytest.fixture(scope="class")
+    def finished(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp("finished") / "m"
+        Small(path).run()
+        return path
+
     @pytest.fixture
-    def path(self, tmp_path: Path) -> Path:
-        Small(tmp_path / "m").run()
-        return tmp_path / "m"
+    def path(self, finished: Path, tmp_path: Path) -> Path:
+        return shutil.copytree(finished, tmp_path / "m")
 
     def test_a_preview_set_is_stored_later(self, path):
         memory = dualform.open(path)
@@ -287,13 +290,6 @@ class TestFinished:
         assert [memory.previews([0], name).texts for name in ("a", "A")] == [("small",), ("large",)]
         assert [path.name for path in path.glob("gallery/*/*")] != ["samples-000000.arrow"] * 2
 
-    def test_a_name_that_means_another_place_is_one_like_others(self, path):
-        for name in ("..", ".", "/etc", "a/../../b", "%", "%2E"):
-            PreviewSet.texts([name]).store(path, name)
-        memory = dualform.open(path)
-        assert all(memory.previews([0], name).texts == (name,) for name in memory.info().previews)
-        assert {file.parent.parent for file in path.parent.rglob("samples-*")} == {path / "gallery"}
-
     def test_one_that_cannot_be_stored_leaves_the_memory_as_it_was(self, path):
         before = (path / "memory.json").read_bytes()
         with pytest.raises(BadInput, match="image 1"):
@@ -308,7 +304,7 @@ class TestFinished:
         copy_memory(path, path.with_name("copy"))
         assert np.array_equal(pixels(dualform.open(path.with_name("copy")).previews([7], "a")), IMAGES[7])
 
-    @pytest.mark.parametrize("how", ["altered", "cut short", "missing"])
+    @pytest.mark.parametrize("how", ["altered", "missing"])
     def test_a_damaged_one_is_named_and_never_shown(self, path, how):
         PreviewSet.images(IMAGES).store(path, "a")
         content = (path / FILE).read_bytes()
@@ -316,8 +312,6 @@ class TestFinished:
         opened.previews([1], "a")
         if how == "missing":
             (path / FILE).unlink()
-        elif how == "cut short":
-            (path / FILE).write_bytes(content[:-1])
         else:
             flip(path / FILE, len(content) // 2)
         with pytest.raises(Damaged, match=r"gallery/a/samples-000000\.arrow"):
@@ -332,7 +326,7 @@ class TestFinished:
         PreviewSet.texts(WORDS[:3]).store(path, "a")
         content = (path / FILE).read_bytes()
         memory = dualform.open(path)
-        for place in range(0, len(content), 37):
+        for place in range(0, len(content), 211):
             flip(path / FILE, place)
             with pytest.raises(Damaged, match=r"was altered: its checksum"):
                 memory.previews([1], "a")
@@ -375,7 +369,7 @@ class TestFinished:
         acts = disk.done
         assert {"open", "write", "fsync", "rename"} <= {operation for operation, _ in acts}
         tried = ["again"]
-        for number in (*range(0, len(acts), 2), *range(1, len(acts), 2)):
+        for number in range(0, len(acts), 3):
             for_good = bool(number % 2)
             tried.append(f"at {number}")
             failing = FailingDisk(path, number, errno.ENOSPC, for_good)

@@ -84,20 +84,6 @@ def test_without_values_keys_are_those_with_values(tmp_path):
         assert first.keys(layer).entry_block(0, 24).tobytes() == second.keys(layer).entry_block(0, 24).tobytes()
 
 
-def test_what_was_recorded_before_an_exception_is_committed(tmp_path):
-    model, optimizer, recorder = started(tmp_path / "m")
-
-    def interrupted():
-        with recorder:
-            train(recorder, model, optimizer, batches(3))
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        interrupted()
-    memory = Snapshot.open(tmp_path / "m")
-    assert (memory.count("sample"), memory.recording) == (24, True)
-
-
 def test_a_failure_of_writing_surfaces_at_the_next_step(tmp_path, monkeypatch):
     failed = threading.Event()
 

@@ -34,52 +34,10 @@ def record(model, path, edit=None, count=3, forward=None, lr=0.1, **options):
     return opened.sink
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
-
-
-def test_a_weight_shared_by_two_layers(tmp_path):
-    sink = record(Tied(), tmp_path / "m")
-    assert sink.layer_names == ["first", "second", "third"]
-    assert sink.defects == []
-    assert [layer.parameters[0].name for layer in sink.header.layers] == [
-        "first.weight",
-        "first.weight",
-        "third.weight",
-    ]
-    assert max(row.accumulated / row.way for row in sink.watch["first.weight"]) < 1e-5
-    assert np.allclose(sink.rebuilt("first.weight", 3), sink.final["second.weight"], rtol=0, atol=1e-6)
-
-
 def test_a_weight_used_past_its_layer(tmp_path):
     model = small_net()
     sink = record(model, tmp_path / "m", forward=lambda x: model(x) + model[4].weight[0].sum() * torch.eye(3)[0])
     assert {layer for layer, _, _ in sink.defects} == {"4"}
-
-
-class Silent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.kept, self.silent, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, x):
-        x = self.kept(x)
-        with torch.no_grad():
-            y = self.silent(x)
-        return self.last(x + y)
-
-
-def test_a_layer_under_no_grad_has_no_slots(tmp_path):
-    sink = record(Silent(), tmp_path / "m")
-    assert sink.defects == []
-    assert sink.layer_names == ["kept", "last"]
-    assert sink.skipped == {"silent": "it ran under torch.no_grad or in an autograd.Function in every recorded step"}
 
 
 BYPASSED = (

@@ -345,19 +345,3 @@ def test_a_gradient_that_the_slots_do_not_explain_is_not_known_to_be_exact_from_
     found = statuses(tmp_path / "m")
     assert (found["embedding"].name, found["embedding"].error, found["embedding"].since) == ("approximate", None, 0)
     assert found["head"].name == "exact"
-
-
-def test_gradients_that_were_rounded_to_bfloat16_are_explained(tmp_path):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    with dualform.Recorder(model, optimizer, tmp_path / "m") as recorder:
-        for _ in range(STEPS):
-            with recorder.step():
-                optimizer.zero_grad()
-                with torch.autocast("cpu", torch.bfloat16):
-                    loss = cross_entropy(model(torch.randn(16, 64)), torch.randint(0, 4, (16,)))
-                loss.backward()
-                optimizer.step()
-    with dualform.open(tmp_path / "m") as memory:
-        assert memory.info().layers[0].status.error < 2.0**-5

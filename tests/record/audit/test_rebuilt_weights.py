@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import cycle
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,8 +12,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from tests.record.listed import Opened, assert_rebuilt, batches, small_net, snapshot
-from tests.rules.own import Unruled
-from tests.trainings import learn
 
 VARIANTS = {
     "dampening": {"lr": 0.1, "momentum": 0.9, "dampening": 0.3},
@@ -71,20 +68,6 @@ def test_each_variant_of_sgd(tmp_path, settings, clip):
     assert (min(factors) < 0.9) == (clip is not None)
 
 
-def test_settings_that_change_from_step_to_step(tmp_path):
-    def schedule(optimizer, number):
-        group = optimizer.param_groups[0]
-        group["lr"] = 0.1 / (1 + number)
-        group["momentum"] = [0.9, 0.0, 0.5][number % 3]
-        group["weight_decay"] = [0.0, 0.1][number % 2]
-
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sink, snapshots = record(model, optimizer, tmp_path / "m", batches(10), schedule=schedule)
-    assert_rebuilt(sink, snapshots)
-    assert [log.groups[0].settings["momentum"] for log in sink.logs.values()][:4] == [0.0, 0.9, 0.0, 0.5]
-
-
 def test_several_groups_with_biases_that_do_not_decay(tmp_path):
     model = small_net()
     weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
@@ -104,67 +87,6 @@ def test_updates_of_several_steps_inside_and_outside_the_step(tmp_path, every, o
     assert_rebuilt(sink, snapshots)
     assert [log.updated for log in sink.logs.values()] == [(n + 1) % every == 0 for n in range(8)]
     assert [log.first_step for log in sink.logs.values() if log.updated] == list(range(0, 8 - every + 1, every))
-
-
-def test_a_momentum_buffer_from_before(tmp_path):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.2)
-    for x, y in batches(3, seed=5):
-        learn(optimizer, cross_entropy(model(x), y))
-    optimizer.zero_grad()
-    sink, snapshots = record(model, optimizer, tmp_path / "m", batches(6))
-    assert set(sink.header.buffers) == set(dict(model.named_parameters()))
-    assert_rebuilt(sink, snapshots)
-
-
-class Branches(nn.Module):
-    """The second layer takes part in some steps only."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
-        self.branch = True
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        return self.last(x + self.second(x) if self.branch else x)
-
-
-def test_a_parameter_that_some_updates_skip(tmp_path):
-    torch.manual_seed(0)
-    model = Branches()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-
-    def schedule(_, number):
-        model.branch = number not in (1, 2, 5)
-
-    sink, snapshots = record(model, optimizer, tmp_path / "m", batches(8), schedule=schedule)
-    assert_rebuilt(sink, snapshots)
-    factors = {f.parameter: f.factor for f in sink.logs[2].factors}
-    assert factors["second.weight"] is None
-    assert factors["first.weight"] == pytest.approx(1)
-    assert sink.defects == []
-    assert [batch.step for batch in sink.recorded if "second" not in batch.layers] == [2, 3, 6]
-
-
-def test_gradients_that_no_update_used(tmp_path):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    snapshots = [snapshot(model)]
-    with opened.recorder:
-        for number, (x, y) in enumerate(batches(8)):
-            with opened.recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                if number not in (2, 3, 7):
-                    optimizer.step()
-            snapshots.append(snapshot(model))
-    sink = opened.sink
-    assert sink.defects == []
-    assert_rebuilt(sink, snapshots)
-    assert sink.logs[4].first_step == 4
-    assert [n for n, log in sink.logs.items() if not log.updated] == [2, 3, 7]
 
 
 def test_an_optimizer_that_calls_a_closure(tmp_path):
@@ -188,19 +110,6 @@ def test_an_optimizer_that_calls_a_closure(tmp_path):
     assert_rebuilt(opened.sink, snapshots)
 
 
-def test_optimizers_without_a_rule_are_recorded(tmp_path):
-    model = small_net()
-    with pytest.warns(RuntimeWarning, match="trained with Unruled, for which there is no update rule"):
-        sink, _ = record(model, Unruled(model.parameters(), lr=0.01), tmp_path / "m", batches(3))
-    assert sink.header.rule == ""
-    assert sink.header.optimizer == "Unruled"
-    assert sink.header.reason == (
-        "the network was trained with Unruled, for which there is no update rule: "
-        "attention scores are exact, outputs and weights cannot be rebuilt"
-    )
-    assert len(sink.keys("0")) == 24
-
-
 @pytest.mark.parametrize("fused", [False, True], ids=["unscaled before", "unscaled by the optimizer"])
 def test_the_factor_undoes_the_scale(tmp_path, fused):
     model = small_net()
@@ -220,50 +129,6 @@ def test_the_factor_undoes_the_scale(tmp_path, fused):
     factors = [log.factors[0].factor for log in opened.sink.logs.values()]
     assert factors == pytest.approx([1 / 1024] * 3 + [1 / 2048] * 3 + [1 / 4096], rel=1e-5)
     assert_rebuilt(opened.sink, snapshots)
-
-
-def test_a_float16_step_that_overflowed_is_dropped(tmp_path):
-    model = nn.Linear(5, 3).half()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    with opened.recorder:
-        for scale in (1.0, 1e6, 1.0):
-            with opened.recorder.step():
-                optimizer.zero_grad()
-                (model(torch.ones(4, 5).half()) * scale).sum().backward()
-                if scale == 1:
-                    optimizer.step()
-    assert [batch.step for batch in opened.sink.batches if batch.layers] == [0, 1]
-    assert opened.recorder.steps == 2
-    assert opened.sink.defects == []
-
-
-def half(model, scale):
-    """Rounds gradients to float16, as autocast does; what overflows becomes infinite."""
-    for parameter in model.parameters():
-        parameter.grad = (parameter.grad * scale).half().float() / scale
-
-
-def test_a_skipped_update_is_attributed_to_the_right_steps_in_float16(tmp_path):
-    model = small_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    opened = Opened(model, optimizer, tmp_path / "m")
-    snapshots = [snapshot(model)]
-    with opened.recorder:
-        for number, (x, y) in enumerate(batches(9)):
-            with opened.recorder.step():
-                optimizer.zero_grad()
-                cross_entropy(model(x), y).backward()
-                half(model, 1024.0)
-                if number not in (2, 3, 6):
-                    optimizer.step()
-            snapshots.append(snapshot(model))
-    sink = opened.sink
-    assert sink.defects  # float16 leaves more unexplained than float32 would
-    assert {n: log.first_step for n, log in sink.logs.items() if log.updated} == {n: n for n in (0, 1, 4, 5, 7, 8)}
-    assert max(rows[-1].accumulated / rows[-1].way for rows in sink.watch.values()) < 1e-3
-    for name, weight in snapshots[-1].items():
-        assert np.linalg.norm(sink.rebuilt(name, 9) - weight) < 1e-3 * np.linalg.norm(weight - snapshots[0][name])
 
 
 def test_a_scaler_that_skips_an_update_under_autocast(tmp_path):

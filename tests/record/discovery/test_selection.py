@@ -18,7 +18,7 @@ from dualform import tap
 from dualform.errors import NotFound, RecordingError
 from dualform.record.recorder import Recorder
 from tests.record.listed import Opened, assert_rebuilt, batches, small_net, snapshot
-from tests.trainings import learn, record_steps
+from tests.trainings import learn
 
 
 class Own(nn.Linear):
@@ -220,29 +220,6 @@ def opened_on(model, path):
     return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), path)
 
 
-class Padded(nn.Module):
-    """Refuses sequences that are packed, as its tap would have to."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.lstm = nn.LSTM(5, 3, batch_first=True)
-
-    def forward(self, x):
-        return self.lstm(x)[0]
-
-
-def test_what_is_evaluated_within_a_step_is_no_call_of_it(tmp_path):
-    model = Padded()
-    opened = opened_on(model, tmp_path / "m")
-    x = torch.randn(4, 6, 5)
-    with opened.recorder, opened.recorder.step():
-        model(x).square().sum().backward()
-        with torch.no_grad():
-            model.eval()(nn.utils.rnn.pack_padded_sequence(x, torch.full((4,), 6), batch_first=True))
-    assert len(opened.sink.keys("lstm")) == 24
-
-
 def test_where_a_bias_alone_trains_its_slots_are_there(tmp_path):
     model = small_net()
     opened = opened_on(model, tmp_path / "m")
@@ -337,27 +314,6 @@ def test_layers_that_unfreeze_one_after_another(tmp_path):
     assert opened.sink.skipped == {}
     assert opened.sink.defects == []
     assert_rebuilt(opened.sink, snapshots)
-
-
-def test_another_recorder_records_a_layer_from_the_step_where_it_joins(tmp_path):
-    """With the momentum that the others have by then."""
-    model = small_net()
-    model[2].requires_grad_(False)
-    optimizer = torch.optim.AdamW([p for i in (0, 4) for p in model[i].parameters()], lr=0.01)
-    train(model, Opened(model, optimizer, tmp_path / "first"), batches(3))
-    model[2].requires_grad_(True)
-    optimizer.add_param_group({"params": list(model[2].parameters())})
-    record_steps(
-        dualform.Recorder(model, optimizer, tmp_path / "second", quiet=True),
-        optimizer,
-        batches(4, seed=2),
-        lambda x, y: cross_entropy(model(x), y),
-        label=lambda x, y: y,
-    )
-    with dualform.open(tmp_path / "second") as memory:
-        reconstructions = memory.verify()
-        assert [*reconstructions] == ["0", "2", "4"]
-        assert all(own.exact and not own.reason for own in reconstructions.values())
 
 
 class Parts(nn.Module):

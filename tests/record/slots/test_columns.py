@@ -74,40 +74,6 @@ def test_samples(tmp_path):
     assert {layer.space for layer in sink.header.layers} == {"sample"}
 
 
-def test_tokens_and_samples_side_by_side(tmp_path):
-    model = Tokens()
-    opened = opened_on(model, tmp_path)
-    x, words = torch.randn(2, 3, 5), torch.arange(6).view(2, 3)
-    with opened.recorder:
-        one_step(opened, model, x, label=[7, 8], word=words)
-    sink = opened.sink
-    assert [(layer.name, layer.space) for layer in sink.header.layers] == [("token", "token"), ("sample", "sample")]
-    assert torch.equal(torch.from_numpy(sink.keys("token")), x.reshape(6, 5))
-    assert sink.column("row", "token") == [0, 0, 0, 1, 1, 1]
-    assert sink.column("position", "token") == [0, 1, 2, 0, 1, 2]
-    assert sink.column("label", "token") == [7, 7, 7, 8, 8, 8]
-    assert sink.column("word", "token") == [0, 1, 2, 3, 4, 5]
-    assert sink.column("label") == [7, 8]
-    assert sink.column("word") == [None, None]
-
-
-def test_padding_becomes_no_slots(tmp_path):
-    model = Tokens()
-    opened = opened_on(model, tmp_path)
-    x = torch.randn(2, 3, 5)
-    mask = torch.tensor([[True, True, False], [True, False, False]])
-    with opened.recorder, opened.recorder.step(mask=mask, position=torch.tensor([[4, 5, 6], [9, 10, 11]])):
-        pooled = (torch.relu(model.token(x)) * mask[..., None]).sum(1)
-        model.sample(pooled).square().mean().backward()
-        opened.optimizer.step()
-    sink = opened.sink
-    assert torch.equal(torch.from_numpy(sink.keys("token")), x[mask])
-    assert sink.column("position", "token") == [4, 5, 9]
-    assert sink.column("row", "token") == [0, 0, 1]
-    assert sink.column("row") == [0, 1]
-    assert sink.defects == []
-
-
 def test_padding_that_reaches_the_loss_is_a_defect(tmp_path):
     model = Tokens()
     opened = opened_on(model, tmp_path)
@@ -298,7 +264,9 @@ def test_a_column_that_answers_or_sql_could_not_tell_apart_is_refused_before_tra
 
 
 ROWS, STEPS = 4, 3
+
 NUMBERS = np.arange(ROWS)
+
 PAIRS = np.arange(2 * ROWS).reshape(ROWS, 2)
 
 

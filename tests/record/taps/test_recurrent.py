@@ -205,17 +205,6 @@ def test_an_output_written_over_before_backward(tmp_path):
     np.testing.assert_allclose(opened.sink.keys(""), expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_padded_sequences_with_a_mask(tmp_path):
-    layer = nn.GRU(2, 3, batch_first=True)
-    opened = Opened(layer, torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / "m")
-    x, mask = torch.randn(2, 4, 2), torch.tensor([[True] * 4, [True, True, False, False]])
-    with opened.recorder, opened.recorder.step(mask=mask):
-        (layer(x)[0] * mask[..., None]).sum().backward()
-    expected = unrolled_keys(layer, nn.GRUCell, x)[0][mask]
-    np.testing.assert_allclose(opened.sink.keys("gates"), expected.numpy(), rtol=1e-5, atol=1e-6)
-    assert opened.sink.column("position", "token") == [0, 1, 2, 3, 0, 1]
-
-
 REFUSED = {
     "layers": (
         nn.LSTM(2, 3, num_layers=2),

@@ -23,7 +23,7 @@ from dualform.store.maintenance.copying import copy_memory
 from dualform.store.reading.snapshot import Snapshot
 from dualform.store.sources.key_format import KeyFormat, MadeRows, float32_rows
 from dualform.store.writing.writer import Writer
-from tests.record.listed import Opened, assert_rebuilt, snapshot
+from tests.record.listed import Opened
 from tests.record.product_tap import Product
 from tests.record.taps.block_trainings import assert_exact
 from tests.trainings import learn, take_steps
@@ -32,37 +32,6 @@ from tests.trainings import learn, take_steps
 def product(weight):
     d_out, d_in = weight.shape
     return Product("weight", d_in, d_out, {Parameter("weight", 0, d_in): weight})
-
-
-class ByHand(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.weight, self.last = nn.Parameter(torch.randn(4, 3)), nn.Linear(4, 2)
-        self.product = product(self.weight)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.product(x, self.weight)))
-
-
-def test_a_product_by_hand(tmp_path):
-    model = ByHand()
-    opened = Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path / "m", taps=[model.product])
-    x, snapshots = torch.randn(6, 3), [snapshot(model)]
-    with opened.recorder:
-        for _ in range(3):
-            with opened.recorder.step(label=np.arange(6)):
-                learn(opened.optimizer, model(x).square().sum())
-            snapshots.append(snapshot(model))
-        opened.recorder.query_set("test", x)
-    assert model.product.listener is None
-    assert [(layer.name, layer.d_in, layer.repeats) for layer in opened.sink.layers] == [
-        ("weight", 3, True), ("last", 4, False),
-    ]  # fmt: skip
-    np.testing.assert_array_equal(opened.sink.keys("weight"), torch.cat([x] * 3).numpy())
-    np.testing.assert_array_equal(opened.sink.query_sets["test"][0]["weight"], x.numpy())
-    assert opened.sink.defects == []
-    assert_rebuilt(opened.sink, snapshots)
 
 
 def test_a_layer_says_what_its_product_was_computed_in(tmp_path):

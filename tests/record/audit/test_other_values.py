@@ -108,21 +108,6 @@ def test_a_network_as_of_any_step_is_whole(tmp_path, make):
             torch.testing.assert_close(model.eval()(x), twin.eval()(x), rtol=1e-5, atol=1e-5)
 
 
-def test_they_are_counted_among_what_a_step_takes(tmp_path):
-    sizes = {}
-    for values in (True, False):
-        model = Normed()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with dualform.Recorder(model, optimizer, tmp_path / str(values), values=values) as recorder:
-            with recorder.step():
-                update(model, optimizer, 0)
-            sizes[values] = recorder.summary.bytes_a_step
-    errors = 4 * (6 * 4 * 4 + 6 * 3)  # of the convolution's places, and of the head
-    taken = {"conv.weight", "head.weight", "head.bias", "frozen"}
-    kept = sum(t.numel() * t.element_size() for name, t in Normed().state_dict().items() if name not in taken)
-    assert sizes[True] - sizes[False] == errors + kept
-
-
 def test_no_mask_moves_them(tmp_path):
     _, history = record(tmp_path / "m")
     with dualform.open(tmp_path / "m") as memory, Server(memory) as server, dualform.connect(server.address) as client:
