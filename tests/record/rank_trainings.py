@@ -12,27 +12,15 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dualform.record.recorder import Recorder
+from tests.record.rank_threads import adamw, net, sgd
 from tests.trainings import learn, take_steps
 
 STEPS = 8
 
 
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
-
-
 def batch(rank, step, rows):
     generator = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(rows, 5, generator=generator), torch.randint(3, (rows,), generator=generator)
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def adamw(model):
-    return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def recorder_of(model, optimizer, path, **options):

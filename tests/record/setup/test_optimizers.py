@@ -19,9 +19,8 @@ from dualform.query.weights.trajectory import build
 from dualform.query.where import mask
 from dualform.record.recorder import Recorder
 from tests.record.listed import rows_of, small_net
+from tests.record.resumed_training import ROWS, batch
 from tests.trainings import learn
-
-ROWS = 4
 
 CLOSE = 1e-5
 
@@ -29,11 +28,6 @@ CLOSE = 1e-5
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
-
-
-def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(number)
-    return torch.randn(ROWS, 5, generator=generator), torch.randint(3, (ROWS,), generator=generator)
 
 
 def sgd_and_adamw(model: nn.Sequential) -> list[torch.optim.Optimizer]:

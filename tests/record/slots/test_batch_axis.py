@@ -10,11 +10,7 @@ from torch import nn
 import dualform
 from dualform.errors import BadInput, RecordingError
 from dualform.record.discovery.followed_rows import FollowedRows
-from tests.record.listed import Opened
-
-
-def opened_on(model, path, **options):
-    return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)
+from tests.record.listed import opened_on
 
 
 def one_step(opened, model, x, **said):

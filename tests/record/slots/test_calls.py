@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dualform.errors import BadInput
 from dualform.record.slots import step_record
 from dualform.record.slots.step_record import CallOrder
-from tests.record.listed import Opened, assert_rebuilt, snapshot
+from tests.record.listed import Opened, assert_rebuilt, opened_on, snapshot
 from tests.trainings import learn
 
 
@@ -215,10 +215,6 @@ class Pair(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.e = nn.Linear(4, 4), nn.Linear(4, 4)
-
-
-def opened_on(model, path, **options):
-    return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)
 
 
 def record_pair(path, steps, loss_of, **said):

@@ -11,11 +11,7 @@ from torch import nn
 from dualform.errors import BadInput, RecordingError
 from dualform.patterns import matches
 from dualform.record.slots.alignment import suggested_spaces
-from tests.record.listed import Opened
-
-
-def opened_on(model, path, **options):
-    return Opened(model, torch.optim.SGD(model.parameters(), lr=0.1), path, **options)
+from tests.record.listed import opened_on
 
 
 class Translator(nn.Module):

@@ -247,30 +247,6 @@ def test_the_row_of_a_single_sequence_is_known(tmp_path):
     assert memory.slots(np.arange(12), "token")["label"].tolist() == [0] * 12
 
 
-class Windowed(Numbers):
-    """Distances in two dimensions between the four places of a window, looked up once for all rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.distances = nn.Embedding(9, D)
-        places = torch.stack(torch.meshgrid(torch.arange(2), torch.arange(2), indexing="ij")).flatten(1)
-        apart = places[:, :, None] - places[:, None] + 1
-        self.apart = apart[0] * 3 + apart[1]
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.embed(x) + self.distances(self.apart).mean(0)).mean(1))
-
-
-@pytest.mark.filterwarnings("ignore:whether layer 'distances'")
-def test_distances_in_two_dimensions_are_of_no_row(tmp_path):
-    generator = torch.Generator().manual_seed(1)
-    batches = [torch.randint(40, (4, 4), generator=generator) for _ in range(3)]
-    memory, spaces = train_on(Windowed(), tmp_path / "m", batches)
-    assert spaces == {"embed": "token", "head": "sample", "distances": "distances"}
-    assert np.ma.count(memory.slots(np.arange(16), "distances")["label"]) == 0
-    assert_exact(memory, spaces)
-
-
 class Patched(nn.Module):
     """Patches, and positions that begin at three."""
 
