@@ -421,13 +421,13 @@ class Shown(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.w, self.hand, self.late, self.up = matrix(6, 6), matrix(6, 6), matrix(6, 6), matrix(3, 6, 6)
+        self.w, self.held, self.late, self.up = matrix(6, 6), matrix(6, 6), matrix(6, 6), matrix(3, 6, 6)
         self.biased, self.bias, self.head = matrix(6, 6), nn.Parameter(torch.zeros(6)), nn.Linear(6, 3)
 
     def forward(self, x, number):
         one, other = (self.w, self.w.T) if number % 2 else (self.w.T, self.w)
         h = torch.tanh(x @ one + x @ other)
-        h = torch.tanh(dualform.tap(h, self.hand.T, "hand") + functional.linear(h, self.biased, self.bias))
+        h = torch.tanh(dualform.tap(h, self.held.T, "hand") + functional.linear(h, self.biased, self.bias))
         h = h if number == MOMENT else h + x @ self.late
         to = torch.zeros(len(x), dtype=torch.long) if number == MOMENT else torch.arange(len(x)) % 3
         for expert in to.unique().tolist():
