@@ -252,13 +252,14 @@ def test_a_budget_holds_with_a_preview_set(tmp_path):
     assert check_memory(tmp_path / "m") == []
 
 
-class TestFinished:
-    @pytest.fixture(scope="class")
-    def finished(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        path = tmp_path_factory.mktemp("finished") / "m"
-        Small(path).run()
-        return path
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("finished") / "m"
+    Small(path).run()
+    return path
 
+
+class TestFinished:
     @pytest.fixture
     def path(self, finished: Path, tmp_path: Path) -> Path:
         return shutil.copytree(finished, tmp_path / "m")
