@@ -1,10 +1,12 @@
-"""A question's files are asked of the disk before they are read; whatever that meets, nothing is said of it."""
+"""What a process does with the C library's memory, and reading ahead of what a question needs."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
+import platform
+import subprocess
 import sys
 import threading
 
@@ -13,7 +15,145 @@ import pytest
 
 from dualform.store import manifest, shard
 from dualform.store.files import durable_files, startup
+from dualform.store.files.ram_budget import anonymous_bytes
 from dualform.store.layer import Layer, affine
+
+FREED = """
+import sys, threading
+import numpy as np
+from dualform.store.files.startup import return_large_blocks
+from dualform.store.files.ram_budget import anonymous_bytes
+
+def use(megabytes):
+    for size in megabytes:
+        array, other = np.ones(size << 17), np.ones(3 << 17)
+
+use([30])  # from then on glibc maps no smaller block by itself
+if "early" in sys.argv:
+    return_large_blocks()
+before = anonymous_bytes()
+meet = threading.Barrier(5)
+
+def work():
+    meet.wait()
+    for _ in range(3):
+        use([25, 12, 20, 9])
+    meet.wait()
+    meet.wait()
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+meet.wait()
+meet.wait()
+print(anonymous_bytes() - before)
+meet.wait()
+"""
+
+
+def kept(*how: str) -> int:
+    untold = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", FREED, *how]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=untold)
+    return int(ran.stdout)
+
+
+@pytest.mark.skipif(
+    not anonymous_bytes() or platform.libc_ver()[0] != "glibc",
+    reason="the system does not say what a process holds, or its C library has no such parameters",
+)
+def test_what_threads_free_is_the_systems_again():
+    assert kept("early") < 30e6 < 60e6 < kept()
+
+
+ARENAS = """
+import ctypes, sys, threading
+from dualform.store.files.startup import bound_arenas
+
+if sys.argv[2] == "bounded":
+    bound_arenas()
+libc, together = ctypes.CDLL(None), threading.Barrier(8)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+
+def allocate():
+    together.wait()
+    libc.malloc(1000)
+    together.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_info"), reason="the C library is not glibc")
+@pytest.mark.parametrize(("kind", "few"), [("bounded", True), ("as it is", False)])
+def test_threads_share_two_pools_of_memory(tmp_path, kind, few):
+    subprocess.run([sys.executable, "-c", ARENAS, str(tmp_path / "info"), kind], check=True, timeout=60)
+    pools = (tmp_path / "info").read_text().count("<heap ")
+    assert (pools <= 2) == few
+
+
+HELD = """
+import ctypes
+from dualform.store.files.startup import return_free_pages
+from dualform.store.files.ram_budget import anonymous_bytes
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+blocks = [libc.malloc(1000) for _ in range(100_000)]
+for block in blocks:
+    ctypes.memset(block, 1, 1000)
+for number, block in enumerate(blocks):
+    if number % 100 != 99:  # so that none of it lies at the end
+        libc.free(block)
+before = anonymous_bytes()
+return_free_pages()
+print(before - anonymous_bytes())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_free_pages_between_blocks_in_use_are_returned():
+    ran = subprocess.run([sys.executable, "-c", HELD], check=True, timeout=60, capture_output=True, text=True)
+    assert int(ran.stdout) > 50_000_000
+
+
+COMMITS = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from dualform.store import shard
+from dualform.store.files.ram_budget import anonymous_bytes
+from dualform.store.tables import arrow_table
+
+types = {f"c{number}": "DOUBLE" for number in range(40)}
+path, generator = Path(sys.argv[1]), np.random.default_rng(0)
+rows = {"numbers": arrow_table({name: generator.normal(size=20_000) for name in types}, types)}
+appender = shard.Appender(path)
+marks = appender.create({"numbers": types}, [])
+for commit in range(6):
+    marks = appender.append(commit, rows, marks)
+held = anonymous_bytes()
+appender.close()
+print(rows["numbers"].nbytes, held - anonymous_bytes())
+"""
+
+
+@pytest.mark.skipif(not anonymous_bytes(), reason="the system does not say what a process holds")
+def test_what_a_commit_took_is_let_go(tmp_path):
+    """Six commits of six megabytes left ninety."""
+    command = [sys.executable, "-c", COMMITS, str(tmp_path / "slots.duckdb")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ).stdout
+    rows, held = map(int, said.split())
+    assert held < rows
 
 
 @pytest.fixture

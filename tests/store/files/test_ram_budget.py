@@ -1,4 +1,4 @@
-"""A budget of bytes: who keeps, who claims, who waits, and what a process holds that nobody counts."""
+"""A budget of bytes: who keeps, who claims, who waits, what a process holds uncounted, and what the machine has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from dualform.errors import BadInput, Cancelled, Overloaded
 from dualform.store.files import ram_budget
-from dualform.store.files.ram_budget import RamBudget
+from dualform.store.files.ram_budget import RamBudget, memory_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -53,17 +53,6 @@ def test_claims_wait_for_each_other_and_go_on():
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
-
-
-def test_whoever_waits_for_room_can_give_up():
-    def gone():
-        raise Cancelled("the question was given up")
-
-    budget = RamBudget(100)
-    with budget.claimed(60, lambda: None), pytest.raises(Cancelled), budget.claimed(60, gone):
-        pass
-    with budget.claimed(100, gone):
-        pass
 
 
 def test_who_came_first_is_served_first_though_smaller_claims_would_fit():
@@ -221,3 +210,50 @@ def test_memories_that_share_a_budget_take_what_they_need_of_one_bound():
     assert budget.most_bytes == 425
     with pytest.raises(BadInput, match=r"^ram=1 kB is too small: opening the memory takes 900 bytes"):
         budget.leave(400, 100)
+
+
+GB = 10**9
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * GB // 4096}.get)
+    (tmp_path / "proc/self").mkdir(parents=True)
+
+    def build(groups, **files):
+        (tmp_path / "proc/self/cgroup").write_text(groups)
+        for name, text in files.items():
+            file = tmp_path / "sys/fs/cgroup" / name.replace("__", "/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # A dot is none of Python's names.
+            file.with_name(file.name.replace("max", "memory.max").replace("limit", "memory.limit_in_bytes")).write_text(
+                text
+            )
+        return tmp_path
+
+    return build
+
+
+NONE = "9223372036854771712\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "found"),
+    [
+        ("0::/\n", {}, 64 * GB),
+        ("0::/\n", {"max": "max\n"}, 64 * GB),
+        # A container of version 2, a service of systemd, and a slice above it that has less.
+        ("0::/\n", {"max": "2000000000\n"}, 2 * GB),
+        ("0::/system.slice/a.service\n", {"system.slice__a.service__max": "3000000000\n"}, 3 * GB),
+        ("0::/a/b\n", {"a__b__max": "3000000000\n", "a__max": "1000000000\n"}, GB),
+        # Version 1: a group by its path, a container that sees its own as the root, and no limit.
+        ("9:name=systemd:/\n4:memory:/a/b\n0::/\n", {"memory__a__b__limit": "5000000000\n"}, 5 * GB),
+        ("4:cpu,memory:/docker/0123\n", {"memory__limit": "1000000000\n"}, GB),
+        ("4:memory:/a\n", {"memory__a__limit": NONE, "memory__limit": NONE}, 64 * GB),
+        # What is no such file.
+        ("nonsense\n", {"max": "two\n"}, 64 * GB),
+        ("3:cpu:/a\n", {"memory__a__limit": "1\n"}, 64 * GB),
+    ],
+)
+def test_the_least_limit_counts(root, groups, files, found):
+    assert memory_bytes(root(groups, **files)) == found
