@@ -15,7 +15,7 @@ import dualform
 from dualform.errors import BadInput, NotAMemory
 from dualform.query.engine import Engine
 from dualform.query.score.backends import choose
-from dualform.store.batch import Batch, Ending
+from dualform.store.batch import Batch
 from dualform.store.maintenance.check import check_memory
 from dualform.store.reading import space
 from dualform.store.reading.runs import Runs, RunTables
@@ -256,11 +256,6 @@ def step(seed, spoken):
     return replace(batch, extents=[replace(call, columns={"spoken": spoken}), other])
 
 
-def write(writer, batch, **options):
-    writer.append(batch)
-    writer.close(Ending(**options))
-
-
 def wanted(batch, spoken):
     """What is said of the slots of each call, by plain loops."""
     other = batch.extents[1]
@@ -269,34 +264,35 @@ def wanted(batch, spoken):
     return [*np.repeat(spoken, LENGTH).tolist(), *[spoken.tolist()[row] if row >= 0 else None for row in other.row]]
 
 
-def shards(path, first, second):
-    writers = [open_writer(path, TOKENS, shard_number=number, shards=2) for number in range(2)]
-    batches = [step(seed, spoken) for seed, spoken in zip(SEEDS, (first, second), strict=True)]
-    for writer, batch in list(zip(writers, batches, strict=True))[::-1]:
-        write(writer, batch)
+def shards(path, batches):
+    write_shards(path, TOKENS, [[one] for one in batches])
     assert check_memory(path) == []
-    return Engine(Snapshot.open(path), choose("numpy")), batches
+    return Engine(Snapshot.open(path), choose("numpy"))
 
 
-def runs(path, first, second):
-    batches = [step(seed, spoken) for seed, spoken in zip(SEEDS, (first, second), strict=True)]
+def runs(path, batches):
     for name, batch in zip("ab", batches, strict=True):
-        write(open_writer(path / name, TOKENS), batch)
-    return dualform.open([path / "a", path / "b"], backend="numpy"), batches
+        write_shards(path / name, TOKENS, [[batch]])
+    return dualform.open([path / "a", path / "b"], backend="numpy")
 
 
-KINDS = [
-    ("integers", "integers", True), ("floats", "integers", False), ("texts", "integers", True),
-    ("integers", "texts", False),
-]  # fmt: skip
-"""Of rows, of slots, and whether the shard of rows comes first."""
+def steps_of(first, second):
+    return [step(seed, spoken) for seed, spoken in zip(SEEDS, (first, second), strict=True)]
 
 
-@pytest.mark.parametrize("opened", [shards, runs])
-@pytest.mark.parametrize(("of_rows", "of_slots", "rows_first"), KINDS)
+@pytest.mark.parametrize(
+    ("opened", "of_rows", "of_slots", "rows_first"),
+    [
+        (shards, "integers", "integers", True),
+        (shards, "integers", "texts", False),
+        (runs, "floats", "integers", False),
+        (runs, "texts", "integers", True),
+    ],
+)
 def test_each_slot_reads_what_was_said_of_it(opened, of_rows, of_slots, rows_first, tmp_path):
     said = (OF_ROWS[of_rows], OF_SLOTS[of_slots]) if rows_first else (OF_SLOTS[of_slots], OF_ROWS[of_rows])
-    memory, batches = opened(tmp_path / "m", *said)
+    batches = steps_of(*said)
+    memory = opened(tmp_path / "m", batches)
     expected = [value for batch, own in zip(batches, said, strict=True) for value in wanted(batch, own)]
     kinds = {of_rows, of_slots}
     if kinds == {"integers", "floats"}:
@@ -319,7 +315,8 @@ def test_each_slot_reads_what_was_said_of_it(opened, of_rows, of_slots, rows_fir
 def test_few_slots_are_looked_up_without_the_whole_column(tmp_path, monkeypatch):
     monkeypatch.setattr("dualform.store.reading.space.LONG", 0)
     said = OF_ROWS["integers"], OF_SLOTS["integers"]
-    memory, batches = shards(tmp_path / "m", *said)
+    batches = steps_of(*said)
+    memory = shards(tmp_path / "m", batches)
     first, second = (wanted(batch, own) for batch, own in zip(batches, said, strict=True))
     with memory:
         found = memory._view.snapshot.space("token").extents
@@ -329,7 +326,7 @@ def test_few_slots_are_looked_up_without_the_whole_column(tmp_path, monkeypatch)
 
 def test_sql_reads_the_slots_of_all_shards(tmp_path):
     """Each shard has rows 0 to 2 of the same step, and slots of which no row is known."""
-    memory, _ = shards(tmp_path / "m", OF_ROWS["integers"], OF_SLOTS["integers"])
+    memory = shards(tmp_path / "m", steps_of(OF_ROWS["integers"], OF_SLOTS["integers"]))
     with memory:
         space = memory._view.snapshot.space("token")
         wanted = space.at(np.arange(space.count), list(space.columns))
@@ -345,16 +342,15 @@ TEXTS, BOOLEANS = np.array(["1", None, "ü"], dtype=object), np.array([True, Fal
 
 def said_of_shards(path, *columns) -> Engine:
     """A memory of a step of one shard for each of `columns`, which are said of samples as `said`."""
-    writers = [open_writer(path, TOKENS, shard_number=number, shards=len(columns)) for number in range(len(columns))]
-    for number, (writer, column) in enumerate(zip(writers, columns, strict=True)):
+    batches = []
+    for number, column in enumerate(columns):
         batch = token_batch(np.random.default_rng(number), 0, ROWS)
         call, *others = batch.extents
         tokens = {} if column is None else {"spoken": np.repeat(column, 4)}
         said = {} if column is None else {"said": column}
         batch = replace(batch, samples=batch.samples | said, extents=[replace(call, columns=tokens), *others])
-        writer.append(replace(batch, unknown=(batch.unknown or {}) | dict.fromkeys(said)))
-    for writer in reversed(writers):
-        writer.close()
+        batches.append([replace(batch, unknown=(batch.unknown or {}) | dict.fromkeys(said))])
+    write_shards(path, TOKENS, batches)
     return Engine(Snapshot.open(path), choose("numpy"))
 
 

@@ -1,4 +1,4 @@
-"""Who writes a memory is told while the process lives; a folder in which one was begun and not created counts as none."""
+"""Who writes a memory is told while the process lives; a folder in which one was only begun counts as nothing."""
 
 from __future__ import annotations
 
