@@ -76,7 +76,7 @@ PARTS = (
     Part(
         "hostile filters and SQL",
         "They reach no file, environment or network, and stop at their deadline.",
-        ("service/test_hostile_masks.py", "query/test_sql_bounds.py"),
+        ("service/test_hostile_masks.py", "query/sql/test_sql.py"),
     ),
     Part(
         "stalled, idle and greedy clients",
