@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -104,14 +106,20 @@ class Case:
         )
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def case(request, tmp_path_factory):
-    return Case(request.param, tmp_path_factory.mktemp("gradients") / "m")
-
-
 @pytest.fixture(scope="module")
-def mlp(tmp_path_factory):
-    return Case("mlp", tmp_path_factory.mktemp("gradients") / "m")
+def recorded(tmp_path_factory):
+    """Each network is recorded once, by name."""
+    return cache(lambda name: Case(name, tmp_path_factory.mktemp("gradients") / "m"))
+
+
+@pytest.fixture(params=NETWORKS)
+def case(request, recorded):
+    return recorded(request.param)
+
+
+@pytest.fixture
+def mlp(recorded):
+    return recorded("mlp")
 
 
 def test_sums_by_sample_are_autograds(case):
@@ -242,8 +250,8 @@ def test_layers_without_gradients_are_named(tmp_path):
     assert both.flat_scores.tobytes() == alone.flat_scores.tobytes()
 
 
-def test_a_part_of_a_layer_is_refused(tmp_path):
-    images = Case("images", tmp_path / "m")
+def test_a_part_of_a_layer_is_refused(recorded):
+    images = recorded("images")
     for ask in (images.memory.topk, images.memory.group_sum):
         by = {"by": "sample"} if ask == images.memory.group_sum else {}
         with pytest.raises(BadInput, match=r"'conv\.0' is a part of layer 'conv'"):
@@ -490,8 +498,7 @@ def deep(tmp_path_factory):
     return model, path
 
 
-@pytest.mark.parametrize("where", [None, "label <> 1"])
-@pytest.mark.parametrize("layers", ["*", "head", ["parts.0", "head"]])
+@pytest.mark.parametrize(("layers", "where"), [("*", None), ("head", "label <> 1"), (["parts.0", "head"], None)])
 def test_the_screen_finds_what_all_scores_say(deep, layers, where):
     model, path = deep
     with dualform.open(path, backend="numpy") as scan, dualform.open(path, backend="int8") as screen:
@@ -503,11 +510,9 @@ def test_the_screen_finds_what_all_scores_say(deep, layers, where):
             assert screen.tally.fallbacks == 0
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_screen_leaves_to_the_scan_what_it_cannot_tell(name, tmp_path):
-    case = Case(name, tmp_path / "m")
-    last = "2" if name == "mlp" else "head"
-    with dualform.open(tmp_path / "m", backend="int8") as screen:
+def test_the_screen_leaves_to_the_scan_what_it_cannot_tell(case):
+    last = case.memory.info().layers[-1].name
+    with dualform.open(case.memory.path, backend="int8") as screen:
         expected = case.memory.group_sum(last, case.asked, by="slot", score="gradient")
         found = screen.topk(last, case.asked, 2, score="gradient")
         slots = [key[0] for key in expected.groups]

@@ -22,7 +22,6 @@ from dualform.query.score.canonical import norms
 from dualform.query.search import codes as codes_file
 from dualform.query.search.codes import Codes, StoredCodes, quantise_source
 from dualform.store.files import durable_files
-from dualform.store.maintenance.check import check_memory
 from dualform.store.reading.stored_layers import SomeColumns
 from dualform_client.cli.main import main
 from tests.cases import some
@@ -184,12 +183,6 @@ def test_a_damaged_file_is_never_believed_and_is_made_again(derived_run, expecte
         assert all(StoredCodes.open(own).whole() for own in sources)
     for file, content in before.items():
         file.write_bytes(content)
-
-
-def test_check_has_nothing_to_say_of_damaged_codes(derived_run):
-    for file in files(derived_run):
-        file.write_bytes(b"nothing")
-    assert check_memory(derived_run) == []
 
 
 def _no_parts(said, parts):

@@ -51,7 +51,7 @@ class NoisyTop(Noisy):
 
 NOISY = {"noisy": Noisy(), "noisy top": NoisyTop(2.0**-9), "noisy bfloat16": Noisy(2.0**-8)}
 LABELS = [0, 1, None, 2]
-SLOW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def canonical(keys: np.ndarray, query: np.ndarray, absolute: bool = False) -> list[float]:
@@ -263,8 +263,8 @@ def test_keys_that_are_not_finite_are_refused_unless_masked_out(backend):
     assert len(engine.topk("fc", [1, 2, 3, 4], k=30, where="slot not in (20, 25)").ids) == 28
 
 
-FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-MORE = settings(max_examples=10, deadline=None)
+FEW = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MORE = settings(max_examples=8, deadline=None)
 
 
 def cosines(keys: np.ndarray, query: np.ndarray) -> list[float]:

@@ -79,7 +79,7 @@ def memories(draw):
     return draw(st.lists(rows, min_size=1, max_size=4)), draw(st.integers(0, 99)), draw(st.sampled_from([0, 12, 40]))
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(memory=memories(), data=st.data())
 def test_every_answer_has_the_bits_of_one_engine(memory, data, tmp_path_factory):
     sizes, seed, spread = memory

@@ -106,10 +106,6 @@ def test_groups_of_a_memory_that_grows_are_those_of_its_moment(tmp_path, monkeyp
     assert counted == [[4], [4, 4], [4, 4, 4], [4, 4, 4]]
 
 
-def test_small_memories_keep_none(plain, expected):
-    assert files(plain) == []
-
-
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_sum_is_never_believed(derived_run, expected, data):
@@ -174,12 +170,6 @@ def test_sums_under_one_anothers_names_are_not_taken(derived_run, expected):
     assert same(answers(derived_run), expected)
 
 
-def test_sums_move_with_the_folder(derived_run, expected, tmp_path, monkeypatch):
-    moved = derived_run.rename(tmp_path / "elsewhere")
-    monkeypatch.setattr(key_sums, "key_sums", lambda *given: pytest.fail("a sum was made again"))
-    assert same(answers(moved), expected)
-
-
 def test_verify_reads_the_record_itself(derived_run, monkeypatch):
     before = files(derived_run)
     with dualform.open(derived_run) as memory:
@@ -193,14 +183,6 @@ def test_verify_reads_the_record_itself(derived_run, monkeypatch):
     assert files(derived_run) == before
     with dualform.open(derived_run) as memory, pytest.raises(dualform.DualformError, match="was altered"):
         memory.verify()
-
-
-def test_the_sum_of_all_slots_is_kept_for_the_next_process(derived_run, monkeypatch):
-    with dualform.open(derived_run) as memory:
-        expected = memory.output("2", QUERY_SET).values
-    monkeypatch.setattr(slot_products, "add_products", lambda *given: pytest.fail("a sum was made again"))
-    with dualform.open(derived_run) as memory:
-        assert np.array_equal(memory.output("2", QUERY_SET).values, expected)
 
 
 def test_deletion_takes_sums_along(derived_run):

@@ -17,7 +17,7 @@ from dualform.query.weights.exactness import Distances
 from dualform.query.weights.output import outputs
 from dualform.query.weights.reconstruction import RebuiltWeights
 from dualform.query.where import mask
-from dualform.questions import MaskCancellation, NetworkWeights, Output, arguments
+from dualform.questions import Output, arguments
 from dualform.rules import Update, named
 from dualform.store.reading.snapshot import Snapshot
 from tests.cases import some
@@ -176,21 +176,6 @@ def test_layers_that_cannot_be_rebuilt_have_a_line_each(count):
     assert first == "The network cannot be reconstructed:"
     said = [f"  Layer {name!r} cannot be reconstructed: Rprop has no update rule." for name in names]
     assert lines == (said if count == 3 else [*said[:10], "  2 more layers."])
-
-
-def test_steps_before_a_jump_can_be_rebuilt():
-    case = Case(defects=[(6, "fc", "its weight was used twice in one step.")], watch={6: (0.2, 0.2)})
-    wanted = case.output(case.labels >= 0, 6)
-    np.testing.assert_allclose(case.engine.output("fc", case.queries, at_step=6), wanted, rtol=1e-6, atol=1e-6)
-    with pytest.raises(Inexact, match="from step 6 on"):
-        case.engine.output("fc", case.queries, at_step=7)
-
-
-def test_what_the_gradients_do_not_explain_is_no_verdict():
-    case = Case(residual=3e-3, defects=[(6, "fc", "its weight was used twice in one step.")])
-    found = case.engine.output("fc", case.queries)
-    np.testing.assert_allclose(found, case.output(case.labels >= 0), rtol=1e-6, atol=1e-6)
-    assert case.engine.verify()["fc"].exact
 
 
 def test_layers_without_values_answer_scores_only():
@@ -357,12 +342,6 @@ def test_what_is_neither_true_nor_false_is_refused(name):
     assert (refused.value.message, refused.value.hint) == (f"{name} must be True or False, not 'no'.", "")
     assert refused.value.field == name
     assert getattr(Output("fc", np.ones(3), **{name: np.True_}), name) is True
-
-
-@pytest.mark.parametrize("question", [NetworkWeights, MaskCancellation])
-def test_other_questions_have_flags_too(question):
-    with pytest.raises(BadInput, match=r"^allow_inexact must be True or False, not 1\.$"):
-        question("label = 1", allow_inexact=1)
 
 
 def test_kernels_are_named():

@@ -155,26 +155,6 @@ def test_every_row_and_column_has_its_running_digest(tmp_path):
                 assert (digest, start) == (mark.digests[column], mark.rows)
 
 
-def test_each_mebibyte_of_a_segment_has_its_checksum(tmp_path):
-    layer = Layer("wide", "sample", 700, 3, affine(700, "wide.weight", None))
-    writer = open_writer(tmp_path / "memory", layers=(layer,))
-    rng = np.random.default_rng(0)
-    for step in range(5):
-        said = {name: np.zeros(300, np.int64) for name in ("label", "sample")} | {"dataset": np.full(300, None, object)}
-        keys, values = rng.normal(size=(300, 700)).astype(np.float32), rng.normal(size=(300, 3)).astype(np.float32)
-        writer.append(Batch(step, said, [Extent("sample", 0, 300, None)], {"wide": [LayerRows(0, keys, values)]}))
-    writer.close()
-    with tables_of(tmp_path / "memory") as connection:
-        found = connection.execute('SELECT file, "bytes", blocks, "rows" FROM segments').fetchall()
-    assert len(found) == 2
-    for file, size, blocks, rows in found:
-        content = (tmp_path / "memory" / "shard-00000" / file).read_bytes()
-        assert (len(content), rows) == (size, 1500)
-        pieces = [content[start : start + (1 << 20)] for start in range(0, size, 1 << 20)]
-        assert blocks == b"".join(xxhash.xxh3_128_digest(piece) for piece in pieces)
-    assert sum(len(blocks) for _, _, blocks, _ in found) > 32
-
-
 def test_settings_are_those_that_the_optimizer_has(tmp_path):
     writer = open_writer(tmp_path / "memory")
     batches = batches_of([2, 2, 2])
