@@ -292,9 +292,7 @@ def first_column_zero(generator):
 TRAININGS = {
     "momentum": {"optimizer": sgd(momentum=0.9, weight_decay=0.01), "schedule": True},
     "Nesterov": {"optimizer": sgd(momentum=0.9, nesterov=True), "twice": True},
-    "dampening": {"optimizer": sgd(momentum=0.9, dampening=0.3), "between": clipped(0.3)},
-    "every update clipped": {"optimizer": sgd(momentum=0.9), "between": clipped(0.01)},
-    "a sum": {"summed": True, "optimizer": sgd(lr=0.05)},
+    "dampening, every update clipped": {"optimizer": sgd(momentum=0.9, dampening=0.3), "between": clipped(0.01)},
     "accumulated": {"optimizer": sgd(lr=0.1, momentum=0.9), "accumulate": 2, "summed": True},
     "maximized": {"optimizer": sgd(lr=0.05, maximize=True), "more": lambda net, loss: -loss},
     "Adam with decay": {"optimizer": adam(weight_decay=0.1), "accumulate": 2},
@@ -306,7 +304,6 @@ TRAININGS = {
             [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[2].parameters(), "weight_decay": 0.1}], lr=0.3
         )
     },
-    "attention": {"model": Attention, "inputs": tokens, "optimizer": adam()},
     "group normalization": {"model": Grouped},
     "tied weights": {"model": Tied},
     "an LSTM": {"model": Recurrent},
@@ -915,9 +912,9 @@ def test_agreement_with_retrainings(tmp_path):
     training = Training(optimizer=sgd(lr=0.05))
     found = training.adjoint(tmp_path / "run")
     retrained = retrain(
-        tmp_path / "run", training.model, training.queries, per_row, training.batches, random=30, share=0.05
+        tmp_path / "run", training.model, training.queries, per_row, training.batches, random=20, share=0.05
     )
-    assert retrained.sets.sum(axis=1).tolist() == [1] * 30
+    assert retrained.sets.sum(axis=1).tolist() == [1] * 20
     agreement = found.agreement(retrained)
     predicted = np.array([found.without(own) for own in retrained.sets])
     each = [spearmanr(predicted[:, query], retrained.changes[:, query])[0] for query in range(4)]

@@ -160,7 +160,7 @@ asks = [
     lambda m: m.group_sum("one", many[:3], by="label"),
     lambda m: m.group_sum("two", many[:3], by="label", score="abs"),
     lambda m: m.distribution("one", many[:3]),
-    lambda m: m.topk("one", many[:60], k=16384, distinct="sample"),
+    lambda m: m.topk("one", many[:10], k=16384, distinct="sample"),
 ]
 peak, done = [0], threading.Event()
 def watch():
@@ -368,7 +368,7 @@ def test_a_refusal_says_what_would_need_less(wide, small_needs, monkeypatch, ask
 
 
 def test_sums_by_many_groups_hold_the_scores_of_one_batch(monkeypatch, rng):
-    entries, groups, queries = 60_000, 1_500, 3 * grouping.BATCH
+    entries, groups, queries = 150_000, 4_000, 3 * grouping.BATCH
     monkeypatch.setattr(grouping, "BUDGET", 0)
     made = arrays.memory(
         {"fc": rng.standard_normal((entries, 4), np.float32)}, {"sample": rng.integers(0, groups, entries)}

@@ -31,8 +31,8 @@ SLOTS, STEPS, ROWS = 700, 20, 60
 D_IN, D_OUT = 5, 200
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_file, "LEAST_PRODUCT", 0)
     monkeypatch.setattr(output_file, "MOST_QUERIES", 2)
     monkeypatch.setattr(slot_products, "_RANGE", 300)
@@ -81,6 +81,7 @@ questions = st.fixed_dictionaries(
     questions,
     st.sampled_from([0, 8, 16, 22]),
 )
+@pytest.mark.usefixtures("small")
 def test_they_are_those_of_the_weights(monkeypatch, seed, cancel, repeats, bias, question, doubts):
     memory, queries = recorded(seed, cancel, repeats, bias)
     with monkeypatch.context() as patch:
@@ -92,6 +93,7 @@ def test_they_are_those_of_the_weights(monkeypatch, seed, cancel, repeats, bias,
     assert single.values.tobytes() == wanted[:1].tobytes()
 
 
+@pytest.mark.usefixtures("small")
 def test_the_first_question_about_a_mask_makes_no_weights_and_the_second_does(monkeypatch):
     memory, queries = recorded(0)
     engine, made = arrays.engine(memory), []
@@ -106,6 +108,7 @@ def test_the_first_question_about_a_mask_makes_no_weights_and_the_second_does(mo
     assert len(made) == 4
 
 
+@pytest.mark.usefixtures("small")
 def test_outputs_in_doubt_have_the_weights_made_of_a_few_alone(monkeypatch):
     memory, queries = recorded(1, 100.0)
     asked = []
@@ -124,6 +127,7 @@ def test_outputs_in_doubt_have_the_weights_made_of_a_few_alone(monkeypatch):
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32), st.booleans(), st.lists(st.integers(0, D_OUT - 1), min_size=1, max_size=4, unique=True))
+@pytest.mark.usefixtures("small")
 def test_a_few_outputs_of_a_sum_have_the_bits_that_they_have_among_all(seed, repeats, outputs):
     memory, _ = recorded(seed, 10.0, repeats)
     view = arrays.engine(memory)._view
@@ -138,6 +142,7 @@ def test_a_few_outputs_of_a_sum_have_the_bits_that_they_have_among_all(seed, rep
 
 
 @pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.usefixtures("small")
 def test_a_sum_has_the_same_bits_however_its_coefficients_lie(repeats):
     """A BLAS adds up what lies side by side in another order on some processors: shards hold coefficients otherwise."""
     memory, _ = recorded(4, 10.0, repeats)
@@ -160,6 +165,7 @@ def _apart(numbers):
 
 
 @pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.usefixtures("small")
 def test_neither_sum_is_off_by_more_than_its_roundings(repeats):
     """Against sums of fractions, which lose nothing."""
     memory, queries = recorded(2, 1e4, repeats)
@@ -184,6 +190,7 @@ def test_neither_sum_is_off_by_more_than_its_roundings(repeats):
     assert abs(weights + Fraction(float(made.biases[0, output])) - exact) <= (count + 1) * unit * size
 
 
+@pytest.mark.usefixtures("small")
 def test_keys_that_no_float32_sum_holds_leave_it_to_the_weights():
     memory, queries = recorded(3, size=1e36)
     with np.errstate(over="ignore"):
