@@ -178,7 +178,7 @@ def asked(path: Path) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of layers that the edit takes away
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_memory_json_says_under_a_right_checksum_is_answered_or_refused(trained, data):
     said = json.loads((trained / "memory.json").read_text())
